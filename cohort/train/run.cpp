@@ -52,8 +52,9 @@ struct Parts {
   /// `trained`: the classes of a model that is evaluated, which those of the data are taken for by name.
   Parts(const config::Config& config, const parallel::GradientSync& gradient_sync, bool training,
         const std::vector<std::string>& trained = {})
-      : device(core::resolve_device(device_of_rank(config)).device) {
-    core::set_intra_op_threads(threads_of_rank(config, gradient_sync));
+      : device(core::resolve_device(device_of_rank(config.train.device)).device) {
+    core::set_intra_op_threads(
+        threads_of_rank(config.train.threads, config.distributed.model, gradient_sync));
     const bool channels_last = is_channels_last(config.train);
     const DatasetSetup datasets =
         dataset_setup(config.model, config.train, config.run, ranks_on_host(gradient_sync));
@@ -136,6 +137,17 @@ config::Config without_weights(config::Config config) {
   return config;
 }
 
+/// What all ranks must have alike: all but where data lies, and what a host has.
+std::string common_text(config::Config config) {
+  config.data.path = config.data.train = config.data.val = "";
+  config.data.workers = config.data.prefetch = 0;
+  config.run.dir = config.run.progress = "";
+  config.train.threads = 0;
+  config.train.device = "";
+  config.distributed.nproc_per_node = 1;
+  return dump_config(config);
+}
+
 /// How this process began is no part of what the run is.
 std::string description_of(config::Config config) {
   config.run.resume.clear();
@@ -199,7 +211,8 @@ void add_sinks(Trainer& trainer, const config::Config& config, const fs::path& f
 RunResult run_training(config::Config config, const std::string& command) {
   check_config(config);  // a program may have made it
   check_names(config);
-  const std::shared_ptr<parallel::GradientSync> gradient_sync = join_ranks(config);
+  const std::shared_ptr<parallel::GradientSync> gradient_sync =
+      join_ranks(config.distributed, config.comm, common_text(config));
   const bool is_first = gradient_sync->rank() == 0;
   std::optional<comm::DesyncWatch> watch;
   if (gradient_sync->size() > 1) watch.emplace(comm::watch_for_desync(*gradient_sync->group()));
@@ -262,7 +275,8 @@ std::map<std::string, double> run_evaluation(config::Config config, const fs::pa
 std::map<std::string, double> run_evaluation(config::Config config, const TrainedWeights& trained) {
   check_config(config);
   for (const std::string& warning : config.warnings) base::log_warning(warning);
-  const std::shared_ptr<parallel::GradientSync> gradient_sync = join_ranks(config);
+  const std::shared_ptr<parallel::GradientSync> gradient_sync =
+      join_ranks(config.distributed, config.comm, common_text(config));
   // Each rank has read its own, beside a run that saves perhaps another one.
   if (gradient_sync->size() > 1)
     comm::require_same(*gradient_sync->group(), "the checkpoint", trained.checkpoint);

@@ -45,6 +45,22 @@ TEST(RankDeviceTest, ARankTakesItsOwnGpuOrTheOneThatItSees) {
   EXPECT_EQ(gpu_of_rank(0, 0), 0);
 }
 
+TEST(RankDeviceTest, AProcessThatIsAloneHasTheThreadsThatItIsGivenUnlessThoseOfThePlacementsHaveThem) {
+  const auto alone = join_ranks({}, {}, "");
+  EXPECT_EQ(alone->size(), 1);
+  EXPECT_EQ(threads_of_rank(3, "plain", *alone), 3);
+  EXPECT_EQ(threads_of_rank(0, "plain", *alone), 0);
+  EXPECT_EQ(threads_of_rank(2, "pipeline", *alone), 2);
+  EXPECT_EQ(threads_of_rank(0, "pipeline", *alone), 1);
+  EXPECT_EQ(device_of_rank("auto"), "auto");
+}
+
+TEST(RankDeviceTest, AGradientSyncThatDoesNotSeeTheGradientsOfTheRunnerIsRefused) {
+  COHORT_EXPECT_THROW_WITH(join_ranks({.model = "pipeline", .gradients = "ddp"}, {}, ""), ConfigError,
+                           "distributed.gradients is ddp and distributed.model is pipeline: gradients of a "
+                           "pipeline come on the threads of its stages. Try: distributed.gradients=average");
+}
+
 torch::nn::AnyModule mlp() {
   return models::make_model(
       {.name = "mlp", .num_classes = 6, .in_channels = 1, .image_size = 3, .extra = {{"hidden", "16"}}});

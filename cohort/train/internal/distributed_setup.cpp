@@ -1,5 +1,4 @@
-// A process that is alone joins no group. Ranks compare their configurations without the keys that may differ
-// by host. Ranks with the same host and cores share these cores evenly, which they find out by a gathered
+// A process that is alone joins no group. Ranks with the same host and cores share these cores evenly, which they find out by a gathered
 // text.
 #include "cohort/train/internal/distributed_setup.h"
 
@@ -28,17 +27,6 @@ comm::ConsistencyCheck check_of(const std::string& name) {
   return name == "off" ? comm::ConsistencyCheck::kOff : comm::ConsistencyCheck::kFirst;
 }
 
-// What may differ: where data lies, and what this host has.
-std::string common_part(config::Config config) {
-  config.data.path = config.data.train = config.data.val = "";
-  config.data.workers = config.data.prefetch = 0;
-  config.run.dir = config.run.progress = "";
-  config.train.threads = 0;
-  config.train.device = "";
-  config.distributed.nproc_per_node = 1;
-  return dump_config(config);
-}
-
 parallel::ReducerOptions reducer_options(const config::DistributedConfig& config) {
   parallel::ReducerOptions options;
   options.find_unused_parameters = config.find_unused_parameters;
@@ -50,42 +38,42 @@ parallel::ReducerOptions reducer_options(const config::DistributedConfig& config
 
 }  // namespace
 
-std::shared_ptr<parallel::GradientSync> join_ranks(const config::Config& config) {
+std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConfig& config,
+                                                   const config::CommConfig& comm_config,
+                                                   const std::string& same) {
   const comm::Job job = comm::job_from_environment();
-  const config::DistributedConfig& distributed = config.distributed;
-  const parallel::ModelRunnerType runner = parallel::model_runner_type(distributed.model);
-  parallel::gradient_sync_type(distributed.gradients);  // an unknown name ends here
-  if (const auto found = runner.unfit_gradients.find(distributed.gradients);
+  const parallel::ModelRunnerType runner = parallel::model_runner_type(config.model);
+  parallel::gradient_sync_type(config.gradients);  // an unknown name ends here
+  if (const auto found = runner.unfit_gradients.find(config.gradients);
       found != runner.unfit_gradients.end()) {
     throw ConfigError("train.run",
                       base::concat("distributed.gradients is ", found->first, " and distributed.model is ",
-                                   distributed.model, ": ", found->second),
+                                   config.model, ": ", found->second),
                       base::concat("distributed.gradients=", runner.gradients, ", or auto"));
   }
-  const bool may_be_alone = distributed.gradients == "auto" || distributed.gradients == "none";
+  const bool may_be_alone = config.gradients == "auto" || config.gradients == "none";
   if (job.world_size == 1 && may_be_alone) return parallel::make_gradient_sync("none");
-  if (job.launcher != comm::Launcher::kNone && distributed.nproc_per_node > 1 &&
-      distributed.nproc_per_node != job.local_world_size) {
-    base::log_warning(base::concat("distributed.nproc_per_node is ", distributed.nproc_per_node,
+  if (job.launcher != comm::Launcher::kNone && config.nproc_per_node > 1 &&
+      config.nproc_per_node != job.local_world_size) {
+    base::log_warning(base::concat("distributed.nproc_per_node is ", config.nproc_per_node,
                                    ", and this is one of ", job.local_world_size, " ranks that ",
                                    comm::to_string(job.launcher), " started here: it has no effect"));
   }
   comm::InitOptions options;
-  options.backend = distributed.backend;
-  options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.comm.timeout * 1000));
-  options.check_consistency = check_of(config.comm.check_consistency);
+  options.backend = config.backend;
+  options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(comm_config.timeout * 1000));
+  options.check_consistency = check_of(comm_config.check_consistency);
   comm::Group group = comm::init_process_group(options);
-  comm::require_same(group, "the configuration", common_part(config));
-  const bool is_automatic = distributed.gradients == "auto" && group.size() > 1;
-  return parallel::make_gradient_sync(is_automatic ? runner.gradients : distributed.gradients,
-                                      std::move(group), reducer_options(distributed));
+  comm::require_same(group, "the configuration", same);
+  const bool is_automatic = config.gradients == "auto" && group.size() > 1;
+  return parallel::make_gradient_sync(is_automatic ? runner.gradients : config.gradients, std::move(group),
+                                      reducer_options(config));
 }
 
-std::string device_of_rank(const config::Config& config) {
-  const std::string& name = config.train.device;
+std::string device_of_rank(const std::string& device) {
   const comm::Job job = comm::job_from_environment();
-  if (job.local_world_size == 1 || (name != "auto" && name != "cuda")) return name;
-  if (core::resolve_device(name).device.is_cpu()) return "cpu";
+  if (job.local_world_size == 1 || (device != "auto" && device != "cuda")) return device;
+  if (core::resolve_device(device).device.is_cpu()) return "cpu";
   const int num_visible = at::detail::getCUDAHooks().getNumGPUs();
   if (num_visible > 1 && job.local_rank == num_visible) {  // the first of those that share
     base::log_warning(
@@ -106,12 +94,12 @@ int ranks_on_host(const parallel::GradientSync& gradient_sync) {
   return static_cast<int>(std::ranges::count(comm::all_gather_text(*gradient_sync.group(), mine), mine));
 }
 
-int threads_of_rank(const config::Config& config, const parallel::GradientSync& gradient_sync) {
+int threads_of_rank(std::int64_t threads, const std::string& runner,
+                    const parallel::GradientSync& gradient_sync) {
   // The placements' threads have the cores.
-  if (config.train.threads == 0 && parallel::model_runner_type(config.distributed.model).has_own_threads)
-    return 1;
-  if (config.train.threads > 0 || gradient_sync.size() == 1 || base::env_string("OMP_NUM_THREADS")) {
-    return static_cast<int>(config.train.threads);
+  if (threads == 0 && parallel::model_runner_type(runner).has_own_threads) return 1;
+  if (threads > 0 || gradient_sync.size() == 1 || base::env_string("OMP_NUM_THREADS")) {
+    return static_cast<int>(threads);
   }
   const std::string mine = base::host_name() + " " + base::CpuSet::of_process().to_string();
   const std::vector<std::string> all = comm::all_gather_text(*gradient_sync.group(), mine);
