@@ -11,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "cohort/base/error.h"
@@ -136,18 +135,34 @@ fs::path folder_to_go_on(const TrainArguments& arguments, const config::Config& 
   return train::run_folder_of(arguments.config);
 }
 
-/// Lets the run whose own file the configuration is continue in its folder. Returns what there is to say of
-/// it.
-std::string choose_folder(const TrainArguments& arguments, config::Config& config) {
-  const fs::path own = folder_to_go_on(arguments, config);
+/// What there is to say where the run in `own` continues there, and its file names the folder `named`.
+std::string text_of_folder(const TrainArguments& arguments, const fs::path& own, const std::string& named) {
   if (own.empty()) return "";
-  const std::string named = std::exchange(config.run.dir, own.string());
   std::error_code ignored;
   // weakly_canonical(), as the folder that is named may be gone.
   if (named.empty() || fs::weakly_canonical(named, ignored) == own) return "";
   return base::concat("run.dir of ", arguments.config, " is ", named, "; going on with the run in ",
                       own.string(), ", whose file it is (run.dir=", named,
                       " on the command line: with that)");
+}
+
+/// The configuration that the command line asks for.
+config::Config read_config(const TrainArguments& arguments) {
+  std::vector<std::string> overrides = arguments.overrides;
+  if (!arguments.device.empty()) overrides.push_back("train.device=" + arguments.device);
+  if (arguments.profile > 0) overrides.push_back(base::concat("run.profile=", arguments.profile));
+  config::Config config = load_config("cli.train", arguments.config, overrides);
+  if (!arguments.resume.empty()) config.run.resume = arguments.resume;
+  if (!arguments.nproc_per_node.empty()) {
+    config.distributed.nproc_per_node = launch::read_nproc_per_node(arguments.nproc_per_node, num_gpus);
+  }
+  return config;
+}
+
+/// Returns `config` for the run in the folder `own`, where there is one.
+config::Config in_folder(config::Config config, const fs::path& own) {
+  if (!own.empty()) config.run.dir = own.string();
+  return config;
 }
 
 int train_command(const TrainArguments& arguments, const Context& context) {
@@ -158,20 +173,12 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     std::fputs(config::config_help().c_str(), stdout);
     return 0;
   }
-  std::vector<std::string> overrides = arguments.overrides;
-  // Behind the user's overrides, so that the option wins over the key.
-  if (!arguments.device.empty()) overrides.push_back("train.device=" + arguments.device);
-  if (arguments.profile > 0) overrides.push_back(base::concat("run.profile=", arguments.profile));
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
-  config::Config config = load_config("cli.train", arguments.config, overrides);
-  if (!arguments.resume.empty()) config.run.resume = arguments.resume;
-  if (!arguments.nproc_per_node.empty()) {
-    config.distributed.nproc_per_node = launch::read_nproc_per_node(arguments.nproc_per_node, num_gpus);
-  }
-  const std::string said = choose_folder(arguments, config);
-  // After the folder was chosen, as it takes run.resume and run.dir away again: a fast run must not write
-  // into the run whose file it was given.
-  if (arguments.fast_dev_run) train::limit_to_fast_dev_run(config);
+  const config::Config given = read_config(arguments);
+  const fs::path own = folder_to_go_on(arguments, given);
+  const std::string said = text_of_folder(arguments, own, given.run.dir);
+  const config::Config config =
+      arguments.fast_dev_run ? train::limit_to_fast_dev_run(in_folder(given, own)) : in_folder(given, own);
   if (arguments.dump_config) {
     for (const std::string& warning : config.warnings)
       std::fprintf(stderr, "cohort: warning: %s\n", warning.c_str());
@@ -186,7 +193,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   // Where the `tee` behind a pipe is ended by the same Ctrl-C, the run saves and ends as it does on a
   // terminal. A handler, since programs that are started inherit what is ignored.
   std::signal(SIGPIPE, [](int) {});
-  const train::RunResult result = train::run_training(std::move(config), context.command_line);
+  const train::RunResult result = train::run_training(config, context.command_line);
   if (result.rank == 0) print_result(result);
   if (result.fit.signal == 0) return 0;
   // 128 + number, as a shell reports a process that a signal ended.

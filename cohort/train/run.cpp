@@ -131,6 +131,12 @@ struct Parts {
   std::optional<ClassificationTask> task;
 };
 
+/// Returns `config` as check_config() leaves it: a program may have made it.
+config::Config checked(config::Config config) {
+  check_config(config);
+  return config;
+}
+
 /// For a model whose parameters come from a checkpoint: the file that a run began with may be gone.
 config::Config without_weights(config::Config config) {
   config.model.weights.clear();
@@ -208,23 +214,24 @@ void add_sinks(Trainer& trainer, const config::Config& config, const fs::path& f
 
 }  // namespace
 
-RunResult run_training(config::Config config, const std::string& command) {
-  check_config(config);  // a program may have made it
-  check_names(config);
+RunResult run_training(const config::Config& given, const std::string& command) {
+  const config::Config asked = checked(given);
+  check_names(asked);
   const std::shared_ptr<parallel::GradientSync> gradient_sync =
-      join_ranks(config.distributed, config.comm, common_text(config));
+      join_ranks(asked.distributed, asked.comm, common_text(asked));
   const bool is_first = gradient_sync->rank() == 0;
   std::optional<comm::DesyncWatch> watch;
   if (gradient_sync->size() > 1) watch.emplace(comm::watch_for_desync(*gradient_sync->group()));
   if (is_first) {
-    for (const std::string& warning : config.warnings) base::log_warning(warning);
+    for (const std::string& warning : asked.warnings) base::log_warning(warning);
   }
   std::optional<RunFolder> folder;  // rank 0's
   const fs::path path = run_on_rank0_and_broadcast(*gradient_sync, [&] {
-                          folder.emplace(RunFolder::open(config));
+                          folder.emplace(RunFolder::open(asked));
                           return nlohmann::json(folder->path().string());
                         }).get<std::string>();
-  const Resumption resumption = prepare_resume(config, *gradient_sync, path);
+  const Resumption resumption = prepare_resume(asked, *gradient_sync, path);
+  const config::Config& config = resumption.config;
   Parts parts(resumption.goes_on ? without_weights(config) : config, *gradient_sync, true);
   const std::string ranks = gradient_sync->size() == 1 ? ""
                                                        : base::concat(gradient_sync->size(), " ranks (",
@@ -252,28 +259,29 @@ RunResult run_training(config::Config config, const std::string& command) {
   return result;
 }
 
-void limit_to_fast_dev_run(config::Config& config) {
+config::Config limit_to_fast_dev_run(config::Config config) {
   config.train.max_steps = 2;
   config.train.max_eval_steps = 2;
   config.train.epochs = 1;
   config.train.eval_every = std::min<std::int64_t>(config.train.eval_every, 1);
   config.run.log_every = 1;
   // A folder that --resume never takes for a run.
-  config.run.name = (config.run.name.empty() ? config.model.name : config.run.name) + "-dev";
+  config.run.name = run_name(config.run, config.model) + "-dev";
   if (!config.run.resume.empty()) {
     config.warnings.push_back("run.resume is left out: --fast-dev-run starts afresh, in a folder of its own");
     config.run.resume.clear();
     config.run.dir.clear();
   }
+  return config;
 }
 
-std::map<std::string, double> run_evaluation(config::Config config, const fs::path& checkpoint) {
-  check_config(config);
-  return run_evaluation(std::move(config), read_trained_weights(checkpoint));
+std::map<std::string, double> run_evaluation(const config::Config& given, const fs::path& checkpoint) {
+  const config::Config config = checked(given);
+  return run_evaluation(config, read_trained_weights(checkpoint));
 }
 
-std::map<std::string, double> run_evaluation(config::Config config, const TrainedWeights& trained) {
-  check_config(config);
+std::map<std::string, double> run_evaluation(const config::Config& given, const TrainedWeights& trained) {
+  const config::Config config = checked(given);
   for (const std::string& warning : config.warnings) base::log_warning(warning);
   const std::shared_ptr<parallel::GradientSync> gradient_sync =
       join_ranks(config.distributed, config.comm, common_text(config));

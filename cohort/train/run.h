@@ -22,19 +22,19 @@ struct RunResult {
 /// `command` is written to run.json. Where a launcher has started several ranks it is collective: they train
 /// one model, and rank 0 writes.
 /// Throws: ConfigError as check_config(); any other cohort::Error.
-RunResult run_training(config::Config config, const std::string& command);
+RunResult run_training(const config::Config& config, const std::string& command);
 
-/// Two steps of everything (training, evaluation, checkpoint), in the run folder that the configuration
-/// names.
-void limit_to_fast_dev_run(config::Config& config);
+/// Returns `config` for two steps of everything (training, evaluation, checkpoint), in a new run folder.
+[[nodiscard]] config::Config limit_to_fast_dev_run(config::Config config);
 
 /// Evaluates `checkpoint` (a checkpoint folder, or a safetensors file) on the validation data of `config`,
 /// which may have only some of the classes that the checkpoint names. Throws: DataError for a class that the
 /// model was not trained on; UsageError where ranks have read checkpoints of other names; any other
 /// cohort::Error. Several ranks evaluate a share each, and all return the whole.
-std::map<std::string, double> run_evaluation(config::Config config, const std::filesystem::path& checkpoint);
+std::map<std::string, double> run_evaluation(const config::Config& config,
+                                             const std::filesystem::path& checkpoint);
 /// The same of a checkpoint that was read.
-std::map<std::string, double> run_evaluation(config::Config config, const TrainedWeights& trained);
+std::map<std::string, double> run_evaluation(const config::Config& config, const TrainedWeights& trained);
 
 /// Loads a shared library that registers models, data sets or operators.
 /// Throws: UsageError saying why it cannot be loaded.

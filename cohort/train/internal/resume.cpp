@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
@@ -76,15 +77,15 @@ std::optional<config::Config> config_of(const Origin& origin, bool logs) {
   return std::nullopt;
 }
 
-/// Returns whether a step has as many samples as in `origin`; makes it so unless `config` asks for others.
-bool keep_step(config::Config& config, const Origin& origin, const std::optional<config::Config>& before,
+/// Returns whether a step has as many samples as in `origin`; makes it so unless `train` asks for others.
+/// `before`: null where it is not known.
+bool keep_step(config::TrainConfig& train, const Origin& origin, const config::TrainConfig* before,
                const parallel::GradientSync& gradient_sync) {
-  config::TrainConfig& train = config.train;
   if (global_batch_size(train, gradient_sync.size()) == origin.global_batch_size) return true;
-  const bool changed =
-      train.global_batch_size > 0 || (before && (train.batch_size != before->train.batch_size ||
-                                                 train.accumulate != before->train.accumulate));
-  if (changed || (!before && gradient_sync.size() == origin.world_size)) return false;
+  const bool changed = train.global_batch_size > 0 ||
+                       (before != nullptr &&
+                        (train.batch_size != before->batch_size || train.accumulate != before->accumulate));
+  if (changed || (before == nullptr && gradient_sync.size() == origin.world_size)) return false;
   train.global_batch_size = origin.global_batch_size;
   if (gradient_sync.rank() == 0) {
     base::log_info(base::concat("the run was made by ", origin.world_size, " ranks, and goes on with ",
@@ -94,12 +95,12 @@ bool keep_step(config::Config& config, const Origin& origin, const std::optional
   return true;
 }
 
-/// A rate that is scaled is that of the samples of a step, which stay, over those that optim.lr is for.
-void keep_rate(config::Config& config, const config::Config& before) {
-  if (config.optim.lr_base_size > 0 || config.optim.lr_scaling == "none" || before.optim.lr_scaling == "none")
-    return;
-  const std::int64_t base_size = lr_base_size(before.optim, before.train);
-  if (lr_base_size(config.optim, config.train) != base_size) config.optim.lr_base_size = base_size;
+/// A rate that is scaled is that of the samples of a step, which stay, over those that optim.lr is for:
+/// `base_size` then, `before` was scaled so.
+void keep_rate(config::OptimConfig& optim, const config::TrainConfig& train,
+               const config::OptimConfig& before, std::int64_t base_size) {
+  if (optim.lr_base_size > 0 || optim.lr_scaling == "none" || before.lr_scaling == "none") return;
+  if (lr_base_size(optim, train) != base_size) optim.lr_base_size = base_size;
 }
 
 /// True where an epoch is evaluated as `before` did, with `ranks_before`, on the same data: which data it is
@@ -118,25 +119,27 @@ bool evaluates_as(config::Config before, int ranks_before, config::Config now, i
 
 }  // namespace
 
-Resumption prepare_resume(config::Config& config, const parallel::GradientSync& gradient_sync,
+Resumption prepare_resume(config::Config config, const parallel::GradientSync& gradient_sync,
                           const fs::path& folder) {
-  if (config.run.resume.empty()) return {};
+  if (config.run.resume.empty()) return {.config = std::move(config)};
   const auto origin = origin_from(run_on_rank0_and_broadcast(
       gradient_sync, [&] { return to_json(find_origin(config.run.resume, folder)); }));
-  if (!origin) return {};
+  if (!origin) return {.config = std::move(config)};
   const bool is_first = gradient_sync.rank() == 0;
   config.run.resume = origin->checkpoint;  // Trainer takes the same
   if (is_first && !config.model.weights.empty()) {
     base::log_info("model.weights is not read: the parameters are those of " + origin->checkpoint);
   }
   const std::optional<config::Config> before = config_of(*origin, is_first);
-  const bool same_step = keep_step(config, *origin, before, gradient_sync);
-  if (!before) return {.goes_on = true};
-  if (same_step) keep_rate(config, *before);
+  const bool same_step = keep_step(config.train, *origin, before ? &before->train : nullptr, gradient_sync);
+  if (!before) return {.config = std::move(config), .goes_on = true};
+  if (same_step) {
+    keep_rate(config.optim, config.train, before->optim, lr_base_size(before->optim, before->train));
+  }
   const std::string changes = check_resume(*before, config, same_step, origin->checkpoint);
   if (is_first && !changes.empty()) base::log_info("going on with other settings: " + changes);
-  return {.goes_on = true,
-          .keep_best = evaluates_as(*before, origin->world_size, config, gradient_sync.size())};
+  const bool keep_best = evaluates_as(*before, origin->world_size, config, gradient_sync.size());
+  return {.config = std::move(config), .goes_on = true, .keep_best = keep_best};
 }
 
 }  // namespace cohort::train

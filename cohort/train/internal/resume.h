@@ -9,17 +9,19 @@
 namespace cohort::train {
 
 struct Resumption {
+  config::Config config;  ///< of the run that follows
   bool goes_on = false;   ///< from a checkpoint, which has the parameters
   bool keep_best = true;  ///< TrainerOptions::keep_best
 };
 
 /// Compares `config`, of a run in `folder`, with the configuration that made the checkpoint it resumes from,
-/// and logs what takes effect. A step keeps its samples where `config` does not ask for others:
-/// `train.global_batch_size` is set then; a learning rate that is scaled by them stays: `optim.lr_base_size`
-/// is set then. `run.resume` becomes the path of the checkpoint. Does nothing for a fresh start. Writes
-/// nothing. Collective. Throws: ConfigError naming the keys that cannot change; DataError where checkpoints
-/// are there and none can be used.
-Resumption prepare_resume(config::Config& config, const parallel::GradientSync& gradient_sync,
+/// and logs what takes effect. Returns `config` as it is for a fresh start. Else in what it returns:
+/// - A step keeps its samples where `config` does not ask for others: train.global_batch_size is set then.
+/// - A learning rate that is scaled by them stays: optim.lr_base_size is set then.
+/// - run.resume is the path of the checkpoint.
+/// Writes nothing. Collective. Throws: ConfigError naming the keys that cannot change; DataError where
+/// checkpoints are there and none can be used.
+Resumption prepare_resume(config::Config config, const parallel::GradientSync& gradient_sync,
                           const std::filesystem::path& folder);
 
 }  // namespace cohort::train
