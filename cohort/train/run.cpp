@@ -1,7 +1,7 @@
 // A training run joins its ranks, opens the folder on rank 0, prepares a resume, and makes data, model and
 // task. The folder is described only after the first step, so a start that is refused leaves an earlier run
-// as it was. Training data is read ahead while the model is made. Sinks are on rank 0 alone. Training and
-// validation must have the same classes: a class more in either would shift the labels behind it.
+// as it was. Sinks are on rank 0 alone. The configuration ends here: what is made gets the sections that it
+// uses, and nothing changes the configuration of a run that has begun.
 #include "cohort/train/run.h"
 
 #include <ATen/Parallel.h>
@@ -23,12 +23,12 @@
 #include "cohort/core/device.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/internal/compatibility.h"
 #include "cohort/train/internal/distributed_setup.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/model_runners.h"
 #include "cohort/train/internal/profile_callback.h"
 #include "cohort/train/internal/resume.h"
+#include "cohort/train/internal/run_data.h"
 #include "cohort/train/internal/run_state.h"
 #include "cohort/train/run_folder.h"
 #include "cohort/train/sinks/sink_callbacks.h"
@@ -39,97 +39,33 @@ namespace cohort::train {
 namespace fs = std::filesystem;
 namespace {
 
-/// What to try where training and validation data of this kind have different classes.
-const char* class_hint(const std::string& kind) {
-  if (kind == "image_folder") return "the same class folders in both";
-  if (kind != "idx") return "data sets that return the same classes()";
-  return "IDX files of one data set (classes are 0 to the largest label); where no validation sample has the "
-         "last labels, train.eval_every=0, and cohort eval after it, which takes labels as they are";
+/// Sets the threads of this process. Returns the device that it computes on. Collective.
+at::Device prepare_device(const config::TrainConfig& train, const std::string& runner,
+                          const parallel::GradientSync& gradient_sync) {
+  const at::Device device = core::resolve_device(device_of_rank(train.device)).device;
+  core::set_intra_op_threads(threads_of_rank(train.threads, runner, gradient_sync));
+  return device;
 }
 
-/// Data, model and task of a run, on the device that was asked for.
-struct Parts {
-  /// `trained`: the classes of a model that is evaluated, which those of the data are taken for by name.
-  Parts(const config::Config& config, const parallel::GradientSync& gradient_sync, bool training,
-        const std::vector<std::string>& trained = {})
-      : device(core::resolve_device(device_of_rank(config.train.device)).device) {
-    core::set_intra_op_threads(
-        threads_of_rank(config.train.threads, config.distributed.model, gradient_sync));
-    const bool channels_last = is_channels_last(config.train);
-    const DatasetSetup datasets =
-        dataset_setup(config.model, config.train, config.run, ranks_on_host(gradient_sync));
-    const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync.size());
-    const LoaderSetup loaders{.plan = plan,
-                              .device = device,
-                              .seed = config.run.seed,
-                              .rank = gradient_sync.rank(),
-                              .world_size = gradient_sync.size()};
-    if (training) {
-      train_data = make_dataset(config.data, Split::kTrain, datasets);
-      train_loader = make_loader(config.data, Split::kTrain, train_data, loaders);
-      check_has_batch(*train_loader, "training");
-      train_loader->start();  // reads ahead while the model is made
-    }
-    if (!training || config.train.eval_every > 0) {
-      eval_data = with_trained_labels(make_dataset(config.data, Split::kVal, datasets), trained);
-      check_same_classes(config.data.type);
-      eval_loader = make_loader(config.data, Split::kVal, eval_data, loaders);
-      check_has_batch(*eval_loader, "evaluation");
-    }
-    const std::size_t classes =
-        !trained.empty() ? trained.size() : (training ? train_data : eval_data)->classes().size();
-    const data::Field input = input_field(config.data, channels_last, training ? *train_data : *eval_data);
-    torch::nn::AnyModule model = make_model(config.model, {.input = input,
-                                                           .num_classes = static_cast<std::int64_t>(classes),
-                                                           .device = device,
-                                                           .seed = config.run.seed,
-                                                           .channels_last = channels_last});
-    std::shared_ptr<optim::Optimizer> optimizer;
-    std::shared_ptr<const optim::LRSchedule> schedule;
-    if (training) {
-      const config::OptimConfig optim = scale_lr(config.optim, config.train, plan.global);
-      if (gradient_sync.rank() == 0 && optim.lr != config.optim.lr) {
-        base::log_info(base::concat("learning rate ", optim.lr, ": ", config.optim.lr, " for steps of ",
-                                    plan.global, " samples (optim.lr_scaling ", config.optim.lr_scaling,
-                                    ")"));
-      }
-      optimizer = make_optimizer(optim, *model.ptr());
-      schedule = make_schedule(config.schedule, config.train, optim.lr, train_loader->batches_per_epoch());
-    }
-    task.emplace(model,
-                 make_model_runner(config.distributed, model, device,
-                                   {.input = input, .batch_size = plan.part, .optim = config.optim}),
-                 optimizer, schedule, classification_options(config.train, config.optim.clip_norm, plan));
-  }
+LoaderSetup loader_setup(const BatchPlan& plan, at::Device device, std::int64_t seed,
+                         const parallel::GradientSync& gradient_sync) {
+  return {.plan = plan,
+          .device = device,
+          .seed = seed,
+          .rank = gradient_sync.rank(),
+          .world_size = gradient_sync.size()};
+}
 
-  void warn_of_skipped() const {
-    const auto warn = [](const char* kind, const std::unique_ptr<data::Loader>& loader) {
-      const std::int64_t skipped = loader ? loader->counters().samples_skipped : 0;
-      if (skipped == 0) return;
-      base::log_warning(
-          base::concat(skipped, " times a ", kind, " sample could not be read and was left out"));
-    };
-    warn("training", train_loader);
-    warn("validation", eval_loader);
+/// Returns `optim` with the rate of steps of `global_batch_size` samples; `logs`: says so.
+config::OptimConfig scaled_optim(const config::OptimConfig& optim, const config::TrainConfig& train,
+                                 std::int64_t global_batch_size, bool logs) {
+  config::OptimConfig scaled = scale_lr(optim, train, global_batch_size);
+  if (logs && scaled.lr != optim.lr) {
+    base::log_info(base::concat("learning rate ", scaled.lr, ": ", optim.lr, " for steps of ",
+                                global_batch_size, " samples (optim.lr_scaling ", optim.lr_scaling, ")"));
   }
-
-  /// A class that only one of the folders has would shift every label after it.
-  void check_same_classes(const std::string& kind) const {
-    if (!train_data) return;
-    const auto train = train_data->classes();
-    const auto val = eval_data->classes();
-    if (train == val || train.empty() || val.empty()) return;
-    throw DataError("train.run",
-                    base::concat("the training and the validation data have different classes; in one only:",
-                                 missing_from(val, train), missing_from(train, val)),
-                    class_hint(kind));
-  }
-
-  at::Device device;
-  std::shared_ptr<const data::Dataset> train_data, eval_data;
-  std::unique_ptr<data::Loader> train_loader, eval_loader;
-  std::optional<ClassificationTask> task;
-};
+  return scaled;
+}
 
 /// Returns `config` as check_config() leaves it: a program may have made it.
 config::Config checked(config::Config config) {
@@ -138,8 +74,8 @@ config::Config checked(config::Config config) {
 }
 
 /// For a model whose parameters come from a checkpoint: the file that a run began with may be gone.
-config::Config without_weights(config::Config config) {
-  config.model.weights.clear();
+config::ModelConfig without_weights(config::ModelConfig config) {
+  config.weights.clear();
   return config;
 }
 
@@ -160,28 +96,28 @@ std::string description_of(config::Config config) {
   return dump_config(config);
 }
 
-TrainerOptions trainer_options(const config::Config& config, const fs::path& folder) {
+TrainerOptions trainer_options(const config::TrainConfig& train, const config::RunConfig& run,
+                               const fs::path& folder) {
   return TrainerOptions()
-      .epochs(config.train.epochs)
-      .max_steps(config.train.max_steps)
-      .max_eval_batches(config.train.max_eval_steps)
-      .seed(static_cast<std::uint64_t>(config.run.seed))
+      .epochs(train.epochs)
+      .max_steps(train.max_steps)
+      .max_eval_batches(train.max_eval_steps)
+      .seed(static_cast<std::uint64_t>(run.seed))
       .run_dir(folder)
-      .resume(config.run.resume)
-      .save_every(config.run.save_every)
-      .save_every_steps(config.run.save_every_steps)
-      .save_every_minutes(config.run.save_every_minutes)
-      .keep(config.run.keep)
-      .checkpoint_format(config.run.checkpoint_format)
-      .best_metric(config.run.best_metric)
-      .best_is_highest(config::best_is_max(config.run))
-      .eval_every(config.train.eval_every)
-      .log_every(config.run.log_every)
-      .trace_steps(config.run.trace)
-      .stop_on_non_finite(config.train.on_nonfinite == "stop")
+      .resume(run.resume)
+      .save_every(run.save_every)
+      .save_every_steps(run.save_every_steps)
+      .save_every_minutes(run.save_every_minutes)
+      .keep(run.keep)
+      .checkpoint_format(run.checkpoint_format)
+      .best_metric(run.best_metric)
+      .best_is_highest(config::best_is_max(run))
+      .eval_every(train.eval_every)
+      .log_every(run.log_every)
+      .trace_steps(run.trace)
+      .stop_on_non_finite(train.on_nonfinite == "stop")
       .handle_signals(true)
-      .keep_optimizer_options(true)
-      .description(description_of(config));
+      .keep_optimizer_options(true);
 }
 
 /// Writes what the run is once its first step was made.
@@ -198,18 +134,31 @@ class DescribeRun : public Callback {
   int world_size_;
 };
 
-void add_sinks(Trainer& trainer, const config::Config& config, const fs::path& folder) {
-  const std::string title = config.run.name.empty() ? config.model.name : config.run.name;
+void add_sinks(Trainer& trainer, const config::RunConfig& run, const std::string& title,
+               const fs::path& folder) {
   trainer.add_callback(std::make_shared<ProgressCallback>(
-      ProgressOptions{.mode = progress_mode(config.run.progress), .log_every = config.run.log_every}));
+      ProgressOptions{.mode = progress_mode(run.progress), .log_every = run.log_every}));
   trainer.add_callback(std::make_shared<MetricsCallback>(folder, title));
-  if (config.run.tensorboard) {
-    const bool is_ours = data::is_own_dataset(config.data.type);  // others do their own normalizing
-    trainer.add_callback(
-        std::make_shared<TensorBoardCallback>(folder / "tensorboard", static_cast<int>(config.run.log_images),
-                                              is_ours ? config.data.mean : std::vector<double>{},
-                                              is_ours ? config.data.std : std::vector<double>{}));
-  }
+}
+
+void add_tensorboard(Trainer& trainer, const config::DataConfig& data, std::int64_t log_images,
+                     const fs::path& folder) {
+  const bool is_ours = data::is_own_dataset(data.type);  // others do their own normalizing
+  trainer.add_callback(std::make_shared<TensorBoardCallback>(
+      folder / "tensorboard", static_cast<int>(log_images), is_ours ? data.mean : std::vector<double>{},
+      is_ours ? data.std : std::vector<double>{}));
+}
+
+void log_start(const fs::path& folder, const RunData& data, const parallel::GradientSync& gradient_sync,
+               const std::string& runner, at::Device device) {
+  const std::int64_t num_validation = data.evaluation() != nullptr ? data.evaluation()->dataset().size() : 0;
+  const std::string ranks = gradient_sync.size() == 1 ? ""
+                                                      : base::concat(gradient_sync.size(), " ranks (",
+                                                                     gradient_sync.name(), "), each ");
+  base::log_info(base::concat("run folder ", folder.string(), ", ", data.training().dataset().size(),
+                              " training and ", num_validation, " validation samples, ", ranks,
+                              runner == "plain" ? "" : runner + ", ", "device ", device.str(), ", ",
+                              at::get_num_threads(), " threads"));
 }
 
 }  // namespace
@@ -232,30 +181,45 @@ RunResult run_training(const config::Config& given, const std::string& command) 
                         }).get<std::string>();
   const Resumption resumption = prepare_resume(asked, *gradient_sync, path);
   const config::Config& config = resumption.config;
-  Parts parts(resumption.goes_on ? without_weights(config) : config, *gradient_sync, true);
-  const std::string ranks = gradient_sync->size() == 1 ? ""
-                                                       : base::concat(gradient_sync->size(), " ranks (",
-                                                                      gradient_sync->name(), "), each ");
-  const std::string runner = config.distributed.model == "plain" ? "" : config.distributed.model + ", ";
-  if (is_first) {
-    base::log_info(base::concat("run folder ", path.string(), ", ", parts.train_data->size(),
-                                " training and ", parts.eval_data ? parts.eval_data->size() : 0,
-                                " validation samples, ", ranks, runner, "device ", parts.device.str(), ", ",
-                                at::get_num_threads(), " threads"));
-  }
-  Trainer trainer(trainer_options(config, path).gradient_sync(gradient_sync).keep_best(resumption.keep_best));
+
+  const at::Device device = prepare_device(config.train, config.distributed.model, *gradient_sync);
+  const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync->size());
+  RunData data(config.data,
+               dataset_setup(config.model, config.train, config.run, ranks_on_host(*gradient_sync)),
+               loader_setup(plan, device, config.run.seed, *gradient_sync));
+  data.open_training();
+  if (config.train.eval_every > 0) data.open_evaluation();
+  const ModelSetup setup = data.model_setup();
+  const torch::nn::AnyModule model =
+      make_model(resumption.goes_on ? without_weights(config.model) : config.model, setup);
+  const config::OptimConfig optim = scaled_optim(config.optim, config.train, plan.global, is_first);
+  const auto optimizer = make_optimizer(optim, *model.ptr());
+  const auto schedule =
+      make_schedule(config.schedule, config.train, optim.lr, data.training().batches_per_epoch());
+  const MeasuredStep measured{.input = setup.input, .batch_size = plan.part, .optim = config.optim};
+  ClassificationTask task(model, make_model_runner(config.distributed, model, device, measured), optimizer,
+                          schedule, classification_options(config.train, config.optim.clip_norm, plan));
+
+  if (is_first) log_start(path, data, *gradient_sync, config.distributed.model, device);
+  Trainer trainer(trainer_options(config.train, config.run, path)
+                      .description(description_of(config))
+                      .gradient_sync(gradient_sync)
+                      .keep_best(resumption.keep_best));
   if (folder) {
     trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command, gradient_sync->size()));
   }
-  if (is_first) add_sinks(trainer, config, path);
+  if (is_first) add_sinks(trainer, config.run, run_name(config.run, config.model), path);
+  if (is_first && config.run.tensorboard) {
+    add_tensorboard(trainer, config.data, config.run.log_images, path);
+  }
   std::shared_ptr<ProfileCallback> profile;
   if (is_first && config.run.profile > 0) {
     profile = std::make_shared<ProfileCallback>(path / "profile.json", config.run.profile);
     trainer.add_callback(profile);
   }
-  RunResult result{trainer.fit(*parts.task, *parts.train_loader, parts.eval_loader.get()), path,
-                   gradient_sync->rank(), profile ? profile->table() : ""};
-  parts.warn_of_skipped();
+  RunResult result{trainer.fit(task, data.training(), data.evaluation()), path, gradient_sync->rank(),
+                   profile ? profile->table() : ""};
+  data.warn_of_skipped();
   return result;
 }
 
@@ -288,13 +252,22 @@ std::map<std::string, double> run_evaluation(const config::Config& given, const 
   // Each rank has read its own, beside a run that saves perhaps another one.
   if (gradient_sync->size() > 1)
     comm::require_same(*gradient_sync->group(), "the checkpoint", trained.checkpoint);
-  Parts parts(without_weights(config), *gradient_sync, false,
-              trained.classes.value_or(std::vector<std::string>()));
-  restore_modules(*parts.task, trained.tensors);
+  const at::Device device = prepare_device(config.train, config.distributed.model, *gradient_sync);
+  const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync->size());
+  RunData data(config.data,
+               dataset_setup(config.model, config.train, config.run, ranks_on_host(*gradient_sync)),
+               loader_setup(plan, device, config.run.seed, *gradient_sync));
+  data.open_evaluation(trained.classes.value_or(std::vector<std::string>()));
+  const ModelSetup setup = data.model_setup();
+  const torch::nn::AnyModule model = make_model(without_weights(config.model), setup);
+  const MeasuredStep measured{.input = setup.input, .batch_size = plan.part, .optim = config.optim};
+  ClassificationTask task(model, make_model_runner(config.distributed, model, device, measured), nullptr,
+                          nullptr, classification_options(config.train, config.optim.clip_norm, plan));
+  restore_modules(task, trained.tensors);
   auto metrics =
       Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).gradient_sync(gradient_sync))
-          .evaluate(*parts.task, *parts.eval_loader);
-  parts.warn_of_skipped();
+          .evaluate(task, *data.evaluation());
+  data.warn_of_skipped();
   return metrics;
 }
 
