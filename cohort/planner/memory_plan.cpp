@@ -18,11 +18,17 @@ namespace {
 
 constexpr const char* kWhere = "planner.plan_memory";
 
-std::string gradients_of(const config::Config& config) {
-  // As the run resolves "auto", so that the plan counts the buffers which the run will have.
-  if (config.distributed.gradients != "auto") return config.distributed.gradients;
-  if (config.distributed.nproc_per_node == 1) return "none";
-  return parallel::model_runner_type(config.distributed.model).gradients;
+std::string gradients_of(const config::DistributedConfig& config) {
+  if (config.gradients != "auto") return config.gradients;
+  if (config.nproc_per_node == 1) return "none";
+  return parallel::model_runner_type(config.model).gradients;
+}
+
+/// What data gives a model, whose fields are input and target. Throws: UsageError for data without target.
+std::vector<data::Field> fields_of(const data::Dataset& data) {
+  std::vector<data::Field> fields = data.fields();
+  if (fields.size() < 2) throw UsageError(kWhere, "the data has no target beside its input");
+  return fields;
 }
 
 // "layer1.0.conv1" is of "layer1.0".
@@ -78,21 +84,36 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
   const std::unique_ptr<RunnerPlan> runner = make_runner_plan(config.distributed.model);
   MemoryPlan plan;
   MemoryOptions options = given;
-  runner->complete(options, config);
+  runner->complete(options, config.distributed);
   plan.model = config.model.name;
   plan.runner = config.distributed.model;
-  plan.gradients = gradients_of(config);
+  plan.gradients = gradients_of(config.distributed);
   plan.num_ranks = plan.gradients != "none" ? int(config.distributed.nproc_per_node) : 1;
-  runner->check(config, options);
+  runner->check(config.distributed, options);
   const train::BatchPlan sizes =
       train::batch_plan(config.train, config.distributed, config.data, plan.num_ranks);
   plan.batch_size = sizes.micro_batch;
+  auto data = train::make_dataset(config.data, train::Split::kTrain,
+                                  train::dataset_setup(config.model, config.train, config.run));
+  const std::vector<data::Field> fields = fields_of(*data);
+  const bool channels_last = train::is_channels_last(config.train);
+  const data::Field input = train::input_field(config.data, channels_last, *data);
+  const PlannedStep planned{.model = config.model,
+                            .setup = {.input = input,
+                                      .num_classes = static_cast<std::int64_t>(data->classes().size()),
+                                      .seed = config.run.seed,
+                                      .channels_last = channels_last},
+                            .layers = {.input = input, .batch_size = sizes.part, .optim = config.optim},
+                            .fields = fields,
+                            .bf16 = config.train.precision == "bf16",
+                            .label_smoothing = config.train.label_smoothing};
+  data.reset();  // not of the plan
 
   std::vector<base::Placement> placements;
   {
     // DeviceMapped layers would be seen on other threads: what is kept is the same without.
-    PlannedModel model(config, {});
-    placements = runner->prepare(config, options, model);
+    PlannedModel model(planned);
+    placements = runner->prepare(config.distributed, planned.layers, model);
     for (const auto& [name, placement] : options.place) placements.push_back(placement);
     if (options.measure) check_measurable(placements);
     const StepMemory step = probe(model);
@@ -100,10 +121,11 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
     plan.parameters = bytes.parameters;
     plan.buffers = bytes.buffers;
     list_layers(plan, model, step);
-    runner->plan(plan, {config, options, model, bytes, step, sizes});
+    runner->plan(plan, {options.place, model, bytes, step, sizes});
   }
   if (options.measure) {
-    measure(plan, runner->measured_config(config), options, sizes, placements, *runner);
+    const config::DistributedConfig measured = runner->measured_config(config.distributed);
+    measure(plan, {planned, options.place, measured, sizes, placements, *runner});
     // The buffers of averages are not there without the other ranks.
     if (plan.gradients != "none") plan.places.back().measured.peak.reset();
   }

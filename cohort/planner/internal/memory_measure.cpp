@@ -32,37 +32,35 @@ train::PipelineParts parts_like(const train::PipelineParts& of, const PlannedMod
 // one that is counted. Activations and gradients are of the thread that asked for them.
 class Measurement {
  public:
-  Measurement(const config::Config& config, const MemoryOptions& options,
-              const std::vector<base::Placement>& placements, const RunnerPlan& runner)
-      : config_(config),
-        options_(options),
-        placements_(placements),
-        measured_(runner.measured()),
-        pipeline_(runner.pipeline()),
-        placement_threads_(placements) {}
+  explicit Measurement(const MeasureInputs& inputs)
+      : inputs_(inputs),
+        measured_(inputs.runner.measured()),
+        pipeline_(inputs.runner.pipeline()),
+        placement_threads_(inputs.placements) {}
 
-  void run(MemoryPlan& plan, const train::BatchPlan& sizes) {
-    const PlannedModel model(config_, options_);
-    part_ = sizes.part;
+  void run(MemoryPlan& plan) {
+    const train::BatchPlan& sizes = inputs_.sizes;
+    const PlannedModel model(inputs_.step, inputs_.place);
     MemoryUse& all = plan.places.back().measured;
     all.model = watch_.total().now;
     const parallel::ModelRunner call = call_of(model);
     const at::Tensor input = model.input(sizes.loaded), target = model.target(sizes.loaded);
     all.batch = watch_.total().now - *all.model;
     activations_ = counts();
-    step(model, call, input, target, sizes);
+    step(model, call, input, target);
     all.optimizer = optimizer_bytes_;
     model.optimizer->zero_grad();
     watch_.begin();
     before_ = counts();
     activations_ = before_;
-    step(model, call, input, target, sizes);
+    step(model, call, input, target);
     all.peak = watch_.total().peak;
     all.gradients = gradients_[0] - before_[0];
     if (pipeline_ == nullptr) all.activations = activations_[0] - before_[0];
     for (std::size_t i = 0; i < threads_.size(); ++i) {
       const auto place = std::find_if(plan.places.begin(), plan.places.end(), [&](const PlaceMemory& each) {
-        return each.name == placements_[i].name || each.name.ends_with(" on " + placements_[i].name);
+        const std::string& name = inputs_.placements[i].name;
+        return each.name == name || each.name.ends_with(" on " + name);
       });
       if (place != plan.places.end()) note(*place, i);
       if (pipeline_ != nullptr) all.activations = all.activations.value_or(0) + activations_of(i);
@@ -91,10 +89,9 @@ class Measurement {
   }
 
   parallel::ModelRunner call_of(const PlannedModel& model) {
-    if (pipeline_ == nullptr)
-      return train::make_model_runner(
-          config_.distributed, model.any, at::kCPU,
-          {.input = model.model_input, .batch_size = part_, .optim = config_.optim});
+    if (pipeline_ == nullptr) {
+      return train::make_model_runner(inputs_.distributed, model.any, at::kCPU, inputs_.step.layers);
+    }
     train::PipelineParts parts = parts_like(*pipeline_, model);
     parts.options.on_action = [this, parts](const pipeline::Action& action) {
       if (action.kind != pipeline::ActionKind::kForward) return;
@@ -107,7 +104,8 @@ class Measurement {
   }
 
   void step(const PlannedModel& model, const parallel::ModelRunner& call, const at::Tensor& input,
-            const at::Tensor& target, const train::BatchPlan& sizes) {
+            const at::Tensor& target) {
+    const train::BatchPlan& sizes = inputs_.sizes;
     model.optimizer->zero_grad();
     for (std::int64_t begin = 0; begin < sizes.step; begin += sizes.part) {
       const std::int64_t count = std::min(sizes.part, sizes.step - begin);
@@ -122,24 +120,20 @@ class Measurement {
     optimizer_bytes_ += watch_.total().now;
   }
 
-  const config::Config& config_;
-  const MemoryOptions& options_;
-  const std::vector<base::Placement>& placements_;
+  const MeasureInputs& inputs_;
   const RunnerPlan::Measured measured_;
   const train::PipelineParts* pipeline_;
   const PlacementThreads placement_threads_;
   const std::vector<std::thread::id>& threads_ = placement_threads_.ids();
   std::vector<std::int64_t> before_, activations_, gradients_;
-  std::int64_t optimizer_bytes_ = 0, part_ = 0;
+  std::int64_t optimizer_bytes_ = 0;
   memory::AllocationProfiler watch_;
 };
 
 }  // namespace
 
-void measure(MemoryPlan& plan, const config::Config& config, const MemoryOptions& options,
-             const train::BatchPlan& sizes, const std::vector<base::Placement>& placements,
-             const RunnerPlan& runner) {
-  Measurement(config, options, placements, runner).run(plan, sizes);
+void measure(MemoryPlan& plan, const MeasureInputs& inputs) {
+  Measurement(inputs).run(plan);
 }
 
 }  // namespace cohort::planner

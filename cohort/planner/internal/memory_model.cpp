@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "cohort/base/error.h"
 #include "cohort/parallel/device_mapped.h"
 
 namespace cohort::planner {
@@ -18,44 +17,34 @@ PlacementThreads::PlacementThreads(const std::vector<base::Placement>& placement
   }
 }
 
-PlannedModel::PlannedModel(const config::Config& config, const MemoryOptions& options) : config_(config) {
-  const bool channels_last = train::is_channels_last(config.train);
-  const auto data = train::make_dataset(config.data, train::Split::kTrain,
-                                        train::dataset_setup(config.model, config.train, config.run));
-  fields_ = data->fields();
-  if (fields_.size() < 2) {
-    throw UsageError("planner.plan_memory", "the data has no target beside its input");
-  }
-  model_input = train::input_field(config.data, channels_last, *data);
-  any = train::make_model(config.model, {.input = model_input,
-                                         .num_classes = std::int64_t(data->classes().size()),
-                                         .seed = config.run.seed,
-                                         .channels_last = channels_last});
-  if (!options.place.empty()) parallel::apply_device_map(*any.ptr(), options.place);
-  optimizer = train::make_optimizer(config.optim, *any.ptr());
+PlannedModel::PlannedModel(const PlannedStep& step, const std::map<std::string, base::Placement>& place)
+    : step_(step) {
+  any = train::make_model(step.model, step.setup);
+  if (!place.empty()) parallel::apply_device_map(*any.ptr(), place);
+  optimizer = train::make_optimizer(step.layers.optim, *any.ptr());
 }
 
 at::Tensor PlannedModel::input(std::int64_t samples) const {
-  return train::zero_batch(fields_[0], samples);
+  return train::zero_batch(step_.fields[0], samples);
 }
 
 at::Tensor PlannedModel::target(std::int64_t samples) const {
-  return train::zero_batch(fields_[1], samples);
+  return train::zero_batch(step_.fields[1], samples);
 }
 
 std::int64_t PlannedModel::batch_bytes(std::int64_t samples) const {
-  return samples * (fields_[0].bytes() + fields_[1].bytes());
+  return samples * (step_.fields[0].bytes() + step_.fields[1].bytes());
 }
 
 std::unique_ptr<optim::Autocast> PlannedModel::autocast() const {
-  if (config_.train.precision != "bf16") return nullptr;
+  if (!step_.bf16) return nullptr;
   return std::make_unique<optim::Autocast>(at::kCPU, at::kBFloat16);
 }
 
 at::Tensor PlannedModel::criterion(const at::Tensor& logits, const at::Tensor& target) const {
   // As ClassificationTask does it: the loss is float32 also under autocast, which takes a copy of the logits.
   return at::cross_entropy_loss(logits.to(at::kFloat), target, {}, at::Reduction::Mean, -100,
-                                config_.train.label_smoothing);
+                                step_.label_smoothing);
 }
 
 at::Tensor PlannedModel::loss(const std::function<at::Tensor(const at::Tensor&)>& forward,

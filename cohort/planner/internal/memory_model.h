@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 #include "cohort/planner/memory_use.h"
 #include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/factories.h"
+#include "cohort/train/internal/model_runners.h"
 
 /// What plan_memory() plans and measures. Internal to it.
 namespace cohort::planner {
@@ -30,10 +32,21 @@ class PlacementThreads {
   std::vector<std::thread::id> ids_;
 };
 
-/// A step's parts, made for planning alone.
+/// The step of a run: its model, and what computes beside it.
+struct PlannedStep {
+  config::ModelConfig model;
+  train::ModelSetup setup;
+  train::MeasuredStep layers;       ///< its optimizer is the step's
+  std::vector<data::Field> fields;  ///< of the data: input, target
+  bool bf16 = false;
+  double label_smoothing = 0;
+};
+
+/// A step's parts, made for planning alone. `place`: MemoryOptions::place. Ownership: keeps a reference to
+/// `step`.
 class PlannedModel {
  public:
-  PlannedModel(const config::Config& config, const MemoryOptions& options);
+  explicit PlannedModel(const PlannedStep& step, const std::map<std::string, base::Placement>& place = {});
 
   at::Tensor input(std::int64_t samples) const;
   at::Tensor target(std::int64_t samples) const;
@@ -46,7 +59,6 @@ class PlannedModel {
   void step(const parallel::ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
             const std::function<void()>& after_forward = nullptr) const;
 
-  data::Field model_input;
   torch::nn::AnyModule any;
   std::shared_ptr<optim::Optimizer> optimizer;
 
@@ -54,16 +66,22 @@ class PlannedModel {
   std::unique_ptr<optim::Autocast> autocast() const;
   at::Tensor criterion(const at::Tensor& logits, const at::Tensor& target) const;
 
-  const config::Config& config_;
-  std::vector<data::Field> fields_;
+  const PlannedStep& step_;
 };
 
 class RunnerPlan;
 
-/// Runs two steps of the whole batch, and writes what they took beside what is planned. `placements` are
-/// those whose threads are looked at.
-void measure(MemoryPlan& plan, const config::Config& config, const MemoryOptions& options,
-             const train::BatchPlan& sizes, const std::vector<base::Placement>& placements,
-             const RunnerPlan& runner);
+/// What is measured.
+struct MeasureInputs {
+  const PlannedStep& step;
+  const std::map<std::string, base::Placement>& place;  ///< MemoryOptions::place
+  const config::DistributedConfig& distributed;         ///< how the model is run
+  const train::BatchPlan& sizes;
+  const std::vector<base::Placement>& placements;  ///< whose threads are looked at
+  const RunnerPlan& runner;
+};
+
+/// Runs two steps of the whole batch, and writes what they took beside what is planned.
+void measure(MemoryPlan& plan, const MeasureInputs& inputs);
 
 }  // namespace cohort::planner

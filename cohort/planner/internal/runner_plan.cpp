@@ -20,8 +20,9 @@ namespace {
 constexpr const char* kWhere = "planner.plan_memory";
 
 // The placement of what is called `name`; null for the rest.
-const base::Placement* placement_of(const std::string& name, const MemoryOptions& options) {
-  const auto* const entry = train::entry_of_layer(options.place, name);
+const base::Placement* placement_of(const std::string& name,
+                                    const std::map<std::string, base::Placement>& place) {
+  const auto* const entry = train::entry_of_layer(place, name);
   return entry == nullptr ? nullptr : &entry->second;
 }
 
@@ -77,9 +78,10 @@ PlaceMemory place_of(const std::string& name, std::int64_t samples, const ModelB
 }
 
 void plan_placed_layers(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
-                        const StepMemory& step, const train::BatchPlan& sizes, const MemoryOptions& options) {
+                        const StepMemory& step, const train::BatchPlan& sizes,
+                        const std::map<std::string, base::Placement>& place_of_layer) {
   std::vector<const base::Placement*> placements{nullptr};  // none: where forward is called
-  for (const auto& [name, placement] : options.place) {
+  for (const auto& [name, placement] : place_of_layer) {
     const bool is_known = std::any_of(placements.begin(), placements.end(), [&](const auto* known) {
       return known != nullptr && *known == placement;
     });
@@ -87,7 +89,7 @@ void plan_placed_layers(MemoryPlan& plan, const PlannedModel& model, const Model
   }
   for (const base::Placement* placement : placements) {
     const auto is_here = [&](const std::string& name) {
-      const base::Placement* of = placement_of(name, options);
+      const base::Placement* of = placement_of(name, place_of_layer);
       return (of == nullptr) == (placement == nullptr) && (of == nullptr || *of == *placement);
     };
     PlaceMemory place = place_of(placement == nullptr ? "cpu (the rest)" : placement->name, sizes.part,
@@ -103,33 +105,33 @@ void plan_placed_layers(MemoryPlan& plan, const PlannedModel& model, const Model
       {.name = "all", .samples = sizes.part, .predicted = whole(bytes, model, step, sizes)});
 }
 
-void check_one_process(const config::Config& config) {
-  if (config.distributed.nproc_per_node <= 1) return;
-  throw UsageError(
-      kWhere,
-      base::concat(config.distributed.model, " is planned for one process, got distributed.nproc_per_node ",
-                   config.distributed.nproc_per_node),
-      "distributed.nproc_per_node=1, which is what each rank takes");
+void check_one_process(const config::DistributedConfig& config) {
+  if (config.nproc_per_node <= 1) return;
+  throw UsageError(kWhere,
+                   base::concat(config.model, " is planned for one process, got distributed.nproc_per_node ",
+                                config.nproc_per_node),
+                   "distributed.nproc_per_node=1, which is what each rank takes");
 }
 
-void check_no_placed_layers(const config::Config& config, const MemoryOptions& options, const char* hint) {
+void check_no_placed_layers(const config::DistributedConfig& config, const MemoryOptions& options,
+                            const char* hint) {
   if (options.place.empty()) return;
-  throw UsageError(
-      kWhere,
-      base::concat("layers on placements of their own, and ", config.distributed.model, ", were asked for"),
-      hint);
+  throw UsageError(kWhere,
+                   base::concat("layers on placements of their own, and ", config.model, ", were asked for"),
+                   hint);
 }
 
 // A replica and a part of the batch on each placement.
 class DataParallelPlan : public RunnerPlan {
  public:
-  void check(const config::Config& config, const MemoryOptions& options) const override {
+  void check(const config::DistributedConfig& config, const MemoryOptions& options) const override {
     check_one_process(config);
     check_no_placed_layers(config, options, "distributed.model=plain");
   }
-  std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& /*options*/,
+  std::vector<base::Placement> prepare(const config::DistributedConfig& config,
+                                       const train::MeasuredStep& step,
                                        const PlannedModel& /*model*/) override {
-    placements_ = train::devices_of(train::model_runner_options(config.distributed, at::kCPU, {}));
+    placements_ = train::devices_of(train::model_runner_options(config, at::kCPU, step));
     return placements_;
   }
   void plan(MemoryPlan& plan, const PlanInputs& in) const override {
@@ -165,7 +167,7 @@ class DataParallelPlan : public RunnerPlan {
 // Layers on placements, one after the other.
 class ModelParallelPlan : public RunnerPlan {
  public:
-  void check(const config::Config& config, const MemoryOptions& options) const override {
+  void check(const config::DistributedConfig& config, const MemoryOptions& options) const override {
     if (options.place.empty()) {
       throw UsageError(kWhere,
                        "distributed.model is model_parallel, and distributed.device_map does not say which "
@@ -174,14 +176,14 @@ class ModelParallelPlan : public RunnerPlan {
     }
     check_one_process(config);
   }
-  void complete(MemoryOptions& options, const config::Config& config) const override {
-    for (const auto& [name, placement] : config.distributed.device_map) {
+  void complete(MemoryOptions& options, const config::DistributedConfig& config) const override {
+    for (const auto& [name, placement] : config.device_map) {
       options.place.emplace(name, base::Placement::parse(placement));
     }
   }
-  config::Config measured_config(const config::Config& config) const override {
-    config::Config placed = config;
-    placed.distributed.model = "plain";  // parallel::apply_device_map() has placed the layers
+  config::DistributedConfig measured_config(const config::DistributedConfig& config) const override {
+    config::DistributedConfig placed = config;
+    placed.model = "plain";  // parallel::apply_device_map() has placed the layers
     return placed;
   }
 };
@@ -189,18 +191,13 @@ class ModelParallelPlan : public RunnerPlan {
 // Stages on placements. Steps of the real pipeline are probed.
 class PipelinePlan : public RunnerPlan {
  public:
-  void check(const config::Config& config, const MemoryOptions& options) const override {
+  void check(const config::DistributedConfig& config, const MemoryOptions& options) const override {
     check_one_process(config);
     check_no_placed_layers(config, options, "distributed.device_map.LAYER=cpu:1");
   }
-  std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& /*options*/,
-                                       const PlannedModel& model) override {
-    const train::MeasuredStep step{
-        .input = model.model_input,
-        .batch_size = train::batch_plan(config.train, config.distributed, config.data, 1).part,
-        .optim = config.optim};
-    parts_ = train::pipeline_parts(train::model_runner_options(config.distributed, at::kCPU, step),
-                                   model.any.ptr());
+  std::vector<base::Placement> prepare(const config::DistributedConfig& config,
+                                       const train::MeasuredStep& step, const PlannedModel& model) override {
+    parts_ = train::pipeline_parts(train::model_runner_options(config, at::kCPU, step), model.any.ptr());
     std::vector<base::Placement> placements;
     for (const auto& name : parts_->options.placements) placements.push_back(base::Placement::parse(name));
     return placements;
@@ -264,19 +261,19 @@ base::Registry<Make>& registry() {
 
 }  // namespace
 
-void RunnerPlan::check(const config::Config& /*config*/, const MemoryOptions& /*options*/) const {}
+void RunnerPlan::check(const config::DistributedConfig& /*config*/, const MemoryOptions& /*options*/) const {}
 
-std::vector<base::Placement> RunnerPlan::prepare(const config::Config& /*config*/,
-                                                 const MemoryOptions& /*options*/,
+std::vector<base::Placement> RunnerPlan::prepare(const config::DistributedConfig& /*config*/,
+                                                 const train::MeasuredStep& /*step*/,
                                                  const PlannedModel& /*model*/) {
   return {};
 }
 
 void RunnerPlan::plan(MemoryPlan& plan, const PlanInputs& in) const {
-  if (in.options.place.empty()) {
+  if (in.place.empty()) {
     plan_process(plan, in.model, in.bytes, in.step, in.sizes);
   } else {
-    plan_placed_layers(plan, in.model, in.bytes, in.step, in.sizes, in.options);
+    plan_placed_layers(plan, in.model, in.bytes, in.step, in.sizes, in.place);
   }
 }
 

@@ -19,8 +19,7 @@ struct ModelBytes {
 
 /// What a plan is made from.
 struct PlanInputs {
-  const config::Config& config;
-  const MemoryOptions& options;
+  const std::map<std::string, base::Placement>& place;  ///< MemoryOptions::place
   const PlannedModel& model;
   const ModelBytes& bytes;  ///< of the whole model
   const StepMemory& step;   ///< of the plain model on one placement
@@ -40,18 +39,20 @@ class RunnerPlan {
 
   virtual ~RunnerPlan() = default;
   /// Throws: UsageError for what this runner does not plan.
-  virtual void check(const config::Config& config, const MemoryOptions& options) const;
+  virtual void check(const config::DistributedConfig& config, const MemoryOptions& options) const;
   /// Adds to `options` the placements that the configuration names.
-  virtual void complete(MemoryOptions& /*options*/, const config::Config& /*config*/) const {}
+  virtual void complete(MemoryOptions& /*options*/, const config::DistributedConfig& /*config*/) const {}
   /// Cuts the model, where the runner does. Returns the placements that compute.
-  virtual std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& options,
-                                               const PlannedModel& model);
+  virtual std::vector<base::Placement> prepare(const config::DistributedConfig& config,
+                                               const train::MeasuredStep& step, const PlannedModel& model);
   /// Adds the places; where there are several, all of them together as the last.
   virtual void plan(MemoryPlan& plan, const PlanInputs& inputs) const;
 
   virtual Measured measured() const { return {}; }
-  /// The configuration of a step that is measured.
-  virtual config::Config measured_config(const config::Config& config) const { return config; }
+  /// How a step that is measured runs its model.
+  virtual config::DistributedConfig measured_config(const config::DistributedConfig& config) const {
+    return config;
+  }
   /// How the model is cut, of a pipeline; else null.
   virtual const train::PipelineParts* pipeline() const { return nullptr; }
 };
