@@ -55,6 +55,26 @@ struct ModelRunnerOptions {
   std::function<double()> optimizer_states = nullptr;
 };
 
+/// What a training step of the plain model takes on one placement, in bytes: what a runner's own plan of memory
+/// is made from.
+struct PlainMemory {
+  std::int64_t parameters = 0, buffers = 0, gradients = 0;
+  std::int64_t optimizer = 0;  ///< its state
+  std::int64_t batch = 0;      ///< input and target of a step
+  std::int64_t samples = 0;    ///< of one forward of the whole batch
+  /// Of one forward with so many samples: what is kept for backward; and the most at any time, besides what
+  /// stands above, but with the gradients.
+  std::function<std::int64_t(std::int64_t samples)> activations, peak;
+};
+
+/// What a runner keeps in one place (a replica, a placement, what all share), in bytes.
+struct RunnerMemory {
+  std::string name;  ///< "replica 1 on cpu:1"
+  std::int64_t samples = 0;
+  std::int64_t model = 0, optimizer = 0, batch = 0, activations = 0, gradients = 0;
+  std::int64_t peak = 0;  ///< the most at any time of a step, all of these in it
+};
+
 /// A way to run a model.
 struct ModelRunnerType {
   std::function<ModelRunner(torch::nn::AnyModule model, const ModelRunnerOptions& options)> make;
@@ -67,6 +87,10 @@ struct ModelRunnerType {
   bool has_own_threads = false;
   /// True: it cuts a batch into ModelRunnerOptions::num_micro_batches, one forward each.
   bool cuts_micro_batches = false;
+  /// Returns what a run keeps in each place, in one process: for `cohort plan --memory`. Empty: it takes what
+  /// the plain model takes. Cohort's own runners are planned by the planner itself.
+  std::function<std::vector<RunnerMemory>(const PlainMemory& plain, const ModelRunnerOptions& options)>
+      plan_memory = nullptr;
 };
 
 /// Returns the type of that name. Throws: UsageError for an unknown name, naming the nearest and all, or for

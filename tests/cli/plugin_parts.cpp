@@ -20,13 +20,20 @@ void log_name(const std::string& part) {
   base::log_info("plug-in: " + part);
 }
 
-COHORT_REGISTER_MODEL_RUNNER("plugin_runner",
-                             {.make = [](torch::nn::AnyModule model, const parallel::ModelRunnerOptions&) {
-                               log_name("runner");
-                               return parallel::ModelRunner{[model](const at::Tensor& input) mutable {
-                                 return model.forward<at::Tensor>(input);
-                               }};
-                             }});
+COHORT_REGISTER_MODEL_RUNNER(
+    "plugin_runner",
+    {.make =
+         [](torch::nn::AnyModule model, const parallel::ModelRunnerOptions&) {
+           log_name("runner");
+           return parallel::ModelRunner{
+               [model](const at::Tensor& input) mutable { return model.forward<at::Tensor>(input); }};
+         },
+     .plan_memory =
+         [](const parallel::PlainMemory& plain, const parallel::ModelRunnerOptions&) {
+           return std::vector<parallel::RunnerMemory>{{.name = "the plug-in's place",
+                                                       .samples = plain.samples,
+                                                       .model = plain.parameters + plain.buffers}};
+         }});
 
 class Averaging : public parallel::ReplicatedSync {
  public:

@@ -197,6 +197,13 @@ TEST_F(TrainRanksTest, OneOfEachPartFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
   EXPECT_TRUE(message_contains(unloaded.err, "no tensor format has the extension plugin")) << unloaded.err;
 }
 
+TEST_F(TrainRanksTest, ARunnerFromAPlugInSaysWhatItTakesInMemory) {
+  const Outcome outcome = run({"plan", "--memory", "--load", COHORT_TEST_PLUGIN_PARTS, "model.name=lenet5",
+                               "data.type=synthetic", "distributed.model=plugin_runner"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(message_contains(outcome.out, "the plug-in's place")) << outcome.out;
+}
+
 TEST_F(TrainRanksTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
   adopt_orphans();
   const auto begin = std::chrono::steady_clock::now();
@@ -266,12 +273,12 @@ TEST_F(TrainRanksTest, ARunGoesOnWithAnotherNumberOfRanksAndKeepsItsGlobalBatche
     const Outcome one = run(train(folder, with({"--resume", "auto", "train.max_steps=11"})));
     EXPECT_EQ(one.status, 0) << one.err;
     EXPECT_TRUE(
-        message_contains(one.err, "was made by 2 ranks, and goes on with 1: a step keeps its 16 samples"));
+        message_contains(one.err, "was made by 2 ranks, and continues with 1: a step keeps its 16 samples"));
     const Outcome again = run(train(folder, with({"--resume", "auto", "train.max_steps=12"})));
     EXPECT_EQ(again.status, 0) << again.err;  // the same command once more
     const Outcome three = run(train_on(3, folder, with({"--resume", "auto"})));
     EXPECT_EQ(three.status, 0) << three.err;
-    EXPECT_TRUE(message_contains(three.err, "was made by 1 ranks, and goes on with 3"));
+    EXPECT_TRUE(message_contains(three.err, "was made by 1 ranks, and continues with 3"));
     EXPECT_TRUE(message_contains(read_file(dir / folder / "metrics.csv"), "\n5,20,"));
     return one.err;
   };

@@ -4,8 +4,10 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cmath>
+#include <mutex>
 
 #include "cohort/base/error.h"
+#include "cohort/parallel/model_runner.h"
 #include "cohort/planner/internal/memory_probe.h"
 #include "tests/support/throws.h"
 
@@ -300,6 +302,47 @@ TEST(MemoryPlanTest, APipelineOfGpusIsPlannedOnTheCpu) {
   EXPECT_EQ(gpus.places[1].name, "cuda:1");
   EXPECT_EQ(gpus.places[1].predicted.activations, cores.places[1].predicted.activations);
   COHORT_EXPECT_THROW_WITH(plan_of(on_gpus, {.measure = true}), UsageError, "only CPU memory is measured");
+}
+
+// Two copies of the model, each with half of the batch.
+TEST(MemoryPlanTest, ARunnerOfAPluginSaysItselfWhatItTakes) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    parallel::ModelRunnerType type;
+    type.make = [](torch::nn::AnyModule, const parallel::ModelRunnerOptions&) {
+      return parallel::ModelRunner{};
+    };
+    type.plan_memory = [](const parallel::PlainMemory& plain, const parallel::ModelRunnerOptions& options) {
+      EXPECT_EQ(options.name, "two_copies");
+      EXPECT_EQ(options.batch_size, plain.samples);
+      std::vector<parallel::RunnerMemory> places;
+      for (const char* name : {"first", "second"}) {
+        const std::int64_t samples = plain.samples / 2;
+        places.push_back({.name = name,
+                          .samples = samples,
+                          .model = plain.parameters + plain.buffers,
+                          .optimizer = plain.optimizer,
+                          .batch = plain.batch / 2,
+                          .activations = plain.activations(samples),
+                          .gradients = plain.gradients,
+                          .peak = plain.peak(samples)});
+      }
+      return places;
+    };
+    parallel::register_model_runner("two_copies", std::move(type));
+  });
+  const MemoryPlan plan = plan_of({"distributed.model=two_copies"}), plain = plan_of({});
+  ASSERT_EQ(plan.places.size(), 3U);
+  EXPECT_EQ(plan.places[0].name, "first");
+  EXPECT_EQ(plan.places[0].samples, 12);
+  EXPECT_EQ(plan.places[1].predicted.model, plain.places[0].predicted.model);
+  EXPECT_EQ(plan.places[2].name, "all");
+  EXPECT_EQ(*plan.places[2].predicted.model, 2 * *plain.places[0].predicted.model);
+  EXPECT_EQ(plan.places[2].predicted.batch, plain.places[0].predicted.batch);
+  EXPECT_EQ(plan.places[2].predicted.activations, plain.places[0].predicted.activations);
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=two_copies"}, {.measure = true}), UsageError,
+                           "is not measured");
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=two_copys"}), UsageError, "two_copies");
 }
 
 TEST(MemoryPlanTest, RefusesWhatItCannotPlan) {

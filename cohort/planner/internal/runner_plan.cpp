@@ -12,6 +12,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/registry.h"
 #include "cohort/parallel/gradient_sync.h"
+#include "cohort/parallel/model_runner.h"
 #include "cohort/train/internal/model_runners.h"
 
 namespace cohort::planner {
@@ -243,6 +244,64 @@ class PipelinePlan : public RunnerPlan {
   std::optional<train::PipelineParts> parts_;
 };
 
+// A runner that says itself what it takes: one of a plug-in.
+class RegisteredPlan : public RunnerPlan {
+ public:
+  explicit RegisteredPlan(parallel::ModelRunnerType type) : type_(std::move(type)) {}
+
+  void check(const config::DistributedConfig& config, const MemoryOptions& options) const override {
+    check_one_process(config);
+    check_no_placed_layers(config, options, "distributed.model=plain");
+    if (!options.measure) return;
+    throw UsageError(kWhere, base::concat("the plan of ", config.model, " is its own, and is not measured"),
+                     "without --measure");
+  }
+  std::vector<base::Placement> prepare(const config::DistributedConfig& config,
+                                       const train::MeasuredStep& step,
+                                       const PlannedModel& /*model*/) override {
+    options_ = train::model_runner_options(config, at::kCPU, step);
+    return {};
+  }
+  void plan(MemoryPlan& plan, const PlanInputs& in) const override {
+    const parallel::PlainMemory plain{
+        .parameters = in.bytes.parameters,
+        .buffers = in.bytes.buffers,
+        .gradients = in.bytes.gradients,
+        .optimizer = in.bytes.optimizer,
+        .batch = in.model.batch_bytes(in.sizes.loaded),
+        .samples = in.sizes.part,
+        .activations = [&](std::int64_t samples) { return in.step.activations(samples); },
+        .peak = [&](std::int64_t samples) { return in.step.peak(samples); }};
+    parallel::RunnerMemory all{.name = "all", .samples = in.sizes.part};
+    const auto add = [&](const parallel::RunnerMemory& from) {
+      plan.places.push_back({.name = from.name,
+                             .samples = from.samples,
+                             .predicted = {.model = from.model,
+                                           .optimizer = from.optimizer,
+                                           .batch = from.batch,
+                                           .activations = from.activations,
+                                           .gradients = from.gradients,
+                                           .peak = from.peak}});
+    };
+    const std::vector<parallel::RunnerMemory> places = type_.plan_memory(plain, options_);
+    if (places.empty()) throw UsageError(kWhere, base::concat(plan.runner, " planned no place"));
+    for (const parallel::RunnerMemory& place : places) {
+      add(place);
+      all.model += place.model;
+      all.optimizer += place.optimizer;
+      all.batch += place.batch;
+      all.activations += place.activations;
+      all.gradients += place.gradients;
+      all.peak += place.peak;
+    }
+    if (places.size() > 1) add(all);
+  }
+
+ private:
+  parallel::ModelRunnerType type_;
+  parallel::ModelRunnerOptions options_;
+};
+
 template <typename Plan>
 std::unique_ptr<RunnerPlan> make() {
   return std::make_unique<Plan>();
@@ -279,7 +338,10 @@ void RunnerPlan::plan(MemoryPlan& plan, const PlanInputs& in) const {
 
 std::unique_ptr<RunnerPlan> make_runner_plan(const std::string& name) {
   // A runner of a plug-in has no plan. Plain is a lower bound that is still of use.
-  return registry().find(name).value_or(make<RunnerPlan>)();
+  if (const auto own = registry().find(name)) return (*own)();
+  parallel::ModelRunnerType type = parallel::model_runner_type(name);
+  if (type.plan_memory) return std::make_unique<RegisteredPlan>(std::move(type));
+  return make<RunnerPlan>();
 }
 
 ModelBytes model_bytes(const PlannedModel& model, const std::function<bool(const std::string&)>& is_wanted) {

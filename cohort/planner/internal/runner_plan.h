@@ -57,7 +57,8 @@ class RunnerPlan {
   virtual const train::PipelineParts* pipeline() const { return nullptr; }
 };
 
-/// Returns the plan of the runner `name`. A runner that no plan is registered for is planned as plain.
+/// Returns the plan of the runner `name`: Cohort's own, or what ModelRunnerType::plan_memory says. A runner
+/// without either is planned as plain. Throws: as parallel::model_runner_type().
 std::unique_ptr<RunnerPlan> make_runner_plan(const std::string& name);
 
 /// Returns the bytes of what `is_wanted` says by name.
