@@ -141,7 +141,7 @@ std::string text_of_folder(const TrainArguments& arguments, const fs::path& own,
   std::error_code ignored;
   // weakly_canonical(), as the folder that is named may be gone.
   if (named.empty() || fs::weakly_canonical(named, ignored) == own) return "";
-  return base::concat("run.dir of ", arguments.config, " is ", named, "; going on with the run in ",
+  return base::concat("run.dir of ", arguments.config, " is ", named, "; continuing the run in ",
                       own.string(), ", whose file it is (run.dir=", named,
                       " on the command line: with that)");
 }

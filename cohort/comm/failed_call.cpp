@@ -106,7 +106,7 @@ void fail_call(const Group& group, const std::exception& error, const std::strin
   // First, as the store is asked until then, and the end of the call may take as long.
   if (!is_over()) state.mark_broken(base::concat(named, ": ", base::message_of(error)), until);
   if (state.end_calls(cause_of(error)) && !base::poll_until(is_over, until)) {
-    base::log_warning(base::concat("[comm.group] ", named, " goes on after its deadline"));
+    base::log_warning(base::concat("[comm.group] ", named, " continues after its deadline"));
   }
   state.fail(error, "comm.group", named, until);
 }

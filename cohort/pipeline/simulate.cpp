@@ -302,7 +302,7 @@ class OnDemand {
   }
   void receive(int at, bool gradient, int from) {
     Counts& counts = counts_[{at, gradient}];
-    // The sender goes on until it has sent. A plan without a deadlock has no circle here.
+    // The sender continues until it has sent. A plan without a deadlock has no circle here.
     while (counts.received == counts.sent) step(plan_.placement_of(from));
     ++counts.received;
   }

@@ -89,7 +89,7 @@ struct ForkedPart::Task {
     } catch (...) {
       error = std::current_exception();
     }
-    run = nullptr;  // what it captured goes on this thread
+    run = nullptr;  // what it captured is destroyed on this thread
     ended.set_error(std::move(error));
   }
 

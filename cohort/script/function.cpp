@@ -3,7 +3,7 @@
 // its operators down. The results become those of one node, whose first backward is recorded too. A replay
 // runs the program's forward, and attaches a node that replays backward. Always: whatever is refused, the
 // caller gets the values, shapes and graph of the plain function. Reasons to stay eager are marked on the
-// tape, and the call goes on. Surprising: if a result needs a gradient, the recording is not complete before
+// tape, and the call continues. Surprising: if a result needs a gradient, the recording is not complete before
 // its backward.
 #include "cohort/script/function.h"
 

@@ -42,12 +42,14 @@ ImageTask task_of(const config::DataConfig& config, const DatasetSetup& setup,
                                   "not known here"),
                      "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
   }
+  // A bare .safetensors file says nothing of classes. The validation data then has to be there.
   if (!classes) classes = make_dataset(config, Split::kVal, setup)->classes();
   ImageTask task{.color = config.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb,
                  .image_size = config.image_size,
                  .channels_last = setup.channels_last,
                  .classes = std::move(*classes)};
   for (const config::TransformConfig& transform : val_transforms(config)) {
+    // Those of validation: nothing random, and what the model's accuracy was measured with.
     task.transforms.push_back({transform.name, transform.args});
   }
   return task;
@@ -98,6 +100,7 @@ ImageTask task_from(const std::string& text, const fs::path& file) {
 /// On the CPU, in evaluation mode, with the parameters `weights` in place of model.weights.
 torch::nn::AnyModule make_trained_model(config::ModelConfig config, const ModelSetup& setup,
                                         const checkpoint::TensorMap& weights) {
+  // All values come from the checkpoint; the file that a run once started from may be gone.
   config.weights.clear();
   torch::nn::AnyModule model = make_model(config, setup);
   checkpoint::load_module_state(*model.ptr(), weights);
@@ -108,6 +111,7 @@ torch::nn::AnyModule make_trained_model(config::ModelConfig config, const ModelS
 Predictor::Model call_of(torch::nn::AnyModule model, const std::string& precision) {
   return [model = std::move(model), bf16 = precision == "bf16"](const at::Tensor& images) mutable {
     std::optional<optim::Autocast> narrow;
+    // As the run computed, so that predictions are those of its evaluation.
     if (bf16) narrow.emplace(at::kCPU, at::kBFloat16);
     return model.forward<at::Tensor>(images);
   };
@@ -253,6 +257,7 @@ std::vector<Prediction> predict_samples(const config::Config& config, const Trai
                          .num_classes = static_cast<std::int64_t>(classes.size()),
                          .seed = config.run.seed,
                          .channels_last = datasets.channels_last};
+  // The model is made after the data was found, as it may take long.
   const Predictor::Model model =
       call_of(make_trained_model(config.model, setup, trained.tensors), config.train.precision);
   data::Loader loader(dataset, {.batch_size = config::eval_batch_size(config.train),
@@ -298,6 +303,7 @@ void export_program(const config::Config& config, const TrainedWeights& trained,
     metadata["classes"] = names_to_json(classes).dump();
   }
   const torch::nn::AnyModule model = make_trained_model(config.model, setup, trained.tensors);
+  // Autocast is inside of the function, so its casts become part of the program.
   auto fast = script::script(call_of(model, config.train.precision),
                              script::ScriptOptions().name(config.model.name).modules({model.ptr()}));
   const at::NoGradGuard no_grad;

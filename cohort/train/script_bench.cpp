@@ -125,6 +125,7 @@ ScriptBench bench_script(config::Config config, const ScriptBenchOptions& option
         classification_options(config.train, config.optim.clip_norm, plan).script(script));
     return Subject(std::move(task), model.ptr(), *batch, config.run.seed);
   };
+  // Both keep the one batch, whose values no step may change; both start from the same seed.
   Subject eager = make_subject(false);
   Subject scripted = make_subject(true);
 

@@ -167,7 +167,7 @@ const std::map<std::string, std::vector<std::string>> kNeeds = {
 const std::set<std::string> kOfOthers = {"model.dropout", "data.options", "optim.options", "schedule.options",
                                          "run.checkpoint_format"};
 
-constexpr const char* kChanges = "going on with other settings: ";
+constexpr const char* kChanges = "continuing with other settings: ";
 
 std::vector<std::string> until(const std::string& steps, std::vector<std::string> more = {}) {
   more.insert(more.begin(), {"train.max_steps=" + steps, "run.save_every=2"});

@@ -314,7 +314,7 @@ TEST(TrainerTest, CanGoOnWithoutStepsWhoseLossIsNotFinite) {
   FitResult result;
   const std::string log =
       logged([&] { result = Trainer(three_epochs().stop_on_non_finite(false)).fit(task, loader); });
-  EXPECT_NE(log.find("the loss of step 3 is not finite; going on (1 so far)"), std::string::npos) << log;
+  EXPECT_NE(log.find("the loss of step 3 is not finite; continuing (1 so far)"), std::string::npos) << log;
   EXPECT_EQ(log.find("is not finite"), log.rfind("is not finite")) << log;  // of one step only
   EXPECT_EQ(result.steps, 15);
   EXPECT_TRUE(std::isfinite(result.metrics.at("train_loss")));

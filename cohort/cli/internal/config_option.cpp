@@ -44,10 +44,9 @@ config::Config load_config(const std::string& where, const std::string& config,
   // All other keys have a default that trains. Without data the error would come late and speak of a folder
   // `data` that nobody named.
   if (std::ranges::none_of(overrides, names_data)) {
-    throw UsageError(
-        where, "neither a configuration nor data was given",
-        "--config FILE (RUN/config.yaml goes on with a run), or data.path=FOLDER with train/ and "
-        "val/ in it; every other key has a default");
+    throw UsageError(where, "neither a configuration nor data was given",
+                     "--config FILE (RUN/config.yaml continues a run), or data.path=FOLDER with train/ and "
+                     "val/ in it; every other key has a default");
   }
   return config::load_config_text("", "defaults", overrides);
 }

@@ -244,8 +244,9 @@ void PendingState::end_work(c10d::Work& running, const std::exception& error, ba
   const milliseconds local = kLocalTime + milliseconds(std::max(in_bytes, out_bytes) / kLocalBytesPerMs);
   if (group->end_calls(cause_of(error))) until = until.later(local);
   if (base::poll_until([&] { return running.isCompleted(); }, until)) return;
-  base::log_warning(base::concat("[comm.group] ", describe(),
-                                 " goes on in the backend after its deadline, and may write to its tensors"));
+  base::log_warning(
+      base::concat("[comm.group] ", describe(),
+                   " continues in the backend after its deadline, and may write to its tensors"));
 }
 
 void PendingState::finish() {

@@ -3,7 +3,7 @@
 // view share it. A tensor of an unknown storage is captured, and so is each view of it. Another view that no
 // operator made gets an as_strided call, so that a replay makes it too. Always: a slot keeps its number, and
 // Value::storage is an index in storages_. Surprising: what cannot be replayed does not stop the recording.
-// The first reason is kept, and the function goes on.
+// The first reason is kept, and the function continues.
 #include "cohort/script/ir/tape.h"
 
 #include <ATen/autocast_mode.h>

@@ -160,7 +160,7 @@ class FitLoop {
     }
     if (is_over()) return true;
     const double next = rate_of_step(task_, state_.step);
-    // The program's groups hold rates before schedules; the run goes on from the rates of its last step.
+    // The program's groups hold rates before schedules; the run continues from the rates of its last step.
     if (keeps && state_.step > 0) apply_schedules(task_, state_.step - 1);
     if (ranks_.is_first()) {
       base::log_info(base::concat("learning rate: ", lr_, " at the last step, ", next, " at the next"));
@@ -286,8 +286,8 @@ class FitLoop {
           checked, task_, batch,
           {state_.epoch + 1, ranks_.rank(), lr_, is_first ? result_.last_checkpoint.string() : ""});
     }
-    base::log_warning(
-        base::concat(subject_of(checked), " is not finite; going on (", state_.non_finite_steps, " so far)"));
+    base::log_warning(base::concat(subject_of(checked), " is not finite; continuing (",
+                                   state_.non_finite_steps, " so far)"));
   }
 
   /// After this every step made so far is in the meters, or known not to be finite.

@@ -88,7 +88,7 @@ bool keep_step(config::TrainConfig& train, const Origin& origin, const config::T
   if (changed || (before == nullptr && gradient_sync.size() == origin.world_size)) return false;
   train.global_batch_size = origin.global_batch_size;
   if (gradient_sync.rank() == 0) {
-    base::log_info(base::concat("the run was made by ", origin.world_size, " ranks, and goes on with ",
+    base::log_info(base::concat("the run was made by ", origin.world_size, " ranks, and continues with ",
                                 gradient_sync.size(), ": a step keeps its ", origin.global_batch_size,
                                 " samples"));
   }
@@ -137,7 +137,7 @@ Resumption prepare_resume(config::Config config, const parallel::GradientSync& g
     keep_rate(config.optim, config.train, before->optim, lr_base_size(before->optim, before->train));
   }
   const std::string changes = check_resume(*before, config, same_step, origin->checkpoint);
-  if (is_first && !changes.empty()) base::log_info("going on with other settings: " + changes);
+  if (is_first && !changes.empty()) base::log_info("continuing with other settings: " + changes);
   const bool keep_best = evaluates_as(*before, origin->world_size, config, gradient_sync.size());
   return {.config = std::move(config), .goes_on = true, .keep_best = keep_best};
 }

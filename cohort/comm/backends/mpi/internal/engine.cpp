@@ -328,7 +328,7 @@ void Engine::end_late(MpiWork& call) {
   const std::string what =
       base::concat(call.describe(), " timed out after ", waited, " ms: not all ranks have joined it");
   base::log_error(base::concat("[comm.mpi] ", what,
-                               ". MPI cannot go on after that: the job ends by MPI_Abort within ",
+                               ". MPI cannot continue after that: the job ends by MPI_Abort within ",
                                kGrace.count() / 1000, " s"));
   failed_ = true;
   if (!abort_at_) {
