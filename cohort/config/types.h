@@ -16,36 +16,36 @@ struct ModelConfig {
   std::int64_t pools = 5;
   std::string head = "default";
   double dropout = 0.5;
-  std::string weights;                         ///< to start from: a path as find_weights() takes it
-  std::map<std::string, std::string> options;  ///< passed to a registered model as they are
+  std::string weights = {};                         ///< to start from: a path as find_weights() takes it
+  std::map<std::string, std::string> options = {};  ///< passed to a registered model as they are
   bool operator==(const ModelConfig&) const = default;
 };
 
 /// One transform by name; a single number is a vector of one.
 struct TransformConfig {
-  std::string name;
-  std::map<std::string, std::vector<double>> args;
+  std::string name = {};
+  std::map<std::string, std::vector<double>> args = {};
   bool operator==(const TransformConfig&) const = default;
 };
 
 /// Either a preset by name, or (when `preset` is empty) the transforms one by one.
 struct TransformList {
   std::string preset = "auto";
-  std::vector<TransformConfig> list;
+  std::vector<TransformConfig> list = {};
   bool operator==(const TransformList&) const = default;
 };
 
 struct DataConfig {
   std::string type = "image_folder";  ///< image_folder, idx, synthetic, or a registered name
   std::string path = "data";
-  std::string train;  ///< empty: path/train (see `train_path`)
-  std::string val;    ///< empty: path/val (see `val_path`)
+  std::string train = {};  ///< empty: path/train (see `train_path`)
+  std::string val = {};    ///< empty: path/val (see `val_path`)
   std::string color = "rgb";
   std::int64_t image_size = 224;
-  TransformList train_transforms;  ///< use `train_transforms(config)`: presets expanded, Normalize added
-  TransformList val_transforms;
-  std::vector<double> mean;  ///< of pixels in 0..1; empty: no Normalize
-  std::vector<double> std;
+  TransformList train_transforms = {};  ///< use `train_transforms(config)`: presets expanded, Normalize added
+  TransformList val_transforms = {};
+  std::vector<double> mean = {};  ///< of pixels in 0..1; empty: no Normalize
+  std::vector<double> std = {};
   bool shuffle = true;
   bool drop_last = false;
   // Not LoaderOptions' defaults: a run reads ahead and weighs shares, a Loader of one's own starts no threads
@@ -60,9 +60,9 @@ struct DataConfig {
   std::string cache = "none";           ///< none, encoded (the files' bytes stay in memory)
   std::int64_t synthetic_train = 1024;
   std::int64_t synthetic_val = 256;
-  std::map<std::string, std::string> options;  ///< passed to a registered data set as they are
+  std::map<std::string, std::string> options = {};  ///< passed to a registered data set as they are
   std::string sampler = "auto";  ///< auto, distributed, random, sequential, or a registered name
-  std::map<std::string, std::string> sampler_options;  ///< passed to a registered sampler as they are
+  std::map<std::string, std::string> sampler_options = {};  ///< passed to a registered sampler as they are
   bool operator==(const DataConfig&) const = default;
 };
 
@@ -77,8 +77,8 @@ struct OptimConfig {
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8;
   bool no_decay_on_norm_and_bias = false;
-  double clip_norm = 0.0;                      ///< 0: no clipping
-  std::map<std::string, std::string> options;  ///< passed to a registered optimizer as they are
+  double clip_norm = 0.0;                           ///< 0: no clipping
+  std::map<std::string, std::string> options = {};  ///< passed to a registered optimizer as they are
   bool operator==(const OptimConfig&) const = default;
 };
 
@@ -102,7 +102,7 @@ struct ScheduleConfig {
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
-  std::map<std::string, std::string> options;  ///< passed to a registered schedule as they are
+  std::map<std::string, std::string> options = {};  ///< passed to a registered schedule as they are
   bool operator==(const ScheduleConfig&) const = default;
 };
 
@@ -128,9 +128,10 @@ struct TrainConfig {
 struct DistributedConfig {
   std::string model = "plain";     ///< plain, data_parallel, model_parallel, pipeline, or a registered name
   std::string gradients = "auto";  ///< auto, none, average, ddp, or a registered name
-  std::string devices;  ///< placements of models that are not plain; empty: every core, or every GPU
-  std::map<std::string, std::string> device_map;  ///< layers and their placements; empty: cut by measuring
-  std::string schedule = "1f1b";                  ///< fill_drain, 1f1b, interleaved_1f1b, zb_h1
+  std::string devices = {};  ///< placements of models that are not plain; empty: every core, or every GPU
+  std::map<std::string, std::string> device_map =
+      {};                         ///< layers and their placements; empty: cut by measuring
+  std::string schedule = "1f1b";  ///< fill_drain, 1f1b, interleaved_1f1b, zb_h1
   std::int64_t micro_batches = 4;
   bool find_unused_parameters = false;
   double bucket_cap_mb = 25;
@@ -147,9 +148,9 @@ struct CommConfig {
 };
 
 struct RunConfig {
-  std::string name;    ///< empty: the model's name
-  std::string dir;     ///< empty: a new folder runs/NAME-DATE-TIME, in UTC
-  std::string resume;  ///< empty, auto, last, best, or a checkpoint folder
+  std::string name = {};    ///< empty: the model's name
+  std::string dir = {};     ///< empty: a new folder runs/NAME-DATE-TIME, in UTC
+  std::string resume = {};  ///< empty, auto, last, best, or a checkpoint folder
   std::int64_t seed = 1;
   std::int64_t save_every = 1;  ///< epochs; the first and the last are saved too; 0: the last only
   std::int64_t save_every_steps = 0;

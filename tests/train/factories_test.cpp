@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <vector>
+
 #include "cohort/base/error.h"
 #include "cohort/config/keys.h"
 #include "cohort/optim/adam.h"
@@ -68,7 +71,10 @@ TEST(BuildTest, ALoaderReadsThePartOfItsRank) {
     const LoaderSetup setup{
         .plan = batch_plan({.batch_size = 2}, {}, config, 2), .rank = rank, .world_size = 2};
     const auto loader = make_loader(config, Split::kTrain, dataset, setup);
-    EXPECT_EQ(loader->next()->indices, (std::vector<std::int64_t>{rank, rank + 2}));
+    const std::optional<data::Batch> first = loader->next();
+    ASSERT_TRUE(first);
+    EXPECT_EQ(std::vector(first->indices.begin(), first->indices.end()),
+              (std::vector<std::int64_t>{rank, rank + 2}));
     EXPECT_EQ(loader->batches_per_epoch(), 2);
   }
 }

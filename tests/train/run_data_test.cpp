@@ -14,7 +14,7 @@ namespace cohort::train {
 namespace {
 
 // Two samples, whose classes depend on the split.
-class Letters : public data::Dataset {
+class Letters : public data::ExampleDataset {
  public:
   explicit Letters(std::vector<std::string> classes) : classes_(std::move(classes)) {}
   std::int64_t size() const override { return 2; }

@@ -40,22 +40,22 @@ std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on
 
 /// What a loader is made with, besides the section data.
 struct LoaderSetup {
-  BatchPlan plan;
+  BatchPlan plan = {};
   at::Device device = at::kCPU;
   std::int64_t seed = 1;
   int rank = 0;  ///< reads its part of each global batch
   int world_size = 1;
 };
 
-/// A loader with the batch sizes of the plan, and the workers and the order of `config` (training shuffles, evaluation
-/// does not).
+/// A loader with the batch sizes of the plan, and the workers and order of `config` (training shuffles,
+/// evaluation does not).
 std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Split split,
                                           std::shared_ptr<const data::Dataset> dataset,
                                           const LoaderSetup& setup);
 
 /// What a model is made with, besides the section model.
 struct ModelSetup {
-  data::Field input;             ///< of a sample; the shape's first two extents are channels and image size
+  data::Field input = {};        ///< of a sample; the shape's first two extents are channels and image size
   std::int64_t num_classes = 0;  ///< of the data; taken where model.num_classes is 0
   at::Device device = at::kCPU;
   std::int64_t seed = 1;  ///< of the initial values

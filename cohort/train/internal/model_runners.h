@@ -20,9 +20,9 @@ namespace cohort::train {
 
 /// The step that layers are measured on, where no placement is named for them.
 struct MeasuredStep {
-  data::Field input;             ///< what the model gets of a sample
-  std::int64_t batch_size = 32;  ///< samples of one forward on a rank: BatchPlan::part
-  config::OptimConfig optim;     ///< whose state lies beside the parameters
+  data::Field input = {};          ///< what the model gets of a sample
+  std::int64_t batch_size = 32;    ///< samples of one forward on a rank: BatchPlan::part
+  config::OptimConfig optim = {};  ///< whose state lies beside the parameters
 };
 
 /// Returns what `config` says of how a model is run. Throws: ConfigError for a placement that is not there.

@@ -9,9 +9,9 @@
 namespace cohort::train {
 
 struct Resumption {
-  config::Config config;  ///< of the run that follows
-  bool goes_on = false;   ///< from a checkpoint, which has the parameters
-  bool keep_best = true;  ///< TrainerOptions::keep_best
+  config::Config config = {};  ///< of the run that follows
+  bool goes_on = false;        ///< from a checkpoint, which has the parameters
+  bool keep_best = true;       ///< TrainerOptions::keep_best
 };
 
 /// Compares `config`, of a run in `folder`, with the configuration that made the checkpoint it resumes from,
