@@ -18,6 +18,8 @@ TEST(TensorsTest, WhatMemoryCannotBeIsRefusedNamingBackendAndCall) {
                            "got a sparse tensor, expected a dense one");
   COHORT_EXPECT_THROW_WITH(check_tensors(kWho, {at::ones({2}), at::ones({4, 4}).t()}), c10::Error,
                            "Backend ours: gather: got a tensor of strides [1, 4], expected a contiguous one");
+  COHORT_EXPECT_THROW_WITH(check_any(kWho, {}), c10::Error, "got no tensors, expected one at least");
+  COHORT_EXPECT_THROW_WITH(check_any(kWho, {at::ones({4, 4}).t()}), c10::Error, "expected a contiguous one");
   COHORT_EXPECT_THROW_WITH(check_one(kWho, {}), c10::Error, "got 0 tensors, expected one");
   COHORT_EXPECT_THROW_WITH(check_one(kWho, {at::ones({4, 4}).t()}), c10::Error, "expected a contiguous one");
   const Tensors one{at::ones({3, 1})};

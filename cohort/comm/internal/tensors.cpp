@@ -102,8 +102,9 @@ Span span_of(const at::Tensor& tensor) {
   return {data_of(tensor), tensor.nbytes()};
 }
 
-std::vector<std::byte*> pointers(const Tensors& tensors) {
+std::vector<std::byte*> pointers(std::span<const at::Tensor> tensors) {
   std::vector<std::byte*> list;
+  list.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) list.push_back(data_of(tensor));
   return list;
 }
@@ -118,6 +119,11 @@ void check_tensor(const CallSite& caller, const at::Tensor& tensor) {
 
 void check_tensors(const CallSite& caller, const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) check_tensor(caller, tensor);
+}
+
+void check_any(const CallSite& caller, const Tensors& tensors) {
+  TORCH_CHECK(!tensors.empty(), caller, ": got no tensors, expected one at least");
+  check_tensors(caller, tensors);
 }
 
 const at::Tensor& check_one(const CallSite& caller, const Tensors& tensors) {

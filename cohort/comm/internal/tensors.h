@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
+#include <span>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
@@ -26,11 +27,13 @@ std::ostream& operator<<(std::ostream& out, const CallSite& caller);
 
 std::byte* data_of(const at::Tensor& tensor);
 Span span_of(const at::Tensor& tensor);
-std::vector<std::byte*> pointers(const Tensors& tensors);
+std::vector<std::byte*> pointers(std::span<const at::Tensor> tensors);
 
 /// On the CPU, dense, contiguous.
 void check_tensor(const CallSite& caller, const at::Tensor& tensor);
 void check_tensors(const CallSite& caller, const Tensors& tensors);
+/// The same, and one at least.
+void check_any(const CallSite& caller, const Tensors& tensors);
 /// Returns the only one.
 const at::Tensor& check_one(const CallSite& caller, const Tensors& tensors);
 /// Both as check_tensor() asks, of one type, and `large` has `times` as many numbers as `small`.
