@@ -31,6 +31,7 @@ struct Operation {
   bool is_message = false;     ///< does not wait for those before it
   Rounds rounds = Rounds::kMany;
   std::shared_ptr<void> keep;  ///< lives until it is over
+  int source = -1;             ///< the sender of a message that is received, once it is over
 
   std::atomic<bool> over{false};
   std::exception_ptr error;  ///< once it is over
