@@ -60,16 +60,13 @@ std::byte* OrderedQueue::scratch(std::size_t size) {
   return memory.get();
 }
 
-MpiWork::MpiWork(CallText text, c10d::OpType type, std::vector<at::Tensor> results, std::vector<Step> steps,
-                 milliseconds timeout, std::shared_ptr<OrderedQueue> queue)
-    : Work(text.rank, type),
-      text_(std::move(text)),
-      results_(std::move(results)),
+MpiWork::MpiWork(CpuCall call, CallGroup group, std::vector<Step> steps, std::shared_ptr<OrderedQueue> queue)
+    : CpuWork(group.rank, call.op_type, call.outputs),
+      call_(std::move(call)),
+      group_(std::move(group)),
       steps_(std::move(steps)),
-      deadline_(timeout),
-      queue_(std::move(queue)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
-      profiled_(ProfiledCall::begin("mpi", text_.name, results_, text_.group)) {}
+      deadline_(call_.timeout),
+      queue_(std::move(queue)) {}
 
 bool MpiWork::wait(milliseconds timeout) {
   std::unique_lock lock(mutex_);
@@ -86,13 +83,14 @@ bool MpiWork::wait(milliseconds timeout) {
 }
 
 std::string MpiWork::describe() const {
+  const Tensors& tensors = results_.empty() ? call_.inputs : results_;
   std::string shapes;
-  for (std::size_t i = 0; i < std::min<std::size_t>(results_.size(), 3); ++i) {
-    shapes += base::concat(", ", text_of(results_[i]));
+  for (std::size_t i = 0; i < std::min<std::size_t>(tensors.size(), 3); ++i) {
+    shapes += base::concat(", ", text_of(tensors[i]));
   }
-  if (results_.size() > 3) shapes += base::concat(" and ", results_.size() - 3, " more");
-  return base::concat(text_.name, ", call ", text_.number, " of group '", text_.group, "' (rank ", text_.rank,
-                      "/", text_.size, shapes, ")");
+  if (tensors.size() > 3) shapes += base::concat(" and ", tensors.size() - 3, " more");
+  return base::concat(name_of(call_.type), ", call ", call_.number, " of group '", group_.name, "' (rank ",
+                      group_.rank, "/", group_.size, shapes, ")");
 }
 
 bool MpiWork::has_arrived() {
@@ -102,10 +100,10 @@ bool MpiWork::has_arrived() {
   const int code = MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, statuses_.data());
   if (code == MPI_ERR_IN_STATUS) {
     for (const MPI_Status& status : statuses_) {
-      if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, text_.name);
+      if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, name_of(call_.type));
     }
   }
-  check(code, text_.name);
+  check(code, name_of(call_.type));
   if (done == 0) return false;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     if (pending_.expected[i] < 0) continue;
@@ -128,16 +126,15 @@ bool MpiWork::advance() {
   return false;
 }
 
-// The work is over before the future is: what runs then may wait for the work.
 void MpiWork::end(std::exception_ptr error) {
-  if (!error) steps_.clear();
-  profiled_.reset();
-  finish(error);
-  if (error) {
-    future_->setError(error);
-  } else {
-    future_->markCompleted(c10::IValue(results_));
+  call_.profiled.reset();
+  if (!error) {
+    steps_.clear();
+    Tensors inputs;
+    const std::lock_guard lock(mutex_);  // describe() reads them in wait()
+    inputs.swap(call_.inputs);
   }
+  CpuWork::end(error);
 }
 
 Engine& Engine::start(base::Deadline deadline) {

@@ -11,11 +11,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 #include "cohort/base/threads/deadline.h"
-#include "cohort/comm/internal/profiled_call.h"
+#include "cohort/comm/internal/cpu_call.h"
 
 /// The one thread of this process that calls MPI, from MPI_Init to MPI_Finalize.
 ///
@@ -49,30 +48,25 @@ struct OrderedQueue {
   std::byte* scratch(std::size_t size);
 };
 
-/// What a call is, for messages.
-struct CallText {
-  const char* name = "";
-  std::uint64_t number = 0;
-  std::string group;
+/// Whose call it is, for errors.
+struct CallGroup {
+  std::string name;
   int rank = 0;
   int size = 1;
 };
 
 /// A call that was begun. All but what c10d asks belongs to the engine.
-class MpiWork : public c10d::Work {
+class MpiWork : public CpuWork {
  public:
   using Step = std::function<void(PendingRequests&)>;
 
   /// `queue` may be null: a message, which waits for nothing but its peer.
-  MpiWork(CallText text, c10d::OpType type, std::vector<at::Tensor> results, std::vector<Step> steps,
-          std::chrono::milliseconds timeout, std::shared_ptr<OrderedQueue> queue);
+  MpiWork(CpuCall call, CallGroup group, std::vector<Step> steps, std::shared_ptr<OrderedQueue> queue);
 
   /// Where the deadline passes, or `timeout`, it throws, and the job ends soon after.
   bool wait(std::chrono::milliseconds timeout) override;
-  std::vector<at::Tensor> result() override { return results_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   int sourceRank() const override { return source_.load(); }
-  std::uint64_t getSequencenumber() const override { return text_.number; }
+  std::uint64_t getSequencenumber() const override { return call_.number; }
 
  private:
   friend class Engine;
@@ -81,10 +75,11 @@ class MpiWork : public c10d::Work {
   /// Runs on until it has to wait; true once all steps are done.
   bool advance();
   bool has_arrived();
+  /// After an error MPI may still read and write the tensors, which are kept for it.
   void end(std::exception_ptr error);
 
-  CallText text_;
-  std::vector<at::Tensor> results_;
+  CpuCall call_;
+  const CallGroup group_;
   std::vector<Step> steps_;
   std::size_t next_ = 0;
   PendingRequests pending_;
@@ -93,8 +88,6 @@ class MpiWork : public c10d::Work {
   std::shared_ptr<OrderedQueue> queue_;
   std::atomic<bool> is_cut_short_{false};  // somebody waited for less than the deadline
   std::atomic<int> source_{-1};
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-  std::shared_ptr<ProfiledCall> profiled_;  // until it is over
 };
 using MpiWorkPtr = c10::intrusive_ptr<MpiWork>;
 

@@ -1,7 +1,7 @@
-// Each call checks its tensors on the caller's thread and becomes a list of steps for the engine. gather,
-// scatter, all_to_all, and an all_gather into separate tensors are exchanges of messages between the ranks.
-// Always: collectives of a group share its queue, and messages have none; each kind has a communicator of its
-// own. So a message and a collective that are under way together cannot be taken for each other.
+// Each call becomes a list of steps for the engine. gather, scatter, all_to_all, and an all_gather into separate
+// tensors are exchanges of messages between the ranks. Always: collectives of a group share its queue, and
+// messages have none; each kind has a communicator of its own. So a message and a collective that are under way
+// together cannot be taken for each other.
 #include "cohort/comm/backends/mpi/internal/mpi.h"
 
 #include <ATen/ops/cat.h>
@@ -13,274 +13,101 @@
 namespace cohort::comm::mpi {
 namespace {
 
-using c10d::OpType;
 using std::chrono::milliseconds;
 
-constexpr CallSite caller(const char* call) {
-  return {"mpi", call};
-}
-
 // A part for each rank.
-std::vector<Message> one_each(const CallSite& who, const Tensors& tensors, int size) {
-  check_one_each(who, tensors, size);
+std::vector<Message> messages_of(const std::vector<std::byte*>& parts, std::size_t bytes) {
   std::vector<Message> messages;
-  for (const at::Tensor& tensor : tensors) messages.emplace_back(tensor, static_cast<int>(messages.size()));
-  return messages;
-}
-
-// Rows of dimension 0, dealt out to the ranks.
-std::vector<Message> dealt_out(const CallSite& who, const at::Tensor& tensor,
-                               const std::vector<std::int64_t>& rows, int size) {
-  std::vector<Message> messages;
-  for (const Span part : rows_of(who, tensor, rows, size)) {
-    messages.emplace_back(tensor, part, static_cast<int>(messages.size()));
+  for (std::byte* const part : parts) {
+    messages.push_back({.data = {part, bytes}, .peer = static_cast<int>(messages.size())});
   }
   return messages;
+}
+
+std::vector<Message> messages_of(const std::vector<Span>& parts) {
+  std::vector<Message> messages;
+  for (const Span& part : parts) {
+    messages.push_back({.data = part, .peer = static_cast<int>(messages.size())});
+  }
+  return messages;
+}
+
+// The parts for output `i`, of each rank, one after the other.
+at::Tensor whole_input(const CpuCall& call, std::size_t i, int size) {
+  if (call.is_whole()) return call.inputs[i];
+  const auto ranks = static_cast<std::size_t>(size);
+  Tensors flat;
+  for (const at::Tensor& part : std::span(call.inputs).subspan(i * ranks, ranks)) {
+    flat.push_back(part.view({-1}));
+  }
+  return at::cat(flat);
 }
 
 }  // namespace
 
 MpiBackend::MpiBackend(Engine& engine, CommunicatorsPtr comms, milliseconds timeout)
-    : Backend(comms->rank, comms->size), engine_(engine), comms_(std::move(comms)), timeout_(timeout) {
+    : CpuBackend("mpi", comms->rank, comms->size, timeout), engine_(engine), comms_(std::move(comms)) {
   engine_.set_exit_timeout(timeout);
 }
 
-MpiBackend::WorkPtr MpiBackend::submit(const char* name, OpType type, Tensors results, Steps steps,
-                                       milliseconds timeout) {
-  auto call = c10::make_intrusive<MpiWork>(CallText{name, number_.fetch_add(1), pg_uid_, rank_, size_}, type,
-                                           std::move(results), std::move(steps),
-                                           timeout.count() > 0 ? timeout : timeout_, comms_->queue);
-  engine_.submit(call);
-  return call;
+void MpiBackend::check(const CpuCall& call) const {
+  if (!call.is_message()) return;
+  const CallSite who = caller(call.type);
+  TORCH_CHECK(call.peer >= 0 || is_one_message(call.outputs[0]), who,
+              " from any rank takes at most 1 GiB, got ", call.outputs[0].nbytes(), " bytes");
+  TORCH_CHECK(call.tag >= 0 && call.tag <= engine_.largest_tag(), who, ": tag is ", call.tag,
+              ", expected 0 to ", engine_.largest_tag());
 }
 
-MpiBackend::WorkPtr MpiBackend::submit_message(const char* name, OpType type, Tensors results, Steps steps) {
-  auto call = c10::make_intrusive<MpiWork>(CallText{name, number_.fetch_add(1), pg_uid_, rank_, size_}, type,
-                                           std::move(results), std::move(steps), timeout_, nullptr);
-  engine_.submit(call);
-  return call;
-}
-
-MpiBackend::WorkPtr MpiBackend::reduce_all(Tensors& tensors, const c10d::ReduceOp& op, milliseconds timeout) {
-  constexpr CallSite who = caller("all_reduce");
-  std::vector<ReductionType> numbers;
-  for (const at::Tensor& tensor : tensors) {
-    check_tensor(who, tensor);
-    numbers.push_back(reduction_type_of(who, tensor, op));
-  }
-  Steps steps;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    scale(who, tensors[i], op);
-    add_reduce(steps, comms_, tensors[i], numbers[i]);
-  }
-  return submit(who.call, OpType::ALLREDUCE, tensors, std::move(steps), timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return reduce_all(tensors, options.reduceOp, options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(Tensors& tensors,
-                                                    const c10d::AllreduceCoalescedOptions& options) {
-  return reduce_all(tensors, options.reduceOp, options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  constexpr CallSite who = caller("broadcast");
-  Steps steps;
-  add_broadcast(steps, comms_, check_one(who, tensors), check_rank(who, options.rootRank, size_));
-  return submit(who.call, OpType::BROADCAST, tensors, std::move(steps), options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  constexpr CallSite who = caller("reduce");
-  const at::Tensor& tensor = check_one(who, tensors);
-  const int root = check_rank(who, options.rootRank, size_);
-  const ReductionType numbers = reduction_type_of(who, tensor, options.reduceOp);
-  Steps steps;
-  scale(who, tensor, options.reduceOp);
-  add_reduce(steps, comms_, tensor, numbers, root);
-  return submit(who.call, OpType::REDUCE, tensors, std::move(steps), options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::allgather(TensorLists& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& options) {
-  constexpr CallSite who = caller("all_gather");
-  const at::Tensor& input = check_one(who, inputs);
-  check_list(who, outputs, input, size_);
-  Steps steps;
-  add_gather_to_all(steps, outputs[0], input);
-  return submit(who.call, OpType::ALLGATHER, outputs[0], std::move(steps), options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                const c10d::AllgatherOptions& options) {
-  Tensors outputs{output}, inputs{input};
-  return allgather_into_tensor_coalesced(outputs, inputs, options);
-}
-
-MpiBackend::WorkPtr MpiBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
-                                                    const c10d::AllgatherOptions& options) {
-  // outputs[rank][i] is what inputs[i] is on that rank.
-  constexpr CallSite who = caller("all_gather");
-  check_as_many(who, outputs.size(), static_cast<std::size_t>(size_));
-  check_tensors(who, inputs);
-  Steps steps;
-  Tensors results;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    Tensors of_ranks;
-    for (const Tensors& list : outputs) {
-      check_as_many(who, list.size(), inputs.size());
-      check_tensor(who, list[i]);
-      check_alike(who, list[i], inputs[i]);
-      of_ranks.push_back(list[i]);
+// Those of the call's collective on tensor `i`, or of its message.
+void MpiBackend::add_steps(Steps& steps, const CpuCall& call, std::size_t i) const {
+  switch (call.type) {
+    case CallType::kAllReduce:
+      return add_reduce(steps, comms_, call.outputs[i], call.reductions[i]);
+    case CallType::kBroadcast:
+      return add_broadcast(steps, comms_, call.outputs[i], call.peer);
+    case CallType::kReduce:
+      return add_reduce(steps, comms_, call.outputs[i], call.reductions[i], call.peer);
+    case CallType::kAllGather: {
+      const at::Tensor& input = call.inputs[i];
+      if (call.is_whole()) return add_all_gather(steps, comms_, call.outputs[i], input);
+      const std::vector<std::byte*> to_all(static_cast<std::size_t>(size_), data_of(input));
+      return add_exchange(steps, comms_, messages_of(to_all, input.nbytes()),
+                          messages_of(call.output_parts(i, size_), input.nbytes()));
     }
-    add_gather_to_all(steps, of_ranks, inputs[i]);
-    results.insert(results.end(), of_ranks.begin(), of_ranks.end());
-  }
-  return submit(who.call, OpType::ALLGATHER_COALESCED, std::move(results), std::move(steps), options.timeout);
-}
-
-void MpiBackend::add_gather_to_all(Steps& steps, const Tensors& outputs, const at::Tensor& input) const {
-  std::vector<Message> to;
-  for (int rank = 0; rank < size_; ++rank) to.emplace_back(input, rank);
-  add_exchange(steps, comms_, std::move(to), one_each(caller("all_gather"), outputs, size_));
-}
-
-MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                const c10d::AllgatherOptions& options) {
-  constexpr CallSite who = caller("all_gather");
-  check_as_many(who, outputs.size(), inputs.size());
-  Steps steps;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check_alike(who, outputs[i], inputs[i], size_);
-    add_all_gather(steps, comms_, outputs[i], inputs[i]);
-  }
-  return submit(who.call, OpType::_ALLGATHER_BASE, outputs, std::move(steps), options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::gather(TensorLists& outputs, Tensors& inputs,
-                                       const c10d::GatherOptions& options) {
-  constexpr CallSite who = caller("gather");
-  const at::Tensor& input = check_one(who, inputs);
-  const int root = check_rank(who, options.rootRank, size_);
-  std::vector<Message> from;
-  Tensors results;
-  if (rank_ == root) {
-    check_list(who, outputs, input, size_);
-    results = outputs[0];
-    from = one_each(who, results, size_);
-  }
-  Steps steps;
-  add_exchange(steps, comms_, {{input, root}}, std::move(from));
-  return submit(who.call, OpType::GATHER, std::move(results), std::move(steps), options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, TensorLists& inputs,
-                                        const c10d::ScatterOptions& options) {
-  constexpr CallSite who = caller("scatter");
-  const at::Tensor& output = check_one(who, outputs);
-  const int root = check_rank(who, options.rootRank, size_);
-  std::vector<Message> to;
-  if (rank_ == root) {
-    check_list(who, inputs, output, size_);
-    to = one_each(who, inputs[0], size_);
-  }
-  Steps steps;
-  add_exchange(steps, comms_, std::move(to), {{output, root}});
-  return submit(who.call, OpType::SCATTER, outputs, std::move(steps), options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
-                                               const c10d::ReduceScatterOptions& options) {
-  constexpr CallSite who = caller("reduce_scatter");
-  check_as_many(who, outputs.size(), inputs.size());
-  Tensors whole;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check_one_each(who, inputs[i], size_);
-    Tensors flat;
-    for (const at::Tensor& input : inputs[i]) {
-      check_alike(who, input, outputs[i]);
-      flat.push_back(input.view({-1}));
+    case CallType::kGather: {
+      const Span input = span_of(call.inputs[i]);
+      return add_exchange(steps, comms_, {{.data = input, .peer = call.peer}},
+                          messages_of(call.output_parts(i, size_), input.bytes));
     }
-    whole.push_back(at::cat(flat));
+    case CallType::kScatter: {
+      const Span output = span_of(call.outputs[i]);
+      return add_exchange(steps, comms_, messages_of(call.input_parts(i, size_), output.bytes),
+                          {{.data = output, .peer = call.peer}});
+    }
+    case CallType::kReduceScatter:
+      return add_reduce_scatter(steps, comms_, call.outputs[i], whole_input(call, i, size_),
+                                call.reductions[i]);
+    case CallType::kAllToAll:
+      return add_exchange(steps, comms_, messages_of(call.sent), messages_of(call.received));
+    case CallType::kSend:
+      return add_send(steps, comms_, call.inputs[i], call.peer, call.tag);
+    case CallType::kRecv:
+      return add_receive(steps, comms_, call.outputs[i], call.peer < 0 ? MPI_ANY_SOURCE : call.peer,
+                         call.tag);
+    case CallType::kBarrier:
+      return add_barrier(steps, comms_);
   }
-  return reduce_scatter_tensor_coalesced(outputs, whole, options);
 }
 
-MpiBackend::WorkPtr MpiBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                     const c10d::ReduceScatterOptions& options) {
-  Tensors outputs{output}, inputs{input};
-  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
-}
-
-MpiBackend::WorkPtr MpiBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                const c10d::ReduceScatterOptions& options) {
-  constexpr CallSite who = caller("reduce_scatter");
-  check_as_many(who, outputs.size(), inputs.size());
+MpiBackend::WorkPtr MpiBackend::begin(CpuCall&& call) {
   Steps steps;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check_alike(who, inputs[i], outputs[i], size_);
-    const ReductionType numbers = reduction_type_of(who, outputs[i], options.reduceOp);
-    add_reduce_scatter(steps, comms_, outputs[i], scaled(who, inputs[i], options.reduceOp), numbers);
-  }
-  return submit(who.call, OpType::_REDUCE_SCATTER_BASE, outputs, std::move(steps), options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                              std::vector<std::int64_t>& output_rows,
-                                              std::vector<std::int64_t>& input_rows,
-                                              const c10d::AllToAllOptions& options) {
-  constexpr CallSite who = caller("all_to_all");
-  check_same_type(who, output, input);
-  Steps steps;
-  add_exchange(steps, comms_, dealt_out(who, input, input_rows, size_),
-               dealt_out(who, output, output_rows, size_));
-  return submit(who.call, OpType::ALLTOALL_BASE, {output}, std::move(steps), options.timeout);
-}
-
-MpiBackend::WorkPtr MpiBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                                         const c10d::AllToAllOptions& options) {
-  constexpr CallSite who = caller("all_to_all");
-  Steps steps;
-  add_exchange(steps, comms_, one_each(who, inputs, size_), one_each(who, outputs, size_));
-  return submit(who.call, OpType::ALLTOALL, outputs, std::move(steps), options.timeout);
-}
-
-int MpiBackend::check_tag(const CallSite& who, int tag) const {
-  TORCH_CHECK(tag >= 0 && tag <= engine_.largest_tag(), who, ": tag is ", tag, ", expected 0 to ",
-              engine_.largest_tag());
-  return tag;
-}
-
-MpiBackend::WorkPtr MpiBackend::send(Tensors& tensors, int to, int tag) {
-  constexpr CallSite who = caller("send");
-  Steps steps;
-  add_send(steps, comms_, check_one(who, tensors), check_rank(who, to, size_), check_tag(who, tag));
-  return submit_message(who.call, OpType::SEND, tensors, std::move(steps));
-}
-
-MpiBackend::WorkPtr MpiBackend::recv(Tensors& tensors, int from, int tag) {
-  constexpr CallSite who = caller("recv");
-  Steps steps;
-  add_receive(steps, comms_, check_one(who, tensors), check_rank(who, from, size_), check_tag(who, tag));
-  return submit_message(who.call, OpType::RECV, tensors, std::move(steps));
-}
-
-MpiBackend::WorkPtr MpiBackend::recvAnysource(Tensors& tensors, int tag) {
-  constexpr CallSite who = caller("recv");
-  const at::Tensor& tensor = check_one(who, tensors);
-  TORCH_CHECK(is_one_message(tensor), who, " from any rank takes at most 1 GiB, got ", tensor.nbytes(),
-              " bytes");
-  Steps steps;
-  add_receive(steps, comms_, tensor, MPI_ANY_SOURCE, check_tag(who, tag));
-  return submit_message(who.call, OpType::RECVANYSOURCE, tensors, std::move(steps));
-}
-
-MpiBackend::WorkPtr MpiBackend::barrier(const c10d::BarrierOptions& options) {
-  Steps steps;
-  add_barrier(steps, comms_);
-  return submit("barrier", OpType::BARRIER, {}, std::move(steps), options.timeout);
+  for (std::size_t i = 0; i < call.num_collectives(); ++i) add_steps(steps, call, i);
+  auto queue = call.is_message() ? nullptr : comms_->queue;
+  auto work = c10::make_intrusive<MpiWork>(std::move(call), CallGroup{pg_uid_, rank_, size_},
+                                           std::move(steps), std::move(queue));
+  engine_.submit(work);
+  return work;
 }
 
 CommunicatorsPtr make_communicators(Engine& engine, const std::vector<int>& members, int rank,

@@ -26,14 +26,10 @@ struct Communicators {
 using CommunicatorsPtr = std::shared_ptr<const Communicators>;
 using Steps = std::vector<MpiWork::Step>;
 
-/// Memory of a tensor, or a part of it, and the rank to which, or from which, it goes.
+/// Memory that the call keeps, and the rank to which, or from which, it goes.
 struct Message {
-  Message(const at::Tensor& whole, int rank) : Message(whole, span_of(whole), rank) {}
-  Message(at::Tensor of, Span part, int rank) : tensor(std::move(of)), data(part), peer(rank) {}
-
-  at::Tensor tensor;  ///< keeps the memory
   Span data;
-  int peer;
+  int peer = 0;
 };
 
 void add_broadcast(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& tensor, int root);
