@@ -8,169 +8,110 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/pow.h>
 
+#include <cstring>
+#include <mutex>
+
 #include "cohort/base/error.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/internal/backend.h"
+#include "cohort/comm/internal/cpu_backend.h"
 
 namespace cohort::comm {
 namespace {
 
-// Done when it is made.
-class DoneWork : public c10d::Work {
+// A tensor may be gathered into its own place.
+void copy(Span from, std::byte* to) {
+  if (from.bytes > 0) std::memmove(to, from.data, from.bytes);
+}
+
+class RecordingBackend : public CpuBackend, public FakeBackend {
  public:
-  DoneWork(int rank, c10d::OpType type, std::vector<at::Tensor> tensors)
-      : Work(rank, type), tensors_(std::move(tensors)) {
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    future_->markCompleted(c10::IValue(tensors_));
-    finish();
+  explicit RecordingBackend(const BackendOptions& options)
+      : CpuBackend("fake", options.rank, options.size, options.timeout) {}
+
+  std::vector<RecordedCall> calls() const override {
+    const std::lock_guard lock(mutex_);
+    return calls_;
   }
-  bool isCompleted() override { return true; }
-  bool wait(std::chrono::milliseconds) override { return true; }
-  std::vector<at::Tensor> result() override { return tensors_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
  private:
-  std::vector<at::Tensor> tensors_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  WorkPtr begin(CpuCall&& call) override {
+    for (std::size_t i = 0; i < call.num_collectives(); ++i) run(call, i);
+    record(call);
+    return completed(call);
+  }
+
+  // Every other rank sends here what this one would send to itself.
+  void check(const CpuCall& call) const override {
+    if (call.type != CallType::kAllToAll) return;
+    const Span own = call.sent[static_cast<std::size_t>(rank_)];
+    for (const Span& part : call.received) {
+      TORCH_CHECK(part.bytes == own.bytes, "Backend fake: other ranks would send ", own.bytes, " bytes, not ",
+                  part.bytes);
+    }
+  }
+
+  void run(const CpuCall& call, std::size_t i) const {
+    const auto own = static_cast<std::size_t>(rank_);
+    switch (call.type) {
+      case CallType::kAllReduce:
+      case CallType::kReduce:
+        return reduce_alike(call.outputs[i], call.reductions[i].op);
+      case CallType::kAllGather:
+      case CallType::kGather:
+        for (std::byte* const part : call.output_parts(i, size_)) copy(span_of(call.inputs[i]), part);
+        return;
+      case CallType::kScatter:
+      case CallType::kReduceScatter: {
+        const Span output = span_of(call.outputs[i]);
+        const std::vector<std::byte*> parts = call.input_parts(i, size_);
+        if (!parts.empty()) copy({parts[own], output.bytes}, output.data);
+        if (!call.reductions.empty()) reduce_alike(call.outputs[i], call.reductions[i].op);
+        return;
+      }
+      case CallType::kAllToAll:
+        for (const Span& part : call.received) copy(call.sent[own], part.data);
+        return;
+      default:
+        return;
+    }
+  }
+
+  // Of equal tensors the average, the extremes, "and" and "or" are the tensor itself. x ^ x is 0: an even
+  // number of ranks gives zeros, and an odd one x.
+  void reduce_alike(at::Tensor tensor, Op op) const {
+    if (op == Op::kSum) tensor.mul_(size_);
+    if (op == Op::kProduct) tensor.pow_(size_);
+    if (op == Op::kXor && size_ % 2 == 0) tensor.zero_();
+  }
+
+  // The parts of gather and scatter are as the tensor that every rank has.
+  void record(const CpuCall& call) {
+    Tensors tensors = call.type == CallType::kGather ? Tensors() : call.outputs;
+    if (call.type != CallType::kScatter) {
+      tensors.insert(tensors.end(), call.inputs.begin(), call.inputs.end());
+    }
+    RecordedCall recorded{.name = name_of(call.type), .shapes = {}, .dtype = at::kFloat, .peer = call.peer};
+    if (!tensors.empty()) recorded.dtype = tensors[0].scalar_type();
+    for (const at::Tensor& tensor : tensors) recorded.shapes.push_back(tensor.sizes().vec());
+    const std::lock_guard lock(mutex_);
+    calls_.push_back(std::move(recorded));
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<RecordedCall> calls_;
 };
 
 }  // namespace
 
 BackendInstance make_fake(const BackendOptions& options) {
-  return {.backend = c10::make_intrusive<FakeBackend>(options.rank, options.size), .is_distributed = false};
+  return {.backend = c10::make_intrusive<RecordingBackend>(options), .is_distributed = false};
 }
 
 FakeBackend& FakeBackend::of(const Group& group) {
   auto* fake = dynamic_cast<FakeBackend*>(group.process_group()->getBackend(c10::kCPU).get());
   if (fake == nullptr) throw UsageError("comm.fake", "the group's backend is " + group.backend());
   return *fake;
-}
-
-std::vector<FakeBackend::RecordedCall> FakeBackend::calls() const {
-  const std::lock_guard lock(mutex_);
-  return calls_;
-}
-
-FakeBackend::WorkPtr FakeBackend::record(const char* name, const std::vector<at::Tensor>& tensors,
-                                         c10d::OpType type, int peer) {
-  RecordedCall call{.name = name,
-                    .shapes = {},
-                    .dtype = tensors.empty() ? at::kFloat : tensors[0].scalar_type(),
-                    .peer = peer};
-  for (const at::Tensor& tensor : tensors) call.shapes.push_back(tensor.sizes().vec());
-  const std::lock_guard lock(mutex_);
-  calls_.push_back(std::move(call));
-  return c10::make_intrusive<DoneWork>(rank_, type, tensors);
-}
-
-void FakeBackend::reduce_alike(at::Tensor& tensor, const c10d::ReduceOp& op) const {
-  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM:
-      tensor.mul_(size_);
-      return;
-    case c10d::ReduceOp::PRODUCT:
-      tensor.pow_(size_);
-      return;
-    case c10d::ReduceOp::BXOR:
-      // x ^ x is 0: an even number of ranks gives zeros, and an odd one x.
-      if (size_ % 2 == 0) tensor.zero_();
-      return;
-    // Of equal tensors these are the tensor itself.
-    case c10d::ReduceOp::AVG:
-    case c10d::ReduceOp::MIN:
-    case c10d::ReduceOp::MAX:
-    case c10d::ReduceOp::BAND:
-    case c10d::ReduceOp::BOR:
-      return;
-    default:
-      TORCH_CHECK(false, "Backend fake does not support this reduce operation");
-  }
-}
-
-FakeBackend::WorkPtr FakeBackend::allreduce(std::vector<at::Tensor>& tensors,
-                                            const c10d::AllreduceOptions& options) {
-  for (at::Tensor& tensor : tensors) reduce_alike(tensor, options.reduceOp);
-  return record("all_reduce", tensors, c10d::OpType::ALLREDUCE);
-}
-
-FakeBackend::WorkPtr FakeBackend::allreduce_coalesced(std::vector<at::Tensor>& tensors,
-                                                      const c10d::AllreduceCoalescedOptions& options) {
-  return allreduce(tensors, options);
-}
-
-FakeBackend::WorkPtr FakeBackend::broadcast(std::vector<at::Tensor>& tensors,
-                                            const c10d::BroadcastOptions& options) {
-  return record("broadcast", tensors, c10d::OpType::BROADCAST, static_cast<int>(options.rootRank));
-}
-
-FakeBackend::WorkPtr FakeBackend::reduce(std::vector<at::Tensor>& tensors,
-                                         const c10d::ReduceOptions& options) {
-  for (at::Tensor& tensor : tensors) reduce_alike(tensor, options.reduceOp);
-  return record("reduce", tensors, c10d::OpType::REDUCE, static_cast<int>(options.rootRank));
-}
-
-FakeBackend::WorkPtr FakeBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                  const c10d::AllgatherOptions&) {
-  at::Tensor parts = output.view({size_, -1});
-  if (input.numel() > 0) parts.copy_(input.view({1, -1}).expand_as(parts));
-  return record("all_gather", {output, input}, c10d::OpType::_ALLGATHER_BASE);
-}
-
-FakeBackend::WorkPtr FakeBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                       const c10d::ReduceScatterOptions& options) {
-  // All ranks hold this input, so what they send here is this rank's own part.
-  if (output.numel() > 0) output.view({-1}).copy_(input.view({size_, -1}).select(0, rank_));
-  reduce_alike(output, options.reduceOp);
-  return record("reduce_scatter", {output, input}, c10d::OpType::_REDUCE_SCATTER_BASE);
-}
-
-// Every other rank sends here what this one would send to itself.
-FakeBackend::WorkPtr FakeBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                std::vector<std::int64_t>& output_rows,
-                                                std::vector<std::int64_t>& input_rows,
-                                                const c10d::AllToAllOptions&) {
-  std::vector<std::int64_t> in = input_rows, out = output_rows;
-  if (in.empty()) in.assign(static_cast<std::size_t>(size_), input.size(0) / size_);
-  if (out.empty()) out.assign(static_cast<std::size_t>(size_), output.size(0) / size_);
-  std::int64_t first = 0;
-  for (int rank = 0; rank < rank_; ++rank) first += in[static_cast<std::size_t>(rank)];
-  const at::Tensor mine = input.narrow(0, first, in[static_cast<std::size_t>(rank_)]);
-  std::int64_t row = 0;
-  for (const std::int64_t rows : out) {
-    TORCH_CHECK(rows == mine.size(0), "Backend fake: other ranks would send ", mine.size(0), " rows, not ",
-                rows);
-    output.narrow(0, row, rows).copy_(mine);
-    row += rows;
-  }
-  return record("all_to_all", {output, input}, c10d::OpType::ALLTOALL_BASE);
-}
-
-FakeBackend::WorkPtr FakeBackend::gather(std::vector<std::vector<at::Tensor>>& outputs,
-                                         std::vector<at::Tensor>& inputs,
-                                         const c10d::GatherOptions& options) {
-  for (auto& list : outputs) {
-    for (at::Tensor& output : list) output.copy_(inputs.at(0));
-  }
-  return record("gather", inputs, c10d::OpType::GATHER, static_cast<int>(options.rootRank));
-}
-
-FakeBackend::WorkPtr FakeBackend::scatter(std::vector<at::Tensor>& outputs,
-                                          std::vector<std::vector<at::Tensor>>& inputs,
-                                          const c10d::ScatterOptions& options) {
-  if (!inputs.empty()) outputs.at(0).copy_(inputs[0].at(static_cast<std::size_t>(rank_)));
-  return record("scatter", outputs, c10d::OpType::SCATTER, static_cast<int>(options.rootRank));
-}
-
-FakeBackend::WorkPtr FakeBackend::send(std::vector<at::Tensor>& tensors, int to, int) {
-  return record("send", tensors, c10d::OpType::SEND, to);
-}
-
-FakeBackend::WorkPtr FakeBackend::recv(std::vector<at::Tensor>& tensors, int from, int) {
-  return record("recv", tensors, c10d::OpType::RECV, from);
-}
-
-FakeBackend::WorkPtr FakeBackend::barrier(const c10d::BarrierOptions&) {
-  return record("barrier", {}, c10d::OpType::BARRIER);
 }
 
 }  // namespace cohort::comm
