@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,24 +56,33 @@ struct ModelRunnerOptions {
   std::function<double()> optimizer_states = nullptr;
 };
 
-/// What a training step of the plain model takes on one placement, in bytes: what a runner's own plan of memory
-/// is made from.
+/// Bytes of one kind each; none: not known, or not measured.
+struct MemoryUse {
+  std::optional<std::int64_t> model;        ///< parameters and buffers
+  std::optional<std::int64_t> optimizer;    ///< its state, from the first step on
+  std::optional<std::int64_t> batch;        ///< input and target, as the model gets them
+  std::optional<std::int64_t> activations;  ///< kept by the forward for backward; of a pipeline's placement:
+                                            ///< the most after one of its forwards
+  std::optional<std::int64_t> gradients;    ///< after backward
+  std::optional<std::int64_t> averages;     ///< buffers of gradients besides: `average`'s chunks
+  std::optional<std::int64_t> peak;         ///< the most at any time of a step
+};
+
+/// What the plain runner takes for a step: what another runner's plan is made from.
 struct PlainMemory {
-  std::int64_t parameters = 0, buffers = 0, gradients = 0;
-  std::int64_t optimizer = 0;  ///< its state
-  std::int64_t batch = 0;      ///< input and target of a step
-  std::int64_t samples = 0;    ///< of one forward of the whole batch
-  /// Of one forward with so many samples: what is kept for backward; and the most at any time, besides what
-  /// stands above, but with the gradients.
+  std::int64_t parameters = 0, buffers = 0;  ///< bytes
+  std::int64_t samples = 0;                  ///< of one forward: BatchPlan's part
+  MemoryUse use;                             ///< of the whole model on one placement
+  /// Bytes for one forward and backward of so many samples: what the forward keeps for backward; the most at
+  /// any time, gradients included, besides model, optimizer and batch.
   std::function<std::int64_t(std::int64_t samples)> activations, peak;
 };
 
-/// What a runner keeps in one place (a replica, a placement, what all share), in bytes.
-struct RunnerMemory {
+/// What a runner keeps in one place: a replica, a placement, what all share.
+struct PlannedPlace {
   std::string name;  ///< "replica 1 on cpu:1"
   std::int64_t samples = 0;
-  std::int64_t model = 0, optimizer = 0, batch = 0, activations = 0, gradients = 0;
-  std::int64_t peak = 0;  ///< the most at any time of a step, all of these in it
+  MemoryUse use = {};
 };
 
 /// A way to run a model.
@@ -87,9 +97,9 @@ struct ModelRunnerType {
   bool has_own_threads = false;
   /// True: it cuts a batch into ModelRunnerOptions::num_micro_batches, one forward each.
   bool cuts_micro_batches = false;
-  /// Returns what a run keeps in each place, in one process: for `cohort plan --memory`. Empty: it takes what
-  /// the plain model takes. Cohort's own runners are planned by the planner itself.
-  std::function<std::vector<RunnerMemory>(const PlainMemory& plain, const ModelRunnerOptions& options)>
+  /// Returns what a run keeps in each place, in one process: for `cohort plan --memory`, which adds the places
+  /// up. Empty: it takes what the plain runner takes. Cohort's own runners are planned by the planner itself.
+  std::function<std::vector<PlannedPlace>(const PlainMemory& plain, const ModelRunnerOptions& options)>
       plan_memory = nullptr;
 };
 

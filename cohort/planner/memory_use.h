@@ -7,20 +7,11 @@
 #include <vector>
 
 #include "cohort/base/placement.h"
+#include "cohort/parallel/model_runner.h"
 
 namespace cohort::planner {
 
-/// Bytes of one kind each; none: not known, or not measured.
-struct MemoryUse {
-  std::optional<std::int64_t> model;        ///< parameters and buffers
-  std::optional<std::int64_t> optimizer;    ///< its state, from the first step on
-  std::optional<std::int64_t> batch;        ///< input and target, as the model gets them
-  std::optional<std::int64_t> activations;  ///< kept by the forward for backward; of a pipeline's placement:
-                                            ///< the most after one of its forwards
-  std::optional<std::int64_t> gradients;    ///< after backward
-  std::optional<std::int64_t> averages;     ///< buffers of gradients besides: `average`'s chunks
-  std::optional<std::int64_t> peak;         ///< the most at any time of a step
-};
+using parallel::MemoryUse;
 
 struct PlaceMemory {
   std::string name;  ///< "cpu", "each rank", "replica 1 on cpu:1"

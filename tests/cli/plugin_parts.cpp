@@ -30,9 +30,7 @@ COHORT_REGISTER_MODEL_RUNNER(
          },
      .plan_memory =
          [](const parallel::PlainMemory& plain, const parallel::ModelRunnerOptions&) {
-           return std::vector<parallel::RunnerMemory>{{.name = "the plug-in's place",
-                                                       .samples = plain.samples,
-                                                       .model = plain.parameters + plain.buffers}};
+           return std::vector<parallel::PlannedPlace>{{"the plug-in's place", plain.samples, plain.use}};
          }});
 
 class Averaging : public parallel::ReplicatedSync {

@@ -304,8 +304,8 @@ TEST(MemoryPlanTest, APipelineOfGpusIsPlannedOnTheCpu) {
   COHORT_EXPECT_THROW_WITH(plan_of(on_gpus, {.measure = true}), UsageError, "only CPU memory is measured");
 }
 
-// Two copies of the model, each with half of the batch.
-TEST(MemoryPlanTest, ARunnerOfAPluginSaysItselfWhatItTakes) {
+// A runner "two_copies": the model twice, each with half of the batch; and one "as_plain".
+void register_runners() {
   static std::once_flag once;
   std::call_once(once, [] {
     parallel::ModelRunnerType type;
@@ -315,37 +315,59 @@ TEST(MemoryPlanTest, ARunnerOfAPluginSaysItselfWhatItTakes) {
     type.plan_memory = [](const parallel::PlainMemory& plain, const parallel::ModelRunnerOptions& options) {
       EXPECT_EQ(options.name, "two_copies");
       EXPECT_EQ(options.batch_size, plain.samples);
-      std::vector<parallel::RunnerMemory> places;
-      for (const char* name : {"first", "second"}) {
-        const std::int64_t samples = plain.samples / 2;
-        places.push_back({.name = name,
-                          .samples = samples,
-                          .model = plain.parameters + plain.buffers,
-                          .optimizer = plain.optimizer,
-                          .batch = plain.batch / 2,
-                          .activations = plain.activations(samples),
-                          .gradients = plain.gradients,
-                          .peak = plain.peak(samples)});
-      }
-      return places;
+      const std::int64_t samples = plain.samples / 2;
+      parallel::MemoryUse half = plain.use;
+      half.batch.reset();
+      half.activations = plain.activations(samples);
+      half.peak = *plain.use.model + *plain.use.optimizer + plain.peak(samples);
+      return std::vector<parallel::PlannedPlace>{{"first", samples, half}, {"second", samples, half}};
     };
-    parallel::register_model_runner("two_copies", std::move(type));
+    parallel::register_model_runner("two_copies", type);
+    type.plan_memory = [](const parallel::PlainMemory& plain, const parallel::ModelRunnerOptions&) {
+      return std::vector<parallel::PlannedPlace>{{"cpu", plain.samples, plain.use}};
+    };
+    parallel::register_model_runner("as_plain", type);
   });
+}
+
+TEST(MemoryPlanTest, ARunnerOfAPluginSaysItselfWhatItTakes) {
+  register_runners();
   const MemoryPlan plan = plan_of({"distributed.model=two_copies"}), plain = plan_of({});
+  const MemoryUse& whole = plain.places.back().predicted;
   ASSERT_EQ(plan.places.size(), 3U);
   EXPECT_EQ(plan.places[0].name, "first");
   EXPECT_EQ(plan.places[0].samples, 12);
-  EXPECT_EQ(plan.places[1].predicted.model, plain.places[0].predicted.model);
+  EXPECT_EQ(plan.places[1].predicted.model, whole.model);
   EXPECT_EQ(plan.places[2].name, "all");
-  EXPECT_EQ(*plan.places[2].predicted.model, 2 * *plain.places[0].predicted.model);
-  EXPECT_EQ(plan.places[2].predicted.batch, plain.places[0].predicted.batch);
-  EXPECT_EQ(plan.places[2].predicted.activations, plain.places[0].predicted.activations);
+  EXPECT_EQ(*plan.places[2].predicted.model, 2 * *whole.model);
+  EXPECT_EQ(plan.places[2].predicted.activations, whole.activations);
+  EXPECT_FALSE(plan.places[2].predicted.batch) << "no place said any";
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=two_copies"}, {.measure = true}), UsageError,
                            "is not measured");
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=two_copys"}), UsageError, "two_copies");
 }
 
-TEST(MemoryPlanTest, RefusesWhatItCannotPlan) {
+// Whatever a step is made of, a runner that does what plain does can say so.
+TEST(MemoryPlanTest, ARunnerThatTakesWhatPlainTakesIsPlannedAsPlain) {
+  register_runners();
+  for (const char* accumulate : {"1", "2", "3"}) {
+    for (const char* gradients : {"none", "average", "ddp"}) {
+      std::vector<std::string> keys = {base::concat("train.accumulate=", accumulate),
+                                       base::concat("distributed.gradients=", gradients)};
+      const MemoryUse plain = plan_of(keys).places.back().predicted;
+      keys.emplace_back("distributed.model=as_plain");
+      const MemoryUse own = plan_of(keys).places.back().predicted;
+      SCOPED_TRACE(keys[0] + " " + keys[1]);
+      EXPECT_EQ(own.model, plain.model);
+      EXPECT_EQ(own.batch, plain.batch);
+      EXPECT_EQ(own.averages, plain.averages);
+      EXPECT_EQ(own.peak, plain.peak);
+      EXPECT_GT(own.peak.value_or(0), own.model.value_or(0));
+    }
+  }
+}
+
+TEST(MemoryPlanTest, RejectsWhatItCannotPlan) {
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=model_parallel"}), UsageError,
                            "does not say which layers are where");
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=data_parallel", "distributed.nproc_per_node=2"}),

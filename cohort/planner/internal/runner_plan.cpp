@@ -43,8 +43,8 @@ MemoryUse whole(const ModelBytes& bytes, const PlannedModel& model, const StepMe
 }
 
 // The whole model on one placement, of each rank where there are several.
-void plan_process(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
-                  const StepMemory& step, const train::BatchPlan& sizes) {
+PlaceMemory process(const MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
+                    const StepMemory& step, const train::BatchPlan& sizes) {
   const bool ranks = plan.gradients != "none";
   PlaceMemory place{.name = ranks ? base::concat("each of ", plan.num_ranks, " ranks") : "cpu",
                     .samples = sizes.part,
@@ -53,7 +53,7 @@ void plan_process(MemoryPlan& plan, const PlannedModel& model, const ModelBytes&
   if (parallel::gradient_sync_type(plan.gradients).copies_gradients)
     place.predicted.averages = bytes.gradients;
   if (ranks) *place.predicted.peak += bytes.gradients;
-  plan.places.push_back(place);
+  return place;
 }
 
 // What replica `index` of `count` has besides what all share.
@@ -266,35 +266,24 @@ class RegisteredPlan : public RunnerPlan {
     const parallel::PlainMemory plain{
         .parameters = in.bytes.parameters,
         .buffers = in.bytes.buffers,
-        .gradients = in.bytes.gradients,
-        .optimizer = in.bytes.optimizer,
-        .batch = in.model.batch_bytes(in.sizes.loaded),
         .samples = in.sizes.part,
+        .use = process(plan, in.model, in.bytes, in.step, in.sizes).predicted,
         .activations = [&](std::int64_t samples) { return in.step.activations(samples); },
         .peak = [&](std::int64_t samples) { return in.step.peak(samples); }};
-    parallel::RunnerMemory all{.name = "all", .samples = in.sizes.part};
-    const auto add = [&](const parallel::RunnerMemory& from) {
-      plan.places.push_back({.name = from.name,
-                             .samples = from.samples,
-                             .predicted = {.model = from.model,
-                                           .optimizer = from.optimizer,
-                                           .batch = from.batch,
-                                           .activations = from.activations,
-                                           .gradients = from.gradients,
-                                           .peak = from.peak}});
-    };
-    const std::vector<parallel::RunnerMemory> places = type_.plan_memory(plain, options_);
+    const std::vector<parallel::PlannedPlace> places = type_.plan_memory(plain, options_);
     if (places.empty()) throw UsageError(kWhere, base::concat(plan.runner, " planned no place"));
-    for (const parallel::RunnerMemory& place : places) {
-      add(place);
-      all.model += place.model;
-      all.optimizer += place.optimizer;
-      all.batch += place.batch;
-      all.activations += place.activations;
-      all.gradients += place.gradients;
-      all.peak += place.peak;
+    MemoryUse all;
+    for (const parallel::PlannedPlace& place : places) {
+      plan.places.push_back({.name = place.name, .samples = place.samples, .predicted = place.use});
+      for (const auto kind :
+           {&MemoryUse::model, &MemoryUse::optimizer, &MemoryUse::batch, &MemoryUse::activations,
+            &MemoryUse::gradients, &MemoryUse::averages, &MemoryUse::peak}) {
+        if (const auto bytes = place.use.*kind) all.*kind = (all.*kind).value_or(0) + *bytes;
+      }
     }
-    if (places.size() > 1) add(all);
+    if (places.size() > 1) {
+      plan.places.push_back({.name = "all", .samples = in.sizes.part, .predicted = all});
+    }
   }
 
  private:
@@ -330,18 +319,17 @@ std::vector<base::Placement> RunnerPlan::prepare(const config::DistributedConfig
 
 void RunnerPlan::plan(MemoryPlan& plan, const PlanInputs& in) const {
   if (in.place.empty()) {
-    plan_process(plan, in.model, in.bytes, in.step, in.sizes);
+    plan.places.push_back(process(plan, in.model, in.bytes, in.step, in.sizes));
   } else {
     plan_placed_layers(plan, in.model, in.bytes, in.step, in.sizes, in.place);
   }
 }
 
 std::unique_ptr<RunnerPlan> make_runner_plan(const std::string& name) {
-  // A runner of a plug-in has no plan. Plain is a lower bound that is still of use.
   if (const auto own = registry().find(name)) return (*own)();
   parallel::ModelRunnerType type = parallel::model_runner_type(name);
   if (type.plan_memory) return std::make_unique<RegisteredPlan>(std::move(type));
-  return make<RunnerPlan>();
+  return make<RunnerPlan>();  // a lower bound, which is still of use
 }
 
 ModelBytes model_bytes(const PlannedModel& model, const std::function<bool(const std::string&)>& is_wanted) {
