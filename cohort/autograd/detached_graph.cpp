@@ -2,7 +2,7 @@
 // the graph. It leads each edge to a captured leaf to a node of the part instead (Exit). backward() has
 // LibTorch's engine run from results to entrances and exits, and captures the gradients there. Always: every
 // node of the walk was made by this thread since the part began, but leaves and casts that autocast keeps.
-// Any other node is refused before an edge is changed, as backward would go through another graph and free
+// Any other node is rejected before an edge is changed, as backward would go through another graph and free
 // it.
 #include "cohort/autograd/detached_graph.h"
 

@@ -63,7 +63,7 @@ class DetachedGraph {
   /// Throws: UsageError where fn reaches a graph that is not its inputs'.
   Tensors end(const Tensors& results);
   /// Returns the name of a node that `results` reach and that belongs to another graph than the inputs',
-  /// which end() refuses; empty where there is none. Before end().
+  /// which end() rejects; empty where there is none. Before end().
   std::string outside(const Tensors& results) const;
 
   /// Which results have a gradient. After end().

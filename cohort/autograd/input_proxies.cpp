@@ -1,7 +1,7 @@
 // A proxy shares the memory of its input and has a history of its own. After the function has run, a proxy
 // whose graph edge is another than at first was written to. The proxy becomes a result, and write_back()
 // gives its history to the input. Always: an input that is given twice has one proxy. A write that another
-// input would see is refused, as that input's history would not say so.
+// input would see is rejected, as that input's history would not say so.
 #include "cohort/autograd/input_proxies.h"
 
 #include <torch/csrc/autograd/function.h>

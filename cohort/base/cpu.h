@@ -31,7 +31,7 @@ class CpuSet {
   static CpuSet of_current_thread();
 
   /// Lets the calling thread run on these cores only; threads that it starts afterwards inherit that.
-  /// Throws: UsageError when the set is empty, SystemError when the system refuses.
+  /// Throws: UsageError when the set is empty, SystemError when the system rejects.
   void pin_current_thread() const;
 
   const std::vector<int>& ids() const { return ids_; }  ///< ascending

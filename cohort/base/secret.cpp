@@ -79,28 +79,28 @@ Secret Secret::make() {
 }
 
 Secret Secret::from_file(const std::filesystem::path& path) {
-  const auto refuse = [&](const std::string& what, const std::string& hint) {
+  const auto reject = [&](const std::string& what, const std::string& hint) {
     throw UsageError("base.secret", concat("the file of the secret, ", path.string(), ", ", what), hint);
   };
   // O_NONBLOCK: to open a named pipe would wait for a writer.
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file.is_open() || ::fstat(file.get(), &status) != 0) {
-    refuse(concat("cannot be read: ", std::strerror(errno)), "a file that is there on each node");
+    reject(concat("cannot be read: ", std::strerror(errno)), "a file that is there on each node");
   }
-  if (!S_ISREG(status.st_mode)) refuse("is no regular file", "a file of random bytes");
+  if (!S_ISREG(status.st_mode)) reject("is no regular file", "a file of random bytes");
   // Its owner can write another secret into it.
   if (status.st_uid != ::geteuid() && status.st_uid != 0) {
-    refuse(concat("belongs to user ", status.st_uid, ", and this is a process of user ", ::geteuid()),
+    reject(concat("belongs to user ", status.st_uid, ", and this is a process of user ", ::geteuid()),
            concat("a file of one's own: chown ", ::geteuid(), " ", path.string()));
   }
-  if ((status.st_mode & 077) != 0) refuse("may be read by others", concat("chmod 600 ", path.string()));
+  if ((status.st_mode & 077) != 0) reject("may be read by others", concat("chmod 600 ", path.string()));
   std::string bytes = read_all(file.get());
   // Editors and base64 end a file by a newline, which belongs to no secret.
   const std::size_t end = bytes.find_last_not_of(" \t\r\n");
   bytes.resize(end == std::string::npos ? 0 : end + 1);
   if (bytes.size() < kFewestBytes || bytes.size() > kMaxBytes) {
-    refuse(concat("has ", bytes.size() > kMaxBytes ? "more than 4096" : std::to_string(bytes.size()),
+    reject(concat("has ", bytes.size() > kMaxBytes ? "more than 4096" : std::to_string(bytes.size()),
                   " bytes, expected 16 to 4096"),
            concat("(umask 077; head -c 32 /dev/urandom | base64 > ", path.string(), ")"));
   }

@@ -1,7 +1,7 @@
 // The file carries a checksum of its own, taken over the JSON without it, so that any damage is noticed. Text
 // is parsed with bounds on size and depth, and every number and checkpoint name in it is checked before use.
 // The version is compared before the checksum: a newer format is named as such, not as damage. A state that
-// could not be read again is refused when it is written.
+// could not be read again is rejected when it is written.
 #include "cohort/checkpoint/manifest.h"
 
 #include <charconv>

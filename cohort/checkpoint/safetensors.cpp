@@ -48,19 +48,19 @@ at::ScalarType scalar_type(StoredDtype dtype) {
 }
 
 StoredDtype stored_dtype(const std::string& name, const at::Tensor& tensor) {
-  const auto refuse = [&name](const std::string& why) {
+  const auto reject = [&name](const std::string& why) {
     throw UsageError("checkpoint.save", concat("tensor ", printable(name), " cannot be stored: ", why));
   };
   if (!tensor.defined()) {
-    refuse("it is undefined");
+    reject("it is undefined");
   }
   // None of these is a plain array of elements, which is all that the format holds.
   if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta() || tensor.is_nested()) {
-    refuse("it is sparse, quantized, nested or on the meta device");
+    reject("it is sparse, quantized, nested or on the meta device");
   }
   const auto found = std::find(kScalarTypes.begin(), kScalarTypes.end(), tensor.scalar_type());
   if (found == kScalarTypes.end()) {
-    refuse(concat("the format has no dtype for ", c10::toString(tensor.scalar_type())));
+    reject(concat("the format has no dtype for ", c10::toString(tensor.scalar_type())));
   }
   return static_cast<StoredDtype>(found - kScalarTypes.begin());
 }

@@ -42,7 +42,7 @@ constexpr std::array<DtypeRow, 20> kDtypes{{
 
 /// Bytes of a tensor of that shape; empty if the count overflows or is not a whole number of bytes.
 std::optional<uint64_t> size_bytes(StoredDtype dtype, const std::vector<int64_t>& shape) {
-  // Zero counts as one here, so that a huge dimension is refused wherever it stands: LibTorch's strides
+  // Zero counts as one here, so that a huge dimension is rejected wherever it stands: LibTorch's strides
   // overflow.
   uint64_t padded = static_cast<uint64_t>(dtype_bits(dtype));
   bool empty = false;

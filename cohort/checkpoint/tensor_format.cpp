@@ -72,7 +72,7 @@ void register_tensor_format(const std::string& name, TensorFormat format) {
   if (!format.write || !format.read || format.extension.empty()) {
     throw UsageError(kWhere, base::concat("a tensor format needs ", kNeeds));
   }
-  // Before it is added, so that a refused format leaves the registry as it was.
+  // Before it is added, so that a rejected format leaves the registry as it was.
   for (const std::string& other : registry().names()) {
     if (registry().find(other)->extension == format.extension) {
       throw UsageError(kWhere, base::concat("the tensor format '", other, "' has the extension ",

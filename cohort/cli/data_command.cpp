@@ -146,10 +146,10 @@ void add_data(CLI::App& app, Context& context) {
   tar->add_option("out", arguments->out, "The folder to make")->required();
   tar->add_option("--strip", arguments->strip, "Leave out so many leading parts of each name")
       ->capture_default_str();
-  tar->add_option("--max-gib", arguments->max_gib, "Refuse an archive that unpacks to more")
+  tar->add_option("--max-gib", arguments->max_gib, "Reject an archive that unpacks to more")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->capture_default_str();
-  tar->add_option("--max-entries", arguments->max_entries, "Refuse an archive of more files and folders")
+  tar->add_option("--max-entries", arguments->max_entries, "Reject an archive of more files and folders")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
 

@@ -36,12 +36,12 @@ std::string names_of(const launch::RunFlag& flag) {
   return other == flag.name ? names : names + ",--" + other;
 }
 
-[[noreturn]] void refuse_option(const std::string& name) {
+[[noreturn]] void reject_option(const std::string& name) {
   std::vector<std::string> names;
   for (const launch::RunFlag& flag : launch::run_flags()) {
     if (flag.instead.empty()) names.push_back("--" + flag.name);
   }
-  // CLI11's own message would come too late: an unknown option may take a value, so the cut could not go on.
+  // CLI11's own message would come too late: an unknown option may take a value, so the cut could not continue.
   const auto near = base::nearest_name(name, names);
   throw UsageError("cli.run",
                    base::concat("there is no option ", name, near ? "; did you mean " + *near + "?" : ""),
@@ -63,7 +63,7 @@ std::size_t num_words(const std::string& word) {
     const bool apart = is_long ? equals == std::string::npos : word.size() == 2;
     return apart && !flag.value.empty() ? 2 : 1;
   }
-  refuse_option(name);
+  reject_option(name);
 }
 
 int run_command(const RunArguments& arguments, const std::vector<std::string>& program) {
@@ -130,7 +130,7 @@ void add_run(CLI::App& app, Context& context) {
       // As with torchrun, the last value counts: scripts append to a command that is fixed.
       option->type_name(flag.value)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     }
-    if (!flag.instead.empty()) option->group("");  // known, refused by name, not in the help
+    if (!flag.instead.empty()) option->group("");  // known, rejected by name, not in the help
   }
   command->footer(
       "Examples:\n"

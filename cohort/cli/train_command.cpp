@@ -104,8 +104,8 @@ std::string quoted(const std::string& text) {
 }
 
 /// A command that resumes the run in `folder`.
-std::string command_to_go_on(const TrainArguments& arguments, const Context& context,
-                             const fs::path& folder) {
+std::string command_to_resume(const TrainArguments& arguments, const Context& context,
+                              const fs::path& folder) {
   std::string command = quoted(context.program) + " train --config " + quoted(folder / "config.yaml") +
                         " --resume auto " + quoted("run.dir=" + folder.string());
   // Without the option a job of several ranks had a launcher. On one host --nproc-per-node gives the same
@@ -122,7 +122,7 @@ std::string command_to_go_on(const TrainArguments& arguments, const Context& con
 
 /// The run folder whose own file the configuration is, where that run is to resume: the file may have been
 /// copied or moved with its folder, whatever run.dir in it says. Empty: the configuration says it.
-fs::path folder_to_go_on(const TrainArguments& arguments, const config::Config& config) {
+fs::path folder_to_resume(const TrainArguments& arguments, const config::Config& config) {
   // What the user gives on the command line wins over where the file lies.
   const auto sets = [&](std::string_view key) {
     return std::ranges::any_of(arguments.overrides, [&](const auto& each) { return each.starts_with(key); });
@@ -175,7 +175,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   }
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
   const config::Config given = read_config(arguments);
-  const fs::path own = folder_to_go_on(arguments, given);
+  const fs::path own = folder_to_resume(arguments, given);
   const std::string said = text_of_folder(arguments, own, given.run.dir);
   const config::Config config =
       arguments.fast_dev_run ? train::limit_to_fast_dev_run(in_folder(given, own)) : in_folder(given, own);
@@ -198,9 +198,9 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   if (result.fit.signal == 0) return 0;
   // 128 + number, as a shell reports a process that a signal ended.
   if (result.rank != 0) return 128 + result.fit.signal;
-  std::fprintf(stderr, "cohort: stopped by signal %d after step %lld; to go on:\n  %s\n", result.fit.signal,
+  std::fprintf(stderr, "cohort: stopped by signal %d after step %lld; to resume:\n  %s\n", result.fit.signal,
                static_cast<long long>(result.fit.steps),
-               command_to_go_on(arguments, context, result.folder).c_str());
+               command_to_resume(arguments, context, result.folder).c_str());
   return 128 + result.fit.signal;
 }
 
@@ -219,8 +219,8 @@ void add_train(CLI::App& app, Context& context) {
                       "key=value: change one setting, for instance optim.lr=0.05 train.epochs=2");
   command->add_option(
       "--resume", arguments->resume,
-      "auto: go on from the last checkpoint, or start afresh when there is none; last, best, or a "
-      "checkpoint folder: go on from there");
+      "auto: resume from the last checkpoint, or start afresh when there is none; last, best, or a "
+      "checkpoint folder: resume from there");
   repeatable(
       command->add_option("--load", arguments->plugins,
                           "A shared library with models, data sets, operators or other parts of yours"),
@@ -245,7 +245,7 @@ void add_train(CLI::App& app, Context& context) {
       "  cohort train --config configs/vgg.yaml data.path=photos train.epochs=10 --resume auto\n"
       "  cohort train --config configs/vgg.yaml data.path=photos --nproc-per-node 2\n"
       "  cohort train data.path=photos model.name=resnet18 optim.name=adamw\n"
-      "CTRL-C finishes the step, saves and says how to go on; a second one ends at once.");
+      "CTRL-C finishes the step, saves and says how to resume; a second one ends at once.");
   command->callback([arguments, &context] {
     context.action = [arguments, &context] { return train_command(*arguments, context); };
   });

@@ -33,12 +33,12 @@ at::Tensor as_numbers(const at::Tensor& tensor) {
 }
 
 void check_rank(const char* what, int rank, int size) {
-  if (rank < 0 || rank >= size) refuse(base::concat(what, " is ", rank, ", expected 0 to ", size - 1));
+  if (rank < 0 || rank >= size) reject(base::concat(what, " is ", rank, ", expected 0 to ", size - 1));
 }
 
 void check_numel(const char* call, const at::Tensor& big, const at::Tensor& small, int size) {
   if (big.scalar_type() != small.scalar_type() || big.numel() != small.numel() * size) {
-    refuse(base::concat(call, ": got ", big.dtype().name(), big.sizes(), " and ", small.dtype().name(),
+    reject(base::concat(call, ": got ", big.dtype().name(), big.sizes(), " and ", small.dtype().name(),
                         small.sizes(), ", expected one type, and ", size,
                         " times as many numbers in the first"));
   }
@@ -47,7 +47,7 @@ void check_numel(const char* call, const at::Tensor& big, const at::Tensor& smal
 // NCCL matches messages by their order alone.
 void check_tag(const GroupState& state, const char* call, const at::Tensor& tensor, int tag) {
   if (tag == 0 || tensor.is_cpu() || state.backend != "nccl") return;
-  refuse(base::concat(call, ": tag is ", tag,
+  reject(base::concat(call, ": tag is ", tag,
                       ", and NCCL has no tags: it would take messages in the order in "
                       "which they were sent"),
          "tag 0, and messages in the same order on both ends; or tensors on the CPU");
@@ -56,7 +56,7 @@ void check_tag(const GroupState& state, const char* call, const at::Tensor& tens
 }  // namespace
 
 GroupState& Group::state() const {
-  if (state_ == nullptr) refuse("this process is not in the group", "test the handle first: if (group) ...");
+  if (state_ == nullptr) reject("this process is not in the group", "test the handle first: if (group) ...");
   return *state_;
 }
 
@@ -117,9 +117,9 @@ bool Group::has_own_memory(c10::Device device) const {
 Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) const {
   State& parent = state();
   parent.check_usable();
-  if (ranks.empty()) refuse("a subgroup needs at least one rank");
+  if (ranks.empty()) reject("a subgroup needs at least one rank");
   if (std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end()) {
-    refuse(base::concat("ranks of a subgroup must ascend without repeats, got ",
+    reject(base::concat("ranks of a subgroup must ascend without repeats, got ",
                         base::format_list("rank", ranks)));
   }
   check_rank("first rank of the subgroup", ranks.front(), parent.size);
@@ -229,16 +229,16 @@ Pending Group::all_to_all(at::Tensor& output, const at::Tensor& input,
                           const std::vector<std::int64_t>& output_rows,
                           const std::vector<std::int64_t>& input_rows, CallOptions options) const {
   const auto check = [&](const char* what, const at::Tensor& tensor, const std::vector<std::int64_t>& rows) {
-    if (tensor.dim() == 0) refuse(base::concat("all_to_all: the ", what, " has no dimension to split"));
+    if (tensor.dim() == 0) reject(base::concat("all_to_all: the ", what, " has no dimension to split"));
     const std::int64_t have = tensor.size(0);
     if (rows.empty()) {
       if (have % size() == 0) return;
-      refuse(base::concat("all_to_all: ", have, " rows of ", what, " do not divide by ", size(), " ranks"),
+      reject(base::concat("all_to_all: ", have, " rows of ", what, " do not divide by ", size(), " ranks"),
              "say how many rows go to each");
     }
     if (static_cast<int>(rows.size()) != size() || std::ranges::any_of(rows, [](auto n) { return n < 0; }) ||
         std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) != have) {
-      refuse(base::concat("all_to_all: rows of ", what, " must be ", size(), " numbers whose sum is ", have));
+      reject(base::concat("all_to_all: rows of ", what, " must be ", size(), " numbers whose sum is ", have));
     }
   };
   check("input", input, input_rows);
@@ -269,7 +269,7 @@ Pending Group::gather(std::span<at::Tensor> outputs, const at::Tensor& input, in
   check_rank("root", root, size());
   const int expected = rank() == root ? size() : 0;
   if (static_cast<int>(outputs.size()) != expected) {
-    refuse(
+    reject(
         base::concat("gather: got ", outputs.size(), " outputs on rank ", rank(), ", expected ", expected));
   }
   for (const at::Tensor& output : outputs) check_numel("gather", output, input, 1);
@@ -296,7 +296,7 @@ Pending Group::scatter(at::Tensor& output, std::span<const at::Tensor> inputs, i
   check_rank("root", root, size());
   const int expected = rank() == root ? size() : 0;
   if (static_cast<int>(inputs.size()) != expected) {
-    refuse(base::concat("scatter: got ", inputs.size(), " inputs on rank ", rank(), ", expected ", expected));
+    reject(base::concat("scatter: got ", inputs.size(), " inputs on rank ", rank(), ", expected ", expected));
   }
   for (const at::Tensor& input : inputs) check_numel("scatter", input, output, 1);
   auto pending = std::make_shared<Pending::State>(state_, "scatter", options.timeout);
@@ -319,7 +319,7 @@ Pending Group::scatter(at::Tensor& output, std::span<const at::Tensor> inputs, i
 
 Pending Group::send(const at::Tensor& tensor, int to, int tag, CallOptions options) const {
   check_rank("receiver", to, size());
-  if (to == rank()) refuse("send: a rank cannot send to itself");
+  if (to == rank()) reject("send: a rank cannot send to itself");
   check_tag(*state_, "send", tensor, tag);
   auto pending = std::make_shared<Pending::State>(state_, "send", options.timeout);
   std::vector<at::Tensor> list{pending->in(tensor)};
@@ -331,7 +331,7 @@ Pending Group::send(const at::Tensor& tensor, int to, int tag, CallOptions optio
 
 Pending Group::recv(at::Tensor& tensor, int from, int tag, CallOptions options) const {
   check_rank("sender", from, size());
-  if (from == rank()) refuse("recv: a rank cannot receive from itself");
+  if (from == rank()) reject("recv: a rank cannot receive from itself");
   check_tag(*state_, "recv", tensor, tag);
   auto pending = std::make_shared<Pending::State>(state_, "recv", options.timeout);
   std::vector<at::Tensor> list{pending->out(tensor, false)};

@@ -100,7 +100,7 @@ class Tracing {
     if (store_adapter_of(state_).wait({name}, deadline_)) return;
     const int stuck = rank == 0 ? served() : rank;
     throw TimeoutError("comm.write_trace",
-                       base::concat(describe(), ": rank ", stuck, " has come and does not go on: ",
+                       base::concat(describe(), ": rank ", stuck, " has come and does not continue: ",
                                     stuck == rank ? "it has not written " + name
                                                   : "rank 0 takes its events, or stands still itself"));
   }

@@ -82,7 +82,7 @@ void check_best(const RunConfig& run) {
 }
 
 /// Knows Cohort's own runners only: no registry is below this module. So a mistake is found where the file is
-/// read. train::check_names() refuses what is left: runners of libraries given to --load.
+/// read. train::check_names() rejects what is left: runners of libraries given to --load.
 void check_script(bool script, const std::string& runner) {
   constexpr std::array kOnPlacements = {"data_parallel", "model_parallel", "pipeline"};
   if (!script || std::ranges::find(kOnPlacements, runner) == kOnPlacements.end()) return;

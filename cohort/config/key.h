@@ -20,7 +20,7 @@ using KeyTarget = std::variant<bool*, std::int64_t*, double*, std::string*, std:
 enum class OnResume {
   kNotSaid,      ///< of no key: a test holds it
   kTakesEffect,  ///< from the next step on; the log shows both values
-  kRefused,      ///< before anything is written
+  kRejected,     ///< before anything is written
   kCannotMatter  ///< no number of the run follows from it: taken without a word
 };
 
@@ -28,7 +28,7 @@ struct ConfigKey {
   const char* name;  ///< section.key
   KeyTarget (*target)(Config&);
   OnResume on_resume = OnResume::kNotSaid;
-  bool makes_step = false;  ///< refused on resume where a step over all ranks gets another number of samples
+  bool makes_step = false;  ///< rejected on resume where a step over all ranks gets another number of samples
   const char* help;
   double min = -std::numeric_limits<double>::infinity();  ///< of each number
   double max = std::numeric_limits<double>::infinity();

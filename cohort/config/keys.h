@@ -16,7 +16,7 @@ const ConfigKey* find_key(std::string_view name);
 /// model, data, optim, schedule, train, distributed, comm, run.
 std::span<const std::string> config_sections();
 
-/// Returns what becomes of a key that differs on resume, in words: "takes effect", "refused", "cannot
+/// Returns what becomes of a key that differs on resume, in words: "takes effect", "rejected", "cannot
 /// matter".
 std::string resume_text(const ConfigKey& key);
 

@@ -36,22 +36,22 @@ void add_change(base::TextList& list, const ConfigKey& key, Config& before, Conf
 
 }  // namespace
 
-// All refused keys go into one error: who mends one key must not start again to learn the next.
+// All rejected keys go into one error: who mends one key must not start again to learn the next.
 // Configurations are taken by value, as a key gives access to its member only through a Config that can be
 // changed.
 std::string check_resume(Config before, Config now, bool same_step, const std::string& from) {
-  base::TextList taken, refused;
+  base::TextList taken, rejected;
   for (const ConfigKey& key : config_keys()) {
     if (key.on_resume == OnResume::kCannotMatter || same_value(key, before, now)) continue;
     // Batch size, accumulation and ranks may change together where the step keeps its number of samples. Then
     // steps, schedule and learning rate still mean the same.
-    const bool is_refused = key.on_resume == OnResume::kRefused || (key.makes_step && !same_step);
-    add_change(is_refused ? refused : taken, key, before, now);
+    const bool is_rejected = key.on_resume == OnResume::kRejected || (key.makes_step && !same_step);
+    add_change(is_rejected ? rejected : taken, key, before, now);
   }
-  if (refused.empty()) return taken.text();
+  if (rejected.empty()) return taken.text();
   throw ConfigError(
       "train.resume",
-      base::concat("a run cannot go on with another value of these keys: ", refused.text(), " (", from,
+      base::concat("a run cannot resume with another value of these keys: ", rejected.text(), " (", from,
                    " was made with the first)"),
       base::concat("the values that it was made with, or a new run from its weights (model.weights=", from,
                    ")"));
@@ -65,7 +65,7 @@ std::string other_inputs(Config trained, Config now) {
                                          "train.precision"sv};
   base::TextList changes;
   for (const ConfigKey& key : config_keys()) {
-    const bool is_of_model = key.section() == "model" && key.on_resume == OnResume::kRefused;
+    const bool is_of_model = key.section() == "model" && key.on_resume == OnResume::kRejected;
     if (!is_of_model && std::ranges::find(kInputs, key.name) == kInputs.end()) continue;
     if (!same_value(key, trained, now)) add_change(changes, key, trained, now);
   }

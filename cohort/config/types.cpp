@@ -79,7 +79,7 @@ double default_lr(const std::string& optimizer) {
 
 bool best_is_max(const RunConfig& config) {
   if (config.best_mode != "auto") return config.best_mode == "max";
-  // check_config() has refused a name that does not say; the value only stands in for a Config that nobody
+  // check_config() has rejected a name that does not say; the value only stands in for a Config that nobody
   // checked.
   return more_is_better(config.best_metric).value_or(true);
 }

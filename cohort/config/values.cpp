@@ -40,7 +40,7 @@ std::string with_range(const char* what, const ConfigKey& key) {
 
 bool in_range(const ConfigKey& key, double value) {
   if (!std::isfinite(value)) return false;
-  // NaN and infinity are refused above, so the comparisons below are those of numbers.
+  // NaN and infinity are rejected above, so the comparisons below are those of numbers.
   return (key.min_is_open ? value > key.min : value >= key.min) && value <= key.max;
 }
 
@@ -110,13 +110,13 @@ std::string map_text(const std::map<std::string, std::string>& map) {
 }  // namespace
 
 std::string resume_text(const ConfigKey& key) {
-  // Before on_resume, which these keys have too: check_resume() refuses them only where steps differ in size.
-  if (key.makes_step) return "takes effect; refused where a step gets another number of samples";
+  // Before on_resume, which these keys have too: check_resume() rejects them only where steps differ in size.
+  if (key.makes_step) return "takes effect; rejected where a step gets another number of samples";
   switch (key.on_resume) {
     case OnResume::kTakesEffect:
       return "takes effect";
-    case OnResume::kRefused:
-      return "refused";
+    case OnResume::kRejected:
+      return "rejected";
     case OnResume::kCannotMatter:
       return "cannot matter";
     case OnResume::kNotSaid:

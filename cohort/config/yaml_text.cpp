@@ -29,7 +29,7 @@ constexpr std::size_t kMaxIndicators = 500;
 constexpr std::size_t kMaxIndentation = 500;
 constexpr std::size_t kMaxText = 1000;
 
-[[noreturn]] void refuse(const YamlSource& source, std::size_t line, const std::string& what) {
+[[noreturn]] void reject(const YamlSource& source, std::size_t line, const std::string& what) {
   YAML::Mark mark;
   mark.line = static_cast<int>(line);
   mark.column = 0;
@@ -38,7 +38,7 @@ constexpr std::size_t kMaxText = 1000;
 
 void check_limits(std::string_view text, const YamlSource& source) {
   if (text.size() > kMaxYamlBytes) {
-    refuse(source, 0, concat("the file is too large, expected at most ", kMaxYamlBytes, " bytes"));
+    reject(source, 0, concat("the file is too large, expected at most ", kMaxYamlBytes, " bytes"));
   }
   std::size_t line = 0, indentation = 0, indicators = 0, brackets = 0;
   bool at_begin = true;
@@ -57,13 +57,13 @@ void check_limits(std::string_view text, const YamlSource& source) {
     indentation += at_begin;
     brackets += c == '[' || c == '{';
     indicators += (c == '-' || c == '?' || c == ':') && (next == ' ' || next == '\t');
-    if (c == '\0') refuse(source, line, "a zero byte: this is not a text file");
+    if (c == '\0') reject(source, line, "a zero byte: this is not a text file");
     if (brackets > kMaxBrackets)
-      refuse(source, line, concat("more than ", kMaxBrackets, " opening brackets"));
+      reject(source, line, concat("more than ", kMaxBrackets, " opening brackets"));
     if (indentation > kMaxIndentation)
-      refuse(source, line, concat("more than ", kMaxIndentation, " blanks before a line"));
+      reject(source, line, concat("more than ", kMaxIndentation, " blanks before a line"));
     if (indicators > kMaxIndicators)
-      refuse(source, line, concat("more than ", kMaxIndicators, " of '- ', '? ' and ': ' in a line"));
+      reject(source, line, concat("more than ", kMaxIndicators, " of '- ', '? ' and ': ' in a line"));
   }
 }
 
@@ -214,7 +214,7 @@ std::string scalar_text(const std::string& text) {
       quoted += '\\';
       quoted += static_cast<char>(c);
     } else if (c < 0x20 || c == 0x7f) {
-      // Control characters would end the line or be refused by the scanner. UTF-8 passes, byte by byte.
+      // Control characters would end the line or be rejected by the scanner. UTF-8 passes, byte by byte.
       std::array<char, 8> escape;
       std::snprintf(escape.data(), escape.size(), "\\x%02x", c);
       quoted += escape.data();

@@ -21,7 +21,7 @@ struct YamlSource {
   std::string at(const YAML::Mark& mark) const;
 };
 
-/// A longer text is refused; who reads a file need not read more.
+/// A longer text is rejected; who reads a file need not read more.
 inline constexpr std::size_t kMaxYamlBytes = 256 * 1024;
 
 /// Returns the one document in `text`.

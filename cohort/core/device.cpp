@@ -15,7 +15,7 @@
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/random.h"
-#include "cohort/core/torch_compat.h"  // refuses a LibTorch that is too old
+#include "cohort/core/torch_compat.h"  // rejects a LibTorch that is too old
 
 namespace cohort::core {
 namespace {

@@ -1,7 +1,7 @@
 // An ExampleDataset learns its fields from the first sample that can be read, and every later sample must
 // match them. So a batch's memory, which is laid out by the fields, never gets a sample of another size. A
 // registered factory is wrapped: its errors name the data set and the split, and options that it does not
-// read are refused. Cohort's own kinds stand in the registry as factories that throw, so no library can take
+// read are rejected. Cohort's own kinds stand in the registry as factories that throw, so no library can take
 // their names.
 #include "cohort/data/dataset.h"
 
@@ -32,14 +32,14 @@ std::string to_text(const std::vector<std::int64_t>& shape) {
 // Its memory is read as it lies there.
 void check_on_cpu(const at::Tensor& tensor, std::int64_t index, const std::string& field) {
   const char* hint = "return tensors of the CPU: the loader brings whole batches to LoaderOptions::device";
-  const auto refuse = [&](const auto& what) {
+  const auto reject = [&](const auto& what) {
     return UsageError("data.dataset", base::concat("get(", index, ") returned field '", field, "' ", what),
                       hint);
   };
-  if (!tensor.defined()) throw refuse("without a value");
-  if (!tensor.device().is_cpu()) throw refuse(base::concat("on ", tensor.device(), ", expected the CPU"));
+  if (!tensor.defined()) throw reject("without a value");
+  if (!tensor.device().is_cpu()) throw reject(base::concat("on ", tensor.device(), ", expected the CPU"));
   if (tensor.layout() != at::kStrided)
-    throw refuse(base::concat("of layout ", tensor.layout(), ", expected a dense tensor"));
+    throw reject(base::concat("of layout ", tensor.layout(), ", expected a dense tensor"));
 }
 
 // Kinds that Cohort brings, and their types.
@@ -92,7 +92,7 @@ std::string Dataset::describe(std::int64_t index) const {
   return "sample " + std::to_string(index);
 }
 
-// Sample 0 may be the broken one, and that is the loader's to refuse or to skip.
+// Sample 0 may be the broken one, and that is the loader's to reject or to skip.
 void ExampleDataset::learn_fields() const {
   const std::int64_t samples = size();
   if (samples == 0) throw UsageError("data.dataset", "the dataset has no samples");

@@ -89,7 +89,7 @@ class ExampleDataset : public Dataset {
 
 /// Arguments of a dataset that is made by name: `split` (train or val), `path`, which is that split's, and
 /// the options of the configuration (data.options), which the factory reads: `args.integer("width", 8)`,
-/// `args.at("path")`. make_dataset refuses those that it does not read.
+/// `args.at("path")`. make_dataset rejects those that it does not read.
 using DatasetArgs = base::NamedOptions;
 using DatasetFactory = std::function<std::shared_ptr<const Dataset>(const DatasetArgs&)>;
 

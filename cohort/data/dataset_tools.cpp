@@ -27,7 +27,7 @@
 namespace cohort::data {
 namespace {
 
-constexpr const char* kWhere = "data.tools";
+constexpr const char* kWhere = "data.dataset_tools";
 
 void write_file(const std::string& path, std::span<const std::byte> bytes) {
   // O_EXCL: in a folder of our own no name may be there already; two items with one name would be a mistake
@@ -132,7 +132,7 @@ GeneratedFolder folder_from_idx(const std::string& images, const std::string& la
 
 VerifyReport verify_folder(const std::string& folder, int threads) {
   const FolderIndex index =
-      // Nothing is refused here: the report lists what is wrong, all of it.
+      // Nothing is rejected here: the report lists what is wrong, all of it.
       scan_image_folder(folder, {.allow_empty = true, .on_other_files = OnOtherFiles::kIgnore});
   VerifyReport report;
   report.passed_over = index.explain_other_files();

@@ -22,7 +22,7 @@ struct GeneratedFolder {
 };
 
 /// Unpacks a tar file (plain, or compressed with gzip, bzip2, xz or zstd) into the new folder `folder`. Only
-/// files and folders: a link, an absolute name or one with `..` is refused. The result is not checked to be
+/// files and folders: a link, an absolute name or one with `..` is rejected. The result is not checked to be
 /// an image folder; see scan_image_folder. Throws: DataError naming the archive and the entry, or the limit
 /// that it passes; SystemError where a file cannot be written.
 GeneratedFolder unpack_tar(const std::string& archive, const std::string& folder,

@@ -68,7 +68,7 @@ class FolderIndex {
 /// Returns the images (.jpg, .jpeg, .png, in any case) below `root`: a folder per class, nested at will.
 /// Symbolic links are followed. 70,000 files take a few tens of milliseconds.
 /// Throws: DataError for a folder that is missing, has no classes or cannot be listed to its end, for a class
-/// without images, naming it, and for files that are no images where they are refused.
+/// without images, naming it, and for files that are no images where they are rejected.
 FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& options = {});
 
 /// Whether `name` ends like an image that can be read.

@@ -1,7 +1,7 @@
 // A file is read through a source of bytes, plain or gzip, so the same checks hold for both. The size that
 // the header asks for is checked for overflow, against the limit, and against what the source can still give.
 // For gzip that is deflate's best compression of the bytes that are left. Only then is memory taken. The body
-// must have exactly that many bytes: a short file and an over-long file are both refused.
+// must have exactly that many bytes: a short file and an over-long file are both rejected.
 #include "cohort/data/idx.h"
 
 #include <zlib.h>

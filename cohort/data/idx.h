@@ -33,7 +33,7 @@ struct IdxArray {
 };
 
 struct IdxOptions {
-  /// A file that says it holds more is refused before memory is taken.
+  /// A file that says it holds more is rejected before memory is taken.
   std::uint64_t max_bytes = std::uint64_t{16} << 30;
 };
 

@@ -37,7 +37,7 @@ class ImageFolder : public Dataset {
  public:
   /// Where no transform fixes the size, all images have that of the first whose header can be read.
   /// Throws: DataError for a folder that is missing, has no classes or an empty class, or other files
-  /// where they are refused; ConfigError for transforms that cannot be used.
+  /// where they are rejected; ConfigError for transforms that cannot be used.
   explicit ImageFolder(const std::string& path, const ImageFolderOptions& options = {});
   ~ImageFolder() override;
 

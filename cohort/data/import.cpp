@@ -22,7 +22,7 @@ namespace cohort::data {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kWhere = "data.tools";
+constexpr const char* kWhere = "data.dataset_tools";
 
 // What a file system says to names above its limit (255 bytes, mostly).
 DataError long_name(const std::string& at, const std::string& name) {

@@ -198,7 +198,7 @@ struct Loader::Impl {
   const std::shared_ptr<BufferPool> pool;
   const std::shared_ptr<SampleReader> reader;
   std::optional<DeviceCopy> device_copy;
-  std::unique_ptr<WorkerPool> team;
+  std::unique_ptr<WorkerPool> workers;
 
   std::int64_t epoch = 0;
   std::int64_t consumed = 0;                         // delivered to the caller
@@ -233,11 +233,11 @@ void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
 
 // Afterwards no worker touches a job.
 void Loader::Impl::drain() {
-  if (team == nullptr) return;
-  team->cancel();
+  if (workers == nullptr) return;
+  workers->cancel();
   const base::Deadline deadline(options.timeout);
-  for (; next_job < team->published(); ++next_job) {
-    if (!team->wait(next_job, deadline)) throw_stuck(next_job, options.timeout);
+  for (; next_job < workers->published(); ++next_job) {
+    if (!workers->wait(next_job, deadline)) throw_stuck(next_job, options.timeout);
     reader->job(next_job).buffer.reset();
     reader->job(next_job).failures.clear();
   }
@@ -274,15 +274,15 @@ bool Loader::Impl::plan(std::int64_t number) {
 
 void Loader::Impl::read_ahead() {
   if (options.workers == 0) return;
-  if (team == nullptr) {
+  if (workers == nullptr) {
     const std::int64_t chunk = std::clamp<std::int64_t>(part_size / (8 * options.workers), 1, 16);
-    team = std::make_unique<WorkerPool>(
+    workers = std::make_unique<WorkerPool>(
         WorkerPool::Options{options.workers, options.prefetch + 1, part_size, chunk},
         [shared = reader](int, std::int64_t job, std::int64_t item) { shared->read(job, item); },
         enter_worker);
   }
-  while (team->published() - next_job <= options.prefetch && plan(team->published())) {
-    team->publish(reader->job(team->published()).count);
+  while (workers->published() - next_job <= options.prefetch && plan(workers->published())) {
+    workers->publish(reader->job(workers->published()).count);
   }
 }
 
@@ -290,7 +290,7 @@ void Loader::Impl::throw_stuck(std::int64_t job_number, milliseconds waited) {
   const BatchJob& job = reader->job(job_number);
   std::string what = base::concat("batch ", job.first / global_batch(), " of epoch ", job.epoch,
                                   " was not ready after ", waited.count(), " ms");
-  const auto busy = team->longest();
+  const auto busy = workers->longest();
   // Job and item are not read in one moment: the item may be of the job before.
   if (busy && busy->item < reader->job(busy->job).count) {
     const BatchJob& of = reader->job(busy->job);
@@ -357,8 +357,8 @@ std::optional<Loader::Impl::Ready> Loader::Impl::collect() {
     return finish(reader->job(inline_jobs++));
   }
   read_ahead();
-  if (next_job == team->published()) return std::nullopt;
-  if (!team->wait(next_job, base::Deadline(options.timeout))) throw_stuck(next_job, options.timeout);
+  if (next_job == workers->published()) return std::nullopt;
+  if (!workers->wait(next_job, base::Deadline(options.timeout))) throw_stuck(next_job, options.timeout);
   return finish(reader->job(next_job++));
 }
 
@@ -385,7 +385,7 @@ std::optional<Batch> Loader::Impl::deliver(Ready ready) {
   counters.samples += batch.size;
   delivered_in_epoch += batch.size;
   // On an accelerator the next batch travels while the caller computes with this one.
-  if (device_copy && team != nullptr && next_job < team->published() && team->done(next_job)) {
+  if (device_copy && workers != nullptr && next_job < workers->published() && workers->done(next_job)) {
     BatchJob& job = reader->job(next_job);
     if (job.failures.empty() || options.on_error == OnError::kSkip) {
       ++next_job;
@@ -443,8 +443,8 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options) {
 }
 
 Loader::~Loader() {
-  if (impl_->team == nullptr) return;
-  if (const int left = impl_->team->stop(impl_->options.stop_grace); left > 0) {
+  if (impl_->workers == nullptr) return;
+  if (const int left = impl_->workers->stop(impl_->options.stop_grace); left > 0) {
     base::log_warning(base::concat("data loader: ", left, " worker(s) were still reading a sample after ",
                                    impl_->options.stop_grace.count(), " ms and were left behind"));
   }
@@ -473,7 +473,7 @@ void Loader::restore(const LoaderState& state) {
   const std::int64_t size = impl_->dataset->size();
   if (state.dataset_size != 0 && state.dataset_size != size) {
     throw DataError("data.loader",
-                    base::concat("cannot go on: the dataset had ", state.dataset_size,
+                    base::concat("cannot resume: the dataset had ", state.dataset_size,
                                  " samples when the state was saved, and has ", size, " now"),
                     "restore the dataset, or start anew");
   }

@@ -57,18 +57,18 @@ class PlainNames {
   locale_t plain_, before_;
 };
 
-DataError refusal(const std::string& archive, const std::string& entry, const std::string& why) {
+DataError rejection(const std::string& archive, const std::string& entry, const std::string& why) {
   return {kWhere, base::concat(archive, ": entry '", entry, "' ", why), "an archive from a source you trust"};
 }
 
-// The parts of an entry's name without the first `strip`; refuses names that lead out of the folder.
+// The parts of an entry's name without the first `strip`; rejects names that lead out of the folder.
 fs::path safe_name(const std::string& archive, const std::string& name, int strip) {
   const fs::path given(name);
-  if (name.empty()) throw refusal(archive, name, "has no name");
-  if (given.is_absolute()) throw refusal(archive, name, "has an absolute name");
+  if (name.empty()) throw rejection(archive, name, "has no name");
+  if (given.is_absolute()) throw rejection(archive, name, "has an absolute name");
   fs::path safe;
   for (const fs::path& part : given) {
-    if (part == "..") throw refusal(archive, name, "leads out of the folder (..)");
+    if (part == "..") throw rejection(archive, name, "leads out of the folder (..)");
     if (part.empty() || part == ".") continue;
     if (strip > 0) {
       --strip;
@@ -144,7 +144,7 @@ std::optional<TarReader::Entry> TarReader::next() {
     const bool is_file =
         ::archive_entry_filetype(entry) == AE_IFREG && ::archive_entry_hardlink(entry) == nullptr;
     if (!found.is_folder && !is_file) {
-      throw refusal(name_, name, "is a link or a device, expected a file or a folder");
+      throw rejection(name_, name, "is a link or a device, expected a file or a folder");
     }
     const std::int64_t bytes = ::archive_entry_size(entry);
     check_lengths(bytes);

@@ -18,7 +18,7 @@ namespace cohort::data {
 struct TarOptions {
   /// Leave out the first parts of each name.
   int strip = 0;
-  /// An archive that holds more is refused before more is unpacked: the lengths that its entries claim are
+  /// An archive that holds more is rejected before more is unpacked: the lengths that its entries claim are
   /// added up, holes and entries that are passed over included.
   std::int64_t max_bytes = std::int64_t{256} << 30;
   /// Files and folders, those that only the names of others mention among them.

@@ -1,6 +1,6 @@
 // The flags of `cohort run` in one table, for whoever reads them or shows help. Names and meanings are
 // torchrun's, so its users need not learn others. A flag of torchrun's that Cohort does not have stands here
-// too, with what to do instead, so that it is refused by name. Always: a flag with an empty `value` is a
+// too, with what to do instead, so that it is rejected by name. Always: a flag with an empty `value` is a
 // switch.
 #include "cohort/launch/run_flags.h"
 
@@ -10,7 +10,7 @@
 namespace cohort::launch {
 namespace {
 
-RunFlag refused(std::string name, std::string value, std::string instead, char letter = 0) {
+RunFlag rejected(std::string name, std::string value, std::string instead, char letter = 0) {
   return {std::move(name), letter, std::move(value), "", std::move(instead)};
 }
 
@@ -61,19 +61,19 @@ std::span<const RunFlag> run_flags() {
        "\"[rank K] \" before each line. Default: when there is more than one rank", ""},
       {"role", 0, "NAME", "ROLE_NAME of the ranks. Default: default", ""},
       {"bind-to", 0, "cores|none", "Give each rank cores of its own. Default: cores", ""},
-      refused("module", "", "the program itself: cohort run ... -- python -m MODULE", 'm'),
-      refused("no-python", "", "leave it out: the program is always executed as it is given"),
-      refused("run-path", "", "the program itself: cohort run ... -- python SCRIPT"),
-      refused("start-method", "METHOD", "leave it out: ranks are always fresh processes"),
-      refused("event-log-handler", "NAME",
-              "leave it out: there are no event handlers; --log-dir keeps what ranks print"),
-      refused("logs-specs", "NAME", "--log-dir, --redirects and --tee"),
-      refused("duplicate-stdout-filters", "TEXTS", "--tee 1 --log-dir FOLDER, and grep"),
-      refused("duplicate-stderr-filters", "TEXTS", "--tee 2 --log-dir FOLDER, and grep"),
-      refused("numa-binding", "MODE", "--bind-to cores, which keeps each rank to cores that lie together"),
-      refused("local-addr", "HOST",
-              "COHORT_INTERFACE=eth1 in the environment, which names the way between hosts"),
-      refused("virtual-local-rank", "", "leave it out: a rank takes the GPU of its LOCAL_RANK"),
+      rejected("module", "", "the program itself: cohort run ... -- python -m MODULE", 'm'),
+      rejected("no-python", "", "leave it out: the program is always executed as it is given"),
+      rejected("run-path", "", "the program itself: cohort run ... -- python SCRIPT"),
+      rejected("start-method", "METHOD", "leave it out: ranks are always fresh processes"),
+      rejected("event-log-handler", "NAME",
+               "leave it out: there are no event handlers; --log-dir keeps what ranks print"),
+      rejected("logs-specs", "NAME", "--log-dir, --redirects and --tee"),
+      rejected("duplicate-stdout-filters", "TEXTS", "--tee 1 --log-dir FOLDER, and grep"),
+      rejected("duplicate-stderr-filters", "TEXTS", "--tee 2 --log-dir FOLDER, and grep"),
+      rejected("numa-binding", "MODE", "--bind-to cores, which keeps each rank to cores that lie together"),
+      rejected("local-addr", "HOST",
+               "COHORT_INTERFACE=eth1 in the environment, which names the way between hosts"),
+      rejected("virtual-local-rank", "", "leave it out: a rank takes the GPU of its LOCAL_RANK"),
   };
   return flags;
 }

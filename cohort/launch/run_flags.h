@@ -11,11 +11,11 @@ struct RunFlag {
   std::string name;
   char letter = 0;      ///< the short form, or 0
   std::string value;    ///< what stands after it in the help; empty: a switch
-  std::string meaning;  ///< for the help; empty: not shown, it is refused
-  std::string instead;  ///< why it is refused, and what to use
+  std::string meaning;  ///< for the help; empty: not shown, it is rejected
+  std::string instead;  ///< why it is rejected, and what to use
 };
 
-/// Returns every flag that is read and every flag of torchrun's that is refused.
+/// Returns every flag that is read and every flag of torchrun's that is rejected.
 std::span<const RunFlag> run_flags();
 
 /// Returns the flag of that name, or nullptr.

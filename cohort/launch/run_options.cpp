@@ -25,7 +25,7 @@ namespace {
 using base::concat;
 using std::chrono::milliseconds;
 
-[[noreturn]] void refuse(const std::string& what, const std::string& hint = "") {
+[[noreturn]] void reject(const std::string& what, const std::string& hint = "") {
   throw UsageError("launch.run", what, hint);
 }
 
@@ -50,13 +50,13 @@ struct Given {
   std::string name;
   std::string text;
 
-  [[noreturn]] void refuse(const std::string& expected) const {
-    launch::refuse(concat(name, " is '", text, "', expected ", expected));
+  [[noreturn]] void reject(const std::string& expected) const {
+    launch::reject(concat(name, " is '", text, "', expected ", expected));
   }
   int integer(int low, int high) const {
     int value = 0;
     if (!read_number(text, value) || value < low || value > high) {
-      refuse(concat("a whole number from ", low, " to ", high));
+      reject(concat("a whole number from ", low, " to ", high));
     }
     return value;
   }
@@ -64,7 +64,7 @@ struct Given {
     double value = 0;
     // Not `value < low`: "nan" is read as a number, and compares with nothing.
     if (!read_number(text, value) || !(value >= low) || value > 1e6) {
-      refuse(concat("seconds, at least ", low));
+      reject(concat("seconds, at least ", low));
     }
     return milliseconds(std::llround(value * 1000));
   }
@@ -76,7 +76,7 @@ class Flags {
     for (const RunFlag& flag : run_flags()) {
       // Before all else: a flag that cannot be had says more than what follows from its absence.
       const auto value = get(flag.name);
-      if (value && !flag.instead.empty()) launch::refuse(value->name + " is not available", flag.instead);
+      if (value && !flag.instead.empty()) launch::reject(value->name + " is not available", flag.instead);
     }
   }
 
@@ -103,10 +103,10 @@ int read_nnodes(const Given& given) {
   const auto parts = split(given.text, ':');
   int low = 0, high = 0;
   if (parts.size() > 2 || !read_number(parts.front(), low) || !read_number(parts.back(), high) || low < 1) {
-    given.refuse("a number of nodes, such as 2");
+    given.reject("a number of nodes, such as 2");
   }
   if (low != high) {
-    refuse(concat(given.name, " is '", given.text, "': a number of nodes that changes is not available yet"),
+    reject(concat(given.name, " is '", given.text, "': a number of nodes that changes is not available yet"),
            concat("--nnodes ", high, ", all of which come"));
   }
   return low;
@@ -121,12 +121,12 @@ int read_nproc(const Given& given, const std::function<int()>& num_gpus) {
   if (given.text == "gpu") {
     const int gpus = num_gpus();
     if (gpus == 0)
-      refuse(given.name + " is 'gpu', and no GPU can be used here", "cohort doctor; or cpu, auto, a number");
+      reject(given.name + " is 'gpu', and no GPU can be used here", "cohort doctor; or cpu, auto, a number");
     return gpus;
   }
   int value = 0;
   if (!read_number(given.text, value) || value < 1 || value > kMaxLocalRanks) {
-    given.refuse(concat("auto, cpu, gpu or a number from 1 to ", kMaxLocalRanks));
+    given.reject(concat("auto, cpu, gpu or a number from 1 to ", kMaxLocalRanks));
   }
   return value;
 }
@@ -138,10 +138,10 @@ std::uint16_t read_port(const Given& given) {
 void read_endpoint(const Given& given, RunOptions& options) {
   // The last one, since an IPv6 address has colons of its own.
   const std::size_t colon = given.text.rfind(':');
-  if (colon == std::string::npos || colon == 0) given.refuse("HOST:PORT");
+  if (colon == std::string::npos || colon == 0) given.reject("HOST:PORT");
   const Given port{given.name, given.text.substr(colon + 1)};
   int number = 0;
-  if (!read_number(port.text, number) || number < 1 || number > 65535) given.refuse("HOST:PORT");
+  if (!read_number(port.text, number) || number < 1 || number > 65535) given.reject("HOST:PORT");
   options.master_addr = given.text.substr(0, colon);
   options.master_port = static_cast<std::uint16_t>(number);
 }
@@ -155,7 +155,7 @@ int read_signal(const Given& given, const std::string& name) {
     if (number == SIGKILL || number == SIGSTOP) break;
     return number;
   }
-  given.refuse("names of signals that can be handled, with commas between: SIGTERM,SIGINT");
+  given.reject("names of signals that can be handled, with commas between: SIGTERM,SIGINT");
 }
 
 // key=value,key=value of torchrun's --rdzv-conf; those that mean something without elasticity.
@@ -163,7 +163,7 @@ void read_rdzv_conf(const Given& given, RunOptions& options) {
   for (const std::string& part : split(given.text, ',')) {
     const std::size_t equals = part.find('=');
     const std::string key = part.substr(0, equals);
-    if (equals == std::string::npos) given.refuse("KEY=VALUE,KEY=VALUE");
+    if (equals == std::string::npos) given.reject("KEY=VALUE,KEY=VALUE");
     const Given value{given.name + " " + key, part.substr(equals + 1)};
     if (key == "timeout" || key == "join_timeout") {
       options.meet_timeout = value.seconds(0.001);
@@ -173,7 +173,7 @@ void read_rdzv_conf(const Given& given, RunOptions& options) {
       // With 1, a single sign that comes late would end the job.
       options.keep_alive_max_attempt = value.integer(2, 1'000'000);
     } else {
-      refuse(concat(given.name, ": '", key, "' is not known"),
+      reject(concat(given.name, ": '", key, "' is not known"),
              "timeout, keep_alive_interval, keep_alive_max_attempt");
     }
   }
@@ -183,13 +183,13 @@ void read_where(const Flags& flags, RunOptions& options) {
   if (const auto given = flags.get("nnodes")) options.nnodes = read_nnodes(*given);
   if (const auto given = flags.get("node-rank")) options.node_rank = given->integer(0, kMaxNodes - 1);
   if (const auto given = flags.get("rdzv-backend"); given && given->text != "static") {
-    refuse(concat(given->name, " is '", given->text, "': only static is available yet"),
+    reject(concat(given->name, " is '", given->text, "': only static is available yet"),
            "--nnodes N --node-rank K --master-addr HOST --master-port PORT, or --standalone on one node");
   }
   if (const auto given = flags.get("rdzv-endpoint")) {
     for (const char* other : {"master-addr", "master-port"}) {
       if (const auto beside = flags.get(other)) {
-        refuse(concat(given->name, " and ", beside->name, " both say where node 0 is"), "one of them");
+        reject(concat(given->name, " and ", beside->name, " both say where node 0 is"), "one of them");
       }
     }
     read_endpoint(*given, options);
@@ -206,7 +206,7 @@ void read_where(const Flags& flags, RunOptions& options) {
   if (const auto given = flags.get("no-secret")) {
     options.no_secret = true;
     if (const auto beside = flags.get("secret-file")) {
-      refuse(concat(given->name, " and ", beside->name, " exclude each other"), "one of them");
+      reject(concat(given->name, " and ", beside->name, " exclude each other"), "one of them");
     }
     // COHORT_SECRET_FILE may be set for all jobs of a user: the flag is stronger.
     options.secret_file.clear();
@@ -214,7 +214,7 @@ void read_where(const Flags& flags, RunOptions& options) {
   if (const auto given = flags.get("standalone")) {
     options.standalone = true;
     if (const auto beside = flags.get("rdzv-endpoint")) {
-      refuse(given->name + " meets on a port of the system's choice, and " + beside->name + " names one",
+      reject(given->name + " meets on a port of the system's choice, and " + beside->name + " names one",
              "one of them");
     }
   }
@@ -229,13 +229,13 @@ void read_output(const Flags& flags, RunOptions& options) {
   if (const auto given = flags.get("local-ranks-filter")) {
     for (const std::string& part : split(given->text, ',')) {
       int rank = 0;
-      if (!read_number(part, rank) || rank < 0) given->refuse("local ranks with commas between: 0,2");
+      if (!read_number(part, rank) || rank < 0) given->reject("local ranks with commas between: 0,2");
       options.local_ranks_filter.push_back(rank);
     }
   }
   if (const auto given = flags.get("prefix")) {
     if (given->text != "auto" && given->text != "on" && given->text != "off")
-      given->refuse("auto, on or off");
+      given->reject("auto, on or off");
     options.prefix = given->text == "on" ? Prefix::kOn : given->text == "off" ? Prefix::kOff : Prefix::kAuto;
   }
 }
@@ -246,7 +246,7 @@ StreamChoice StreamChoice::parse(std::string_view text, const std::string& flag)
   StreamChoice choice;
   const Given given{flag, std::string(text)};
   const auto bad = [&] {
-    given.refuse("0 (none), 1 (stdout), 2 (stderr) or 3 (both), or one for each local rank: 0:3,1:2");
+    given.reject("0 (none), 1 (stdout), 2 (stderr) or 3 (both), or one for each local rank: 0:3,1:2");
   };
   const auto bits_of = [&](const std::string& part) {
     if (part.size() != 1 || part[0] < '0' || part[0] > '3') bad();
@@ -261,7 +261,7 @@ StreamChoice StreamChoice::parse(std::string_view text, const std::string& flag)
     int rank = 0;
     if (halves.size() != 2 || !read_number(halves[0], rank) || rank < 0) bad();
     if (!choice.of_rank_.emplace(rank, bits_of(halves[1])).second) {
-      refuse(concat(flag, " is '", text, "': local rank ", rank, " stands there twice"));
+      reject(concat(flag, " is '", text, "': local rank ", rank, " stands there twice"));
     }
   }
   return choice;
@@ -289,11 +289,11 @@ bool RunOptions::is_on_one_host() const {
 void check(const RunOptions& options) {
   const auto in_range = [](const char* flag, int value, int low, int high) {
     if (value < low || value > high) {
-      refuse(concat(flag, " is ", value, ", expected ", low, " to ", high));
+      reject(concat(flag, " is ", value, ", expected ", low, " to ", high));
     }
   };
   if (options.command.empty() || options.command.front().empty()) {
-    refuse("no program was given", "cohort run --nproc-per-node 2 -- PROGRAM ARGUMENTS");
+    reject("no program was given", "cohort run --nproc-per-node 2 -- PROGRAM ARGUMENTS");
   }
   in_range("--nnodes", options.nnodes, 1, kMaxNodes);
   in_range("--nproc-per-node", options.nproc_per_node, 1, kMaxLocalRanks);
@@ -301,37 +301,37 @@ void check(const RunOptions& options) {
   in_range("--max-restarts", options.max_restarts, 0, 1'000'000);
   in_range("keep_alive_max_attempt", options.keep_alive_max_attempt, 2, 1'000'000);
   const auto positive = [](const char* flag, milliseconds value) {
-    if (value.count() <= 0) refuse(concat(flag, " is ", value.count(), " ms, expected more than 0"));
+    if (value.count() <= 0) reject(concat(flag, " is ", value.count(), " ms, expected more than 0"));
   };
   positive("--monitor-interval", options.monitor_interval);
   positive("--rdzv-conf timeout", options.meet_timeout);
   positive("keep_alive_interval", options.keep_alive_interval);
   if (options.shutdown_timeout.count() < 0) {
-    refuse(concat("--shutdown-timeout is ", options.shutdown_timeout.count(), " ms, expected at least 0"));
+    reject(concat("--shutdown-timeout is ", options.shutdown_timeout.count(), " ms, expected at least 0"));
   }
   if (options.standalone && options.nnodes > 1) {
-    refuse(concat("--standalone is for one node, and --nnodes is ", options.nnodes), "one of them");
+    reject(concat("--standalone is for one node, and --nnodes is ", options.nnodes), "one of them");
   }
   if (options.standalone && (options.master_addr || options.master_port)) {
-    refuse(
+    reject(
         "--standalone meets on a port of the system's choice, and --master-addr or --master-port names one",
         "one of them");
   }
   if (options.nnodes > 1 && !options.master_addr) {
-    refuse(concat("--nnodes is ", options.nnodes, ", and nothing says where node 0 is"),
+    reject(concat("--nnodes is ", options.nnodes, ", and nothing says where node 0 is"),
            "--master-addr HOST --master-port PORT, the same on all nodes");
   }
   // Whoever reaches node 0's port would be believed.
   if (options.nnodes > 1 && !options.is_on_one_host() && options.secret_file.empty() && !options.no_secret) {
-    refuse("nodes on several hosts, and no secret by which they know each other",
+    reject("nodes on several hosts, and no secret by which they know each other",
            "--secret-file FILE, the same on all nodes (made by: (umask 077; head -c 32 /dev/urandom | base64 "
            "> FILE)); "
            "or --no-secret in a network of the job's own");
   }
-  if (options.no_secret && !options.secret_file.empty()) refuse("a secret, and --no-secret", "one of them");
+  if (options.no_secret && !options.secret_file.empty()) reject("a secret, and --no-secret", "one of them");
   const int highest = options.nproc_per_node - 1;
   const auto local_rank = [&](const char* flag, int rank) {
-    if (rank > highest) refuse(concat(flag, " names local rank ", rank, ", and the highest is ", highest));
+    if (rank > highest) reject(concat(flag, " names local rank ", rank, ", and the highest is ", highest));
   };
   local_rank("--redirects", options.redirects.highest_rank());
   local_rank("--tee", options.tee.highest_rank());
@@ -361,7 +361,7 @@ RunOptions read_run_flags(const std::map<std::string, std::string>& given, std::
     }
   }
   if (const auto value = flags.get("bind-to")) {
-    if (value->text != "cores" && value->text != "none") value->refuse("cores or none");
+    if (value->text != "cores" && value->text != "none") value->reject("cores or none");
     options.bind_to = value->text == "cores" ? BindTo::kCores : BindTo::kNone;
   }
   check(options);

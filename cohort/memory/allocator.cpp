@@ -89,7 +89,7 @@ bool tune_allocator() {
     return false;
   }
 #ifdef __GLIBC__
-  // Some versions refuse a threshold above 32 MiB (the most that one arena's heap holds); then blocks up to
+  // Some versions reject a threshold above 32 MiB (the most that one arena's heap holds); then blocks up to
   // that.
   const bool keeps_blocks =
       ::mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1 || ::mallopt(M_MMAP_THRESHOLD, 32 << 20) == 1;

@@ -25,7 +25,7 @@ class BlockPool {
     std::size_t held = 0;       ///< what may have pages: given out, or kept
   };
 
-  /// Reserves addresses, no memory. A system that refuses (`ulimit -v`) leaves a pool that gives out nothing.
+  /// Reserves addresses, no memory. A system that rejects (`ulimit -v`) leaves a pool that gives out nothing.
   explicit BlockPool(std::size_t address_space);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;

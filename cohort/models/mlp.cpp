@@ -26,7 +26,7 @@ std::vector<std::int64_t> parse_hidden(const ModelOptions& options) {
   while (!rest.empty()) {
     const std::string_view item = rest.substr(0, rest.find(','));
     std::int64_t size = 0;
-    // The whole item must be a number: "512 " and "5e2" are refused.
+    // The whole item must be a number: "512 " and "5e2" are rejected.
     const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), size);
     if (error != std::errc() || end != item.data() + item.size() || size < 1) {
       throw UsageError(

@@ -7,7 +7,7 @@
 
 namespace cohort::models {
 
-/// What a model is made from. A model refuses an option that it does not have when it is set to anything but
+/// What a model is made from. A model rejects an option that it does not have when it is set to anything but
 /// the default, so that nothing is ignored in silence; docs/guide/models.md says which model has which.
 struct ModelOptions {
   /// A registered name: vgg16_bn, resnet50, lenet5, mlp, or a user's own.
@@ -27,7 +27,7 @@ struct ModelOptions {
   /// VGG: `default` (torchvision's three linear layers) or `linear` (global average pool and one).
   std::string head = "default";
   /// Options of one model only, by name. mlp: `hidden`, for instance "512,512". A registered model reads its
-  /// own, `options.extra.integer("depth", 3)`; make_model refuses those that it does not ask for.
+  /// own, `options.extra.integer("depth", 3)`; make_model rejects those that it does not ask for.
   base::NamedOptions extra;
 };
 

@@ -1,5 +1,5 @@
 // The layers come from a list of channels, in which 0 stands for a pool; pools beyond options.pools are left
-// out. Options that do not fit are refused before the first layer is made. The linear head pools to a single
+// out. Options that do not fit are rejected before the first layer is made. The linear head pools to a single
 // pixel, the default head to 7 x 7. A clone is built the same way, without drawing initial values. The lists
 // are columns A, B, D and E of table 1 in Simonyan and Zisserman 2015, "Very Deep Convolutional Networks".
 #include "cohort/models/vgg.h"

@@ -65,9 +65,9 @@ struct OpcheckOptions {
 /// - shapes: all of this holds without dimensions and without elements too, where the operator takes that;
 /// - meta: the meta function gives sizes, strides and dtypes of the real outputs;
 /// - gradients: with float64 tensors that require a gradient, gradcheck(); an operator with a floating output
-///   and no autograd kernel at all is refused, as its gradient would be lost without a word.
+///   and no autograd kernel at all is rejected, as its gradient would be lost without a word.
 /// Arguments are copied, and stay as they are. An operator that draws random numbers does not repeat itself:
-/// it is not one to check. Throws: UsageError for an unknown operator or arguments that its schema refuses;
+/// it is not one to check. Throws: UsageError for an unknown operator or arguments that its schema rejects;
 /// CheckError.
 void opcheck(const std::string& name, const std::vector<c10::IValue>& arguments,
              const OpcheckOptions& options = {});

@@ -173,7 +173,7 @@ class OperatorCheck {
     });
   }
 
-  // An operator may refuse a shape, or values.
+  // An operator may reject a shape, or values.
   bool takes(const Values& arguments) const {
     const at::NoGradGuard no_grad;
     try {
@@ -281,7 +281,7 @@ class OperatorCheck {
   void strides() const {
     for (const Form& form : kForms) {
       const Values arguments = laid_out(form), before = laid_out(form), plain = mapped(arguments, dense);
-      // A form changes values too, for instance by repeating them, and the operator may refuse those.
+      // A form changes values too, for instance by repeating them, and the operator may reject those.
       if (!takes(plain)) continue;
       const Values expected = call(plain);
       Values results;
@@ -467,7 +467,7 @@ class OperatorCheck {
 
   static Tensors gradients_of(const TensorFunction& function, const Tensors& inputs,
                               at::Tensor (*form)(const at::Tensor&)) {
-    Tensors leaves, ends, tangents;
+    Tensors leaves, ends, grad_outputs;
     for (const at::Tensor& input : inputs) {
       if (input.defined() && input.requires_grad()) leaves.push_back(input);
     }
@@ -475,9 +475,9 @@ class OperatorCheck {
       if (!output.defined() || !output.requires_grad()) continue;
       ends.push_back(output);
       const at::Tensor numbers = at::arange(1, output.numel() + 1, output.options()).view(output.sizes());
-      tangents.push_back(form(expanded(numbers)));
+      grad_outputs.push_back(form(expanded(numbers)));
     }
-    return torch::autograd::grad(ends, leaves, tangents, std::nullopt, false, /*allow_unused=*/true);
+    return torch::autograd::grad(ends, leaves, grad_outputs, std::nullopt, false, /*allow_unused=*/true);
   }
 
   // The arguments with these tensors, which belong to the arguments `places`.

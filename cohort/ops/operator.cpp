@@ -1,7 +1,7 @@
 // Each operator gets a boxed autograd kernel: it redispatches below autograd, or makes a node for a call with
 // gradients. The node keeps tensors as saved variables and the rest of the arguments beside them, so each
 // tensor is kept once. A call without gradients still counts versions and makes views, so that autograd
-// notices writes. A schema that writes or returns its arguments is refused where a gradient is wanted, never
+// notices writes. A schema that writes or returns its arguments is rejected where a gradient is wanted, never
 // wrong in silence.
 #include "cohort/ops/operator.h"
 
@@ -228,7 +228,7 @@ class AutogradKernel : public c10::OperatorKernel {
  private:
   /// What is written to gets a new version, so that autograd sees that values it has saved are gone. Results
   /// that share memory with an argument share its count of versions too, and one that is not in a list is a
-  /// view of it to autograd, which refuses to have it written to by what needs a gradient: the argument would
+  /// view of it to autograd, which does not let what needs a gradient write to it: the argument would
   /// miss that.
   static void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     std::vector<at::Tensor> written, shared;

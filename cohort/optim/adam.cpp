@@ -63,15 +63,15 @@ void AdamW::run(const ParamGroup& group, FusedBucket& bucket) {
 }
 
 void Adam::check_options(const ParamGroup& group) const {
-  auto refuse = [](const char* option, double value, const char* expected) {
+  auto reject = [](const char* option, double value, const char* expected) {
     throw UsageError("optim.adam", concat(option, " is ", value, ", expected ", expected));
   };
-  // Negations refuse NaN too, which is also what an option that nobody set holds.
-  if (!(group.lr >= 0)) refuse("lr", group.lr, "0 or more");
-  if (!(group.eps >= 0)) refuse("eps", group.eps, "0 or more");
-  if (!(group.beta1 >= 0 && group.beta1 < 1)) refuse("beta1", group.beta1, "0 or more and below 1");
-  if (!(group.beta2 >= 0 && group.beta2 < 1)) refuse("beta2", group.beta2, "0 or more and below 1");
-  if (!(group.weight_decay >= 0)) refuse("weight_decay", group.weight_decay, "0 or more");
+  // Negations reject NaN too, which is also what an option that nobody set holds.
+  if (!(group.lr >= 0)) reject("lr", group.lr, "0 or more");
+  if (!(group.eps >= 0)) reject("eps", group.eps, "0 or more");
+  if (!(group.beta1 >= 0 && group.beta1 < 1)) reject("beta1", group.beta1, "0 or more and below 1");
+  if (!(group.beta2 >= 0 && group.beta2 < 1)) reject("beta2", group.beta2, "0 or more and below 1");
+  if (!(group.weight_decay >= 0)) reject("weight_decay", group.weight_decay, "0 or more");
 }
 
 }  // namespace cohort::optim

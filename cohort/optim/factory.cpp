@@ -17,7 +17,7 @@ using base::concat;
 constexpr const char* kOptions = "optim.options";
 
 template <typename... Values>
-void refuse_foreign(const std::string& name, const char* options, const Values&... values) {
+void reject_foreign(const std::string& name, const char* options, const Values&... values) {
   // An option without effect is an error here: a momentum given to adam would change nothing in silence.
   if ((values.has_value() || ...))
     throw ConfigError("optim.make_optimizer", concat(name, " has none of the options ", options),
@@ -49,14 +49,14 @@ SGDOptions sgd_options(const OptimizerOptions& from) {
 }
 
 std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options, std::vector<ParamGroup> groups) {
-  refuse_foreign("sgd", "beta1, beta2, eps, amsgrad", options.beta1, options.beta2, options.eps,
+  reject_foreign("sgd", "beta1, beta2, eps, amsgrad", options.beta1, options.beta2, options.eps,
                  options.amsgrad);
   return std::make_unique<SGD>(std::move(groups), sgd_options(options));
 }
 
 template <typename Adams, typename Options>
 std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options, std::vector<ParamGroup> groups) {
-  refuse_foreign(options.name, "momentum, dampening, nesterov", options.momentum, options.dampening,
+  reject_foreign(options.name, "momentum, dampening, nesterov", options.momentum, options.dampening,
                  options.nesterov);
   return std::make_unique<Adams>(std::move(groups), adam_options<Options>(options));
 }

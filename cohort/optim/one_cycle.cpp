@@ -1,6 +1,6 @@
 // A step is placed between two of three levels, first, peak and last, with the share of the way that is done.
 // Rate and momentum are interpolated at the same place, so they turn at the same steps. Arguments with which
-// a phase would have no steps are refused at the start, so no share divides by zero. The cycle is that of
+// a phase would have no steps are rejected at the start, so no share divides by zero. The cycle is that of
 // Smith and Topin 2018, "Super-Convergence", with the phases and the rounding of PyTorch's OneCycleLR.
 #include <array>
 #include <cmath>

@@ -1,4 +1,4 @@
-// A walk over the module notes a step for each norm; the steps run only when the walk has refused nothing. So
+// A walk over the module notes a step for each norm; the steps run only when the walk has rejected nothing. So
 // a module is converted as a whole or not at all. A norm that is registered under several names gets a single
 // replacement, which all of its places share.
 #include "cohort/parallel/convert_sync_batch_norm.h"
@@ -23,7 +23,7 @@ namespace nn = torch::nn;
 
 constexpr const char* kWhere = "parallel.convert_sync_batch_norm";
 
-// Finds what is to be replaced first, so that a refusal leaves all as it was.
+// Finds what is to be replaced first, so that a rejection leaves all as it was.
 class Conversion {
  public:
   explicit Conversion(const comm::Group& group) : group_(group) {}

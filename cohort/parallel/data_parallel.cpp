@@ -1,7 +1,7 @@
 // Inputs are cut as torch.chunk() cuts, and results are joined on one device. The number of parts comes from
 // the inputs, so a small batch may use fewer placements than there are. A number without dimensions is not
 // cut: every part gets it. Always: all inputs that are cut give the same number of parts, or the call is
-// refused. Surprising: a result that only some replicas have is an error, and not a gap.
+// rejected. Surprising: a result that only some replicas have is an error, and not a gap.
 #include "cohort/parallel/data_parallel.h"
 
 #include <ATen/ops/cat.h>

@@ -1,5 +1,5 @@
 // Each name is followed to the place from which the parent calls the layer; there a PlacedLayer is put by a
-// later step. The steps run only when all names were found, so a refusal leaves the model as it was. The
+// later step. The steps run only when all names were found, so a rejection leaves the model as it was. The
 // layer itself stays registered under its name, so parameters and state dicts keep their names. A container
 // whose own parent calls it by its type is placed child by child.
 #include "cohort/parallel/device_mapped.h"
@@ -36,7 +36,7 @@ class PlacedLayerImpl : public nn::Module {
 };
 TORCH_MODULE(PlacedLayer);
 
-// Finds what is to be placed first, so that a refusal leaves all as it was.
+// Finds what is to be placed first, so that a rejection leaves all as it was.
 class Placing {
  public:
   explicit Placing(nn::Module& model) : model_(model) {}

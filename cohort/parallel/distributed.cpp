@@ -49,13 +49,13 @@ void Distributed::before_forward() {
   // The forwards that after_forward() prepares a reduction for.
   const bool reduces = at::GradMode::is_enabled() && !reducer_.is_silent();
   if (reducer_.group().size() == 1 || !reduces || !joining_) return;
-  const std::vector<std::int64_t> going_on = who_goes_on(true);
-  buffers_.set_root(static_cast<int>(std::ranges::find(going_on, 1) - going_on.begin()));
+  const std::vector<std::int64_t> continuing = who_continues(true);
+  buffers_.set_root(static_cast<int>(std::ranges::find(continuing, 1) - continuing.begin()));
   ++joined_steps_;
-  const auto ended = std::ranges::find(going_on, 0);
-  if (joining_->throw_on_early_termination && ended != going_on.end()) {
-    throw UsageError("parallel.join", base::concat("rank ", ended - going_on.begin(), " of ", going_on.size(),
-                                                   " has no more samples"));
+  const auto ended = std::ranges::find(continuing, 0);
+  if (joining_->throw_on_early_termination && ended != continuing.end()) {
+    throw UsageError("parallel.join", base::concat("rank ", ended - continuing.begin(), " of ",
+                                                   continuing.size(), " has no more samples"));
   }
 }
 
@@ -85,7 +85,7 @@ void Distributed::step_without_samples() {
 }
 
 // 1 for each rank that has samples, 0 for those that have ended.
-std::vector<std::int64_t> Distributed::who_goes_on(bool mine) const {
+std::vector<std::int64_t> Distributed::who_continues(bool mine) const {
   return comm::all_gather_number(reducer_.group(), mine ? 1 : 0, {options_.timeout});
 }
 
@@ -108,14 +108,14 @@ void Distributed::join(const std::function<void()>& loop, const JoinOptions& opt
 void Distributed::shadow() {
   const comm::Group& group = reducer_.group();
   for (;;) {
-    const std::vector<std::int64_t> going_on = who_goes_on(false);
-    const auto first = std::ranges::find(going_on, 1);
-    if (first == going_on.end()) break;
+    const std::vector<std::int64_t> continuing = who_continues(false);
+    const auto first = std::ranges::find(continuing, 1);
+    if (first == continuing.end()) break;
     if (joining_->throw_on_early_termination) {
       throw UsageError("parallel.join", base::concat("rank ", group.rank(), " of ", group.size(),
                                                      " has no more samples, and others have"));
     }
-    buffers_.set_root(static_cast<int>(first - going_on.begin()));
+    buffers_.set_root(static_cast<int>(first - continuing.begin()));
     const bool counts = joining_->divide_by_initial_world_size && !weight_;
     // Without gradients: what is left of the last step is not to be averaged again.
     for (at::Tensor& parameter : module_->parameters()) parameter.mutable_grad() = at::Tensor();

@@ -64,7 +64,7 @@ class Distributed {
   Reducer& reducer() { return reducer_; }
 
  private:
-  std::vector<std::int64_t> who_goes_on(bool mine) const;
+  std::vector<std::int64_t> who_continues(bool mine) const;
   bool sends_buffers() const { return options_.broadcast_buffers && reducer_.group().size() > 1; }
   void prepare(const std::optional<StepInfo>& mine, std::span<const at::Tensor> outputs);
   void shadow();

@@ -1,7 +1,7 @@
 // A hook on each parameter brings its gradient into a bucket, and complete buckets are launched while
 // backward continues. Buckets are launched in the order of their index, so collectives meet whatever the
 // order of gradients on a rank. At the end of the backward a callback waits for all buckets and gives the
-// averages out. A reducer is idle, armed by prepare(), or done; after done a further backward is refused.
+// averages out. A reducer is idle, armed by prepare(), or done; after done a further backward is rejected.
 // After a failure it is broken for good, because the ranks no longer agree on what comes next.
 #include "cohort/parallel/reducer.h"
 

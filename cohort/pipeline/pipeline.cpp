@@ -114,7 +114,7 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
 // A stage that let the deadline pass cannot be stopped. While it runs it may add to gradients, and write to
 // buffers, so the next run waits until it has ended. A caller that clears gradients frees memory that the
 // stage may be adding to, so it waits before it does so: wait_for_late_stages(). Where it did not, nobody
-// knows what the stage has added to after that, parameters of the loss among them: the next run refuses,
+// knows what the stage has added to after that, parameters of the loss among them: the next run rejects,
 // once.
 void Pipeline::Impl::wait_for_late(const base::Deadline& deadline) {
   for (const Late& each : late) {

@@ -53,7 +53,7 @@ Shape shape_of(const Plan& plan, int placement) {
   throw UsageError(kWhere, "no such schedule");
 }
 
-std::vector<ChunkTurn> turns(int chunks, int micro_batches, int group, bool backward) {
+std::vector<ChunkTurn> chunk_order(int chunks, int micro_batches, int group, bool backward) {
   std::vector<ChunkTurn> order;
   for (int first = 0; first < micro_batches; first += group) {
     for (int i = 0; i < chunks; ++i) {
@@ -99,8 +99,8 @@ class Writer {
 
 std::vector<Action> actions_of(const Plan& plan, int placement) {
   const Shape shape = shape_of(plan, placement);
-  const auto forwards = turns(plan.num_chunks(), plan.num_micro_batches(), shape.group, false);
-  const auto backwards = turns(plan.num_chunks(), plan.num_micro_batches(), shape.group, true);
+  const auto forwards = chunk_order(plan.num_chunks(), plan.num_micro_batches(), shape.group, false);
+  const auto backwards = chunk_order(plan.num_chunks(), plan.num_micro_batches(), shape.group, true);
   Writer writer(plan, placement);
   std::size_t forward = 0, weights = 0;
   const auto warm_up = std::min<std::size_t>(shape.warm_up, forwards.size());

@@ -140,7 +140,7 @@ Environment environment_of(const json& from) {
   return environment;
 }
 
-void refuse_offsets(const Tape& tape) {
+void reject_offsets(const Tape& tape) {
   if (!tape.needs_input_storages()) return;
   throw UsageError("script.save",
                    "the function reads its input's storage with as_strided, beyond what the input shows",
@@ -221,7 +221,7 @@ void save(const std::filesystem::path& path, const std::vector<const Cache*>& ca
       // Seen in one call only, or eager: the log says so, since a user would expect it in the file.
       if (program == nullptr && !entry->environment().grad) left_out += entry->explain();
       if (program == nullptr || program->recorded().has_backward) continue;
-      refuse_offsets(program->recorded().tape);
+      reject_offsets(program->recorded().tape);
       json one = to_json(program->recorded(), [&](const at::Tensor& tensor) { return storages.add(tensor); });
       one["environment"] = environment_json(entry->environment());
       programs.push_back(std::move(one));
@@ -256,7 +256,7 @@ void save(const std::filesystem::path& path, const std::vector<const Cache*>& ca
 }
 
 LoadedProgram load(const std::filesystem::path& path) {
-  // A program may write to its tensors, and inference tensors refuse that outside of inference mode.
+  // A program may write to its tensors, and inference tensors reject that outside of inference mode.
   const c10::InferenceMode plain_tensors(false);
   const at::NoGradGuard no_grad;
   Reader reader(path);

@@ -1,7 +1,7 @@
 // A call finds its entry by the guards. The entry says: record, replay, verify, or run the function as it is.
 // To record with gradients, the function runs on input proxies in a detached graph, while the recorder writes
 // its operators down. The results become those of one node, whose first backward is recorded too. A replay
-// runs the program's forward, and attaches a node that replays backward. Always: whatever is refused, the
+// runs the program's forward, and attaches a node that replays backward. Always: whatever is rejected, the
 // caller gets the values, shapes and graph of the plain function. Reasons to stay eager are marked on the
 // tape, and the call continues. Surprising: if a result needs a gradient, the recording is not complete before
 // its backward.
@@ -106,7 +106,7 @@ std::map<const torch::autograd::Node*, std::string> own_nodes_behind(const at::T
 
 // A backward of some results replays with zeros for the gradients of the others. LibTorch's nodes make zeros
 // of zeros. A node of the user's own may not (a penalty, a counter), and eager mode would not run it.
-void refuse_own_nodes_behind_some(Trace& recorded, const Tensors& results) {
+void reject_own_nodes_behind_some(Trace& recorded, const Tensors& results) {
   if (results.size() < 2) return;
   std::optional<std::map<const torch::autograd::Node*, std::string>> behind_first;
   for (const at::Tensor& result : results) {
@@ -122,7 +122,7 @@ void refuse_own_nodes_behind_some(Trace& recorded, const Tensors& results) {
 }
 
 // What autograd would have to know of memory that comes from outside, and a node of ours does not tell it.
-void refuse_effects_under_autograd(Trace& recorded) {
+void reject_effects_under_autograd(Trace& recorded) {
   const auto& values = recorded.tape.values();
   std::vector<bool> is_outside(recorded.tape.num_storages());
   for (const Value& value : values) {
@@ -322,8 +322,8 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
   recorded->views = input_proxies.output_aliases();
   if (is_verification) compare();
   find_outputs(*recorded, input_proxies.tensors(), results);
-  refuse_effects_under_autograd(*recorded);
-  refuse_own_nodes_behind_some(*recorded, results);
+  reject_effects_under_autograd(*recorded);
+  reject_own_nodes_behind_some(*recorded, results);
   if (const std::string reason = unrecordable_within(results); !reason.empty())
     recorded->tape.mark_unsupported(reason);
   if (recorded->views.misses_one_of(results)) {

@@ -35,7 +35,7 @@ struct ClassificationOptions {
 /// Image classification: cross entropy and accuracy of a model that maps [N, C, H, W] to [N, classes].
 ///
 /// Each batch's targets must be one class for each sample: a step throws DataError for others, and for what
-/// LibTorch refuses in the model or the loss, with the batch's types and shapes in front.
+/// LibTorch rejects in the model or the loss, with the batch's types and shapes in front.
 ///
 /// Metrics: "loss" (mean over the batch) and "accuracy" (0 to 1). A batch whose loss or
 /// gradients are not finite changes nothing but running statistics, and these Trainer puts back.

@@ -1,5 +1,5 @@
 // A training run joins its ranks, opens the folder on rank 0, prepares a resume, and makes data, model and
-// task. The folder is described only after the first step, so a start that is refused leaves an earlier run
+// task. The folder is described only after the first step, so a start that is rejected leaves an earlier run
 // as it was. Sinks are on rank 0 alone. The configuration ends here: what is made gets the sections that it
 // uses, and nothing changes the configuration of a run that has begun.
 #include "cohort/train/run.h"
@@ -191,7 +191,7 @@ RunResult run_training(const config::Config& given, const std::string& command) 
   if (config.train.eval_every > 0) data.open_evaluation();
   const ModelSetup setup = data.model_setup();
   const torch::nn::AnyModule model =
-      make_model(resumption.goes_on ? without_weights(config.model) : config.model, setup);
+      make_model(resumption.is_resumed ? without_weights(config.model) : config.model, setup);
   const config::OptimConfig optim = scaled_optim(config.optim, config.train, plan.global, is_first);
   const auto optimizer = make_optimizer(optim, *model.ptr());
   const auto schedule =

@@ -110,7 +110,7 @@ Chosen choose(const config::RunConfig& run, const std::string& name) {
   if (!run.dir.empty()) {
     if (resume.empty() && holds_run(run.dir)) {
       throw ConfigError("train.run_folder", base::concat(run.dir, " already holds a run"),
-                        "--resume auto to go on with it, or another run.dir");
+                        "--resume auto to continue it, or another run.dir");
     }
     return {run.dir};
   }
@@ -167,7 +167,7 @@ RunFolder RunFolder::open(const config::Config& config) {
     // Another process may have finished a run here between the look and the lock.
     if (config.run.resume.empty() && holds_run(folder.path_)) {
       throw ConfigError("train.run_folder", base::concat(folder.path_.string(), " already holds a run"),
-                        "--resume auto to go on with it, or another run.dir");
+                        "--resume auto to continue it, or another run.dir");
     }
     return folder;
   } catch (const fs::filesystem_error& error) {

@@ -4,7 +4,7 @@
 #include "cohort/train/internal/compatibility.h"
 #include "cohort/train/internal/evaluation.h"
 #include "cohort/train/internal/fit_loop.h"
-#include "cohort/train/internal/ranks.h"
+#include "cohort/train/internal/rank_coordinator.h"
 
 namespace cohort::train {
 
@@ -29,7 +29,7 @@ std::map<std::string, double> Trainer::evaluate(Task& task, data::Loader& loader
   // A loader of another share would count some samples twice and others never.
   check_share(*gradient_sync, loader, "evaluation");
   // On all ranks alike: the means at the end are a collective.
-  return evaluate_batches(task, loader, options_.max_eval_batches(), Ranks(gradient_sync->group()),
+  return evaluate_batches(task, loader, options_.max_eval_batches(), RankCoordinator(gradient_sync->group()),
                           [] { return false; });
 }
 

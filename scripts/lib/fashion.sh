@@ -62,7 +62,7 @@ train_and_report() {
   # OpenMP's threads spin while they wait, for milliseconds; with a neighbour on one of the cores that costs three quarters of
   # the speed. Sleeping after some 40 us costs nothing on a quiet machine and less beside a neighbour (docs/measurements/performance.md).
   if [ -z "${OMP_WAIT_POLICY:-}" ]; then export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"; fi
-  # At CTRL-C the program saves and says how to go on: tee stays until then.
+  # At CTRL-C the program saves and says how to resume: tee stays until then.
   "${train[@]}" "$@" | tee -i "$report" || fail "training stopped (status ${PIPESTATUS[0]}); its messages stand above."
   local trained=$((SECONDS - begun))
   # Settings may have named another folder.

@@ -73,7 +73,7 @@ install_with_apt() {
   if [ "$1" = sudo ]; then prefix=(sudo); fi
   shift
   if [ -n "${prefix[*]:-}" ] && ! sudo -v; then
-    fail "sudo was refused: install these packages as an administrator, or run again with --private: $*"
+    fail "sudo was rejected: install these packages as an administrator, or run again with --private: $*"
   fi
   size=$(download_size apt-get "$@")
   if [ -z "$size" ]; then
@@ -226,7 +226,7 @@ ensure_build_tools() {
   if ! cmake_fits cmake; then wanted+=("cmake>=$CMAKE_AT_LEAST,<5"); fi
   if ! command -v ninja >/dev/null; then wanted+=(ninja); fi
   if [ "${#wanted[@]}" -gt 0 ]; then
-    refuse_to_install "${wanted[*]%%[<>=]*} (CMake $CMAKE_AT_LEAST or newer, Ninja)"
+    reject_to_install "${wanted[*]%%[<>=]*} (CMake $CMAKE_AT_LEAST or newer, Ninja)"
     say "Installing into .cohort/venv with pip (about 30 MB): ${wanted[*]%%[<>=]*}" \
       "(the system's is missing or older than CMake $CMAKE_AT_LEAST, and only root may install packages)"
     ensure_venv "$COHORT_STATE/venv"

@@ -290,7 +290,7 @@ TEST(DetachedGraphTest, WithoutEndItsResultsHaveTheWholeGraph) {
   }
 }
 
-TEST(DetachedGraphTest, AGraphOfItsOwnIsRefusedAndLeftAsItIs) {
+TEST(DetachedGraphTest, AGraphOfItsOwnIsRejectedAndLeftAsItIs) {
   const at::Tensor x = leaf(2, 4), w = leaf(2, 4);
   const at::Tensor captured = w.exp();
   DetachedGraph part({x});

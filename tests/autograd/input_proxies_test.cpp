@@ -109,7 +109,7 @@ TEST(InputProxiesTest, AResultThatIsAnInputIsTheCallersTensor) {
   EXPECT_EQ(x[0][0].item<float>(), 4);
 }
 
-TEST(InputProxiesTest, AnInputThatSharesTheMemoryOfOneThatIsWrittenIsRefused) {
+TEST(InputProxiesTest, AnInputThatSharesTheMemoryOfOneThatIsWrittenIsRejected) {
   const at::Tensor leaf = at::ones({4}).requires_grad_(), x = inner(leaf);
   COHORT_EXPECT_THROW_WITH(run_apart(
                                [](const Tensors& in) {

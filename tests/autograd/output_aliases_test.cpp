@@ -81,7 +81,7 @@ TEST(OutputAliasesTest, WhoWritesToOneChangesTheGradientOfTheOther) {
     ASSERT_EQ(cut.size(), num_results);
     for (std::size_t k = 0; k < num_results; ++k) EXPECT_EQ(cut[k].defined(), plain[k].defined());
     EXPECT_EQ(cut[0].is_same(cut[1]), plain[0].is_same(plain[1]));
-    if (i == 5) continue;  // LibTorch refuses to go back through what was written to
+    if (i == 5) continue;  // LibTorch rejects a backward through what was written to
     EXPECT_TRUE(at::equal(gradient(cut, y), gradient(plain, x))) << i;
   }
 }
@@ -149,7 +149,7 @@ TEST(OutputAliasesTest, AViewThatIsALeafIsNotMadeAgain) {
 }
 
 // It comes back from a recomputed part, which makes another one when it runs again.
-TEST(OutputAliasesTest, ARecomputedPartThatMakesALeafIsRefusedInBackward) {
+TEST(OutputAliasesTest, ARecomputedPartThatMakesALeafIsRejectedInBackward) {
   const at::Tensor x = at::ones({2, 2});
   const Tensors results =
       recompute([](const at::Tensor& in) { return Tensors{in.view({-1}).requires_grad_(), in + 1}; }, x);

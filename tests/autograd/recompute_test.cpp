@@ -354,7 +354,7 @@ TEST(RecomputeTest, AutogradGradAndBackwardWithInputsAskForSomeGradients) {
   for (const at::Tensor& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
 }
 
-TEST(RecomputeTest, WhatItCannotDoIsRefused) {
+TEST(RecomputeTest, WhatItCannotDoIsRejected) {
   nn::Sequential net = make_part();
   const at::Tensor x = input_of();
   const at::Tensor loss = recompute(net, x).sum();
@@ -369,7 +369,7 @@ TEST(RecomputeTest, WhatItCannotDoIsRefused) {
   }
 }
 
-TEST(RecomputeTest, ASecondRunThatDiffersIsRefused) {
+TEST(RecomputeTest, ASecondRunThatDiffersIsRejected) {
   nn::Linear layer(6, 6);
   at::Tensor x = input_of();
   {

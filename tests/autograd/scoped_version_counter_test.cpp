@@ -51,7 +51,7 @@ TEST(ScopedVersionCounterTest, ALaterChangeOfTheWholeIsOneOfEachPart) {
   }
 }
 
-TEST(ScopedVersionCounterTest, BackwardRefusesAPartWhoseWholeWasChanged) {
+TEST(ScopedVersionCounterTest, BackwardRejectsAPartWhoseWholeWasChanged) {
   const at::Tensor whole = at::ones({4}), weight = at::ones({2}).requires_grad_();
   const at::Tensor part = whole.narrow(0, 0, 2);
   ScopedVersionCounter count(part, whole);

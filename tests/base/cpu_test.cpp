@@ -33,7 +33,7 @@ TEST(CpuSetTest, ReadsAndWritesTheSystemsNotation) {
   EXPECT_EQ(CpuSet::parse("0,2,4-6").to_string(), "0,2,4-6");
 }
 
-TEST(CpuSetTest, RefusesOtherTextShowingThePart) {
+TEST(CpuSetTest, RejectsOtherTextShowingThePart) {
   COHORT_EXPECT_THROW_WITH(CpuSet::parse("0,x"), ConfigError,
                            "cores \"0,x\": got \"x\", expected a core number");
   COHORT_EXPECT_THROW_WITH(CpuSet::parse(""), ConfigError, "got \"\", expected a core number");
@@ -59,7 +59,7 @@ TEST(CpuSetTest, PinsAThreadAndRestoresWhatWas) {
   EXPECT_EQ(CpuSet::of_current_thread(), before);
 }
 
-TEST(CpuSetTest, RefusesToPinToNoCoreOrToOnesThatAreNotThere) {
+TEST(CpuSetTest, RejectsToPinToNoCoreOrToOnesThatAreNotThere) {
   COHORT_EXPECT_THROW_WITH(CpuSet().pin_current_thread(), UsageError, "the set of cores is empty");
   COHORT_EXPECT_THROW_WITH(CpuSet({100000}).pin_current_thread(), SystemError,
                            "cannot pin a thread to cores 100000");

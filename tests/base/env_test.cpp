@@ -32,7 +32,7 @@ TEST(EnvTest, ReadsWholeNumbers) {
   EXPECT_EQ(env_string(kName), "-12");
 }
 
-TEST(EnvTest, RefusesWhatIsNoWholeNumberNamingVariableAndValue) {
+TEST(EnvTest, RejectsWhatIsNoWholeNumberNamingVariableAndValue) {
   for (const char* value : {"12x", " 12", "1.5", "99999999999999999999", "0x10"}) {
     const ScopedEnv env(kName, value);
     COHORT_EXPECT_THROW_WITH(
@@ -41,14 +41,14 @@ TEST(EnvTest, RefusesWhatIsNoWholeNumberNamingVariableAndValue) {
   }
 }
 
-TEST(EnvTest, RefusesNumbersOutOfRangeSayingTheRange) {
+TEST(EnvTest, RejectsNumbersOutOfRangeSayingTheRange) {
   const ScopedEnv env(kName, "0");
   COHORT_EXPECT_THROW_WITH(env_int(kName, 1), ConfigError, "expected a whole number of at least 1");
   COHORT_EXPECT_THROW_WITH(env_int(kName, 1, 8), ConfigError, "expected a whole number from 1 to 8");
   EXPECT_EQ(env_int(kName, 0, 8), 0);
 }
 
-TEST(EnvTest, ReadsNumbersAndRefusesOthers) {
+TEST(EnvTest, ReadsNumbersAndRejectsOthers) {
   {
     const ScopedEnv env(kName, "2.5e-3");
     EXPECT_EQ(env_double(kName), 2.5e-3);

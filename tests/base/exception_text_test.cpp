@@ -28,7 +28,7 @@ TEST(ExceptionTextTest, TheFileOfABuildMachineIsTakenFromTheFront) {
 
 TEST(ExceptionTextTest, WhatOnlyLooksAlikeStays) {
   for (const char* text :
-       {"[comm.group] what failed", "[127.0.0.1]:99 refused", "[::1] gone", "[a.cc] why", "[a.cc:1x] why",
+       {"[comm.group] what failed", "[127.0.0.1]:99 rejected", "[::1] gone", "[a.cc] why", "[a.cc:1x] why",
         "[a.cc:] why", "[a.txt:12] why", "[a.cc:12]", "[", "", "it said: Exception raised from boredom"}) {
     EXPECT_EQ(without_backtrace(text), text);
   }

@@ -33,7 +33,7 @@ TEST(MakeNamedTest, NothingIsNoResult) {
   COHORT_EXPECT_THROW_WITH(made({}, nothing), UsageError, "the factory of thing 'x' returned nothing");
 }
 
-TEST(MakeNamedTest, AFactoryWithoutExtraRefusesEveryOption) {
+TEST(MakeNamedTest, AFactoryWithoutExtraRejectsEveryOption) {
   struct Options {
     std::string name;
     NamedOptions extra;

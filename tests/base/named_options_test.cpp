@@ -26,7 +26,7 @@ TEST(NamedOptionsTest, ReadsByType) {
   EXPECT_EQ(options.number("none", 0.25), 0.25);
   EXPECT_FALSE(options.flag("none", false));
   EXPECT_EQ(options.text("none", "z"), "z");
-  EXPECT_NO_THROW(options.refuse_unread());
+  EXPECT_NO_THROW(options.reject_unread());
 }
 
 TEST(NamedOptionsTest, ATextOfAnotherTypeIsNamed) {
@@ -43,22 +43,22 @@ TEST(NamedOptionsTest, ATextOfAnotherTypeIsNamed) {
                            "net 'x' needs option dept. Try: dept instead of depth");
 }
 
-TEST(NamedOptionsTest, WhatNobodyAskedForIsRefused) {
+TEST(NamedOptionsTest, WhatNobodyAskedForIsRejected) {
   const NamedOptions options{{"widht", "3"}, {"path", "p"}};
   const NamedOptions given = options.handed_to("mine.options", "net 'x'");
-  COHORT_EXPECT_THROW_WITH(given.refuse_unread(), ConfigError,
+  COHORT_EXPECT_THROW_WITH(given.reject_unread(), ConfigError,
                            "net 'x' has no option path. Try: leaving it out");
   given.integer("width", 1);
-  COHORT_EXPECT_THROW_WITH(given.refuse_unread({"path"}), ConfigError,
+  COHORT_EXPECT_THROW_WITH(given.reject_unread({"path"}), ConfigError,
                            "net 'x' has no option widht. Try: width; its options are width");
   // A copy, which a model keeps, asks for all; who hands them out again begins anew.
   const NamedOptions copy = given;
   EXPECT_EQ(copy.count("widht"), 1U);
-  EXPECT_NO_THROW(given.refuse_unread({"path"}));
-  COHORT_EXPECT_THROW_WITH(given.handed_to("", "").refuse_unread({"path"}), ConfigError, "no option widht");
+  EXPECT_NO_THROW(given.reject_unread({"path"}));
+  COHORT_EXPECT_THROW_WITH(given.handed_to("", "").reject_unread({"path"}), ConfigError, "no option widht");
   // Who walks over all of them has read all.
   for (const auto& [name, value] : given) EXPECT_FALSE(value.empty()) << name;
-  EXPECT_NO_THROW(given.refuse_unread());
+  EXPECT_NO_THROW(given.reject_unread());
 }
 
 TEST(ErrorContextTest, SaysWhatWasBeingDoneAndKeepsTheType) {

@@ -48,14 +48,14 @@ TEST(PlacementTest, GpuKeepsItsNumberAndEveryHostCore) {
   EXPECT_EQ(placement.cpus, kAllowed);
 }
 
-TEST(PlacementTest, RefusesCoresThatTheProcessMayNotUseSayingWhichItMay) {
+TEST(PlacementTest, RejectsCoresThatTheProcessMayNotUseSayingWhichItMay) {
   COHORT_EXPECT_THROW_WITH(parse("cpu:4"), ConfigError,
                            "placement \"cpu:4\": core 4 is asked for, but this process may use 4 cores (the "
                            "machine's 4-5,8-9). Try: cpu:0 to cpu:3");
   COHORT_EXPECT_THROW_WITH(Placement::parse("cpu:1", CpuSet({0})), ConfigError, "may use 1 core (");
 }
 
-TEST(PlacementTest, RefusesOtherTextShowingTheNotation) {
+TEST(PlacementTest, RejectsOtherTextShowingTheNotation) {
   COHORT_EXPECT_THROW_WITH(parse("gpu:0"), ConfigError,
                            "got device \"gpu\", expected cpu or cuda. Try: cpu, cpu:0");
   COHORT_EXPECT_THROW_WITH(parse(""), ConfigError, "placement \"\": is empty");

@@ -16,7 +16,7 @@ TEST(RegistryTest, AThingIsFoundByItsName) {
   EXPECT_EQ(registry.names(), (std::vector<std::string>{"one", "three", "two"}));
 }
 
-TEST(RegistryTest, UnknownNamesAreRefusedWithTheNearestAndAll) {
+TEST(RegistryTest, UnknownNamesAreRejectedWithTheNearestAndAll) {
   Registry<int> registry("number", "base.numbers", {{"seven", 7}, {"eight", 8}});
   COHORT_EXPECT_THROW_WITH(
       registry.get("sevem"), UsageError,

@@ -74,7 +74,7 @@ TEST(SecretTest, AnEditorsLineEndIsNoPartOfIt) {
   EXPECT_NE(Secret::from_file(write_secret(folder, " sixteen bytes ok")).code("text"), code);
 }
 
-TEST(SecretTest, AFileThatKeepsNoSecretIsRefused) {
+TEST(SecretTest, AFileThatKeepsNoSecretIsRejected) {
   using std::filesystem::perms;
   const test::TempDir folder;
   const std::string good = "sixteen bytes ok";
@@ -125,7 +125,7 @@ TEST(SecretTest, WhatTheAgentHandsOverComesBeforeAFile) {
   EXPECT_NE(::ftruncate(fd.get(), 1), 0);
 }
 
-TEST(SecretTest, ADescriptorThatIsAnothersByNowIsRefused) {
+TEST(SecretTest, ADescriptorThatIsAnothersByNowIsRejected) {
   const Fd file(::open("/dev/zero", O_RDONLY));
   for (const int fd : {file.get(), 999}) {
     const test::ScopedEnv handed_over("COHORT_SECRET_FD", std::to_string(fd));

@@ -297,7 +297,7 @@ TEST(SerialQueueTest, CanBeDestroyedByItsOwnFunctionAtOnce) {
   }
 }
 
-TEST(SerialQueueTest, WaitsInACircleAreRefused) {
+TEST(SerialQueueTest, WaitsInACircleAreRejected) {
   SerialQueue a({.name = "a"}), b({.name = "b"});
   auto itself = a.submit("outer", [&] { a.submit("inner", [] {}).get(patience()); });
   COHORT_EXPECT_THROW_WITH(itself.get(patience()), UsageError,
@@ -305,7 +305,7 @@ TEST(SerialQueueTest, WaitsInACircleAreRefused) {
   auto circle = a.submit("outer", [&] {
     b.submit("middle", [&] { a.submit("inner", [] {}).get(patience()); }).get(patience());
   });
-  // Whichever of the two comes to wait last is refused.
+  // Whichever of the two comes to wait last is rejected.
   COHORT_EXPECT_THROW_WITH(circle.get(patience()), UsageError, "which waits for it in turn");
   auto chain = a.submit("outer", [&] { return b.submit("middle", [] { return 2; }).get(patience()); });
   EXPECT_EQ(chain.get(patience()), 2);

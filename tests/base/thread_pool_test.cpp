@@ -117,7 +117,7 @@ TEST(ThreadPoolTest, OneThatNobodyWaitsForAnyMoreDoesNotCountEither) {
   gate->open();
 }
 
-TEST(ThreadPoolTest, StoppingRunsWhatWasGivenAndRefusesMore) {
+TEST(ThreadPoolTest, StoppingRunsWhatWasGivenAndRejectsMore) {
   std::atomic<int> ran{0};
   ThreadPool pool({.name = "t", .max_threads = 2});
   for (int i = 0; i < 50; ++i) pool.submit("count", [&] { ++ran; });

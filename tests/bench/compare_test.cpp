@@ -107,7 +107,7 @@ TEST_F(CompareTest, QuotesNamesInCsv) {
             std::string::npos);
 }
 
-TEST_F(CompareTest, RefusesWhatCannotBeCompared) {
+TEST_F(CompareTest, RejectsWhatCannotBeCompared) {
   COHORT_EXPECT_THROW_WITH(compare({}), UsageError, "[bench.compare] got 0 variants");
   COHORT_EXPECT_THROW_WITH(compare({variant("a", 1us)}, options().shapes({})), UsageError, "0 shapes");
   COHORT_EXPECT_THROW_WITH((compare({variant("a", 1us), variant("a", 2us)}, options())), UsageError,

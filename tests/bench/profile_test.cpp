@@ -137,7 +137,7 @@ TEST_F(ProfileTest, AnExceptionEndsTheRecording) {
   EXPECT_NO_THROW(bench::profile([&] { step(); }));
 }
 
-TEST_F(ProfileTest, RefusesASecondProfilerAndNoSteps) {
+TEST_F(ProfileTest, RejectsASecondProfilerAndNoSteps) {
   Profiler first;
   COHORT_EXPECT_THROW_WITH(Profiler(), UsageError,
                            "[bench.profile] a profiler of LibTorch is running already");

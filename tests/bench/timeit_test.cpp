@@ -129,7 +129,7 @@ TEST(TimeitTest, AnExceptionComesThrough) {
   EXPECT_THROW(timeit([]() -> int { throw std::runtime_error("no"); }), std::runtime_error);
 }
 
-TEST(TimeitTest, RefusesWhatCannotBeMeasured) {
+TEST(TimeitTest, RejectsWhatCannotBeMeasured) {
   COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().rounds(0)), UsageError,
                            "[bench.timeit] got rounds 0");
   COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().calls(-1)), UsageError, "calls -1");

@@ -26,7 +26,7 @@ long call(long number, Args... args) {
   return ::syscall(number, args...);
 }
 
-int refuse(int error) {
+int reject(int error) {
   errno = error;
   return -1;
 }
@@ -81,11 +81,11 @@ int rename(const char* from, const char* to) noexcept {
   return static_cast<int>(call(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
 int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
-  if (!limits_now.can_exchange && (flags & RENAME_EXCHANGE) != 0) return refuse(EINVAL);
+  if (!limits_now.can_exchange && (flags & RENAME_EXCHANGE) != 0) return reject(EINVAL);
   return static_cast<int>(call(SYS_renameat2, from_folder, from, to_folder, to, flags));
 }
 int symlink(const char* target, const char* path) noexcept {
-  if (!limits_now.can_link) return refuse(EPERM);
+  if (!limits_now.can_link) return reject(EPERM);
   return static_cast<int>(call(SYS_symlinkat, target, AT_FDCWD, path));
 }
 int unlink(const char* path) noexcept {

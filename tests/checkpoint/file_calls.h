@@ -5,7 +5,7 @@
 /// that links it calls them from Cohort's libraries and from the C++ library alike.
 namespace cohort::test {
 
-/// What a file system refuses.
+/// What a file system rejects.
 struct FileCallLimits {
   bool can_exchange = true;  ///< renameat2() with RENAME_EXCHANGE
   bool can_link = true;      ///< symlink()

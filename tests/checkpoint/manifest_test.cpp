@@ -42,7 +42,7 @@ TEST(ManifestTest, WhatWasWrittenIsRead) {
 }
 
 // Every text has the right checksum: its writer was hostile, not careless.
-TEST(ManifestTest, LyingFieldsAreRefused) {
+TEST(ManifestTest, LyingFieldsAreRejected) {
   struct Lie {
     const char* pointer;
     json value;

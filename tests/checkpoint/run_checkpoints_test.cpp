@@ -404,7 +404,7 @@ TEST_F(RunCheckpointsTest, ReadersChangeNothing) {
   EXPECT_EQ(names_in(folder()), before);
 }
 
-TEST_F(RunCheckpointsTest, WhereAnotherProcessSavesASaveIsRefused) {
+TEST_F(RunCheckpointsTest, WhereAnotherProcessSavesASaveIsRejected) {
   save_three();
   const base::FileLock lock(folder() / ".lock");
   RunCheckpoints checkpoints(folder());
@@ -473,7 +473,7 @@ TEST_F(RunCheckpointsTest, NothingUsableIsAnErrorThatShowsTheFirstReason) {
                            "epoch_3/model.safetensors is missing");
 }
 
-TEST_F(RunCheckpointsTest, NewerFormatIsRefusedWithBothVersions) {
+TEST_F(RunCheckpointsTest, NewerFormatIsRejectedWithBothVersions) {
   save_three();
   std::string text = read_file(folder() / "epoch_3" / "state.json");
   text.replace(text.find("\"format_version\": 1"), 19, "\"format_version\": 9");
@@ -482,7 +482,7 @@ TEST_F(RunCheckpointsTest, NewerFormatIsRefusedWithBothVersions) {
                            "has format version 9, this Cohort reads up to version 1");
 }
 
-TEST_F(RunCheckpointsTest, NamesThatWouldClashAreRefused) {
+TEST_F(RunCheckpointsTest, NamesThatWouldClashAreRejected) {
   RunCheckpoints checkpoints(folder());
   for (const char* name : {"", "last", "best", "auto", "../x", ".hidden", "a~b"}) {
     COHORT_EXPECT_THROW_WITH(checkpoints.save(name, content_of(1)), UsageError,

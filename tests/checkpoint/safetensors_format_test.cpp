@@ -44,7 +44,7 @@ struct Broken {
   const char* message;
 };
 
-TEST(SafetensorsFormatTest, EveryLyingHeaderIsRefusedByName) {
+TEST(SafetensorsFormatTest, EveryLyingHeaderIsRejectedByName) {
   const std::string long_name(5000, 'n');
   const Broken cases[] = {
       {"", "some.safetensors: the file is empty (0 bytes)"},
@@ -108,7 +108,7 @@ TEST(SafetensorsFormatTest, WrittenHeaderIsReadBackAndDataStartsAtAMultipleOfEig
   }
 }
 
-TEST(SafetensorsFormatTest, NamesThatCannotBeStoredAreRefused) {
+TEST(SafetensorsFormatTest, NamesThatCannotBeStoredAreRejected) {
   const auto make = [](std::vector<TensorEntry> entries) { make_header(entries, {}); };
   const TensorEntry a{"a", StoredDtype::kF32, {1}};
   COHORT_EXPECT_THROW_WITH(make({a, a}), UsageError, "'a' is used twice or reserved");

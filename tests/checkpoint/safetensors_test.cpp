@@ -214,7 +214,7 @@ TEST(SafetensorsTest, BadFilesAreNamed) {
                            "has no tensor 'x'");
 }
 
-TEST(SafetensorsTest, TensorsThatCannotBeStoredAreRefusedAndNothingIsWritten) {
+TEST(SafetensorsTest, TensorsThatCannotBeStoredAreRejectedAndNothingIsWritten) {
   TempDir dir;
   const auto save = [&](const at::Tensor& tensor) {
     save_safetensors(dir / "t.safetensors", {{"name", tensor}});

@@ -66,7 +66,7 @@ TEST(StateDictTest, LoadingConvertsDtypeInPlaceAndKeepsTheMemoryFormat) {
   EXPECT_TRUE(at::equal(weight, state[0].second.to(at::kFloat)));
 }
 
-TEST(StateDictTest, StateOfAnotherModelIsRefusedWithEveryKindOfDifferenceAndChangesNothing) {
+TEST(StateDictTest, StateOfAnotherModelIsRejectedWithEveryKindOfDifferenceAndChangesNothing) {
   auto net = make_net(5);
   TensorMap state = module_state(*make_net(7));
   state.erase(state.begin() + 3);
@@ -97,7 +97,7 @@ TEST(StateDictTest, PartialLoadCopiesWhatFitsAndSaysWhatDoesNot) {
   EXPECT_TRUE(at::equal(net->parameters()[0], state[0].second));
 }
 
-TEST(StateDictTest, MetaModuleIsRefused) {
+TEST(StateDictTest, MetaModuleIsRejected) {
   struct MetaModule : nn::Module {
     MetaModule() { register_parameter("weight", at::empty({2}, at::kMeta)); }
   } meta;

@@ -60,7 +60,7 @@ for call in mkdir mkdirat write pwrite64 ftruncate fsync rename renameat renamea
       at="at call $number of $call by SIG$signal"
       if [ "$got" -ne "$status" ]; then fail "killed $at: status $got, expected $status"; fi
       kills=$((kills + 1))
-      train killed || fail "killed $at, it does not go on"
+      train killed || fail "killed $at, it does not resume"
       for file in model.safetensors optimizer.safetensors; do
         cmp -s "killed/checkpoints/last/$file" "straight/checkpoints/last/$file" || fail "killed $at, $file differs"
       done

@@ -54,7 +54,7 @@ TEST_F(MpirunTest, TheRunIsBitwiseTheSameAsUnderOurOwnLauncher) {
   }
 }
 
-TEST_F(MpirunTest, OverMpiTwoRunsOfThreeRanksHoldTheSameBitsAndOneGoesOnFromTheOther) {
+TEST_F(MpirunTest, OverMpiTwoRunsOfThreeRanksHoldTheSameBitsAndOneContinuesFromTheOther) {
   const std::vector<std::string> mpi{"distributed.backend=mpi"};
   train_under_mpirun(3, "one", mpi);
   train_under_mpirun(3, "two", {"distributed.backend=mpi", "train.max_steps=5"});
@@ -80,7 +80,7 @@ TEST_F(MpirunTest, ARankThatIsStuckEndsTheJobAtTheDeadlineByMpiAbort) {
   }
 }
 
-TEST_F(MpirunTest, WithoutMpirunBackendMpiIsRefused) {
+TEST_F(MpirunTest, WithoutMpirunBackendMpiIsRejected) {
   const Outcome outcome = run(train("alone", {"--nproc-per-node", "2", "distributed.backend=mpi"}));
   EXPECT_EQ(outcome.status, 2) << outcome.err;
   EXPECT_TRUE(message_contains(outcome.err, "this process was not started by mpirun"));

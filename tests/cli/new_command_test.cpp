@@ -79,7 +79,7 @@ TEST(NewCommandTest, AKernelForGpusStandsBesideWhereAskedFor) {
                                "TORCH_LIBRARY_IMPL(on_gpu, CUDA, library)"));
 }
 
-TEST(NewCommandTest, RefusesNamesThatAreNone) {
+TEST(NewCommandTest, RejectsNamesThatAreNone) {
   for (const char* name : {"Half", "2half", "half-of", "../half", "double", "at", "_half"}) {
     COHORT_EXPECT_THROW_WITH(run_new({"operator", name, "--dir", "/nowhere"}), UsageError,
                              std::string("[cli.new] got the name '") + name + "'");

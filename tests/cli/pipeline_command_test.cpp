@@ -41,7 +41,7 @@ TEST(PipelineCommandTest, DrawsThePlanAndWhatWasMeasured) {
   EXPECT_NE(svg.str().find("<title>W1.2 "), std::string::npos);
 }
 
-TEST(PipelineCommandTest, RefusesWhatIsNoSchedule) {
+TEST(PipelineCommandTest, RejectsWhatIsNoSchedule) {
   COHORT_EXPECT_THROW_WITH(run({"--schedule", "zb"}), ConfigError, "got schedule \"zb\"");
   COHORT_EXPECT_THROW_WITH(run({"--schedule", "1f1b", "--placements", "2"}), UsageError,
                            "got 4 stages on 2 placements");

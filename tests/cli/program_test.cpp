@@ -61,7 +61,7 @@ TEST_F(ProgramTest, ProfileOfARunThatEndsEarlySaysSo) {
   const Outcome none = run(train("none", {"train.max_steps=3", "--profile", "1"}));
   ASSERT_EQ(none.status, 0) << none.err;
   expect_in(none.err, {"nothing was profiled: the run ended after 3 steps, and the first 3 are left out"});
-  EXPECT_EQ(run(train("refused", {"--profile", "0"})).status, 2);
+  EXPECT_EQ(run(train("rejected", {"--profile", "0"})).status, 2);
 }
 
 TEST_F(ProgramTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
@@ -116,7 +116,7 @@ long last_number(const fs::path& folder) {
   return std::stol(name.substr(name.find('_') + 1));
 }
 
-TEST_F(ProgramTest, BehindAPipeThatNobodyReadsItGoesOnAndStopsBySignalsAsUsual) {
+TEST_F(ProgramTest, BehindAPipeThatNobodyReadsItContinuesAndStopsBySignalsAsUsual) {
   // As with `cohort train ... 2>&1 | tee log`, where Ctrl-C or a lost connection ends tee too.
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     for (const char* ranks : {"1", "2"}) {
@@ -152,7 +152,7 @@ TEST_F(ProgramTest, BehindAPipeThatNobodyReadsItGoesOnAndStopsBySignalsAsUsual) 
   }
 }
 
-TEST_F(ProgramTest, AFolderThatIsInUseIsRefusedNamingTheProcess) {
+TEST_F(ProgramTest, AFolderThatIsInUseIsRejectedNamingTheProcess) {
   Program first(dir.path(), train("shared", {"train.epochs=2000"}));
   wait_for_checkpoint(first, "shared");
   const Outcome second = run(train("shared", {"--resume", "auto"}));
@@ -187,7 +187,7 @@ TEST_F(ProgramTest, MistakesInTheConfigurationExitWithTwo) {
   }
 }
 
-TEST_F(ProgramTest, TwoFilesOfConfigurationAreRefusedSayingWhatToDo) {
+TEST_F(ProgramTest, TwoFilesOfConfigurationAreRejectedSayingWhatToDo) {
   for (const char* command : {"train", "eval", "predict", "export", "plan"}) {
     const Outcome outcome = run({command, "--config", "job.yaml", "-c", "other.yaml"});
     EXPECT_EQ(outcome.status, 2) << command;
@@ -195,7 +195,7 @@ TEST_F(ProgramTest, TwoFilesOfConfigurationAreRefusedSayingWhatToDo) {
   }
 }
 
-TEST_F(ProgramTest, ABrokenPluginIsRefusedSayingWhy) {
+TEST_F(ProgramTest, ABrokenPluginIsRejectedSayingWhy) {
   write_file(dir / "broken.so", "this is no library");
   const Outcome outcome = run(train("x", {"--load", "./broken.so"}));
   EXPECT_EQ(outcome.status, 2);
@@ -213,7 +213,7 @@ std::vector<int> logged_steps(const fs::path& jsonl) {
   return steps;
 }
 
-TEST_F(ProgramTest, KilledAfterGoingBackItGoesOnFromThere) {
+TEST_F(ProgramTest, KilledAfterGoingBackItContinuesFromThere) {
   ASSERT_EQ(run(train("straight", {"run.log_every=1"})).status, 0);
   ASSERT_EQ(run(train("back", {"run.log_every=1", "run.keep=0"})).status, 0);
   const fs::path checkpoints = dir / "back" / "checkpoints";
@@ -256,12 +256,12 @@ TEST_F(ProgramTest, AFolderInWhichARunOnlyFailedToBeginMayBeUsed) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   ASSERT_EQ(run(train("b", {"--resume", "auto", "train.epochs=2"})).status, 0);
   // The configuration that it wrote does not resume by itself.
-  const Outcome refused = run({"train", "--config", "b/config.yaml", "run.dir=b"});
-  EXPECT_EQ(refused.status, 2);
-  expect_in(refused.err, {"b already holds a run"});
+  const Outcome rejected = run({"train", "--config", "b/config.yaml", "run.dir=b"});
+  EXPECT_EQ(rejected.status, 2);
+  expect_in(rejected.err, {"b already holds a run"});
 }
 
-TEST_F(ProgramTest, ResumeAutoWithTheConfigurationOfARunGoesOnWithThatRun) {
+TEST_F(ProgramTest, ResumeAutoWithTheConfigurationOfARunContinuesWithThatRun) {
   const std::vector<std::string> first{"train", "--config", "job.yaml", "train.epochs=1", "run.name=nn"};
   ASSERT_EQ(run(first).status, 0);
   const fs::path older = fs::directory_iterator(dir / "runs")->path();
@@ -289,7 +289,7 @@ TEST_F(ProgramTest, TheCommandToGoOnCanBePasted) {
   program.signal(SIGTERM);
   const Outcome outcome = program.outcome();
   ASSERT_EQ(outcome.status, 128 + SIGTERM) << outcome.err;
-  const std::size_t at = outcome.err.find("to go on:\n  ");
+  const std::size_t at = outcome.err.find("to resume:\n  ");
   ASSERT_NE(at, std::string::npos) << outcome.err;
   const std::string command = lines_of(outcome.err.substr(at + 10)).at(0);
   expect_in(command, {"'run.dir=my run #1'", " --load "});
@@ -378,10 +378,10 @@ TEST_F(ProgramTest, ImagesThatAreLeftOutAreNamedAndCountedForTrainingAndValidati
   for (const char* broken : {"train/a/0.jpg", "val/a/1.jpg", "val/b/2.jpg"}) {
     write_file(dir / "data" / broken, "not an image");
   }
-  const Outcome refused = run(train("refused", images("data")));
-  EXPECT_EQ(refused.status, 2);
+  const Outcome rejected = run(train("rejected", images("data")));
+  EXPECT_EQ(rejected.status, 2);
   // A batch of validation is tried before the first epoch.
-  EXPECT_NE(refused.err.find("val/a/1.jpg"), std::string::npos) << refused.err;
+  EXPECT_NE(rejected.err.find("val/a/1.jpg"), std::string::npos) << rejected.err;
   const Outcome skipped = run(train("skipped", images("data", {"data.on_error=skip"})));
   EXPECT_EQ(skipped.status, 0) << skipped.err;
   expect_in(skipped.err,
@@ -392,7 +392,7 @@ TEST_F(ProgramTest, ImagesThatAreLeftOutAreNamedAndCountedForTrainingAndValidati
   expect_in(evaluated.err, {"2 times a validation sample could not be read"});
 }
 
-TEST_F(ProgramTest, DataThatDoesNotFitTheModelOrItselfIsRefused) {
+TEST_F(ProgramTest, DataThatDoesNotFitTheModelOrItselfIsRejected) {
   write_images(dir / "data");
   const Outcome fewer = run(train("x", images("data", {"model.num_classes=1"})));
   EXPECT_EQ(fewer.status, 2);

@@ -84,21 +84,21 @@ TEST_F(RunTest, OptionsEndWhereTheProgramBegins) {
 }
 
 TEST_F(RunTest, WhatCannotBeIsOneMessageAndStatus2) {
-  const auto refused = [&](std::vector<std::string> arguments, const char* part) {
+  const auto rejected = [&](std::vector<std::string> arguments, const char* part) {
     arguments.insert(arguments.begin(), "run");
     const Outcome outcome = run_program(dir.path(), arguments);
     EXPECT_EQ(outcome.status, 2);
     expect_in(outcome.err, {part});
   };
-  refused({"--nproc-per-nodes", "2", "ls"},
-          "there is no option --nproc-per-nodes; did you mean --nproc-per-node?");
-  refused({"-x", "ls"}, "there is no option -x");
-  refused({"--rdzv-backend=c10d", "ls"}, "only static is available yet");
-  refused({"--no_python", "ls"}, "--no-python is not available. Try: leave it out");
-  refused({"-m", "module"}, "--module is not available. Try: the program itself");
-  refused({"--nnodes"}, "nnodes");
-  refused({"--nproc-per-node", "2"}, "no program was given");
-  refused({"no-such-program"}, "no program 'no-such-program' is in PATH");
+  rejected({"--nproc-per-nodes", "2", "ls"},
+           "there is no option --nproc-per-nodes; did you mean --nproc-per-node?");
+  rejected({"-x", "ls"}, "there is no option -x");
+  rejected({"--rdzv-backend=c10d", "ls"}, "only static is available yet");
+  rejected({"--no_python", "ls"}, "--no-python is not available. Try: leave it out");
+  rejected({"-m", "module"}, "--module is not available. Try: the program itself");
+  rejected({"--nnodes"}, "nnodes");
+  rejected({"--nproc-per-node", "2"}, "no program was given");
+  rejected({"no-such-program"}, "no program 'no-such-program' is in PATH");
 }
 
 TEST_F(RunTest, TheHelpShowsEveryOption) {
@@ -311,7 +311,7 @@ TEST_F(RunTest, ALongMonitorIntervalEndsNoJob) {
 
 // As `scontrol suspend`, a frozen cgroup, or Ctrl-Z on all nodes. Each time longer than what a node may be
 // silent for, and then long enough for each to see the other's signs again.
-TEST_F(RunTest, AJobThatIsSuspendedAndGoesOnEndsWell) {
+TEST_F(RunTest, AJobThatIsSuspendedAndContinuesEndsWell) {
   const std::string port = std::to_string(free_port());
   const std::vector<std::string> flags{"--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=8"};
   const std::string script = "touch up$RANK; while [ ! -e go ]; do sleep 0.05; done";
@@ -337,8 +337,8 @@ import datetime, sys
 import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=datetime.timedelta(seconds=10))
 report = '{"failures": [], "restart": false, "signal": 15, "status": 7}'
-words = {"signal": "15", "abort": "node 1: on purpose", "fail/0": "1", "verdict/0": report, "end/0/1": report,
-         "seen/0/1": "1", "alive/0": "9", "alive/1": "9"}
+words = {"signal": "15", "abort": "node 1: on purpose", "fail/0": "1", "result/0": report, "end/0/1": report,
+         "result_seen/0/1": "1", "alive/0": "9", "alive/1": "9"}
 for key, word in words.items():
     store.set("/cohort/agents/" + key, word)
 )");

@@ -230,7 +230,7 @@ TEST_F(TrainRanksTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
   EXPECT_GT(killed, 0) << "no run was caught alive";
 }
 
-TEST_F(TrainRanksTest, SigtermStopsAllRanksAfterTheSameStepAndTheCommandGoesOnBitwise) {
+TEST_F(TrainRanksTest, SigtermStopsAllRanksAfterTheSameStepAndTheCommandContinuesBitwise) {
   const std::string longer = "train.epochs=60";
   const Outcome begun = run(train_on(2, "longer", {longer, "--resume", "auto"}));
   ASSERT_EQ(begun.status, 0) << begun.err;
@@ -262,7 +262,7 @@ TEST_F(TrainRanksTest, ARankThatIsKilledEndsTheJobNamingIt) {
   EXPECT_TRUE(message_contains(outcome.err, "signal 9"));
 }
 
-TEST_F(TrainRanksTest, ARunGoesOnWithAnotherNumberOfRanksAndKeepsItsGlobalBatches) {
+TEST_F(TrainRanksTest, ARunContinuesWithAnotherNumberOfRanksAndKeepsItsGlobalBatches) {
   const auto goes_on = [&](const std::string& folder, std::vector<std::string> model) {
     const auto with = [&](std::vector<std::string> more) {
       more.insert(more.end(), model.begin(), model.end());
@@ -284,7 +284,7 @@ TEST_F(TrainRanksTest, ARunGoesOnWithAnotherNumberOfRanksAndKeepsItsGlobalBatche
   };
   // A schedule whose length the limits of steps do not change.
   const std::string plain = goes_on("plain", {"model.name=vgg11", "schedule.name=constant"});
-  EXPECT_TRUE(message_contains(plain, "results go on within rounding"));
+  EXPECT_TRUE(message_contains(plain, "results continue within rounding"));
   EXPECT_LT(largest_difference("plain", "plain straight"), 1e-4);
   const std::string norm = goes_on("norm", {"schedule.name=constant"});
   EXPECT_TRUE(message_contains(norm, "batch norm, which is of each rank's share of a step"));

@@ -1,5 +1,5 @@
-// The same calls on every backend: collectives x types x operations x sizes x ranks. What a backend refuses
-// is listed here by name, so that neither a refusal nor a new ability goes unnoticed.
+// The same calls on every backend: collectives x types x operations x sizes x ranks. What a backend rejects
+// is listed here by name, so that neither a rejection nor a new ability goes unnoticed.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -94,10 +94,10 @@ class ConformanceTest : public testing::TestWithParam<std::tuple<const char*, in
 };
 
 // "AVG of int" and the like, where UsageError said so before anything travelled.
-std::set<std::string> refusals(
+std::set<std::string> rejections(
     const std::string& backend, int size, const std::function<Pending(Group&, at::Tensor&, Op)>& call,
     const std::function<void(const Group&, const at::Tensor&, Op, std::int64_t)>& check) {
-  std::set<std::string> refused;
+  std::set<std::string> rejected;
   for (const at::ScalarType dtype : kNumbers) {
     for (const auto& [op, name] : kOps) {
       if (is_bitwise(op) && at::isFloatingType(dtype)) continue;  // means nothing
@@ -111,32 +111,32 @@ std::set<std::string> refusals(
           }
         });
       } catch (const UsageError&) {
-        refused.insert(std::string(name) + " of " + c10::toString(dtype));
+        rejected.insert(std::string(name) + " of " + c10::toString(dtype));
       }
     }
   }
-  return refused;
+  return rejected;
 }
 
 TEST_P(ConformanceTest, AllReduce) {
-  const auto refused = refusals(
+  const auto rejected = rejections(
       backend(), size(), [](Group& group, at::Tensor& tensor, Op op) { return group.all_reduce(tensor, op); },
       [](const Group& group, const at::Tensor& tensor, Op op, std::int64_t numel) {
         expect_equal(tensor, reduced(inputs(group, numel, tensor.scalar_type()), op), op,
                      base::concat("op ", int(op), " of ", tensor.dtype().name(), ", ", numel, " numbers"));
       });
-  EXPECT_EQ(refused, std::set<std::string>{});
+  EXPECT_EQ(rejected, std::set<std::string>{});
 }
 
 TEST_P(ConformanceTest, Reduce) {
-  const auto refused = refusals(
+  const auto rejected = rejections(
       backend(), size(),
       [](Group& group, at::Tensor& tensor, Op op) { return group.reduce(tensor, group.size() - 1, op); },
       [](const Group& group, const at::Tensor& tensor, Op op, std::int64_t numel) {
         if (group.rank() != group.size() - 1) return;
         expect_equal(tensor, reduced(inputs(group, numel, tensor.scalar_type()), op), op, "reduce");
       });
-  EXPECT_EQ(refused, std::set<std::string>{});
+  EXPECT_EQ(rejected, std::set<std::string>{});
 }
 
 TEST_P(ConformanceTest, ReduceScatter) {
@@ -232,7 +232,7 @@ TEST_P(ConformanceTest, ComplexNumbersMoveAndAreSummed) {
          g.all_to_all(out, in).wait();
          EXPECT_TRUE(at::equal(out.narrow(0, g.rank() * t.numel(), t.numel()), t));
        }}};
-  std::set<std::string> refused;
+  std::set<std::string> rejected;
   for (const auto& [name, call] : calls) {
     try {
       run([&, call = call](Group& group) {
@@ -240,10 +240,10 @@ TEST_P(ConformanceTest, ComplexNumbersMoveAndAreSummed) {
         call(group, tensor);
       });
     } catch (const UsageError&) {
-      refused.insert(name);
+      rejected.insert(name);
     }
   }
-  EXPECT_EQ(refused, std::set<std::string>{});
+  EXPECT_EQ(rejected, std::set<std::string>{});
 }
 
 TEST_P(ConformanceTest, AllToAllWithEqualAndUnequalParts) {

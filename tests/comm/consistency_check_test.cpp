@@ -32,7 +32,7 @@ std::vector<std::string> told(int size, const std::function<void(Group&)>& call,
         }
         at::Tensor t = at::ones({1});
         group.all_reduce(t).wait();
-        EXPECT_EQ(t.item<int>(), size) << "nothing of what was refused may be left in the backend";
+        EXPECT_EQ(t.item<int>(), size) << "nothing of what was rejected may be left in the backend";
       },
       std::chrono::seconds(20), check_consistency);
   return messages;

@@ -1,5 +1,5 @@
 // The base of backends of our own, with a backend that records what it is told to do: each overload of c10d
-// arrives as one form of call, and what does not fit is refused. The backends have tests of their own.
+// arrives as one form of call, and what does not fit is rejected. The backends have tests of their own.
 #include "cohort/comm/internal/cpu_backend.h"
 
 #include <ATen/ATen.h>
@@ -26,7 +26,7 @@ class Recorder : public CpuBackend {
   const CpuCall& last() const { return calls.back(); }
 
   std::vector<CpuCall> calls;
-  bool refuses_everything = false;
+  bool rejects_everything = false;
 
  private:
   WorkPtr begin(CpuCall&& call) override {
@@ -34,7 +34,7 @@ class Recorder : public CpuBackend {
     return completed(calls.back());
   }
   void check(const CpuCall& call) const override {
-    TORCH_CHECK(!refuses_everything, caller(call.type), " is not for today");
+    TORCH_CHECK(!rejects_everything, caller(call.type), " is not for today");
   }
 };
 
@@ -237,115 +237,115 @@ TEST_F(CpuBackendTest, NoTensorIsCopied) {
   EXPECT_EQ(one[0].use_count(), references) << "what is over keeps nothing";
 }
 
-// ------------------------------------------------------------------------------------------------ refusals
+// ------------------------------------------------------------------------------------------------ rejections
 
 // Nothing has begun, and the next call has the number that this one did not take.
-#define EXPECT_REFUSED(statement, part)                                                    \
+#define EXPECT_REJECTED(statement, part)                                                   \
   do {                                                                                     \
     COHORT_EXPECT_THROW_WITH(statement, c10::Error, "Backend recorder: " part);            \
     EXPECT_TRUE(backend.calls.empty() && root.calls.empty());                              \
     EXPECT_EQ(backend.getSequenceNumberForGroup() + root.getSequenceNumberForGroup(), 0U); \
   } while (false)
 
-TEST_F(CpuBackendTest, TensorsThatAreNoMemoryOfTheCpuAreRefusedByEveryCall) {
+TEST_F(CpuBackendTest, TensorsThatAreNoMemoryOfTheCpuAreRejectedByEveryCall) {
   Tensors meta{at::ones({4}, at::kMeta)}, strided{at::ones({4, 4}).t()}, sparse{at::ones({4}).to_sparse()};
   TensorLists lists{three}, bad_lists{{of(4), of(4), at::ones({8}).slice(0, 0, 8, 2)}};
   std::vector<std::int64_t> equal;
-  EXPECT_REFUSED(backend.allreduce(meta, {}), "all_reduce: got a tensor on meta, expected one on the CPU");
-  EXPECT_REFUSED(backend.allreduce_coalesced(strided, {}), "all_reduce: got a tensor of strides [1, 4]");
-  EXPECT_REFUSED(backend.broadcast(sparse, {}), "broadcast: got a sparse tensor, expected a dense one");
-  EXPECT_REFUSED(backend.reduce(strided, {}), "reduce: got a tensor of strides");
-  EXPECT_REFUSED(backend.allgather(lists, strided, {}), "all_gather: got a tensor of strides");
-  EXPECT_REFUSED(backend.allgather(bad_lists, one, {}), "all_gather: got a tensor of strides [2]");
-  EXPECT_REFUSED(backend._allgather_base(strided[0], one[0], {}), "all_gather: got a tensor of strides");
-  EXPECT_REFUSED(backend.gather(no_lists, meta, {}), "gather: got a tensor on meta");
-  EXPECT_REFUSED(root.gather(bad_lists, one, {}), "gather: got a tensor of strides [2]");
-  EXPECT_REFUSED(backend.scatter(meta, no_lists, {}), "scatter: got a tensor on meta");
-  EXPECT_REFUSED(root.scatter(one, bad_lists, {}), "scatter: got a tensor of strides [2]");
-  EXPECT_REFUSED(backend.reduce_scatter(one, bad_lists, {}), "reduce_scatter: got a tensor of strides [2]");
-  EXPECT_REFUSED(backend._reduce_scatter_base(one[0], strided[0], {}),
-                 "reduce_scatter: got a tensor of strides");
-  EXPECT_REFUSED(backend.alltoall_base(strided[0], one[0], equal, equal, {}),
-                 "all_to_all: got a tensor of strides");
-  EXPECT_REFUSED(backend.alltoall(three, bad_lists[0], {}), "all_to_all: got a tensor of strides [2]");
-  EXPECT_REFUSED(backend.send(strided, 0, 0), "send: got a tensor of strides");
-  EXPECT_REFUSED(backend.recv(meta, 0, 0), "recv: got a tensor on meta");
-  EXPECT_REFUSED(backend.recvAnysource(sparse, 0), "recv: got a sparse tensor");
+  EXPECT_REJECTED(backend.allreduce(meta, {}), "all_reduce: got a tensor on meta, expected one on the CPU");
+  EXPECT_REJECTED(backend.allreduce_coalesced(strided, {}), "all_reduce: got a tensor of strides [1, 4]");
+  EXPECT_REJECTED(backend.broadcast(sparse, {}), "broadcast: got a sparse tensor, expected a dense one");
+  EXPECT_REJECTED(backend.reduce(strided, {}), "reduce: got a tensor of strides");
+  EXPECT_REJECTED(backend.allgather(lists, strided, {}), "all_gather: got a tensor of strides");
+  EXPECT_REJECTED(backend.allgather(bad_lists, one, {}), "all_gather: got a tensor of strides [2]");
+  EXPECT_REJECTED(backend._allgather_base(strided[0], one[0], {}), "all_gather: got a tensor of strides");
+  EXPECT_REJECTED(backend.gather(no_lists, meta, {}), "gather: got a tensor on meta");
+  EXPECT_REJECTED(root.gather(bad_lists, one, {}), "gather: got a tensor of strides [2]");
+  EXPECT_REJECTED(backend.scatter(meta, no_lists, {}), "scatter: got a tensor on meta");
+  EXPECT_REJECTED(root.scatter(one, bad_lists, {}), "scatter: got a tensor of strides [2]");
+  EXPECT_REJECTED(backend.reduce_scatter(one, bad_lists, {}), "reduce_scatter: got a tensor of strides [2]");
+  EXPECT_REJECTED(backend._reduce_scatter_base(one[0], strided[0], {}),
+                  "reduce_scatter: got a tensor of strides");
+  EXPECT_REJECTED(backend.alltoall_base(strided[0], one[0], equal, equal, {}),
+                  "all_to_all: got a tensor of strides");
+  EXPECT_REJECTED(backend.alltoall(three, bad_lists[0], {}), "all_to_all: got a tensor of strides [2]");
+  EXPECT_REJECTED(backend.send(strided, 0, 0), "send: got a tensor of strides");
+  EXPECT_REJECTED(backend.recv(meta, 0, 0), "recv: got a tensor on meta");
+  EXPECT_REJECTED(backend.recvAnysource(sparse, 0), "recv: got a sparse tensor");
 }
 
-TEST_F(CpuBackendTest, NumbersOfTensorsThatDoNotFitAreRefused) {
+TEST_F(CpuBackendTest, NumbersOfTensorsThatDoNotFitAreRejected) {
   TensorLists short_list{two}, two_lists{three, three}, of_ranks{two, two, one};
-  EXPECT_REFUSED(backend.allreduce(two, {}), "all_reduce: got 2 tensors, expected one");
-  EXPECT_REFUSED(backend.allreduce_coalesced(none, {}), "all_reduce: got no tensors, expected one at least");
-  EXPECT_REFUSED(backend.broadcast(none, {}), "broadcast: got 0 tensors, expected one");
-  EXPECT_REFUSED(backend.allgather(two_lists, one, {}), "all_gather: got 2 lists of tensors, expected one");
-  EXPECT_REFUSED(backend.allgather(short_list, one, {}),
-                 "all_gather: got 2 tensors, expected one for each of 3");
-  EXPECT_REFUSED(backend.allgather_coalesced(two_lists, one, {}),
-                 "all_gather: got 2 lists, expected one for each of 3 ranks");
-  EXPECT_REFUSED(backend.allgather_coalesced(of_ranks, two, {}),
-                 "all_gather: got a list of 1 tensors, expected 2");
-  EXPECT_REFUSED(backend.allgather_coalesced(of_ranks, none, {}), "all_gather: got no tensors");
-  EXPECT_REFUSED(backend.allgather_into_tensor_coalesced(two, one, {}),
-                 "all_gather: got 2 outputs and 1 inputs");
-  EXPECT_REFUSED(root.gather(no_lists, one, {}), "gather: got 0 lists of tensors, expected one");
-  EXPECT_REFUSED(root.scatter(one, short_list, {}),
-                 "scatter: got 2 tensors, expected one for each of 3 ranks");
-  EXPECT_REFUSED(backend.reduce_scatter(one, two_lists, {}), "reduce_scatter: got 1 outputs and 2 inputs");
-  EXPECT_REFUSED(backend.reduce_scatter(one, short_list, {}),
-                 "reduce_scatter: got 2 tensors, expected one for each");
-  EXPECT_REFUSED(backend.reduce_scatter_tensor_coalesced(none, none, {}), "reduce_scatter: got 0 outputs");
-  EXPECT_REFUSED(backend.alltoall(three, two, {}),
-                 "all_to_all: got 2 tensors, expected one for each of 3 ranks");
-  EXPECT_REFUSED(backend.send(two, 0, 0), "send: got 2 tensors, expected one");
+  EXPECT_REJECTED(backend.allreduce(two, {}), "all_reduce: got 2 tensors, expected one");
+  EXPECT_REJECTED(backend.allreduce_coalesced(none, {}), "all_reduce: got no tensors, expected one at least");
+  EXPECT_REJECTED(backend.broadcast(none, {}), "broadcast: got 0 tensors, expected one");
+  EXPECT_REJECTED(backend.allgather(two_lists, one, {}), "all_gather: got 2 lists of tensors, expected one");
+  EXPECT_REJECTED(backend.allgather(short_list, one, {}),
+                  "all_gather: got 2 tensors, expected one for each of 3");
+  EXPECT_REJECTED(backend.allgather_coalesced(two_lists, one, {}),
+                  "all_gather: got 2 lists, expected one for each of 3 ranks");
+  EXPECT_REJECTED(backend.allgather_coalesced(of_ranks, two, {}),
+                  "all_gather: got a list of 1 tensors, expected 2");
+  EXPECT_REJECTED(backend.allgather_coalesced(of_ranks, none, {}), "all_gather: got no tensors");
+  EXPECT_REJECTED(backend.allgather_into_tensor_coalesced(two, one, {}),
+                  "all_gather: got 2 outputs and 1 inputs");
+  EXPECT_REJECTED(root.gather(no_lists, one, {}), "gather: got 0 lists of tensors, expected one");
+  EXPECT_REJECTED(root.scatter(one, short_list, {}),
+                  "scatter: got 2 tensors, expected one for each of 3 ranks");
+  EXPECT_REJECTED(backend.reduce_scatter(one, two_lists, {}), "reduce_scatter: got 1 outputs and 2 inputs");
+  EXPECT_REJECTED(backend.reduce_scatter(one, short_list, {}),
+                  "reduce_scatter: got 2 tensors, expected one for each");
+  EXPECT_REJECTED(backend.reduce_scatter_tensor_coalesced(none, none, {}), "reduce_scatter: got 0 outputs");
+  EXPECT_REJECTED(backend.alltoall(three, two, {}),
+                  "all_to_all: got 2 tensors, expected one for each of 3 ranks");
+  EXPECT_REJECTED(backend.send(two, 0, 0), "send: got 2 tensors, expected one");
 }
 
-TEST_F(CpuBackendTest, SizesAndTypesThatDoNotFitAreRefused) {
+TEST_F(CpuBackendTest, SizesAndTypesThatDoNotFitAreRejected) {
   at::Tensor five = of(5), ints = of(12, at::kInt), twelve = of(12);
   TensorLists ints_list{{of(4, at::kInt), of(4, at::kInt), of(4, at::kInt)}},
       of_ranks{two, two, {of(4), of(5)}};
   std::vector<std::int64_t> equal, wrong{1, 2, 3};
-  EXPECT_REFUSED(backend.allgather(ints_list, one, {}), "all_gather: got Int[4] beside Float[4]");
-  EXPECT_REFUSED(backend.allgather_coalesced(of_ranks, two, {}), "all_gather: got Float[5] beside Float[4]");
-  EXPECT_REFUSED(backend._allgather_base(five, one[0], {}), "all_gather: got Float[5] beside Float[4]");
-  EXPECT_REFUSED(backend._allgather_base(ints, one[0], {}), "all_gather: got Int[12] beside Float[4]");
-  EXPECT_REFUSED(root.gather(ints_list, one, {}), "gather: got Int[4] beside Float[4]");
-  EXPECT_REFUSED(root.scatter(one, ints_list, {}), "scatter: got Int[4] beside Float[4]");
-  EXPECT_REFUSED(backend.reduce_scatter(one, ints_list, {}), "reduce_scatter: got Int[4] beside Float[4]");
-  EXPECT_REFUSED(backend._reduce_scatter_base(one[0], five, {}),
-                 "reduce_scatter: got Float[5] beside Float[4]");
-  EXPECT_REFUSED(backend.alltoall_base(ints, twelve, equal, equal, {}),
-                 "all_to_all: got Float to exchange for Int, expected one type");
-  EXPECT_REFUSED(backend.alltoall_base(five, twelve, equal, equal, {}),
-                 "all_to_all: got 5 rows, which do not divide by 3 ranks");
-  EXPECT_REFUSED(backend.alltoall_base(twelve, twelve, equal, wrong, {}),
-                 "all_to_all: got parts of [1, 2, 3] rows, expected 12 in all for 3 ranks");
+  EXPECT_REJECTED(backend.allgather(ints_list, one, {}), "all_gather: got Int[4] beside Float[4]");
+  EXPECT_REJECTED(backend.allgather_coalesced(of_ranks, two, {}), "all_gather: got Float[5] beside Float[4]");
+  EXPECT_REJECTED(backend._allgather_base(five, one[0], {}), "all_gather: got Float[5] beside Float[4]");
+  EXPECT_REJECTED(backend._allgather_base(ints, one[0], {}), "all_gather: got Int[12] beside Float[4]");
+  EXPECT_REJECTED(root.gather(ints_list, one, {}), "gather: got Int[4] beside Float[4]");
+  EXPECT_REJECTED(root.scatter(one, ints_list, {}), "scatter: got Int[4] beside Float[4]");
+  EXPECT_REJECTED(backend.reduce_scatter(one, ints_list, {}), "reduce_scatter: got Int[4] beside Float[4]");
+  EXPECT_REJECTED(backend._reduce_scatter_base(one[0], five, {}),
+                  "reduce_scatter: got Float[5] beside Float[4]");
+  EXPECT_REJECTED(backend.alltoall_base(ints, twelve, equal, equal, {}),
+                  "all_to_all: got Float to exchange for Int, expected one type");
+  EXPECT_REJECTED(backend.alltoall_base(five, twelve, equal, equal, {}),
+                  "all_to_all: got 5 rows, which do not divide by 3 ranks");
+  EXPECT_REJECTED(backend.alltoall_base(twelve, twelve, equal, wrong, {}),
+                  "all_to_all: got parts of [1, 2, 3] rows, expected 12 in all for 3 ranks");
 }
 
-TEST_F(CpuBackendTest, RanksAndOperationsThatThereAreNotAreRefusedBeforeATensorIsScaled) {
+TEST_F(CpuBackendTest, RanksAndOperationsThatThereAreNotAreRejectedBeforeATensorIsScaled) {
   c10d::BroadcastOptions broadcast;
   broadcast.rootRank = 3;
-  EXPECT_REFUSED(backend.broadcast(one, broadcast), "broadcast: got rank 3, expected 0 to 2");
+  EXPECT_REJECTED(backend.broadcast(one, broadcast), "broadcast: got rank 3, expected 0 to 2");
   c10d::ReduceOptions reduce;
   reduce.rootRank = -1;
-  EXPECT_REFUSED(backend.reduce(one, reduce), "reduce: got rank -1, expected 0 to 2");
-  EXPECT_REFUSED(backend.send(one, 3, 0), "send: got rank 3, expected 0 to 2");
-  EXPECT_REFUSED(backend.recv(one, -1, 0), "recv: got rank -1, expected 0 to 2");
+  EXPECT_REJECTED(backend.reduce(one, reduce), "reduce: got rank -1, expected 0 to 2");
+  EXPECT_REJECTED(backend.send(one, 3, 0), "send: got rank 3, expected 0 to 2");
+  EXPECT_REJECTED(backend.recv(one, -1, 0), "recv: got rank -1, expected 0 to 2");
   c10d::GatherOptions gather;
   gather.rootRank = 7;
-  EXPECT_REFUSED(backend.gather(no_lists, one, gather), "gather: got rank 7");
+  EXPECT_REJECTED(backend.gather(no_lists, one, gather), "gather: got rank 7");
   c10d::AllreduceOptions all;
   all.reduceOp = c10d::ReduceOp::BAND;
-  EXPECT_REFUSED(backend.allreduce(one, all), "all_reduce does not support BAND of Float");
+  EXPECT_REJECTED(backend.allreduce(one, all), "all_reduce does not support BAND of Float");
   c10d::AllreduceCoalescedOptions coalesced;
   coalesced.reduceOp = c10d::makePreMulSum<double>(2.0);
   Tensors mixed{of(2), of(2).to(at::kFloat8_e4m3fn)};
-  EXPECT_REFUSED(backend.allreduce_coalesced(mixed, coalesced),
-                 "all_reduce does not support SUM of Float8_e4m3fn");
+  EXPECT_REJECTED(backend.allreduce_coalesced(mixed, coalesced),
+                  "all_reduce does not support SUM of Float8_e4m3fn");
   EXPECT_TRUE(mixed[0].eq(1).all().item<bool>());
-  backend.refuses_everything = true;
+  backend.rejects_everything = true;
   all.reduceOp = c10d::makePreMulSum<double>(2.0);
-  EXPECT_REFUSED(backend.allreduce(one, all), "all_reduce is not for today");
+  EXPECT_REJECTED(backend.allreduce(one, all), "all_reduce is not for today");
   EXPECT_TRUE(one[0].eq(1).all().item<bool>());
 }
 

@@ -143,7 +143,7 @@ TEST(GroupTest, TensorsWhoseValuesDoNotLieInMemory) {
   }
 }
 
-TEST(GroupTest, WhatCannotBeIsRefusedBeforeAnythingTravels) {
+TEST(GroupTest, WhatCannotBeIsRejectedBeforeAnythingTravels) {
   run_ranks(2, "gloo", [](Group& group) {
     at::Tensor t = at::ones({4}), small = at::ones({1}), whole = at::ones({4}, at::kInt);
     COHORT_EXPECT_THROW_WITH(group.broadcast(t, 2), UsageError, "root is 2, expected 0 to 1");

@@ -227,13 +227,13 @@ TEST_F(InitTest, APortOnWhichSomethingElseListensIsNoWaitForEver) {
 }
 
 TEST_F(InitTest, AMeetingPointThatNobodyKeepsIsNamed) {
-  const Port port(Port::Use::kRefuses);
+  const Port port(Port::Use::kRejects);
   InitOptions options{
       .init_method = method_of(port.number()), .rank = 1, .world_size = 2, .timeout = milliseconds(500)};
   COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError, "cannot reach rank 0 at 127.0.0.1:");
 }
 
-TEST_F(InitTest, WhatCannotBeIsRefused) {
+TEST_F(InitTest, WhatCannotBeIsRejected) {
   const auto with = [](const std::string& method) {
     return [method] { init_process_group({.init_method = method, .rank = 0, .world_size = 1}); };
   };

@@ -98,7 +98,7 @@ TEST_F(JobTest, ReadsTorchrunsVariables) {
   EXPECT_EQ(to_string(job.launcher), "torchrun");
 }
 
-TEST_F(JobTest, RefusesTorchrunsVariablesThatMakeNoSense) {
+TEST_F(JobTest, RejectsTorchrunsVariablesThatMakeNoSense) {
   set("RANK", "1");
   COHORT_EXPECT_THROW_WITH(job_from_environment(), RendezvousError, "RANK is set but WORLD_SIZE is not");
   set("WORLD_SIZE", "1");

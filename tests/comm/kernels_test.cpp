@@ -161,7 +161,7 @@ TEST(KernelsTest, ComplexNumbersAreMultipliedWithTheSameBitsByEverySetOfInstruct
   }
 }
 
-TEST(KernelsTest, WhatMeansNothingIsRefusedByName) {
+TEST(KernelsTest, WhatMeansNothingIsRejectedByName) {
   EXPECT_TRUE(can_reduce(Dtype::kFloat, Op::kMax));
   EXPECT_EQ(reducer(Dtype::kFloat, Op::kMax),
             kernels().reduce[static_cast<int>(Dtype::kFloat)][static_cast<int>(Op::kMax)]);

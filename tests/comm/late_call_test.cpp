@@ -291,7 +291,7 @@ TEST(LateCallTest, TheGroupsThreadMayLetGoOfTheGroupLast) {
 }
 
 // Rank 1 calls the backend itself while rank 0's call is compared: the backend's ranks differ from then on.
-TEST(LateCallTest, WhatTheBackendRefusesWithinAComparisonBreaksTheGroup) {
+TEST(LateCallTest, WhatTheBackendRejectsWithinAComparisonBreaksTheGroup) {
   run_ranks(
       2, "shm",
       [](Group& group) {

@@ -313,7 +313,7 @@ TEST(MpiTest, GroupsOfSomeRanksSpeakAmongThemselves) {
   expect_passes(4, "MpiGroupsChild.*", 1);
 }
 
-TEST(MpiRefusalsChild, DISABLED_Run) {
+TEST(MpiRejectionsChild, DISABLED_Run) {
   on_ranks(2, [](Group& group) {
     at::Tensor real = at::ones({4}), turn = at::complex(at::ones({2}), at::ones({2})),
                truth = at::ones({2}, at::kBool), tiny = at::ones({4}).to(at::kFloat8_e4m3fn);
@@ -339,8 +339,8 @@ TEST(MpiRefusalsChild, DISABLED_Run) {
   });
 }
 
-TEST(MpiTest, WhatIsRefusedIsRefusedByNameBeforeAnythingTravels) {
-  expect_passes(2, "MpiRefusalsChild.*", 1);
+TEST(MpiTest, WhatIsRejectedIsRejectedByNameBeforeAnythingTravels) {
+  expect_passes(2, "MpiRejectionsChild.*", 1);
 }
 
 TEST(MpiTest, AProcessThatMpirunHasNotStartedIsToldSo) {
@@ -368,7 +368,7 @@ TEST(MpiTooFewChild, DISABLED_Run) {
                            "mpirun has started 2 process(es), and the group has 3 ranks");
 }
 
-TEST(MpiTest, AGroupOfMoreRanksThanMpirunHasStartedIsRefused) {
+TEST(MpiTest, AGroupOfMoreRanksThanMpirunHasStartedIsRejected) {
   expect_passes(2, "MpiTooFewChild.*", 1);
 }
 

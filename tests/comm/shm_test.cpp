@@ -178,7 +178,7 @@ TEST(ShmBackendTest, WorkHasAFutureAndCanBePolled) {
   });
 }
 
-TEST(ShmBackendTest, WhatItCannotDoIsRefusedByNameBeforeAnythingTravels) {
+TEST(ShmBackendTest, WhatItCannotDoIsRejectedByNameBeforeAnythingTravels) {
   run_ranks(2, "shm", [](Group& group) {
     at::Tensor complex = at::ones({3}, at::kComplexFloat), ints = at::ones({3}, at::kInt),
                floats = at::ones({3}), truth = at::ones({3}, at::kBool);

@@ -196,7 +196,7 @@ TEST(SilentStoreTest, BarriersOfTwoGroupsDoNotWaitForEachOther) {
 }
 
 // As a group for GPUs compares. Rank 0 meets at the barrier while the comparison of its call waits.
-TEST(SilentStoreTest, AComparisonOverTheStoreGoesOnBesideABarrier) {
+TEST(SilentStoreTest, AComparisonOverTheStoreContinuesBesideABarrier) {
   const auto server = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
   const auto run = [&](int rank) {
     const Group group =

@@ -11,7 +11,7 @@ namespace {
 
 constexpr CallSite kWho{"ours", "gather"};
 
-TEST(TensorsTest, WhatMemoryCannotBeIsRefusedNamingBackendAndCall) {
+TEST(TensorsTest, WhatMemoryCannotBeIsRejectedNamingBackendAndCall) {
   COHORT_EXPECT_THROW_WITH(check_tensor(kWho, at::ones({2}, at::kMeta)), c10::Error,
                            "Backend ours: gather: got a tensor on meta, expected one on the CPU");
   COHORT_EXPECT_THROW_WITH(check_tensor(kWho, at::ones({2, 2}).to_sparse()), c10::Error,
@@ -26,7 +26,7 @@ TEST(TensorsTest, WhatMemoryCannotBeIsRefusedNamingBackendAndCall) {
   EXPECT_TRUE(check_one(kWho, one).is_same(one[0]));
 }
 
-TEST(TensorsTest, TensorsThatDoNotGoTogetherAreRefused) {
+TEST(TensorsTest, TensorsThatDoNotGoTogetherAreRejected) {
   const at::Tensor six = at::ones({2, 3}), two = at::ones({2}), ints = at::ones({6}, at::kInt);
   check_alike(kWho, six, at::ones({6}));
   check_alike(kWho, six, two, 3);
@@ -52,7 +52,7 @@ TEST(TensorsTest, TensorsThatDoNotGoTogetherAreRefused) {
   COHORT_EXPECT_THROW_WITH(check_rank(kWho, -1, 3), c10::Error, "got rank -1, expected 0 to 2");
 }
 
-TEST(TensorsTest, WhatThereIsNoCodeForIsRefusedByOperationAndType) {
+TEST(TensorsTest, WhatThereIsNoCodeForIsRejectedByOperationAndType) {
   const auto of = [](at::ScalarType dtype, c10d::ReduceOp op) {
     return reduction_type_of(kWho, at::empty({5}, dtype), op);
   };

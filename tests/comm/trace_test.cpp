@@ -128,7 +128,7 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
         if (group.rank() != stopped) {
           const base::Deadline waited(time);
           COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "t.json", {.timeout = time}), TimeoutError,
-                                   base::concat("rank ", stopped, " has come and does not go on"));
+                                   base::concat("rank ", stopped, " has come and does not continue"));
           EXPECT_LT(waited.elapsed(), time + test::deadline_slack());
         }
         group.barrier();
@@ -144,7 +144,7 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
       COHORT_EXPECT_THROW_WITH(
           write_trace(group, dir / "t.json",
                       {.timeout = milliseconds(500), .clock_ahead = milliseconds(group.rank())}),
-          TimeoutError, "rank 1 has come and does not go on");
+          TimeoutError, "rank 1 has come and does not continue");
     }
     group.barrier();
   });
@@ -166,7 +166,7 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
     } else {
       const base::Deadline waited(time);
       COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "t.json", {.timeout = time}), TimeoutError,
-                               "rank 0 has come and does not go on");
+                               "rank 0 has come and does not continue");
       EXPECT_LT(waited.elapsed(), time + test::deadline_slack());
     }
     group.barrier();

@@ -139,7 +139,7 @@ TEST(ConfigTest, ALearningRateThatIsNotSetIsThatOfTheOptimizer) {
   EXPECT_TRUE(test::message_contains(config_help(), "0.001 with adam and adamw"));
 }
 
-TEST(ConfigTest, AnUnknownKeyIsRefusedWithTheNearestOne) {
+TEST(ConfigTest, AnUnknownKeyIsRejectedWithTheNearestOne) {
   COHORT_EXPECT_THROW_WITH(load("optim:\n  learning: 1\n  lr: 2\n"), ConfigError,
                            "run.yaml, line 2, column 3: unknown key 'optim.learning'");
   COHORT_EXPECT_THROW_WITH(load("optim: {learning_rate: 1}"), ConfigError,
@@ -183,7 +183,7 @@ TEST(ConfigTest, AWrongTypeNamesPlaceKeyGotAndExpected) {
   COHORT_EXPECT_THROW_WITH(load("", {"optim.lr=x"}), ConfigError, "override 'optim.lr=x': optim.lr: got 'x'");
 }
 
-TEST(ConfigTest, AValueOutOfRangeIsRefused) {
+TEST(ConfigTest, AValueOutOfRangeIsRejected) {
   COHORT_EXPECT_THROW_WITH(load("optim: {lr: -1}"), ConfigError, "optim.lr: got -1, expected a number >= 0");
   COHORT_EXPECT_THROW_WITH(load("optim: {lr: .inf}"), ConfigError, "got '.inf'");
   COHORT_EXPECT_THROW_WITH(load("optim: {momentum: 1.5}"), ConfigError, "expected a number >= 0 and <= 1");
@@ -242,7 +242,7 @@ TEST(ConfigTest, AKeyThatHasNoEffectIsSaid) {
   EXPECT_EQ(config.warnings, once);
 }
 
-TEST(ConfigTest, TextThatIsNotYamlIsRefusedWithLineAndColumn) {
+TEST(ConfigTest, TextThatIsNotYamlIsRejectedWithLineAndColumn) {
   COHORT_EXPECT_THROW_WITH(load("model:\n  name: [a\noptim: {}\n"), ConfigError, "run.yaml, line 3, column ");
   COHORT_EXPECT_THROW_WITH(load("a: }\n"), ConfigError, "this is not YAML");
   COHORT_EXPECT_THROW_WITH(load("model: {name: a}\n---\nmodel: {name: b}\n"), ConfigError,
@@ -262,7 +262,7 @@ TEST(ConfigTest, TextThatIsNotYamlIsRefusedWithLineAndColumn) {
                            "override 'optim.lr=[1': this is not YAML");
 }
 
-TEST(ConfigTest, AKeyThatStandsTwiceIsRefused) {
+TEST(ConfigTest, AKeyThatStandsTwiceIsRejected) {
   COHORT_EXPECT_THROW_WITH(load("optim:\n  lr: 1\n  lr: 2\n"), ConfigError,
                            "line 3, column 3: 'optim.lr' is set twice");
   COHORT_EXPECT_THROW_WITH(load("optim: {lr: 1}\noptim: {eps: 1}\n"), ConfigError, "'optim' stands twice");
@@ -277,7 +277,7 @@ TEST(ConfigTest, AMissingFileIsNamed) {
   COHORT_EXPECT_THROW_WITH(load_config("/"), DataError, "cannot be read");
 }
 
-TEST(ConfigTest, AFileWithoutAnEndIsRefused) {
+TEST(ConfigTest, AFileWithoutAnEndIsRejected) {
   COHORT_EXPECT_THROW_WITH(load_config("/dev/zero"), ConfigError, "the file is too large");
 }
 
@@ -348,7 +348,7 @@ TEST(ConfigTest, TwoNamesOfOneThingMustAgreeOnTheCommandLineToo) {
                            "WEIGHT_DECAY is 0.0001 but WD is 0.001");
 }
 
-TEST(ConfigTest, NumGpusAndTheDeviceTogetherAreRefusedInAnyOrder) {
+TEST(ConfigTest, NumGpusAndTheDeviceTogetherAreRejectedInAnyOrder) {
   for (const char* text : {"train: {device: cpu}\nNUM_GPUS: 1", "NUM_GPUS: 1\ntrain: {device: cpu}",
                            "distributed: {nproc_per_node: 2}\nNUM_GPUS: 2"}) {
     COHORT_EXPECT_THROW_WITH(load_config_text(text, "run.yaml", {}), ConfigError, "is set twice: first as ");

@@ -34,7 +34,7 @@ TEST(DeviceTest, CpuIsTheCpu) {
   EXPECT_EQ(resolve_device("cpu").device, at::kCPU);
 }
 
-TEST(DeviceTest, UnknownDevicesAreRefused) {
+TEST(DeviceTest, UnknownDevicesAreRejected) {
   for (const char* name : {"gpu", "cuda:x", "cuda:-1", "cpu:0", "cuda:0/a", "", "Auto"}) {
     COHORT_EXPECT_THROW_WITH(resolve_device(name), UsageError, std::string("device \"") + name + "\"");
     COHORT_EXPECT_THROW_WITH(resolve_device(name), UsageError, "Try: auto, cpu, cuda or cuda:K");
@@ -77,7 +77,7 @@ TEST(DeviceTest, GpusAreUsedWhenTheCudaPartReportsThem) {
   EXPECT_EQ(probe(COHORT_FAKE_CUDA_FOLDER, "EARLY", "cpu"), "cpu (as asked)\n");
 }
 
-TEST(DeviceTest, GpuThatIsNotThereIsRefusedWithThoseThatAre) {
+TEST(DeviceTest, GpuThatIsNotThereIsRejectedWithThoseThatAre) {
   const std::string output = probe(COHORT_FAKE_CUDA_FOLDER, "EARLY", "cuda:5");
   EXPECT_NE(output.find("error: [core.device] device cuda:5: got GPU 5, expected 0 to 1"), std::string::npos)
       << output;
@@ -95,7 +95,7 @@ TEST(DeviceTest, CudaPartThatComesTooLateIsAnErrorThatSaysWhatToDo) {
   EXPECT_NE(output.find("call resolve_device first in main"), std::string::npos) << output;
 }
 
-TEST(ThreadsTest, ThreadsAboveTheUsableCoresAreRefusedUnlessAllowed) {
+TEST(ThreadsTest, ThreadsAboveTheUsableCoresAreRejectedUnlessAllowed) {
   const ScopedEnv cores("COHORT_CORES", "2");
   const int before = at::get_num_threads();
   COHORT_EXPECT_THROW_WITH(set_intra_op_threads(3), UsageError,

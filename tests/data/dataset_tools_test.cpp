@@ -91,7 +91,7 @@ TEST(DatasetToolsTest, ATarBecomesAFolder) {
   }
 }
 
-TEST(DatasetToolsTest, OtherCompressionsAreRefusedAndStartNoProgram) {
+TEST(DatasetToolsTest, OtherCompressionsAreRejectedAndStartNoProgram) {
   const test::TempDir dir;
   // lrzip, lzop and grzip are programs that libarchive looks for in PATH.
   const std::string program = "#!/bin/sh\ntouch '" + (dir / "started").string() + "'\ncat\n";
@@ -121,7 +121,7 @@ TEST(DatasetToolsTest, NamesBeyondAsciiAreTakenAsTheyAre) {
   }
 }
 
-TEST(DatasetToolsTest, ATarThatUnpacksToTooMuchIsRefused) {
+TEST(DatasetToolsTest, ATarThatUnpacksToTooMuchIsRejected) {
   const test::TempDir dir;
   const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
   write_tar(tar, {{"a/1.jpg", std::string(600, 'x')}, {"a/2.jpg", std::string(400, 'x')}});
@@ -171,7 +171,7 @@ std::string tar_with_pax_records(const std::string& records) {
   return block("pax", 'x', records) + block("short.jpg", '0', "content") + std::string(1024, '\0');
 }
 
-TEST(DatasetToolsTest, ADamagedPaxHeaderIsRefused) {
+TEST(DatasetToolsTest, ADamagedPaxHeaderIsRejected) {
   const test::TempDir dir;
   const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
   const std::string name = "cat/" + std::string(110, 'x') + ".jpg";
@@ -254,7 +254,7 @@ TEST(DatasetToolsTest, AHoleAtTheEndOfAFileStays) {
   EXPECT_EQ(fs::file_size(dir / "out/a/1.jpg"), 100600U);
 }
 
-TEST(DatasetToolsTest, AFileAndAFolderOfOneNameAreRefused) {
+TEST(DatasetToolsTest, AFileAndAFolderOfOneNameAreRejected) {
   const test::TempDir dir;
   const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
   const std::vector<std::vector<ArchiveEntry>> cases = {{{"a/b", "x"}, {"a/b/1.jpg", "x"}},
@@ -268,7 +268,7 @@ TEST(DatasetToolsTest, AFileAndAFolderOfOneNameAreRefused) {
   }
 }
 
-TEST(DatasetToolsTest, ATarThatReachesOutIsRefusedAndLeavesNothing) {
+TEST(DatasetToolsTest, ATarThatReachesOutIsRejectedAndLeavesNothing) {
   const test::TempDir dir;
   const std::string tar = (dir / "evil.tar").string(), out = (dir / "out").string();
   const std::vector<std::pair<ArchiveEntry, std::string>> cases = {

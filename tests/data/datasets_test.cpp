@@ -90,10 +90,10 @@ class Damaged : public ExampleDataset {
   std::int64_t bad_, size_;
 };
 
-TEST(ExampleDatasetTest, ADamagedFirstSampleIsRefusedOrSkippedLikeAnyOther) {
+TEST(ExampleDatasetTest, ADamagedFirstSampleIsRejectedOrSkippedLikeAnyOther) {
   for (const int workers : {0, 2}) {
-    Loader refuse(std::make_shared<Damaged>(3), {.batch_size = 8, .workers = workers});
-    COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "sample 0 is damaged");
+    Loader reject(std::make_shared<Damaged>(3), {.batch_size = 8, .workers = workers});
+    COHORT_EXPECT_THROW_WITH(reject.next(), DataError, "sample 0 is damaged");
     Loader skip(std::make_shared<Damaged>(3),
                 {.batch_size = 8, .workers = workers, .on_error = OnError::kSkip});
     EXPECT_TRUE(at::equal(skip.next()->target(), at::arange(3, 8)));
@@ -118,7 +118,7 @@ class Given : public ExampleDataset {
   std::vector<at::Tensor> samples_;
 };
 
-TEST(ExampleDatasetTest, TensorsThatAreNotDenseMemoryOfTheCpuAreRefused) {
+TEST(ExampleDatasetTest, TensorsThatAreNotDenseMemoryOfTheCpuAreRejected) {
   const at::Tensor here = at::ones({2}), elsewhere = at::ones({2}, at::kMeta);
   COHORT_EXPECT_THROW_WITH(
       Loader(std::make_shared<Given>(std::vector{elsewhere}), {}), UsageError,
@@ -147,7 +147,7 @@ TEST(ExampleDatasetTest, ConjugatesAndNegativesAreWritten) {
   }
 }
 
-TEST(RegistryTest, UnknownAndTakenNamesAreRefused) {
+TEST(RegistryTest, UnknownAndTakenNamesAreRejected) {
   COHORT_EXPECT_THROW_WITH(make_dataset("sqares", {}), UsageError,
                            "there is no data set 'sqares'. Try: squares; the data sets are idx, ");
   const DatasetFactory none = [](const DatasetArgs&) { return nullptr; };
@@ -168,7 +168,7 @@ TEST(RegistryTest, UnknownAndTakenNamesAreRefused) {
   COHORT_EXPECT_THROW_WITH(make_dataset("squares", {}), UsageError, "other.cpp:7");
 }
 
-TEST(DatasetTest, AnIndexThatIsNotInTheDatasetIsRefused) {
+TEST(DatasetTest, AnIndexThatIsNotInTheDatasetIsRejected) {
   const test::TempDir dir;
   write_png(dir / "a/1.png", make_image(2, 2, 1));
   test::write_file(dir / "i", std::string("\0\0\x08\x03\0\0\0\x01\0\0\0\x02\0\0\0\x02", 16) + "abcd");
@@ -207,7 +207,7 @@ TEST(TensorDatasetTest, RowsAreSamples) {
                            "'target' has 5 rows, the first tensor has 6");
 }
 
-TEST(RegistryTest, OptionsThatAFactoryDoesNotReadAreRefused) {
+TEST(RegistryTest, OptionsThatAFactoryDoesNotReadAreRejected) {
   register_dataset("picky", [](const DatasetArgs& args) {
     if (args.integer("samples", 5) == 3) throw std::runtime_error("stoll");
     if (args.has("root")) throw DataError("mine.open", "cannot open " + args.at("root"));
@@ -228,7 +228,7 @@ TEST(RegistryTest, OptionsThatAFactoryDoesNotReadAreRefused) {
                            "of data set 'picky' returned nothing");
 }
 
-TEST(RegistryTest, AnOptionThatOneSplitDoesNotReadIsRefusedNamingTheSplit) {
+TEST(RegistryTest, AnOptionThatOneSplitDoesNotReadIsRejectedNamingTheSplit) {
   register_dataset("flipping", [](const DatasetArgs& args) {
     const bool flips = args.at("split") == "train" && args.flag("flip", false);
     return std::make_shared<Damaged>(0, flips ? 6 : 5);
@@ -289,26 +289,26 @@ TEST(ImageFolderTest, BrokenFilesAreNamedOrSkipped) {
   for (int i = 0; i < 6; ++i) write_png(dir / ("a/" + std::to_string(i) + ".png"), make_image(4, 4, 1));
   test::write_file(dir / "a/3.png", "no image");
   const auto folder = std::make_shared<ImageFolder>(dir.path().string());
-  Loader refuse(folder, {.batch_size = 4, .workers = 2});
-  COHORT_EXPECT_THROW_WITH(refuse.next(), DataError,
+  Loader reject(folder, {.batch_size = 4, .workers = 2});
+  COHORT_EXPECT_THROW_WITH(reject.next(), DataError,
                            "[data.image] " + dir.path().string() + "/a/3.png: not an image");
   Loader skip(folder, {.batch_size = 4, .workers = 2, .on_error = OnError::kSkip});
   EXPECT_EQ(skip.next()->size, 3);
   EXPECT_EQ(skip.next()->size, 2);
   EXPECT_EQ(skip.counters().samples_skipped, 1);
   std::filesystem::remove(dir / "a/1.png");
-  COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "a/1.png: No such file or directory");
+  COHORT_EXPECT_THROW_WITH(reject.next(), DataError, "a/1.png: No such file or directory");
 }
 
-TEST(ImageFolderTest, ABrokenFirstImageIsRefusedOrSkippedLikeAnyOther) {
+TEST(ImageFolderTest, ABrokenFirstImageIsRejectedOrSkippedLikeAnyOther) {
   const test::TempDir dir;
   test::write_file(dir / "a/0.png", "no image");
   test::write_file(dir / "a/1.png", "");
   for (int i = 2; i < 5; ++i) write_png(dir / ("a/" + std::to_string(i) + ".png"), make_image(4, 6, 1));
   const auto folder = std::make_shared<ImageFolder>(dir.path().string());  // no transform fixes the size
   EXPECT_EQ(folder->fields()[0].shape, (std::vector<std::int64_t>{3, 4, 6}));
-  Loader refuse(folder, {.batch_size = 5});
-  COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "a/0.png: not an image");
+  Loader reject(folder, {.batch_size = 5});
+  COHORT_EXPECT_THROW_WITH(reject.next(), DataError, "a/0.png: not an image");
   Loader skip(folder, {.batch_size = 5, .on_error = OnError::kSkip});
   EXPECT_EQ(skip.next()->size, 3);
   for (int i = 2; i < 5; ++i) test::write_file(dir / ("a/" + std::to_string(i) + ".png"), "no image");

@@ -74,8 +74,8 @@ TEST(FolderScanTest, FilesThatAreNoImagesAreCountedAndNamedOnce) {
       "(such as dog/1.bmp), 1 dangling links (such as dog/2.jpg), 1 outside the class folders (such as "
       "loose.jpg), 1 without an ending (such as dog/README)";
   EXPECT_TRUE(test::message_contains(lines[0], what));
-  const FolderScanOptions refuse{.on_other_files = OnOtherFiles::kRaise};
-  COHORT_EXPECT_THROW_WITH(scan_image_folder(root, refuse), DataError, what);
+  const FolderScanOptions reject{.on_other_files = OnOtherFiles::kRaise};
+  COHORT_EXPECT_THROW_WITH(scan_image_folder(root, reject), DataError, what);
   // The tools count without a word in the log.
   const FolderIndex quiet = scan_image_folder(root, {.on_other_files = OnOtherFiles::kIgnore});
   EXPECT_EQ(quiet.other_files().size(), 5U);
@@ -84,7 +84,7 @@ TEST(FolderScanTest, FilesThatAreNoImagesAreCountedAndNamedOnce) {
   const test::TempDir clean;
   test::write_file(clean / "cat/1.jpg", "");
   test::write_file(clean / "cat/.hidden", "");
-  EXPECT_EQ(scan_image_folder(clean.path().string(), refuse).explain_other_files(), "");
+  EXPECT_EQ(scan_image_folder(clean.path().string(), reject).explain_other_files(), "");
 }
 
 TEST(FolderScanTest, ACallThatFailsIsAnErrorAndNotTheEndOfTheFolder) {
@@ -101,9 +101,9 @@ TEST(FolderScanTest, ACallThatFailsIsAnErrorAndNotTheEndOfTheFolder) {
       failed = false;
       try {
         EXPECT_EQ(scan_image_folder(root, {.allow_empty = true}).size(), 5);
-      } catch (const DataError& refused) {
+      } catch (const DataError& rejected) {
         failed = true;
-        EXPECT_TRUE(test::message_contains(refused.what(), std::strerror(error)));
+        EXPECT_TRUE(test::message_contains(rejected.what(), std::strerror(error)));
       }
       test::fail_folder_call(-1, 0);
     }

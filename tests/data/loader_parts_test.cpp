@@ -159,7 +159,7 @@ TEST(LoaderPartsTest, ASampleThatCannotBeReadBeginsItsBatchAnew) {
   }
 }
 
-TEST(LoaderPartsTest, RefusesPartsWithSkippedSamplesAndNoParts) {
+TEST(LoaderPartsTest, RejectsPartsWithSkippedSamplesAndNoParts) {
   COHORT_EXPECT_THROW_WITH(Loader(rows(4), {.batch_size = 2, .parts = 0}), UsageError, "parts is 0");
   COHORT_EXPECT_THROW_WITH(Loader(rows(4), {.batch_size = 2, .parts = 2, .on_error = OnError::kSkip}),
                            UsageError, "on_error: skip");

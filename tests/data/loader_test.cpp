@@ -225,7 +225,7 @@ TEST(LoaderTest, KeepReadsEverySampleOnceOverUnevenRanks) {
   EXPECT_EQ(seen, all);
 }
 
-TEST(LoaderTest, GoesOnFromAStateWithAnyNumberOfWorkers) {
+TEST(LoaderTest, ContinuesFromAStateWithAnyNumberOfWorkers) {
   auto dataset = std::make_shared<Moody>(100);
   LoaderOptions options{.batch_size = 8, .shuffle = true, .seed = 9};
   const Taken straight = take_epoch(dataset, options, 2);
@@ -250,7 +250,7 @@ TEST(LoaderTest, GoesOnFromAStateWithAnyNumberOfWorkers) {
   }
 }
 
-TEST(LoaderTest, GoesOnWithAnotherNumberOfRanks) {
+TEST(LoaderTest, ContinuesWithAnotherNumberOfRanks) {
   auto dataset = std::make_shared<Moody>(48);
   LoaderOptions one{.batch_size = 8, .shuffle = true, .seed = 1};
   const Taken straight = take_epoch(dataset, one);
@@ -462,20 +462,20 @@ class Fixed : public Sampler {
   std::int64_t size_;
 };
 
-TEST(LoaderTest, AnOrderThatDoesNotFitTheDatasetIsRefused) {
+TEST(LoaderTest, AnOrderThatDoesNotFitTheDatasetIsRejected) {
   for (const int workers : {0, 2}) {
-    const auto refusal = [&](std::shared_ptr<const Sampler> sampler, const std::string& message) {
+    const auto rejection = [&](std::shared_ptr<const Sampler> sampler, const std::string& message) {
       Loader loader(rows(8), {.batch_size = 2, .workers = workers, .sampler = std::move(sampler)});
       COHORT_EXPECT_THROW_WITH(loader.next(), UsageError, message);
       COHORT_EXPECT_THROW_WITH(loader.next(), UsageError, message);
     };
-    refusal(std::make_shared<Fixed>(std::vector<std::int64_t>{7, 1000000}),
-            "Fixed: order(0) has index 1000000 at position 1, expected 0 to 7: the dataset has 8 samples");
-    refusal(std::make_shared<Fixed>(std::vector<std::int64_t>{8}), "has index 8 at position 0");
-    refusal(std::make_shared<Fixed>(std::vector<std::int64_t>{0, 1, -1}), "has index -1 at position 2");
-    refusal(std::make_shared<Fixed>(std::vector<std::int64_t>{0, 1}, 8), "has 2 indices, expected 8");
-    refusal(std::make_shared<DistributedSampler>(9, DistributedSamplerOptions{}),
-            "DistributedSampler: order(0)");
+    rejection(std::make_shared<Fixed>(std::vector<std::int64_t>{7, 1000000}),
+              "Fixed: order(0) has index 1000000 at position 1, expected 0 to 7: the dataset has 8 samples");
+    rejection(std::make_shared<Fixed>(std::vector<std::int64_t>{8}), "has index 8 at position 0");
+    rejection(std::make_shared<Fixed>(std::vector<std::int64_t>{0, 1, -1}), "has index -1 at position 2");
+    rejection(std::make_shared<Fixed>(std::vector<std::int64_t>{0, 1}, 8), "has 2 indices, expected 8");
+    rejection(std::make_shared<DistributedSampler>(9, DistributedSamplerOptions{}),
+              "DistributedSampler: order(0)");
   }
   EXPECT_EQ(take_epoch(rows(8), {.batch_size = 2,
                                  .sampler = std::make_shared<Fixed>(std::vector<std::int64_t>{7, 0, 7})})
@@ -483,7 +483,7 @@ TEST(LoaderTest, AnOrderThatDoesNotFitTheDatasetIsRefused) {
             (std::vector<std::int64_t>{7, 0, 7}));
 }
 
-TEST(LoaderTest, RefusesWhatCannotBe) {
+TEST(LoaderTest, RejectsWhatCannotBe) {
   COHORT_EXPECT_THROW_WITH(Loader(rows(4), {.batch_size = 0}), UsageError, "batch_size is 0");
   COHORT_EXPECT_THROW_WITH(Loader(rows(4), {.workers = -1}), UsageError, "workers is -1");
   COHORT_EXPECT_THROW_WITH(Loader(rows(4), {.workers = 1, .prefetch = 0}), UsageError, "prefetch is 0");

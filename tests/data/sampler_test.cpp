@@ -79,7 +79,7 @@ TEST(SamplerTest, KeepNeitherRepeatsNorDrops) {
   EXPECT_EQ(sampler.share(0, 3), (std::vector<std::int64_t>{3, 7}));
 }
 
-TEST(SamplerTest, RefusesWhatCannotBe) {
+TEST(SamplerTest, RejectsWhatCannotBe) {
   COHORT_EXPECT_THROW_WITH(SequentialSampler(-1), UsageError, "size is -1");
   COHORT_EXPECT_THROW_WITH(DistributedSampler(4, {.world_size = 0}), UsageError, "world_size is 0");
   COHORT_EXPECT_THROW_WITH(DistributedSampler(4, {.world_size = 2}).share(0, 2), UsageError,

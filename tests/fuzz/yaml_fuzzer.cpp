@@ -1,4 +1,4 @@
-// Any bytes as a configuration: it is read, or refused with an Error; what is read dumps and reads back the
+// Any bytes as a configuration: it is read, or rejected with an Error; what is read dumps and reads back the
 // same.
 #include <cstddef>
 #include <cstdint>

@@ -145,7 +145,7 @@ TEST_F(GpuFiniteTest, AStepThatIsLeftOutLeavesNoTraceInRunningStatistics) {
   EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>(), 4);
 }
 
-TEST_F(GpuFiniteTest, ATrainerGoesOnWithAFiniteModel) {
+TEST_F(GpuFiniteTest, ATrainerContinuesWithAFiniteModel) {
   for (const double clip_norm : {0.0, 1.0}) {
     for (const bool in_loss : {false, true}) {
       SCOPED_TRACE(base::concat("clip_norm ", clip_norm, in_loss ? ", loss" : ", gradient"));

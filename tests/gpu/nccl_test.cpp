@@ -74,7 +74,7 @@ TEST_F(GpuNcclTest, MemoryOfAGroupCanBeHadBeforeItsFirstCollective) {
   });
 }
 
-TEST_F(TwoGpusNcclTest, MessagesWithTagsAreRefused) {
+TEST_F(TwoGpusNcclTest, MessagesWithTagsAreRejected) {
   run([](comm::Group& group, at::Device device) {
     at::Tensor number = at::full({4}, group.rank(), at::TensorOptions(device));
     if (group.rank() == 0) {

@@ -290,8 +290,8 @@ TEST(AgentStoreClientTest, WhatNoAgentOfTheJobHasLeftIsNotHeeded) {
   first.watch("plain");
   stranger.post("signed", "15");
   kv_store->set("plain", "15");
-  EXPECT_TRUE(comes_true([&] { return first.refused().size() == 3; }));
-  EXPECT_EQ(first.refused(), (std::vector<std::string>{"alive/1", "plain", "signed"}));
+  EXPECT_TRUE(comes_true([&] { return first.rejected().size() == 3; }));
+  EXPECT_EQ(first.rejected(), (std::vector<std::string>{"alive/1", "plain", "signed"}));
   EXPECT_FALSE(first.received("signed"));
   EXPECT_FALSE(first.received("plain"));
   EXPECT_EQ(first.lost(), "") << "a stranger's sign is none, so its end is none";

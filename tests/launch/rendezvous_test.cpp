@@ -376,7 +376,7 @@ TEST(RendezvousTest, NodesWithOneSecretMeet) {
 
 TEST(RendezvousTest, NodesWithAnotherSecretOrNoneAreToldSo) {
   const std::optional<base::Secret> one = base::Secret::make(), other = base::Secret::make(), none;
-  const auto expect_refused = [](const std::string& text) {
+  const auto expect_rejected = [](const std::string& text) {
     EXPECT_NE(text.find("was not signed with this job's secret"), std::string::npos) << text;
   };
   SignalQueue signals({}, {});
@@ -390,11 +390,11 @@ TEST(RendezvousTest, NodesWithAnotherSecretOrNoneAreToldSo) {
   auto others = meet_with(one, other), second_alone = meet_with(none, one),
        first_alone = meet_with(one, none);
   const auto different = others.get();
-  expect_refused(different[1]);
+  expect_rejected(different[1]);
   EXPECT_NE(different[0].find("node 1 of 2 did not come within"), std::string::npos) << different[0];
-  expect_refused(second_alone.get()[1]);
+  expect_rejected(second_alone.get()[1]);
   // Node 1 takes a signed word for a session's name, and answers without a signature.
-  expect_refused(first_alone.get()[0]);
+  expect_rejected(first_alone.get()[0]);
 }
 
 // All that was said at an earlier rendezvous with the same secret, played to those who come now.

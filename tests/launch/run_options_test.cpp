@@ -83,7 +83,7 @@ TEST(RunOptionsTest, EveryFlagIsRead) {
   EXPECT_EQ(endpoint.master_port, 77);
 }
 
-TEST(RunOptionsTest, EveryFlagInTheTableIsReadOrRefused) {
+TEST(RunOptionsTest, EveryFlagInTheTableIsReadOrRejected) {
   for (const RunFlag& flag : run_flags()) {
     if (flag.instead.empty()) {
       EXPECT_FALSE(flag.meaning.empty()) << flag.name;
@@ -122,7 +122,7 @@ TEST(RunOptionsTest, TheEnvironmentGivesDefaults) {
   COHORT_EXPECT_THROW_WITH(read({{"max-restarts", "0"}}), UsageError, "PET_MODULE is not available");
 }
 
-TEST(RunOptionsTest, WhatComesWithElasticityIsRefusedByName) {
+TEST(RunOptionsTest, WhatComesWithElasticityIsRejectedByName) {
   COHORT_EXPECT_THROW_WITH(read({{"nnodes", "1:4"}}), UsageError,
                            "a number of nodes that changes is not available yet. Try: --nnodes 4");
   for (const char* backend : {"c10d", "etcd", "etcd-v2"}) {
@@ -131,41 +131,41 @@ TEST(RunOptionsTest, WhatComesWithElasticityIsRefusedByName) {
   }
 }
 
-TEST(RunOptionsTest, WhatCannotBeIsRefused) {
-  const auto refused = [](const Values& given, const std::string& part) {
+TEST(RunOptionsTest, WhatCannotBeIsRejected) {
+  const auto rejected = [](const Values& given, const std::string& part) {
     COHORT_EXPECT_THROW_WITH(read(given), UsageError, part);
   };
-  refused({{"nnodes", "two"}}, "--nnodes is 'two', expected a number of nodes");
-  refused({{"nnodes", "0"}}, "--nnodes is '0'");
-  refused({{"nnodes", "2"}, {"node-rank", "2"}, {"master-addr", "h"}}, "--node-rank is 2, expected 0 to 1");
-  refused({{"node-rank", "1"}}, "--node-rank is 1, expected 0 to 0");
-  refused({{"nnodes", "2"}}, "nothing says where node 0 is");
-  refused({{"master-port", "0"}}, "--master-port is '0', expected a whole number from 1 to 65535");
-  refused({{"rdzv-endpoint", "host"}}, "--rdzv-endpoint is 'host', expected HOST:PORT");
-  refused({{"rdzv-endpoint", "host:0"}}, "expected HOST:PORT");
-  refused({{"rdzv-endpoint", "host:1"}, {"master-port", "2"}}, "both say where node 0 is");
-  refused({{"rdzv-conf", "timeout"}}, "expected KEY=VALUE");
-  refused({{"rdzv-conf", "timeout=-1"}}, "--rdzv-conf timeout is '-1', expected seconds");
-  refused({{"rdzv-conf", "keep_alive_max_attempt=1"}}, "keep_alive_max_attempt");
-  refused({{"rdzv-conf", "tiemout=1"}}, "'tiemout' is not known. Try: timeout, keep_alive_interval");
-  refused({{"standalone", "1"}, {"nnodes", "2"}}, "--standalone is for one node");
-  refused({{"standalone", "1"}, {"master-port", "29500"}},
-          "--standalone meets on a port of the system's choice");
-  refused({{"standalone", "1"}, {"rdzv-endpoint", "h:1"}},
-          "--standalone meets on a port of the system's choice");
-  refused({{"max-restarts", "-1"}}, "--max-restarts is '-1'");
-  refused({{"monitor-interval", "0"}}, "--monitor-interval is '0', expected seconds");
-  refused({{"shutdown-timeout", "nan"}}, "--shutdown-timeout is 'nan'");
-  refused({{"signals-to-handle", "SIGKILL"}}, "names of signals that can be handled");
-  refused({{"signals-to-handle", "SIGNONE"}}, "names of signals that can be handled");
-  refused({{"tee", "4"}}, "--tee is '4', expected 0 (none), 1 (stdout)");
-  refused({{"redirects", "0:1,0:2"}}, "local rank 0 stands there twice");
-  refused({{"redirects", "0:1,"}}, "--redirects is '0:1,'");
-  refused({{"redirects", "1:3"}}, "--redirects names local rank 1, and the highest is 0");
-  refused({{"local-ranks-filter", "0,x"}}, "--local-ranks-filter is '0,x'");
-  refused({{"local-ranks-filter", "5"}}, "--local-ranks-filter names local rank 5");
-  refused({{"prefix", "maybe"}}, "--prefix is 'maybe', expected auto, on or off");
-  refused({{"bind-to", "socket"}}, "--bind-to is 'socket', expected cores or none");
+  rejected({{"nnodes", "two"}}, "--nnodes is 'two', expected a number of nodes");
+  rejected({{"nnodes", "0"}}, "--nnodes is '0'");
+  rejected({{"nnodes", "2"}, {"node-rank", "2"}, {"master-addr", "h"}}, "--node-rank is 2, expected 0 to 1");
+  rejected({{"node-rank", "1"}}, "--node-rank is 1, expected 0 to 0");
+  rejected({{"nnodes", "2"}}, "nothing says where node 0 is");
+  rejected({{"master-port", "0"}}, "--master-port is '0', expected a whole number from 1 to 65535");
+  rejected({{"rdzv-endpoint", "host"}}, "--rdzv-endpoint is 'host', expected HOST:PORT");
+  rejected({{"rdzv-endpoint", "host:0"}}, "expected HOST:PORT");
+  rejected({{"rdzv-endpoint", "host:1"}, {"master-port", "2"}}, "both say where node 0 is");
+  rejected({{"rdzv-conf", "timeout"}}, "expected KEY=VALUE");
+  rejected({{"rdzv-conf", "timeout=-1"}}, "--rdzv-conf timeout is '-1', expected seconds");
+  rejected({{"rdzv-conf", "keep_alive_max_attempt=1"}}, "keep_alive_max_attempt");
+  rejected({{"rdzv-conf", "tiemout=1"}}, "'tiemout' is not known. Try: timeout, keep_alive_interval");
+  rejected({{"standalone", "1"}, {"nnodes", "2"}}, "--standalone is for one node");
+  rejected({{"standalone", "1"}, {"master-port", "29500"}},
+           "--standalone meets on a port of the system's choice");
+  rejected({{"standalone", "1"}, {"rdzv-endpoint", "h:1"}},
+           "--standalone meets on a port of the system's choice");
+  rejected({{"max-restarts", "-1"}}, "--max-restarts is '-1'");
+  rejected({{"monitor-interval", "0"}}, "--monitor-interval is '0', expected seconds");
+  rejected({{"shutdown-timeout", "nan"}}, "--shutdown-timeout is 'nan'");
+  rejected({{"signals-to-handle", "SIGKILL"}}, "names of signals that can be handled");
+  rejected({{"signals-to-handle", "SIGNONE"}}, "names of signals that can be handled");
+  rejected({{"tee", "4"}}, "--tee is '4', expected 0 (none), 1 (stdout)");
+  rejected({{"redirects", "0:1,0:2"}}, "local rank 0 stands there twice");
+  rejected({{"redirects", "0:1,"}}, "--redirects is '0:1,'");
+  rejected({{"redirects", "1:3"}}, "--redirects names local rank 1, and the highest is 0");
+  rejected({{"local-ranks-filter", "0,x"}}, "--local-ranks-filter is '0,x'");
+  rejected({{"local-ranks-filter", "5"}}, "--local-ranks-filter names local rank 5");
+  rejected({{"prefix", "maybe"}}, "--prefix is 'maybe', expected auto, on or off");
+  rejected({{"bind-to", "socket"}}, "--bind-to is 'socket', expected cores or none");
   COHORT_EXPECT_THROW_WITH(read_run_flags({}, {}), UsageError, "no program was given");
 }
 

@@ -43,7 +43,7 @@ TEST(SignedWordsTest, WhatIsMovedBetweenItsPartsIsAnother) {
 // read, under other keys, late, cut, changed, or signed with a secret of his own. Whatever is opened was
 // signed in this session, under this key, and is not older than what was opened there before.
 TEST(SignedWordsTest, NothingElseIsOpenedInRandomAttacks) {
-  const std::vector<std::string> keys{"alive/0", "alive/1", "fail/0", "signal", "verdict/0", "go"};
+  const std::vector<std::string> keys{"alive/0", "alive/1", "fail/0", "signal", "result/0", "go"};
   for (int seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(static_cast<unsigned>(seed));

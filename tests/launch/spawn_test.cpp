@@ -297,7 +297,7 @@ TEST_F(SpawnTest, AProgramThatALauncherMayStartTooSpawnsOnlyWithoutOne) {
   EXPECT_EQ(mine, 5) << "in this process";
 }
 
-TEST_F(SpawnTest, IsRefusedInsideALaunchedJobAndForNoRanks) {
+TEST_F(SpawnTest, IsRejectedInsideALaunchedJobAndForNoRanks) {
   COHORT_EXPECT_THROW_WITH(spawn([](int) {}, 0, options()), UsageError, "num_ranks is 0");
   const test::ScopedEnv rank("RANK", "0");
   COHORT_EXPECT_THROW_WITH(spawn([](int) {}, 2, options()), UsageError, "RANK is set");

@@ -60,7 +60,7 @@ TEST(AllocationProfilerTest, BlocksMayOutliveTheirProfilerAndOneProfilerTheNext)
   EXPECT_EQ(watch.total().now, 12);
 }
 
-TEST(AllocationProfilerTest, ASecondOneIsRefused) {
+TEST(AllocationProfilerTest, ASecondOneIsRejected) {
   const AllocationProfiler watch;
   COHORT_EXPECT_THROW_WITH(AllocationProfiler(), UsageError, "an AllocationProfiler lives already");
 }

@@ -37,7 +37,7 @@ TEST(AllocatorTest, UserMayKeepTheSystemsBehaviour) {
   EXPECT_FALSE(tune_allocator());
 }
 
-TEST(AllocatorTest, RefusesAnUnknownChoice) {
+TEST(AllocatorTest, RejectsAnUnknownChoice) {
   const ScopedEnv env("COHORT_ALLOCATOR", "fast");
   COHORT_EXPECT_THROW_WITH(tune_allocator(), ConfigError,
                            "COHORT_ALLOCATOR: got \"fast\", expected one of tuned");

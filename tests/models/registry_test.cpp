@@ -11,7 +11,7 @@
 namespace cohort::models {
 namespace {
 
-std::string refusal(const std::string& name) {
+std::string rejection(const std::string& name) {
   ModelOptions options;
   options.name = name;
   return message_of<UsageError>([&] { make_model(options); });
@@ -30,7 +30,7 @@ TEST(RegistryTest, KnowsOurs) {
 }
 
 TEST(RegistryTest, AnUnknownNameListsTheNearestAndAll) {
-  const std::string message = refusal("vgg16bn");
+  const std::string message = rejection("vgg16bn");
   EXPECT_PRED2(contains, message, "there is no model 'vgg16bn'");
   EXPECT_PRED2(contains, message, "Try: vgg16_bn; the models are ");
   EXPECT_PRED2(contains, message, "lenet5, mlp, resnet18, resnet34, resnet50, ");
@@ -51,7 +51,7 @@ TEST(RegistryTest, TakesAUsersModelOnce) {
                "the name of the model is empty");
 }
 
-TEST(RegistryTest, OptionsThatAUsersModelDoesNotReadAreRefused) {
+TEST(RegistryTest, OptionsThatAUsersModelDoesNotReadAreRejected) {
   register_model("picky", [](const ModelOptions& options) {
     if (options.extra.flag("fail", false)) throw std::runtime_error("stoll");
     return torch::nn::AnyModule(torch::nn::Linear(options.extra.integer("width", 8, 1), 2));
@@ -82,7 +82,7 @@ TEST(RegistryTest, TakesModelsOfASharedLibrary) {
 
   // A second library with the same name: loading succeeds, using the name says who registered it.
   ASSERT_NE(dlopen(COHORT_TEST_PLUGIN_SECOND, RTLD_NOW), nullptr) << dlerror();
-  const std::string message = refusal("plugin_model");
+  const std::string message = rejection("plugin_model");
   EXPECT_PRED2(contains, message, "registered twice");
   EXPECT_PRED2(contains, message, "plugin_first.cpp:");
   EXPECT_PRED2(contains, message, "plugin_second.cpp:");

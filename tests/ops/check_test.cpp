@@ -207,7 +207,7 @@ TEST(GradcheckTest, AGradientOfTheGradientThatIsLostIsFound) {
       "gives 0, differences give ");
 }
 
-TEST(GradcheckTest, WhatCannotBeCheckedIsRefused) {
+TEST(GradcheckTest, WhatCannotBeCheckedIsRejected) {
   const auto same = [](const Tensors& in) { return in; };
   COHORT_EXPECT_THROW_WITH(gradcheck(same, {at::ones({2}).requires_grad_()}), UsageError,
                            "want float64 on the CPU");
@@ -228,48 +228,48 @@ TEST(OpcheckTest, SoundOperatorsPass) {
   EXPECT_EQ(kept[0][0].item<double>(), 1);  // the check works on copies
 }
 
-void expect_refused(const std::string& name, const std::string& part, bool gradient = false) {
+void expect_rejected(const std::string& name, const std::string& part, bool gradient = false) {
   const at::Tensor argument = gradient ? x() : x().detach();
   COHORT_EXPECT_THROW_WITH(opcheck("check_test::" + name, {argument}), CheckError, part);
 }
 
-TEST(OpcheckTest, AWrongBackwardIsRefused) {
-  expect_refused("wrong_gradient", "by input 0 at (0, 1): backward gives 1, differences give 0", true);
+TEST(OpcheckTest, AWrongBackwardIsRejected) {
+  expect_rejected("wrong_gradient", "by input 0 at (0, 1): backward gives 1, differences give 0", true);
 }
 
-TEST(OpcheckTest, AWrongSchemaIsRefused) {
-  expect_refused(
+TEST(OpcheckTest, AWrongSchemaIsRejected) {
+  expect_rejected(
       "writes",
       "[ops.opcheck] check_test::writes: argument 0 ('x') was written to: element 2 was 3 and is 5");
-  expect_refused("returns_its_argument", "output 0 shares memory with argument 0 ('x')");
-  expect_refused("says_it_shares",
-                 "the schema says that output 0 shares memory with an argument, and it does not");
+  expect_rejected("returns_its_argument", "output 0 shares memory with argument 0 ('x')");
+  expect_rejected("says_it_shares",
+                  "the schema says that output 0 shares memory with an argument, and it does not");
 }
 
-TEST(OpcheckTest, AWrongMetaFunctionIsRefused) {
-  expect_refused("no_meta", "has no meta function");
-  expect_refused("meta_sizes", "output 0 has sizes [2, 3], its meta function says [6]");
-  expect_refused("meta_dtype", "output 0 is Double, its meta function says Half");
-  expect_refused("meta_strides", "output 0 has strides [3, 1], its meta function says [1, 2]");
+TEST(OpcheckTest, AWrongMetaFunctionIsRejected) {
+  expect_rejected("no_meta", "has no meta function");
+  expect_rejected("meta_sizes", "output 0 has sizes [2, 3], its meta function says [6]");
+  expect_rejected("meta_dtype", "output 0 is Double, its meta function says Half");
+  expect_rejected("meta_strides", "output 0 has strides [3, 1], its meta function says [1, 2]");
   COHORT_EXPECT_THROW_WITH(opcheck("check_test::right", {x().detach()}, OpcheckOptions().meta(false)),
                            CheckError, "was told that it has none");
 }
 
-TEST(OpcheckTest, AKernelThatTakesMemoryForContiguousIsRefused) {
-  expect_refused("ignores_strides",
-                 "element 1 of output 0 is 0 on tensors with gaps between their elements, 2 on");
-  expect_refused("ignores_order", "element 1 of output 0 is 4 on transposed tensors, 2 on contiguous ones");
-  expect_refused("ignores_stride_0", "element 3 of output 0 is 4 on expanded tensors, 1 on contiguous ones");
-  expect_refused("throws_on_strides", "throws on transposed tensors, and not on contiguous ones: view size");
+TEST(OpcheckTest, AKernelThatTakesMemoryForContiguousIsRejected) {
+  expect_rejected("ignores_strides",
+                  "element 1 of output 0 is 0 on tensors with gaps between their elements, 2 on");
+  expect_rejected("ignores_order", "element 1 of output 0 is 4 on transposed tensors, 2 on contiguous ones");
+  expect_rejected("ignores_stride_0", "element 3 of output 0 is 4 on expanded tensors, 1 on contiguous ones");
+  expect_rejected("throws_on_strides", "throws on transposed tensors, and not on contiguous ones: view size");
 }
 
-TEST(OpcheckTest, WritingToMemoryThatIsTakenForContiguousIsRefused) {
-  expect_refused("doubles_memory_",
-                 "element 3 of argument 0 ('x') is 4 on tensors with gaps between their elements, 8 on");
-  expect_refused("fills_storage_",
-                 "argument 0 ('x'): memory between its elements was written to on tensors with gaps");
-  expect_refused("writes_where_there_are_strides",
-                 "argument 0 ('x') was written to: element 0 was 1 and is 5");
+TEST(OpcheckTest, WritingToMemoryThatIsTakenForContiguousIsRejected) {
+  expect_rejected("doubles_memory_",
+                  "element 3 of argument 0 ('x') is 4 on tensors with gaps between their elements, 8 on");
+  expect_rejected("fills_storage_",
+                  "argument 0 ('x'): memory between its elements was written to on tensors with gaps");
+  expect_rejected("writes_where_there_are_strides",
+                  "argument 0 ('x') was written to: element 0 was 1 and is 5");
   const Tensors list{x().detach(), x().detach()};
   COHORT_EXPECT_THROW_WITH(
       opcheck("check_test::doubles_a_copy_", {list}), CheckError,
@@ -290,20 +290,21 @@ TEST(OpcheckTest, OperatorsOfLibTorchThatWritePass) {
   opcheck("aten::scatter_.src", {x, 1, at::arange(4).remainder(3).view({2, 2}), y});
 }
 
-TEST(OpcheckTest, ABackwardThatTakesMemoryForContiguousIsRefused) {
-  expect_refused("ignores_strides_of_gradients", "element 3 of the gradient of argument 0 ('x') is ", true);
-  expect_refused("ignores_strides_in_backward",
-                 "element 1 of the gradient of argument 0 ('x') is 0 on tensors with gaps", true);
+TEST(OpcheckTest, ABackwardThatTakesMemoryForContiguousIsRejected) {
+  expect_rejected("ignores_strides_of_gradients", "element 3 of the gradient of argument 0 ('x') is ", true);
+  expect_rejected("ignores_strides_in_backward",
+                  "element 1 of the gradient of argument 0 ('x') is 0 on tensors with gaps", true);
 }
 
-TEST(OpcheckTest, WhatIsWrongWithoutDimensionsOrElementsIsRefused) {
-  expect_refused("meta_of_a_number",
-                 "meta_of_a_number on tensors without dimensions: output 0 has sizes [], its meta function "
-                 "says [1]");
-  expect_refused("returns_a_number", "on tensors without dimensions: output 0 shares memory with argument 0");
-  expect_refused("gradient_of_a_number", "on tensors without dimensions", true);
-  expect_refused("flattens_nothing",
-                 "on tensors without elements: output 0 has sizes [0], its meta function says [0, 3]");
+TEST(OpcheckTest, WhatIsWrongWithoutDimensionsOrElementsIsRejected) {
+  expect_rejected("meta_of_a_number",
+                  "meta_of_a_number on tensors without dimensions: output 0 has sizes [], its meta function "
+                  "says [1]");
+  expect_rejected("returns_a_number",
+                  "on tensors without dimensions: output 0 shares memory with argument 0");
+  expect_rejected("gradient_of_a_number", "on tensors without dimensions", true);
+  expect_rejected("flattens_nothing",
+                  "on tensors without elements: output 0 has sizes [0], its meta function says [0, 3]");
 }
 
 // Operators of LibTorch, of one and of several tensors, with numbers and lists among the arguments.
@@ -337,17 +338,17 @@ TEST(OpcheckTest, ArgumentsStayAsTheyAreHoweverTheyLie) {
   }
 }
 
-TEST(OpcheckTest, ALostGradientIsRefused) {
-  expect_refused("no_autograd", "has no autograd kernel", true);
+TEST(OpcheckTest, ALostGradientIsRejected) {
+  expect_rejected("no_autograd", "has no autograd kernel", true);
   COHORT_EXPECT_THROW_WITH(opcheck("check_test::no_gradient", {x()}), UsageError, "has no derivative");
 }
 
-TEST(OpcheckTest, ArgumentsThatDoNotFitAreRefused) {
+TEST(OpcheckTest, ArgumentsThatDoNotFitAreRejected) {
   COHORT_EXPECT_THROW_WITH(opcheck("check_test::right", {x(), 2.0}), UsageError, "2 arguments do not fit");
   COHORT_EXPECT_THROW_WITH(opcheck("check_test::nothing", {x()}), UsageError, "there is no operator");
 }
 
-TEST(OpcheckTest, ABackwardThatThrowsOnSomeLayoutIsRefused) {
+TEST(OpcheckTest, ABackwardThatThrowsOnSomeLayoutIsRejected) {
   COHORT_EXPECT_THROW_WITH(
       opcheck("check_test::flat_gradient", {at::randn({3, 4}, at::kDouble).requires_grad_()}), CheckError,
       "throws on");

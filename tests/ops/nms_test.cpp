@@ -119,7 +119,7 @@ TEST(NmsTest, UnderAutocastNarrowBoxesAreWidened) {
   EXPECT_EQ(list(nms(at::ones({1, 4}).to(at::kBFloat16), at::ones({1}), 0.5)), Indices({0}));
 }
 
-TEST(NmsTest, WhatDoesNotFitIsRefused) {
+TEST(NmsTest, WhatDoesNotFitIsRejected) {
   COHORT_EXPECT_THROW_WITH(nms(at::ones({2, 5}), at::ones({2}), 0.5), UsageError,
                            "[ops.nms] got boxes [2, 5] and scores [2], expected [n, 4] and [n]");
   COHORT_EXPECT_THROW_WITH(nms(at::ones({2, 4}), at::ones({3}), 0.5), UsageError, "scores [3]");

@@ -195,22 +195,22 @@ TEST(OperatorTest, ASchemaWithoutAGradientSaysSoBeforeOneIsLost) {
   EXPECT_EQ(pairs.call(x).size(), 2U);
 }
 
-TEST(OperatorTest, ABackwardForASchemaWithoutAGradientIsRefused) {
+TEST(OperatorTest, ABackwardForASchemaWithoutAGradientIsRejected) {
   const Backward backward = [](const Call&, const Tensors& g) { return g; };
   const Derivative derivative = [](const Call&) { return Tensors(); };
   torch::Library library(torch::Library::FRAGMENT, "ops_test", std::nullopt, __FILE__, __LINE__);
-  const auto refused = [&](const std::string& schema, const std::string& part) {
+  const auto rejected = [&](const std::string& schema, const std::string& part) {
     COHORT_EXPECT_THROW_WITH(define(library, "b_" + schema).backward(backward), UsageError, part);
     COHORT_EXPECT_THROW_WITH(define(library, "d_" + schema).derivative(derivative), UsageError, part);
   };
-  refused("view(Tensor(a) x) -> Tensor(a)", "view returns its arguments");
-  refused("second(Tensor x, Tensor(a) y) -> (Tensor, Tensor(a))", "second returns its arguments");
-  refused("write_(Tensor(a!) x) -> Tensor(a!)", "write_ writes to its arguments");
-  refused("out(Tensor x, *, Tensor(a!) out) -> ()", "out writes to its arguments");
-  refused("list(Tensor x) -> Tensor[]", "list returns lists");
+  rejected("view(Tensor(a) x) -> Tensor(a)", "view returns its arguments");
+  rejected("second(Tensor x, Tensor(a) y) -> (Tensor, Tensor(a))", "second returns its arguments");
+  rejected("write_(Tensor(a!) x) -> Tensor(a!)", "write_ writes to its arguments");
+  rejected("out(Tensor x, *, Tensor(a!) out) -> ()", "out writes to its arguments");
+  rejected("list(Tensor x) -> Tensor[]", "list returns lists");
 }
 
-TEST(OperatorTest, ArgumentsWhoseTensorsAutogradDoesNotSeeAreRefused) {
+TEST(OperatorTest, ArgumentsWhoseTensorsAutogradDoesNotSeeAreRejected) {
   torch::Library library(torch::Library::FRAGMENT, "ops_test", std::nullopt, __FILE__, __LINE__);
   for (const char* type : {"Tensor?[]", "Tensor[][]", "Dict(str, Tensor)", "(Tensor, int)"}) {
     COHORT_EXPECT_THROW_WITH(define(library, base::concat("unseen(", type, " xs) -> Tensor")), UsageError,
@@ -236,7 +236,7 @@ TEST(OperatorTest, WithoutADerivativeBackwardNamesTheOperator) {
                            "[ops.backward] ops_test::no_derivative has no derivative");
 }
 
-TEST(OperatorTest, AGradientTooFewIsRefused) {
+TEST(OperatorTest, AGradientTooFewIsRejected) {
   const at::Tensor x = numbers({3});
   const at::Tensor y = call_two("too_few", x, numbers({3}));
   COHORT_EXPECT_THROW_WITH(y.sum().backward(), UsageError,
@@ -272,7 +272,7 @@ TEST(OperatorTest, WritingInPlaceIsSeenByAutograd) {
                            "writes to its arguments, which cannot be differentiated");
 }
 
-// The argument would miss that its elements have a history: autograd refuses that, as for any view whose
+// The argument would miss that its elements have a history: autograd rejects that, as for any view whose
 // operator it does not know.
 TEST(OperatorTest, AResultThatIsAPartOfItsArgumentIsAViewOfIt) {
   const at::Tensor x = at::ones({2, 3}), weight = at::full({}, 2.F).requires_grad_();
@@ -291,7 +291,7 @@ TEST(OperatorTest, AResultThatIsAPartOfItsArgumentIsAViewOfIt) {
   COHORT_EXPECT_THROW_WITH(at::Tensor(made_without).mul_(weight), c10::Error, "no_grad mode");
 }
 
-TEST(OperatorTest, UnknownNamesAndOtherTypesAreRefused) {
+TEST(OperatorTest, UnknownNamesAndOtherTypesAreRejected) {
   COHORT_EXPECT_THROW_WITH(find_operator("ops_test::scalee"), UsageError,
                            "[ops.find] there is no operator 'ops_test::scalee'");
   COHORT_EXPECT_THROW_WITH((find<at::Tensor(const at::Tensor&)>("ops_test::scale")), UsageError,

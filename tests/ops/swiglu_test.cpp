@@ -144,7 +144,7 @@ TEST_F(SwigluTest, UnderAutocastTheWidestCounts) {
   EXPECT_EQ(swiglu(narrow, narrow).scalar_type(), at::kBFloat16);
 }
 
-TEST_F(SwigluTest, WhatDoesNotFitIsRefused) {
+TEST_F(SwigluTest, WhatDoesNotFitIsRejected) {
   COHORT_EXPECT_THROW_WITH(swiglu(at::ones({2}), at::ones({3})), UsageError,
                            "[ops.swiglu] gate is Float [2], up Float [3]");
   COHORT_EXPECT_THROW_WITH(swiglu(at::ones({2}), at::ones({2}, at::kDouble)), UsageError, "up Double [2]");

@@ -67,7 +67,7 @@ TEST(AutocastTest, TheOutermostGuardDropsCachedCastsOfParameters) {
   EXPECT_EQ(forward(), 6.0f);
 }
 
-TEST(AutocastTest, RefusesOtherDtypes) {
+TEST(AutocastTest, RejectsOtherDtypes) {
   COHORT_EXPECT_THROW_WITH(Autocast(at::kCPU, at::kFloat), UsageError,
                            "got dtype Float, expected BFloat16 or Half");
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));

@@ -57,7 +57,7 @@ TEST(ClipTest, DtypesMayBeMixed) {
   EXPECT_NEAR(parameters[1].grad()[0].item<double>(), 4 / std::sqrt(50.0), 1e-6);
 }
 
-TEST(ClipTest, NormsThatAreNotFiniteAreRefusedWhenAsked) {
+TEST(ClipTest, NormsThatAreNotFiniteAreRejectedWhenAsked) {
   Tensors parameters = with_gradients();
   parameters[0].mutable_grad().view(-1)[0] = kInfinity;
   COHORT_EXPECT_THROW_WITH(clip_grad_norm_(parameters, 1.0, 2.0, true), UsageError,
@@ -90,7 +90,7 @@ TEST(ClipTest, ByValueLimitsEveryElement) {
   EXPECT_EQ(parameters[2].grad().abs().max().item<float>(), 0.5f);
 }
 
-TEST(ClipTest, RefusesWhatCannotWork) {
+TEST(ClipTest, RejectsWhatCannotWork) {
   Tensors parameters = with_gradients();
   COHORT_EXPECT_THROW_WITH(clip_grad_norm_(parameters, -1.0), UsageError,
                            "max_norm is -1, expected 0 or more");

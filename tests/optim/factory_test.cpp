@@ -37,7 +37,7 @@ TEST(FactoryTest, MakesOptimizersByNameWithTheirOptions) {
   EXPECT_DOUBLE_EQ(make_optimizer({.name = "adamw"}, groups())->param_groups()[0].weight_decay, 1e-2);
 }
 
-TEST(FactoryTest, RefusesUnknownNamesAndForeignOptions) {
+TEST(FactoryTest, RejectsUnknownNamesAndForeignOptions) {
   COHORT_EXPECT_THROW_WITH(make_optimizer({.name = "adamv"}, groups()), UsageError,
                            "there is no optimizer 'adamv'. Try: adam; the optimizers are adam, adamw, sgd");
   COHORT_EXPECT_THROW_WITH(make_optimizer({.name = "sgd", .extra = {{"rho", "0.9"}}}, groups()), ConfigError,

@@ -321,7 +321,7 @@ TEST(OptimizerTest, MomentumMayBeSwitchedOnLater) {
   expect_same_vectors(ours, theirs);
 }
 
-TEST(OptimizerTest, SparseGradientsAreRefusedAndNothingChanges) {
+TEST(OptimizerTest, SparseGradientsAreRejectedAndNothingChanges) {
   Tensors parameters = {value(0, 0).set_requires_grad(true), at::ones({3, 2}).set_requires_grad(true)};
   SGD optimizer(parameters, SGDOptions(0.1));
   parameters[0].mutable_grad() = value(0, 1);
@@ -331,7 +331,7 @@ TEST(OptimizerTest, SparseGradientsAreRefusedAndNothingChanges) {
   EXPECT_EQ(parameters[0].grad().use_count(), 1);
 }
 
-TEST(OptimizerTest, RefusesParametersThatCannotBeStepped) {
+TEST(OptimizerTest, RejectsParametersThatCannotBeStepped) {
   const at::Tensor good = at::ones({2}).set_requires_grad(true);
   const at::Tensor computed = good * 2;
   COHORT_EXPECT_THROW_WITH(SGD(Tensors{}), UsageError, "there are no parameters");
@@ -347,7 +347,7 @@ TEST(OptimizerTest, RefusesParametersThatCannotBeStepped) {
   COHORT_EXPECT_THROW_WITH(SGD(twice), UsageError, "parameter 0 of group 1 (again) was given before");
 }
 
-TEST(OptimizerTest, RefusesOptionsOutOfRange) {
+TEST(OptimizerTest, RejectsOptionsOutOfRange) {
   const Tensors p = {at::ones({2}).set_requires_grad(true)};
   COHORT_EXPECT_THROW_WITH(SGD(p, SGDOptions(-1)), UsageError, "lr is -1, expected 0 or more");
   COHORT_EXPECT_THROW_WITH(SGD(p, SGDOptions(1).momentum(-1)), UsageError, "momentum is -1");

@@ -135,7 +135,7 @@ TEST(ScheduleTest, DescribesItself) {
             "one_cycle(total_steps=50, max_lr=initial, pct_start=0.3, anneal=cos)");
 }
 
-TEST(ScheduleTest, RefusesArgumentsOutOfRange) {
+TEST(ScheduleTest, RejectsArgumentsOutOfRange) {
   COHORT_EXPECT_THROW_WITH(step_decay(0), UsageError, "step_size is 0, expected 1 or more");
   COHORT_EXPECT_THROW_WITH(cosine(-1), UsageError, "t_max is -1, expected 1 or more");
   COHORT_EXPECT_THROW_WITH(linear(0.0), UsageError, "start_factor is 0, expected above 0");
@@ -156,7 +156,7 @@ TEST(ScheduleTest, RefusesArgumentsOutOfRange) {
   COHORT_EXPECT_THROW_WITH(constant()->lr(-1, 0.1), UsageError, "got step -1, expected 0 or more");
 }
 
-TEST(ScheduleTest, OneCycleRefusesWhatCannotWork) {
+TEST(ScheduleTest, OneCycleRejectsWhatCannotWork) {
   COHORT_EXPECT_THROW_WITH(one_cycle({}), UsageError, "total_steps is 0");
   COHORT_EXPECT_THROW_WITH(one_cycle({.total_steps = 9, .pct_start = 2}), UsageError, "pct_start is 2");
   COHORT_EXPECT_THROW_WITH(one_cycle({.total_steps = 9, .div_factor = 0}), UsageError, "div_factor is 0");

@@ -134,7 +134,7 @@ TEST(GradientAveragerTest, AnotherModelOnOneRankIsNamed) {
   });
 }
 
-TEST(GradientAveragerTest, WhatItCannotAverageIsRefused) {
+TEST(GradientAveragerTest, WhatItCannotAverageIsRejected) {
   test::run_ranks(1, "gloo", [](comm::Group& group) {
     parallel::GradientAverager averager(group);
     at::Tensor parameter = at::zeros({3, 2}, at::kFloat).requires_grad_();

@@ -197,7 +197,7 @@ TEST(ConvertSyncBatchNormTest, ANormWithTwoNamesStaysOne) {
   });
 }
 
-TEST(ConvertSyncBatchNormTest, ANormThatIsCalledByItsTypeIsRefusedAndNothingIsChanged) {
+TEST(ConvertSyncBatchNormTest, ANormThatIsCalledByItsTypeIsRejectedAndNothingIsChanged) {
   test::run_ranks(1, "gloo", [](comm::Group& group) {
     const auto net = std::make_shared<NetImpl>();
     COHORT_EXPECT_THROW_WITH(parallel::convert_sync_batch_norm(*net, group), UsageError,

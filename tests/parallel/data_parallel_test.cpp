@@ -408,7 +408,7 @@ struct PlainImpl : nn::Module {
 };
 TORCH_MODULE(Plain);
 
-TEST(DataParallelTest, APlainModuleIsRefusedByNameAndTakesAFactory) {
+TEST(DataParallelTest, APlainModuleIsRejectedByNameAndTakesAFactory) {
   Plain net;
   DataParallel<Plain> model(net, on(kTwo));
   COHORT_EXPECT_THROW_WITH(model.forward(batch_of(4)), UsageError, "cannot copy the module (");

@@ -167,7 +167,7 @@ TEST(ApplyDeviceMapTest, PlacesTheBlocksOfAResNet) {
   EXPECT_TRUE(at::equal(net->forward(x), expected));
 }
 
-TEST(ApplyDeviceMapTest, RefusesWhatIsCalledByItsTypeAndPlacesNothingThen) {
+TEST(ApplyDeviceMapTest, RejectsWhatIsCalledByItsTypeAndPlacesNothingThen) {
   models::ModelOptions options;
   options.name = "resnet18";
   options.width = 0.125;

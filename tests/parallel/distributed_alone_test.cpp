@@ -136,7 +136,7 @@ TEST(DistributedAloneTest, BuffersOfForwardsThatDoNotReduceAreSynchronizedOnDema
   });
 }
 
-// The graph has saved the running statistics; the second backward is refused where they were written to.
+// The graph has saved the running statistics; the second backward is rejected where they were written to.
 TEST(DistributedAloneTest, BuffersThatAreTheSameAlreadyAreNotWrittenTo) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     DistributedDataParallel<Normed> model(make_normed(), group);

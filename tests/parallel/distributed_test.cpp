@@ -71,7 +71,7 @@ TEST(DistributedDataParallelTest, AnyArgumentsAndResults) {
   });
 }
 
-TEST(DistributedDataParallelTest, StartsAndGoesOnWithTheValuesOfRank0) {
+TEST(DistributedDataParallelTest, StartsAndContinuesWithTheValuesOfRank0) {
   for (const bool init_sync : {true, false}) {
     for (const bool broadcast : {true, false}) {
       test::run_ranks(3, "gloo", [&](comm::Group& group) {

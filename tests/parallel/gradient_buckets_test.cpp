@@ -88,7 +88,7 @@ TEST(GradientBucketsTest, AMissingGradientTravelsAsZeros) {
   });
 }
 
-TEST(GradientBucketsTest, AGradientOfAnotherKindIsRefusedByName) {
+TEST(GradientBucketsTest, AGradientOfAnotherKindIsRejectedByName) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     const std::vector<NamedParameter> parameters = four_parameters();
     GradientBuckets buckets(group, parameters, small_buckets());

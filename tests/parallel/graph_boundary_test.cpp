@@ -187,7 +187,7 @@ TEST(GraphBoundaryTest, SeveralForwardsBeforeOneBackwardAndARetainedGraph) {
   expect_equal(twice([&](const at::Tensor& t) { return run(worker, net, t); }), plain);
 }
 
-TEST(GraphBoundaryTest, ASecondBackwardWithoutRetainIsRefused) {
+TEST(GraphBoundaryTest, ASecondBackwardWithoutRetainIsRejected) {
   at::Tensor x = input_of();
   const at::Tensor y = run(worker_of("cpu:0"), [](const at::Tensor& t) { return t.exp().sum(); }, x);
   y.backward();
@@ -332,7 +332,7 @@ TEST(GraphBoundaryTest, APartThatHangsIsNamedAndTheNextStepRuns) {
   gate->open();
 }
 
-TEST(GraphBoundaryTest, WhatCannotBeRightIsRefused) {
+TEST(GraphBoundaryTest, WhatCannotBeRightIsRejected) {
   nn::Sequential net = make_net();
   const auto worker = worker_of("cpu:0");
   at::Tensor x = input_of();

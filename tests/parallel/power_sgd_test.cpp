@@ -71,7 +71,7 @@ TEST(PowerSgdTest, WhatIsNotSentIsAddedToTheNextStep) {
   EXPECT_GT(relative_error(false, true), 0.1);
 }
 
-TEST(PowerSgdTest, ASmallMatrixTravelsInFullAndNonsenseIsRefused) {
+TEST(PowerSgdTest, ASmallMatrixTravelsInFullAndNonsenseIsRejected) {
   test::run_ranks(2, "shm", [](comm::Group& group) {
     at::Tensor matrix = at::zeros({12, 10}, at::kDouble).requires_grad_();
     at::Tensor vector = at::zeros({12}, at::kDouble).requires_grad_();

@@ -255,7 +255,7 @@ TEST(ReducerStepsTest, AHookThatThrowsBreaksTheReducerWhereverItIsCalled) {
   }
 }
 
-TEST(ReducerStepsTest, FinishIsRefusedWhileNothingIsReduced) {
+TEST(ReducerStepsTest, FinishIsRejectedWhileNothingIsReduced) {
   test::run_ranks(2, "shm", [](comm::Group& group) {
     Stack net = make_stack();
     Reducer reducer(group, parameters_to_reduce(*net));

@@ -214,7 +214,7 @@ TEST(ReducerTest, GradientsAreViewsOfTheBucketsOrCopies) {
       loss_of(net, wave(2)).backward();
       const auto a = net->layers[0]->weight.grad(), b = net->layers[1]->weight.grad();
       EXPECT_EQ(a.storage().data() == b.storage().data(), as_view);
-      torch::optim::SGD(net->parameters(), 1.0).zero_grad(false);  // calls detach_(), which views refuse
+      torch::optim::SGD(net->parameters(), 1.0).zero_grad(false);  // calls detach_(), which views reject
       EXPECT_EQ(a.abs().sum().item<double>(), 0);
     });
   }
@@ -449,7 +449,7 @@ TEST(ReducerTest, GradientsWhoseValuesDoNotLieInMemoryAreReduced) {
   }
 }
 
-TEST(ReducerTest, WhatItCannotReduceIsRefusedByName) {
+TEST(ReducerTest, WhatItCannotReduceIsRejectedByName) {
   test::run_ranks(2, "shm", [](comm::Group& group) {
     torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(5, 3).sparse(true));
     Reducer reducer(group, {{"weight", embedding->weight}});  // not said to be sparse

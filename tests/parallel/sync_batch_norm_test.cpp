@@ -264,7 +264,7 @@ TEST(SyncBatchNormTest, RunsAgainInRecomputation) {
   EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
 }
 
-TEST(SyncBatchNormTest, WhatCannotBeNormalizedIsRefusedOnEveryRank) {
+TEST(SyncBatchNormTest, WhatCannotBeNormalizedIsRejectedOnEveryRank) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     parallel::SyncBatchNorm1d norm(4, group);
     for (const std::int64_t samples : {0, 1}) {

@@ -65,7 +65,7 @@ TEST(BalanceTest, StaysWithinTheMemoryOfAPlacement) {
                            "no cut fits into 1000 bytes per placement; the most even one needs 6000800");
 }
 
-TEST(BalanceTest, RefusesMoreStagesThanLayers) {
+TEST(BalanceTest, RejectsMoreStagesThanLayers) {
   COHORT_EXPECT_THROW_WITH(balance(layers({1, 1}), {.num_stages = 3}), UsageError,
                            "got 2 layers for 3 stages");
 }

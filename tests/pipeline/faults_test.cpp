@@ -174,7 +174,7 @@ TEST(FaultsTest, WaitingForALateStageCountsTowardsTheDeadline) {
   });
   const auto begin = std::chrono::steady_clock::now();
   {
-    const at::NoGradGuard no_grad;  // a step would refuse after the wait
+    const at::NoGradGuard no_grad;  // a step would reject after the wait
     COHORT_EXPECT_THROW_WITH(pipe.forward(job.input), TimeoutError,
                              "waited 3000 ms for a step: stage 2 (next)");
   }
@@ -240,7 +240,7 @@ TEST(FaultsTest, WrongShapesBetweenStagesNameBoth) {
                            "stage 0 (Linear)");
 }
 
-TEST(FaultsTest, ALossThatIsNoNumberIsRefusedWithoutTheInputsOfItsStage) {
+TEST(FaultsTest, ALossThatIsNoNumberIsRejectedWithoutTheInputsOfItsStage) {
   Job job;
   Pipeline pipe({job.first, job.last}, options_of(2));
   const auto by_sample = [](const at::Tensor& y, const at::Tensor& t) { return (y - t).square().sum(1); };
@@ -265,7 +265,7 @@ TEST(FaultsTest, PlacementsThatAreNotThereAreNamed) {
                            "placement cpu:0 stands twice, for one thread. Try: cpu:0/a and cpu:0/b");
 }
 
-TEST(FaultsTest, OptionsThatDoNotGoTogetherAreRefused) {
+TEST(FaultsTest, OptionsThatDoNotGoTogetherAreRejected) {
   Job job;
   const std::vector<Stage> stages{job.first, job.last};
   PipelineOptions options = options_of(2);
@@ -295,7 +295,7 @@ TEST(FaultsTest, OptionsThatDoNotGoTogetherAreRefused) {
                            "[pipeline.skip] output 1 is to go to stage 2, but the stage returned 1 tensors");
 }
 
-TEST(FaultsTest, BatchesThatCannotBeCutAreRefused) {
+TEST(FaultsTest, BatchesThatCannotBeCutAreRejected) {
   Job job;
   Pipeline pipe({job.first, job.last}, options_of(2));
   COHORT_EXPECT_THROW_WITH(pipe.step(job.input, torch::randn({7, 2}), mse), UsageError,
@@ -308,7 +308,7 @@ TEST(FaultsTest, BatchesThatCannotBeCutAreRefused) {
   COHORT_EXPECT_THROW_WITH(pipe.step(job.input, job.target, mse), UsageError, "inference mode");
 }
 
-TEST(FaultsTest, GraphsThatCannotGoBackAreRefused) {
+TEST(FaultsTest, GraphsThatCannotGoBackAreRejected) {
   Job job;
   Pipeline pipe({job.first, job.last}, options_of(2));
   const at::Tensor input = job.input.clone().requires_grad_();
@@ -331,7 +331,7 @@ TEST(FaultsTest, AFaultInBackwardOfAModuleComesOutOfBackward) {
 }
 
 // The loss has a parameter of its own, to which a backward that came too late adds. The pipeline knows
-// nothing of it, so it refuses the next step once, whatever gradients there are.
+// nothing of it, so it rejects the next step once, whatever gradients there are.
 TEST(FaultsTest, WhatALateBackwardAddsToTheLossesOwnParameterIsNotTakenForTheNextSteps) {
   for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     for (const bool waits : {false, true}) {

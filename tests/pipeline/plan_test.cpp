@@ -58,7 +58,7 @@ TEST(PlanTest, NamesAreReadAsTheyAreWritten) {
       "got schedule \"2f2b\", expected fill_drain (or gpipe), 1f1b, interleaved_1f1b or zb_h1");
 }
 
-TEST(PlanTest, RefusesNumbersThatDoNotGoTogether) {
+TEST(PlanTest, RejectsNumbersThatDoNotGoTogether) {
   COHORT_EXPECT_THROW_WITH(make_plan({Schedule::kOneFOneB, 0}), UsageError,
                            "got 0 stages, expected at least 1");
   COHORT_EXPECT_THROW_WITH(make_plan({Schedule::kOneFOneB, 2, 0, 0}), UsageError,

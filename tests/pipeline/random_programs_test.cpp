@@ -97,16 +97,16 @@ Tensors run_pipeline(const Programs& programs, const Tensors& inputs, const at::
 
 // Where memory is shared that a later stage or micro-batch changes, or a buffer has the graph of an earlier
 // micro-batch. The last two come where LibTorch finds it.
-const std::vector<std::string> kRefusals = {"shares its memory",
-                                            "is changed in place by what needs a gradient",
-                                            "needs a gradient and is changed in place",
-                                            "of which a tensor was kept with its graph",
-                                            "modified by an inplace operation",
-                                            "has been modified inplace"};
+const std::vector<std::string> kRejections = {"shares its memory",
+                                              "is changed in place by what needs a gradient",
+                                              "needs a gradient and is changed in place",
+                                              "of which a tensor was kept with its graph",
+                                              "modified by an inplace operation",
+                                              "has been modified inplace"};
 
 // Bitwise.
 TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
-  unsigned compared = 0, refused = 0;
+  unsigned compared = 0, rejected = 0;
   for (unsigned seed = kSeeds.first; seed < kSeeds.end; ++seed) {
     const at::Tensor target = at::ones({2 * kSize});
     for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
@@ -120,8 +120,8 @@ TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
       try {
         found = run_pipeline(theirs, make_inputs(seed), target, schedule);
       } catch (const std::exception& error) {
-        EXPECT_TRUE(test::contains_one_of(error.what(), kRefusals)) << seed << " " << error.what();
-        ++refused;
+        EXPECT_TRUE(test::contains_one_of(error.what(), kRejections)) << seed << " " << error.what();
+        ++rejected;
         continue;
       }
       EXPECT_TRUE(test::random_calls::near(expected, found, 0)) << seed << " " << static_cast<int>(schedule);
@@ -130,7 +130,7 @@ TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
   }
   if (kSeeds.count() < 200) return;  // too few to judge by their share
   EXPECT_GT(10 * compared, 8 * 3 * kSeeds.count()) << "of three schedules";
-  EXPECT_LT(20 * refused, 3 * kSeeds.count());
+  EXPECT_LT(20 * rejected, 3 * kSeeds.count());
 }
 
 }  // namespace

@@ -182,7 +182,7 @@ void wait_for_late_stages(Pipeline& pipe) {
 
 // One rank is late: what the others sent it is still on its way when they give up. No later step takes it for
 // its own: the group is at its end.
-TEST(RanksTest, AStepAfterATimeoutIsRefused) {
+TEST(RanksTest, AStepAfterATimeoutIsRejected) {
   const at::Tensor input = torch::randn({11, 10}), other = torch::randn({11, 10}),
                    target = torch::randn({11, 5});
   auto whole = mlp();
@@ -203,19 +203,19 @@ TEST(RanksTest, AStepAfterATimeoutIsRefused) {
         };
         Pipeline pipe(stages, options);
         EXPECT_THROW(pipe.step(input, target, mse), Error);
-        std::string refused;
-        for (int tries = 0; tries < 20 && refused.find("cannot be used") == std::string::npos; ++tries) {
+        std::string rejected;
+        for (int tries = 0; tries < 20 && rejected.find("cannot be used") == std::string::npos; ++tries) {
           wait_for_late_stages(pipe);
           zero_grad(pipe.parameters());
           try {
             EXPECT_TRUE(at::equal(pipe.step(other, target, mse), expected));
           } catch (const Error& error) {
-            refused = error.what();
+            rejected = error.what();
           }
         }
         wait_for_late_stages(pipe);
         EXPECT_TRUE(
-            cohort::test::message_contains(refused, "group 'world' failed before and cannot be used"));
+            cohort::test::message_contains(rejected, "group 'world' failed before and cannot be used"));
       });
     }
   }
@@ -260,7 +260,7 @@ TEST(RanksTest, ALossThatDoesNotComeIsATimeoutOfTheStep) {
   }
 }
 
-TEST(RanksTest, WhatDoesNotGoTogetherIsRefused) {
+TEST(RanksTest, WhatDoesNotGoTogetherIsRejected) {
   cohort::test::run_ranks(2, "gloo", [&](comm::Group& group) {
     auto model = mlp();
     PipelineOptions options = two(Schedule::kOneFOneB);

@@ -104,7 +104,7 @@ TEST(SimulateTest, UnequalStagesCostWhatTheSlowestDoes) {
 bool goes_through(const Plan& plan, const std::vector<int>& order_of_placements, int capacity) {
   std::vector<std::size_t> next(plan.actions.size());
   std::map<std::pair<int, bool>, int> queued;
-  const auto go_on = [&](int placement) {  // up to what computes
+  const auto advance = [&](int placement) {  // up to what computes
     std::size_t& at = next[static_cast<std::size_t>(placement)];
     const auto& actions = plan.actions[static_cast<std::size_t>(placement)];
     for (; at < actions.size() && !actions[at].computes(); ++at) {
@@ -121,19 +121,19 @@ bool goes_through(const Plan& plan, const std::vector<int>& order_of_placements,
       }
     }
   };
-  const auto all_go_on = [&] {
+  const auto all_advance = [&] {
     for (int round = 0; round < 2 * plan.num_placements(); ++round) {
-      for (int placement = 0; placement < plan.num_placements(); ++placement) go_on(placement);
+      for (int placement = 0; placement < plan.num_placements(); ++placement) advance(placement);
     }
   };
   for (const int placement : order_of_placements) {
-    all_go_on();
+    all_advance();
     std::size_t& at = next[static_cast<std::size_t>(placement)];
     const auto& actions = plan.actions[static_cast<std::size_t>(placement)];
     if (at == actions.size() || !actions[at].computes()) return false;
     ++at;
   }
-  all_go_on();
+  all_advance();
   for (std::size_t i = 0; i < next.size(); ++i) {
     if (next[i] != plan.actions[i].size()) return false;
   }
@@ -172,7 +172,7 @@ TEST(SimulateTest, NamesWhoWaitsForEver) {
                            "wait for ever with room for 1 between two stages. Try: more room");
 }
 
-TEST(SimulateTest, RefusesPlansThatAreNotOne) {
+TEST(SimulateTest, RejectsPlansThatAreNotOne) {
   const Plan good = make_plan({Schedule::kOneFOneB, 2, 0, 2});
   Plan plan = good;
   std::swap(plan.actions[1][1], plan.actions[1][2]);

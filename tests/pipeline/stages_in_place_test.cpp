@@ -71,7 +71,7 @@ TEST(StagesInPlaceTest, MayWorkInPlaceOnTheBatchAndTheLossOnWhatItGets) {
   COHORT_EXPECT_THROW_WITH(again.sum().backward(), StageError, "modified by an inplace operation");
 }
 
-TEST(StagesInPlaceTest, InPlaceWhereAnotherSeesItIsRefused) {
+TEST(StagesInPlaceTest, InPlaceWhereAnotherSeesItIsRejected) {
   torch::nn::Linear a(4, 4), b(4, 4), c(4, 2);
   const Stage twice(
       [=](const Tensors& in) mutable {

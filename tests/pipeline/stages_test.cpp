@@ -302,7 +302,7 @@ TEST(StagesTest, MicroBatchesShareNoHistoryOfTheBatch) {
 
 // A state that goes from one micro-batch to the next with its graph. Where that begins, at a stage or at the
 // loss, the graph is cut: the gradient that the next micro-batch sends back would be lost.
-TEST(StagesTest, AGraphThatIsKeptForALaterMicroBatchIsRefused) {
+TEST(StagesTest, AGraphThatIsKeptForALaterMicroBatchIsRejected) {
   torch::nn::Linear first(4, 4), last(4, 2);
   const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
   const auto run = [&](Schedule schedule, bool is_cut, bool by_loss) {

@@ -30,8 +30,8 @@ using std::chrono::milliseconds;
 
 // Who opens the place, and when the caller begins anew.
 enum class Then {
-  kWaits,  // the caller waits for late stages, and then puts everything back
-  kGoesOn  // the caller makes the next step, which waits, and puts everything back if that refuses
+  kWaits,     // the caller waits for late stages, and then puts everything back
+  kContinues  // the caller makes the next step, which waits, and puts everything back if that rejects
 };
 
 // False: the machine was too slow for this timeout.
@@ -76,7 +76,7 @@ bool hold_and_compare(const Program& program, const Place& place, Then then, mil
     try {
       result = job.step();
     } catch (const UsageError& error) {  // there are gradients, and no stage that still adds to them
-      EXPECT_EQ(then, Then::kGoesOn);
+      EXPECT_EQ(then, Then::kContinues);
       EXPECT_TRUE(cohort::test::message_contains(error.what(), "zero_grad()"));
       restore();
       result = job.step();
@@ -103,7 +103,7 @@ std::vector<Case> all_cases(const std::vector<Program>& programs) {
   std::vector<Case> all;
   for (std::size_t i = 0; i < programs.size(); ++i) {
     for (const Place& place : programs[i].places()) {
-      for (const Then then : {Then::kWaits, Then::kGoesOn}) all.push_back({i, place, then});
+      for (const Then then : {Then::kWaits, Then::kContinues}) all.push_back({i, place, then});
     }
   }
   return all;
@@ -200,7 +200,7 @@ TEST(TimeoutsTest, AStepAfterALateForwardAddsToTheGradientsOfEarlierSteps) {
   expect_same_bits(gradients[1], gradients[0]);
 }
 
-TEST(TimeoutsTest, SparseGradientsOfALateStageAreRefusedUntilTheyAreZero) {
+TEST(TimeoutsTest, SparseGradientsOfALateStageAreRejectedUntilTheyAreZero) {
   torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(10, 4).sparse(true));
   const auto once = std::make_shared<Once>();
   embedding->weight.register_hook([once](const at::Tensor& gradient) {

@@ -254,7 +254,7 @@ TEST_F(FileTest, SavesModulesAsTheyAreNow) {
   EXPECT_TRUE(same_bits(program(x).front(), model->forward(x)));
 }
 
-TEST_F(FileTest, RefusesAnInputWithATangentWhichItWouldDrop) {
+TEST_F(FileTest, RejectsAnInputWithATangentWhichItWouldDrop) {
   auto fast = script([](const at::Tensor& x) { return (x * 2).sin(); });
   const LoadedProgram program = through_file(fast, at::rand({4}));
   const at::NoGradGuard no_grad;
@@ -264,7 +264,7 @@ TEST_F(FileTest, RefusesAnInputWithATangentWhichItWouldDrop) {
   torch::autograd::forward_ad::exit_dual_level(level);
 }
 
-TEST_F(FileTest, RefusesWhatNoFileCanHold) {
+TEST_F(FileTest, RejectsWhatNoFileCanHold) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::rand({4});
   auto item = script([](const at::Tensor& t) { return t * t.sum().item<double>(); });

@@ -86,7 +86,7 @@ TEST(ForkTest, GradientsReachInputsAndParametersAsInOneGraph) {
   EXPECT_TRUE(same_bits(found[0], found[1]));
 }
 
-TEST(ForkTest, AGraphOfItsOwnMustBeAnInputAndSecondDerivativesAreRefused) {
+TEST(ForkTest, AGraphOfItsOwnMustBeAnInputAndSecondDerivativesAreRejected) {
   const at::Tensor leaf = at::rand({3}).requires_grad_();
   const at::Tensor inner = leaf * 2;
   auto captured = fork([&](const at::Tensor& t) { return t * inner; }, leaf);

@@ -212,7 +212,7 @@ TEST(FunctionTest, RetainGraphSecondBackwardAndCreateGraph) {
 }
 
 // The results lead to different weights, so what backward needs stays until both have been gone through.
-TEST(FunctionTest, ASecondBackwardThroughOneOfSeveralResultsIsRefused) {
+TEST(FunctionTest, ASecondBackwardThroughOneOfSeveralResultsIsRejected) {
   const at::Tensor a = at::rand({3}).requires_grad_(), b = at::rand({3}).requires_grad_();
   auto fast = script([=](const at::Tensor& x) { return std::pair((x * a).sigmoid(), (x * b).tanh()); });
   for (int i = 0; i < 9; ++i) {

@@ -345,7 +345,7 @@ TEST(GuardDeathTest, ALambdaThatWatchesNoModuleIsWarnedOfOnce) {
   EXPECT_EXIT(count_warnings_of_lambdas(), ::testing::ExitedWithCode(0), "watched 0, unwatched 1, again 0");
 }
 
-TEST(GuardTest, RefusesOptionsOutOfRange) {
+TEST(GuardTest, RejectsOptionsOutOfRange) {
   auto fast = script([](const at::Tensor& x) { return x + 1; }, ScriptOptions().max_programs(0));
   COHORT_EXPECT_THROW_WITH(fast(at::ones({1})), UsageError, "max_programs 0");
 }

@@ -30,7 +30,7 @@ using test::same_bits;
 namespace opinfo = test::opinfo;
 using Run = std::function<Tensors(const Tensors&)>;
 
-enum class Verdict : std::uint8_t { kSame, kRefused, kDiffers, kNotCalled };
+enum class Verdict : std::uint8_t { kSame, kRejected, kDiffers, kNotCalled };
 
 // What script mode made of an operator.
 struct Sighting {
@@ -130,7 +130,7 @@ Sighting watch(const Run& run, const opinfo::Found& found, bool blank, bool with
   const std::size_t eager = explained.find("eager: ");
   if (explained.find("program: ") != std::string::npos) return {.verdict = Verdict::kSame};
   if (eager == std::string::npos) return {.verdict = Verdict::kDiffers, .reason = explained};
-  return {.verdict = Verdict::kRefused,
+  return {.verdict = Verdict::kRejected,
           .reason = explained.substr(eager + 7, explained.find('\n', eager) - eager - 7)};
 }
 
@@ -203,12 +203,12 @@ std::string joined(const std::vector<std::string>& names) {
 std::string document(ByVerdict& seen) {
   std::size_t with_gradient = 0;
   std::vector<std::string> same_names;
-  std::map<std::string, std::vector<std::string>> refused, not_called;
+  std::map<std::string, std::vector<std::string>> rejected, not_called;
   for (const Sighting& one : seen[Verdict::kSame]) {
     same_names.push_back(one.name + (one.has_gradient ? "*" : ""));
     with_gradient += one.has_gradient ? 1 : 0;
   }
-  for (const Sighting& one : seen[Verdict::kRefused]) refused[one.reason].push_back(one.name);
+  for (const Sighting& one : seen[Verdict::kRejected]) rejected[one.reason].push_back(one.name);
   for (const Sighting& one : seen[Verdict::kNotCalled]) {
     const bool no_kernel =
         starts_with(one.reason, "Could not run") || one.reason.find("not implemented") < 99;
@@ -223,10 +223,10 @@ std::string document(ByVerdict& seen) {
       "compares results, effects, gradients and the random generator bit by bit.\n\n"
       "LibTorch ",
       TORCH_VERSION, ", CPU: ", seen[Verdict::kSame].size(), " replay bit for bit, ", with_gradient,
-      " of them with their backward (marked *); ", seen[Verdict::kRefused].size(), " are refused; ",
+      " of them with their backward (marked *); ", seen[Verdict::kRejected].size(), " are rejected; ",
       seen[Verdict::kDiffers].size(), " differ; ", seen[Verdict::kNotCalled].size(),
-      " were not called.\n\n## Refused\n\n");
-  for (const auto& [reason, names] : refused) text += concat(reason, ":\n", joined(names), "\n");
+      " were not called.\n\n## Rejected\n\n");
+  for (const auto& [reason, names] : rejected) text += concat(reason, ":\n", joined(names), "\n");
   text += "## Replayed bit for bit\n\n" + joined(same_names);
   text += "\n## Not called\n\n";
   for (const auto& [reason, names] : not_called) text += concat(reason, ":\n", joined(names), "\n");
@@ -254,21 +254,21 @@ void expect_as_documented(const ByVerdict& seen) {
   page << std::ifstream(path).rdbuf();
   if (page.str().find("LibTorch " TORCH_VERSION ", CPU") == std::string::npos) return;
   const auto replayed = names_in(page.str(), "Replayed bit for bit"),
-             refused = names_in(page.str(), "Refused");
+             rejected = names_in(page.str(), "Rejected");
   EXPECT_GE(replayed.size(), 2000U);
   const auto depends_on_memory = [](const Sighting& one) {
     return is_blank(one.name.substr(0, one.name.find('.')));
   };
   constexpr const char* kHint =
       "; if that is meant, COHORT_WRITE_OPERATORS=docs/reference/script_operators.md";
-  for (const Sighting& one : seen.at(Verdict::kRefused)) {
+  for (const Sighting& one : seen.at(Verdict::kRejected)) {
     if (depends_on_memory(one)) continue;
-    EXPECT_EQ(refused.count(one.name), 1U)
-        << one.name << " is refused, and documented otherwise: " << one.reason << kHint;
+    EXPECT_EQ(rejected.count(one.name), 1U)
+        << one.name << " is rejected, and documented otherwise: " << one.reason << kHint;
   }
   for (const Sighting& one : seen.at(Verdict::kSame)) {
     if (depends_on_memory(one)) continue;
-    EXPECT_EQ(refused.count(one.name), 0U) << one.name << " replays, and is documented as refused" << kHint;
+    EXPECT_EQ(rejected.count(one.name), 0U) << one.name << " replays, and is documented as rejected" << kHint;
     EXPECT_TRUE(one.has_gradient || replayed.count(one.name + "*") == 0)
         << one.name << " is documented as replaying its backward too" << kHint;
   }
@@ -290,12 +290,12 @@ void expect_inputs_vary(const ByVerdict& seen) {
   EXPECT_EQ(num_known, known.size()) << "opinfo_inputs.txt names an operator under *fixed that there is none";
 }
 
-TEST(OpinfoTest, OperatorsReplayBitForBitOrAreRefusedWithAReason) {
+TEST(OpinfoTest, OperatorsReplayBitForBitOrAreRejectedWithAReason) {
   ByVerdict seen = watch_all();
   const std::string text = document(seen);
   for (const Sighting& one : seen[Verdict::kDiffers]) ADD_FAILURE() << one.name << ": " << one.reason;
   EXPECT_GE(seen[Verdict::kSame].size(), 2000U) << text;  // LibTorch 2.13: 2375
-  EXPECT_GE(seen[Verdict::kRefused].size(), 50U) << text;
+  EXPECT_GE(seen[Verdict::kRejected].size(), 50U) << text;
   expect_inputs_vary(seen);
   expect_as_documented(seen);
   if (const char* const path = std::getenv("COHORT_WRITE_OPERATORS")) std::ofstream(path) << text;

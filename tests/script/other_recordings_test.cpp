@@ -33,7 +33,7 @@ TEST(OtherRecordingsTest, AFunctionThatUsesAPlacementLeavesRecordingsOfOtherThre
   });
   while (recorded_there == 0) std::this_thread::yield();
   const at::NoGradGuard no_grad;
-  int refused = 0;
+  int rejected = 0;
   for (int i = 0; i < 50; ++i) {
     auto near = script([](const at::Tensor& x) {
       at::Tensor y = x;
@@ -41,11 +41,11 @@ TEST(OtherRecordingsTest, AFunctionThatUsesAPlacementLeavesRecordingsOfOtherThre
       return y;
     });
     for (int call = 0; call < 3; ++call) near(at::full({64}, call));
-    if (!contains(near.explain(), "program: ")) ++refused;
+    if (!contains(near.explain(), "program: ")) ++rejected;
   }
   stop = true;
   thread.join();
-  EXPECT_EQ(refused, 0);
+  EXPECT_EQ(rejected, 0);
 }
 
 TEST(OtherRecordingsTest, AFunctionThatUsesAPlacementItselfStaysEager) {
@@ -115,7 +115,7 @@ TEST(OtherRecordingsTest, WhatAFunctionLeavesBehindWithAGraphLeadsToTheInputsOfE
 }
 
 // A view of a parameter that was taken without gradients says that it needs one, and has no history.
-TEST(OtherRecordingsTest, ARefusedFunctionTakesAViewThatWasTakenWithoutGradients) {
+TEST(OtherRecordingsTest, ARejectedFunctionTakesAViewThatWasTakenWithoutGradients) {
   const at::Tensor w = at::ones({2, 3}).requires_grad_(), v = at::ones({3}).requires_grad_();
   at::Tensor row;
   {

@@ -22,7 +22,7 @@ using test::expect_like_plain;
 using test::RandomProgram;
 
 // As docs/guide/script.md says: graphs that come in unseen, and inputs of which one sees what another gets.
-const std::vector<std::string> kRefusals = {
+const std::vector<std::string> kRejections = {
     "with a graph of its own", "hand over a clone() of one of them", "step the optimizer after backward",
     "A view was created in no_grad", "random operators ran in a forked part", "the function cannot run again",
     // A recorded call goes back through results too that got no gradient: LibTorch looks at what those saved.
@@ -107,7 +107,7 @@ TEST_P(RandomKindsTest, ReplaysDoWhatThePlainCallDoes) {
           explain = [=] { return fast.explain(); };
           return [=](const test::Tensors& in) mutable { return fast(in.at(0), in.at(1), in.at(2)); };
         },
-        kRefusals, {.switches_gradients = GetParam().switches_gradients, .extra_steps = GetParam().steps},
+        kRejections, {.switches_gradients = GetParam().switches_gradients, .extra_steps = GetParam().steps},
         GetParam().calls);
     if (GetParam().needs_verified_calls) continue;
     EXPECT_EQ(explain().find("a verification found"), std::string::npos) << "seed " << seed << "\n"
@@ -135,7 +135,7 @@ TEST(RandomProgramsTest, ReplaysDoWhatThePlainCallDoesWhenSwitchesTurn) {
           auto fast = script(of_three(program), ScriptOptions().min_operators(0).modules({ours.ptr()}));
           return [=](const test::Tensors& in) mutable { return fast(in.at(0), in.at(1), in.at(2)); };
         },
-        kRefusals, {.extra_steps = {test::random_steps::use_switches(ours, lstm)}}, calls);
+        kRejections, {.extra_steps = {test::random_steps::use_switches(ours, lstm)}}, calls);
   }
   test::Draw draw(0);
   turn_switches(0, draw);
@@ -150,7 +150,7 @@ TEST(RandomProgramsTest, ForkedPartsDoWhatThePlainCallDoes) {
             return wait(fork(call, in.at(0), in.at(1), in.at(2)));
           };
         },
-        kRefusals);
+        kRejections);
   }
 }
 
@@ -203,9 +203,9 @@ TEST(RandomProgramsTest, ScriptedPartsDoWhatThePlainCallsDo) {
       return seen;
     };
     for (int call = 0; call < 12; ++call) {
-      std::string refused, error;
-      const test::Tensors expected = run(plain, ours, call, refused), found = run(fast, theirs, call, error);
-      if (!refused.empty()) break;
+      std::string rejected, error;
+      const test::Tensors expected = run(plain, ours, call, rejected), found = run(fast, theirs, call, error);
+      if (!rejected.empty()) break;
       ASSERT_EQ(error, "") << seed << " call " << call << "\n" << fast.explain();
       ASSERT_TRUE(test::same_bits(expected, found)) << seed << " call " << call << "\n" << fast.explain();
       ++compared;
@@ -266,9 +266,9 @@ test::Tensors train(unsigned seed, bool scripted, std::string& error) {
 TEST(RandomProgramsTest, StepsDoWhatThePlainLoopDoes) {
   int compared = 0;
   for (unsigned seed = kSeeds.first; seed < kSeeds.end && !HasFailure(); ++seed) {
-    std::string refused, error;
-    const test::Tensors expected = train(seed, false, refused), found = train(seed, true, error);
-    if (!refused.empty()) continue;
+    std::string rejected, error;
+    const test::Tensors expected = train(seed, false, rejected), found = train(seed, true, error);
+    if (!rejected.empty()) continue;
     EXPECT_EQ(error, "") << seed;
     EXPECT_TRUE(test::same_bits(expected, found)) << seed;
     ++compared;

@@ -83,8 +83,8 @@ TEST(RecorderTest, NestedRecordingsHaveTheirOwnOperators) {
   EXPECT_NE(names(outer).find("aten::add.Tensor"), std::string::npos);
 }
 
-TEST(RecorderTest, RefusesNumbersHandedToCppAndSizesThatDependOnValuesByName) {
-  const auto refusal_of = [](const std::function<void(const at::Tensor&)>& body) {
+TEST(RecorderTest, RejectsNumbersHandedToCppAndSizesThatDependOnValuesByName) {
+  const auto rejection_of = [](const std::function<void(const at::Tensor&)>& body) {
     Tape tape;
     const at::Tensor x = at::ones({3});
     tape.add_input(x);
@@ -94,17 +94,17 @@ TEST(RecorderTest, RefusesNumbersHandedToCppAndSizesThatDependOnValuesByName) {
     }
     return tape.unsupported_reason();
   };
-  EXPECT_NE(refusal_of([](const at::Tensor& x) { x.sum().item<float>(); }).find("_local_scalar_dense"),
+  EXPECT_NE(rejection_of([](const at::Tensor& x) { x.sum().item<float>(); }).find("_local_scalar_dense"),
             std::string::npos);
-  EXPECT_NE(refusal_of([](const at::Tensor& x) { x.nonzero(); }).find("aten::nonzero"), std::string::npos);
-  EXPECT_NE(refusal_of([](const at::Tensor& x) { x.masked_select(x > 0); }).find("aten::masked_select"),
+  EXPECT_NE(rejection_of([](const at::Tensor& x) { x.nonzero(); }).find("aten::nonzero"), std::string::npos);
+  EXPECT_NE(rejection_of([](const at::Tensor& x) { x.masked_select(x > 0); }).find("aten::masked_select"),
             std::string::npos);
-  EXPECT_NE(refusal_of([](const at::Tensor& x) { at::equal(x, x + 1); }).find("aten::equal"),
+  EXPECT_NE(rejection_of([](const at::Tensor& x) { at::equal(x, x + 1); }).find("aten::equal"),
             std::string::npos);
-  EXPECT_NE(refusal_of([](const at::Tensor& x) { x.to_sparse().mul(2); }).find("layout Sparse"),
+  EXPECT_NE(rejection_of([](const at::Tensor& x) { x.to_sparse().mul(2); }).find("layout Sparse"),
             std::string::npos);
-  EXPECT_EQ(refusal_of([](const at::Tensor& x) { x.mul(2); }), "");
-  EXPECT_EQ(refusal_of([](const at::Tensor& x) { at::equal(x, x.detach()); }), "");
+  EXPECT_EQ(rejection_of([](const at::Tensor& x) { x.mul(2); }), "");
+  EXPECT_EQ(rejection_of([](const at::Tensor& x) { at::equal(x, x.detach()); }), "");
 }
 
 TEST(RecorderTest, NamesTheOperatorAndTheScalarThatDiffers) {
@@ -123,7 +123,7 @@ TEST(RecorderTest, NamesTheOperatorAndTheScalarThatDiffers) {
   EXPECT_EQ(third.difference(second), "");
 }
 
-TEST(RecorderTest, OperatorsOfAnotherThreadMakeTheTapeRefuse) {
+TEST(RecorderTest, OperatorsOfAnotherThreadMakeTheTapeReject) {
   Tape tape;
   {
     const Recording recording(tape);

@@ -173,7 +173,7 @@ TEST(SwitchesTest, AStepWithAnInputThatHasATangentRunsItself) {
                                                            torch::nn::Linear(8, 1));
   optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.05));
   const auto loss = [](const at::Tensor& y, const at::Tensor& target) {
-    return (y - target).pow(2).mean();  // mse_loss() itself refuses the tangent's zeros
+    return (y - target).pow(2).mean();  // mse_loss() itself rejects the tangent's zeros
   };
   auto step = script_step(torch::nn::Sequential(model), loss, optimizer);
   const at::Tensor x = at::rand({4, 8}), target = at::rand({4, 1});

@@ -17,7 +17,7 @@ class Port {
  public:
   enum class Use {
     kListens,  ///< takes connections, and never says a word
-    kRefuses,  ///< nobody listens, and nobody else can meanwhile
+    kRejects,  ///< nobody listens, and nobody else can meanwhile
   };
 
   explicit Port(Use use, std::uint16_t number = 0) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -48,7 +48,7 @@ inline std::uint16_t free_port() {
   std::random_device random;
   for (int tries = 0; tries < 200; ++tries) {
     try {
-      return Port(Port::Use::kRefuses, static_cast<std::uint16_t>(20'000 + random() % 12'000)).number();
+      return Port(Port::Use::kRejects, static_cast<std::uint16_t>(20'000 + random() % 12'000)).number();
     } catch (const std::runtime_error&) {  // somebody has it
     }
   }

@@ -28,7 +28,7 @@ struct RandomCallsOptions {
   bool changes_inputs = false;           ///< which inputs need a gradient, or have a graph
   bool shares_captured = false;   ///< an input is a captured buffer, in the first calls or in later ones
   bool has_duals = false;         ///< inputs with forward-mode gradients
-  bool updates_in_hooks = false;  ///< a hook steps its parameter; eager mode may refuse that, and need not
+  bool updates_in_hooks = false;  ///< a hook steps its parameter; eager mode may reject that, and need not
   std::function<void(int call, Draw& draw)> before_call = {};  ///< for both calls of a number
 };
 
@@ -286,9 +286,9 @@ inline Tensors gradients_without_change(const random_calls::RandomCall& call, co
 /// Calls the program of `seed`, and in turn what `wrap` makes of it, on inputs that are leaves, have a graph,
 /// are views or each other, with and without gradients; writes to a result and goes back. Expects the same
 /// values, effects, gradients, random numbers, and shared memory. Where either throws, the other must, or the
-/// error be one of `refusals`.
+/// error be one of `rejections`.
 inline RandomOutcome compare_with_plain(unsigned seed, const Wrap& wrap,
-                                        const std::vector<std::string>& refusals,
+                                        const std::vector<std::string>& rejections,
                                         const RandomProgramOptions& program,
                                         const RandomCallsOptions& options) {
   std::mt19937 draw(seed * 7919 + 1);
@@ -315,9 +315,9 @@ inline RandomOutcome compare_with_plain(unsigned seed, const Wrap& wrap,
     kinds.push_back(call.kind);
     const auto expected = random_calls::make_call(call, ours);
     const auto found = random_calls::make_call(call, theirs);
-    if (contains_one_of(found.error, refusals)) return outcome;
+    if (contains_one_of(found.error, rejections)) return outcome;
     const bool may_differ =
-        number < 3 || options.updates_in_hooks;  // LibTorch refuses some writes to aliases
+        number < 3 || options.updates_in_hooks;  // LibTorch rejects some writes to aliases
     // A result of a recorded or replayed call is a tensor of one node: no leaf, no view of many, and no view
     // that was taken without gradients.
     const bool is_of_results =
@@ -350,14 +350,14 @@ inline RandomOutcome compare_with_plain(unsigned seed, const Wrap& wrap,
 
 /// As compare_with_plain(). Reports a difference with as few steps as still show it. Returns how many calls
 /// were compared.
-inline int expect_like_plain(unsigned seed, const Wrap& wrap, const std::vector<std::string>& refusals,
+inline int expect_like_plain(unsigned seed, const Wrap& wrap, const std::vector<std::string>& rejections,
                              RandomProgramOptions program = {}, const RandomCallsOptions& options = {}) {
-  RandomOutcome outcome = compare_with_plain(seed, wrap, refusals, program, options);
+  RandomOutcome outcome = compare_with_plain(seed, wrap, rejections, program, options);
   const int compared = outcome.compared;
   if (outcome.difference.empty()) return compared;
   for (int step = RandomProgram::steps_of(seed) - 1; step >= 0; --step) {
     program.left_out.insert(step);
-    const RandomOutcome without = compare_with_plain(seed, wrap, refusals, program, options);
+    const RandomOutcome without = compare_with_plain(seed, wrap, rejections, program, options);
     if (without.difference.empty()) {
       program.left_out.erase(step);
     } else {

@@ -86,7 +86,7 @@ TEST_F(ClassesTest, EvaluationOnSomeOfTheClassesTakesThemByName) {
   EXPECT_EQ(accuracy(last() / "model.safetensors"), 1);
 }
 
-TEST_F(ClassesTest, EvaluationOnAClassThatWasNotTrainedIsRefusedNamingIt) {
+TEST_F(ClassesTest, EvaluationOnAClassThatWasNotTrainedIsRejectedNamingIt) {
   run.start(words());
   fs::rename(data("val") / "ape", data("val") / "zebra");
   COHORT_EXPECT_THROW_WITH(
@@ -137,10 +137,10 @@ TEST_F(ClassesTest, ThatThereAreNoNamesIsKnownToo) {
   EXPECT_EQ(trained_classes(run.root() / "nowhere.safetensors"), std::nullopt);
 }
 
-TEST_F(ClassesTest, GoingOnWithOtherClassesOrAnotherNumberOfSamplesIsRefused) {
+TEST_F(ClassesTest, ResumingWithOtherClassesOrAnotherNumberOfSamplesIsRejected) {
   run.start(words({"train.max_steps=7"}));
   const auto before = run.files();
-  const auto refused = [&](const std::string& what) {
+  const auto rejected = [&](const std::string& what) {
     COHORT_EXPECT_THROW_WITH(run.resume(words()), DataError, what);
     EXPECT_EQ(run.files(), before);
   };
@@ -148,19 +148,19 @@ TEST_F(ClassesTest, GoingOnWithOtherClassesOrAnotherNumberOfSamplesIsRefused) {
     for (const char* split : {"train", "val"}) fs::rename(data(split) / from, data(split) / to);
   };
   rename("ape", "zebra");
-  refused("was trained on other classes; the training data lacks ape; it did not have zebra");
+  rejected("was trained on other classes; the training data lacks ape; it did not have zebra");
   rename("zebra", "ape");
   fs::remove(data("train") / "bee" / "3.png");
-  refused("was made with 18 training samples, the training data has 17");
+  rejected("was made with 18 training samples, the training data has 17");
   write_class("train", "bee", 120);
   write_class("train", "dog", 1);
   write_class("val", "dog", 1);
-  refused("it did not have dog");
+  rejected("it did not have dog");
   for (const char* split : {"train", "val"}) fs::remove_all(data(split) / "dog");
   EXPECT_TRUE(run.resume(words()).fit.finished);
 }
 
-TEST_F(ClassesTest, GoingOnWithOtherFilesIsAWarning) {
+TEST_F(ClassesTest, ResumingWithOtherFilesIsAWarning) {
   run.start(words({"train.max_steps=7"}));
   const auto log_of = [&](const char* steps) {
     const Logged log;
@@ -202,7 +202,7 @@ TEST(OtherClassesTest, TheAdviceIsAboutTheKindOfDataThatTheRunHas) {
   };
   try {
     run.start(words("train.eval_every=1"));
-    ADD_FAILURE() << "was not refused";
+    ADD_FAILURE() << "was not rejected";
   } catch (const DataError& error) {
     EXPECT_TRUE(message_contains(error.what(), "in one only: 2 3. Try: IDX files of one data set"));
     EXPECT_FALSE(message_contains(error.what(), "folder"));
@@ -214,7 +214,7 @@ TEST(OtherClassesTest, TheAdviceIsAboutTheKindOfDataThatTheRunHas) {
             1U);
 }
 
-TEST_F(ClassesTest, OtherClassFoldersInValidationAreRefusedWithAdviceAboutFolders) {
+TEST_F(ClassesTest, OtherClassFoldersInValidationAreRejectedWithAdviceAboutFolders) {
   fs::rename(data("val") / "cat", data("val") / "cow");
   COHORT_EXPECT_THROW_WITH(run.start(words()), DataError,
                            "in one only: cat cow. Try: the same class folders in both");

@@ -43,7 +43,7 @@ class ClassificationTaskTest : public ::testing::TestWithParam<bool> {
   ClassificationTask task_;
 };
 
-TEST_P(ClassificationTaskTest, TargetsThatAreNoClassesAreRefusedInTrainingAndEvaluation) {
+TEST_P(ClassificationTaskTest, TargetsThatAreNoClassesAreRejectedInTrainingAndEvaluation) {
   const at::Tensor images = at::zeros({8, 1, 2, 2});
   const std::vector<std::pair<at::Tensor, const char*>> targets = {
       {at::zeros({8, 2, 2}, at::kLong), "are Long [4, 2, 2]"},  // segmentation
@@ -59,7 +59,7 @@ TEST_P(ClassificationTaskTest, TargetsThatAreNoClassesAreRefusedInTrainingAndEva
   COHORT_EXPECT_THROW_WITH(train({images}), DataError, "no target");
 }
 
-TEST_P(ClassificationTaskTest, WhatLibTorchRefusesComesWithTheBatchThatItWas) {
+TEST_P(ClassificationTaskTest, WhatLibTorchRejectsComesWithTheBatchThatItWas) {
   const at::Tensor target = at::zeros({8}, at::kLong);
   COHORT_EXPECT_THROW_WITH(train({at::zeros({8, 1, 2, 2}, at::kByte), target}), DataError,
                            "training on a batch of inputs Byte [4, 1, 2, 2] and targets Long [4]");

@@ -42,7 +42,7 @@ TEST_F(EarlierFilesTest, WeightsAreReadAndWrittenBitForBit) {
 }
 
 // Its last 8 steps give what they gave there, but for the rounding of other processors' kernels.
-TEST_F(EarlierFilesTest, ARunGoesOnFromWeightsMomentumScheduleAndPosition) {
+TEST_F(EarlierFilesTest, ARunContinuesFromWeightsMomentumScheduleAndPosition) {
   const checkpoint::TensorMap expected = checkpoint::load_safetensors(golden / "continued.safetensors");
   EXPECT_EQ(resume({"train.max_steps=0"}).steps, 15);
   const checkpoint::TensorMap got =

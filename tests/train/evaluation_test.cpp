@@ -146,7 +146,7 @@ TEST(EvaluationTest, WhatIsBetterFollowsFromTheNameOrMustBeSaid) {
   }
 }
 
-TEST(EvaluationTest, AnEmptyLoaderAndATaskThatCannotEvaluateAreRefusedBeforeTheFirstStep) {
+TEST(EvaluationTest, AnEmptyLoaderAndATaskThatCannotEvaluateAreRejectedBeforeTheFirstStep) {
   Scripted task("loss");
   data::Loader train = loader_of(4, 2), empty = loader_of(3, 8, true);
   COHORT_EXPECT_THROW_WITH(Trainer(epochs(2)).fit(task, train, &empty), UsageError,
@@ -262,9 +262,9 @@ TEST(EvaluationTest, AMetricThatSomeBatchesLackNamesTheWayOut) {
       return {{"f1", 0.5, 1}};
     }
   };
-  Sometimes refused, whole;
+  Sometimes rejected, whole;
   data::Loader train = loader_of(4, 2), eval = loader_of(3, 1);
-  COHORT_EXPECT_THROW_WITH(Trainer(epochs(1).best_metric("val_f1")).fit(refused, train, &eval), UsageError,
+  COHORT_EXPECT_THROW_WITH(Trainer(epochs(1).best_metric("val_f1")).fit(rejected, train, &eval), UsageError,
                            "check_eval_batches(0), where not every batch has it");
   EXPECT_EQ(Trainer(epochs(1).best_metric("val_f1").check_eval_batches(0)).fit(whole, train, &eval).best,
             0.5);

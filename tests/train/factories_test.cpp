@@ -22,7 +22,7 @@ TEST(BuildTest, TheDefaultLearningRateOfAdamIsThatOfTheOptimizers) {
   EXPECT_EQ(config::default_lr("adamw"), optim::AdamWOptions().lr());
 }
 
-TEST(BuildTest, AScheduleThatDoesNotExistIsRefusedWithTheNearestName) {
+TEST(BuildTest, AScheduleThatDoesNotExistIsRejectedWithTheNearestName) {
   for (const std::string& name : optim::schedule_names()) {
     EXPECT_NE(make_schedule({.name = name}, {}, 0.1, 10), nullptr) << name;
   }
@@ -51,7 +51,7 @@ TEST(BuildTest, NamesThatNoRegistryHasAreFoundBeforeAnythingIsRead) {
                            "there is no tensor format 'pt'");
 }
 
-TEST(BuildTest, ScriptModeIsRefusedForARunnerOfALibraryThatHasThreadsOfItsOwn) {
+TEST(BuildTest, ScriptModeIsRejectedForARunnerOfALibraryThatHasThreadsOfItsOwn) {
   parallel::register_model_runner(
       "threaded", {.make = [](torch::nn::AnyModule, const auto&) { return parallel::ModelRunner{}; },
                    .has_own_threads = true});
@@ -112,17 +112,17 @@ TEST(BuildTest, CachesOfAllRanksOfAHostTakeHalfOfItsMemory) {
   }
 }
 
-TEST(BuildTest, AWordThatAKeyDoesNotHaveIsRefusedInAConfigurationThatAProgramMade) {
+TEST(BuildTest, AWordThatAKeyDoesNotHaveIsRejectedInAConfigurationThatAProgramMade) {
   const test::SmallRun run;
-  const auto refused = [&](const auto& change, const std::string& message) {
+  const auto rejected = [&](const auto& change, const std::string& message) {
     config::Config config = run.config();
     change(config);
     COHORT_EXPECT_THROW_WITH(run_training(config, "test"), ConfigError, message);
     COHORT_EXPECT_THROW_WITH(run_evaluation(config, run.path() / "none"), ConfigError, message);
   };
-  refused([](config::Config& c) { c.data.color = "grey"; },
-          "data.color: got 'grey', expected one of rgb, gray");
-  refused([](config::Config& c) { c.train.precision = "fp16"; }, "train.precision: got 'fp16'");
+  rejected([](config::Config& c) { c.data.color = "grey"; },
+           "data.color: got 'grey', expected one of rgb, gray");
+  rejected([](config::Config& c) { c.train.precision = "fp16"; }, "train.precision: got 'fp16'");
   COHORT_EXPECT_THROW_WITH(
       [&] {
         config::Config config = run.config();

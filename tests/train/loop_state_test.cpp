@@ -65,7 +65,7 @@ void expect_same(const OwnLoop& a, const OwnLoop& b) {
   }
 }
 
-TEST(LoopStateTest, ALoopThatWasStoppedAnywhereGoesOnWithTheSameBits) {
+TEST(LoopStateTest, ALoopThatWasStoppedAnywhereContinuesWithTheSameBits) {
   OwnLoop straight;
   straight.train(17);
   for (const std::int64_t stop : {0, 1, 4, 5, 6, 13}) {
@@ -87,7 +87,7 @@ TEST(LoopStateTest, ALoopThatWasStoppedAnywhereGoesOnWithTheSameBits) {
   }
 }
 
-TEST(LoopStateTest, RestoringRefusesWhatItDidNotWrite) {
+TEST(LoopStateTest, RestoringRejectsWhatItDidNotWrite) {
   OwnLoop one;
   one.train(2);
   const auto content = one.loop->content();

@@ -19,7 +19,7 @@ void write_png(const std::filesystem::path& path) {
   test::write_file(path, {reinterpret_cast<const char*>(file.data()), file.size()});
 }
 
-TEST(MakeDatasetTest, OtherFilesAreRefusedWhereTheConfigurationSaysSo) {
+TEST(MakeDatasetTest, OtherFilesAreRejectedWhereTheConfigurationSaysSo) {
   const test::TempDir dir;
   write_png(dir / "train/a/1.png");
   test::write_file(dir / "train/a/2.webp", "");
@@ -75,7 +75,7 @@ TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
                            "data.options.path is set, but that is given by the run");
 }
 
-TEST(MakeDatasetTest, OptionsOfOursAreRefused) {
+TEST(MakeDatasetTest, OptionsOfOursAreRejected) {
   for (const char* kind : {"synthetic", "image_folder", "idx"}) {
     config::DataConfig config;
     config.type = kind;

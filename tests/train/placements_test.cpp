@@ -192,7 +192,7 @@ TEST(PlacementsTest, EvaluationDrawsNothingAndHasTheModelsOwnValues) {
   }
 }
 
-TEST(PlacementsTest, RefuseWhatIsNotThere) {
+TEST(PlacementsTest, RejectWhatIsNotThere) {
   const torch::nn::AnyModule model = test::small_vgg("vgg11");
   const auto call = [&](const char* runner, const Place& place, const char* placements = "") {
     config::DistributedConfig config = config_of({.model = runner, .place = place});

@@ -102,7 +102,7 @@ TEST(ProgressTest, TheBarIsDrawnRarelyStaysBelowPrintedLinesAndGivesTheCursorBac
   EXPECT_TRUE(text.ends_with("\x1b[?25h"));
 }
 
-TEST(ProgressTest, OffIsSilentAndUnknownModesAreRefused) {
+TEST(ProgressTest, OffIsSilentAndUnknownModesAreRejected) {
   EXPECT_EQ(written({.mode = progress_mode("off")}, [](Progress& p) { p.update(numbers()), p.print("x"); }),
             "");
   COHORT_EXPECT_THROW_WITH(progress_mode("loud"), ConfigError, "run.progress: got 'loud'");

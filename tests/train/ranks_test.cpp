@@ -1,5 +1,5 @@
 // Training on several ranks, each a thread with a group of its own over Gloo.
-#include "cohort/train/internal/ranks.h"
+#include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@
 #include "cohort/optim/sgd.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/internal/distributed_setup.h"
+#include "cohort/train/internal/rank_coordinator.h"
 #include "cohort/train/trainer.h"
-#include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -55,7 +55,7 @@ TEST(RankDeviceTest, AProcessThatIsAloneHasTheThreadsThatItIsGivenUnlessThoseOfT
   EXPECT_EQ(device_of_rank("auto"), "auto");
 }
 
-TEST(RankDeviceTest, AGradientSyncThatDoesNotSeeTheGradientsOfTheRunnerIsRefused) {
+TEST(RankDeviceTest, AGradientSyncThatDoesNotSeeTheGradientsOfTheRunnerIsRejected) {
   COHORT_EXPECT_THROW_WITH(join_ranks({.model = "pipeline", .gradients = "ddp"}, {}, ""), ConfigError,
                            "distributed.gradients is ddp and distributed.model is pipeline: gradients of a "
                            "pipeline come on the threads of its stages. Try: distributed.gradients=average");
@@ -281,7 +281,7 @@ TEST_P(RanksTest, EvaluationCoversEachSampleOnceAndAllRanksHearTheSame) {
   EXPECT_EQ(samples, 7);
 }
 
-TEST_P(RanksTest, ACheckpointOfTwoRanksGoesOnBitwiseOnTwoAndToRoundingOnOneOrThree) {
+TEST_P(RanksTest, ACheckpointOfTwoRanksContinuesBitwiseOnTwoAndToRoundingOnOneOrThree) {
   const Case of{.make = mlp, .shape = {1, 3, 3}, .type = at::kDouble};
   const auto until = [&](std::int64_t last, const TempDir& folder, const char* resume) {
     return Change([=, path = folder.path()](TrainerOptions& o) {
@@ -415,7 +415,7 @@ TEST(CommHookTest, AStepWhoseGradientsAreTooLargeForFloat16IsLeftOutOnAllRanks) 
   }
 }
 
-TEST_P(RanksTest, ATaskThatDoesNotAverageIsRefused) {
+TEST_P(RanksTest, ATaskThatDoesNotAverageIsRejected) {
   struct Alone : NumbersTask {
     using NumbersTask::NumbersTask;
     StepMetrics train_step(data::Batch&) override { return {}; }
@@ -447,12 +447,12 @@ TEST_P(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
 
 TEST(GradientSyncTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
-    Ranks ranks(&group);
+    RankCoordinator ranks(&group);
     for (int step = 0; step < 6; ++step) {
-      Ranks::ControlRequests mine;
+      RankCoordinator::ControlRequests mine;
       if (step == 2 && group.rank() == 1) mine.stop_signal = 15;
       if (step == 3 && group.rank() == 2) mine.save_now = true;
-      const Ranks::ControlRequests agreed = ranks.agree(mine);
+      const RankCoordinator::ControlRequests agreed = ranks.agree(mine);
       EXPECT_EQ(agreed.stop_signal, step == 3 ? 15 : 0) << step;
       EXPECT_EQ(agreed.save_now, step == 4) << step;
       EXPECT_FALSE(agreed.save_due);

@@ -56,7 +56,7 @@ TEST_F(RegisteredDataTest, TheModelGetsChannelsAndSizeFromTheDataSet) {
 }
 
 TEST_F(RegisteredDataTest, LayersAreMeasuredOnInputsOfTheDataSet) {
-  // Measured on an image, the first layer would refuse it.
+  // Measured on an image, the first layer would reject it.
   const RunResult trained =
       run_training(config({"distributed.model=pipeline", "distributed.devices=cpu:0/a cpu:0/b",
                            "distributed.micro_batches=2"}),
@@ -82,7 +82,7 @@ TEST_F(RegisteredDataTest, PredictionOfSamplesIsTheModelOnWhatTheDataSetMakes) {
   COHORT_EXPECT_THROW_WITH(predict_samples(config(), checkpoint, {-1}, 1), UsageError, "samples: got -1");
 }
 
-TEST_F(RegisteredDataTest, ImagesOfItAreRefusedByName) {
+TEST_F(RegisteredDataTest, ImagesOfItAreRejectedByName) {
   run_training(config(), "test");
   COHORT_EXPECT_THROW_WITH(Predictor::of_run(config(), run.path() / "checkpoints" / "best"), UsageError,
                            "data.type is tiles, which a library registered");

@@ -192,18 +192,18 @@ class ResumeKeysTest : public testing::Test {
   /// Goes on with other values of `names`, and checks that each key does what the table says.
   void check(const std::vector<std::string>& names) const {
     std::vector<std::string> overrides = until("12", {"run.resume=auto"});
-    bool refused = false;
+    bool rejected = false;
     for (const std::string& name : names) {
       overrides.push_back(name + "=" + kOther.at(name));
       const config::ConfigKey& key = *config::find_key(name);
-      refused = refused || key.on_resume == config::OnResume::kRefused || key.makes_step;
+      rejected = rejected || key.on_resume == config::OnResume::kRejected || key.makes_step;
     }
     SCOPED_TRACE(testing::PrintToString(names));
     const SmallRun run;
     copy_to(run);
     const auto before = run.files();
-    if (refused) {
-      check_refused(run, names, overrides);
+    if (rejected) {
+      check_rejected(run, names, overrides);
       EXPECT_EQ(run.files(), before);
       return;
     }
@@ -217,15 +217,15 @@ class ResumeKeysTest : public testing::Test {
   }
 
  private:
-  static void check_refused(const SmallRun& run, const std::vector<std::string>& names,
-                            const std::vector<std::string>& overrides) {
+  static void check_rejected(const SmallRun& run, const std::vector<std::string>& names,
+                             const std::vector<std::string>& overrides) {
     try {
       run.start(overrides);
-      ADD_FAILURE() << "was not refused";
+      ADD_FAILURE() << "was not rejected";
     } catch (const ConfigError& error) {
       for (const std::string& name : names) {
         const config::ConfigKey& key = *config::find_key(name);
-        const bool named = key.on_resume == config::OnResume::kRefused || key.makes_step;
+        const bool named = key.on_resume == config::OnResume::kRejected || key.makes_step;
         EXPECT_EQ(std::string(error.what()).find(name + " ") != std::string::npos, named) << error.what();
       }
     }

@@ -91,11 +91,11 @@ struct ImageRun : SmallRun {
   }
 };
 
-TEST(ResumeTest, AStartThatIsRefusedChangesNothingOnDisk) {
+TEST(ResumeTest, AStartThatIsRejectedChangesNothingOnDisk) {
   const SmallRun run;
   run.start({"train.max_steps=7", "run.save_every_steps=2"});
   const auto before = run.files();
-  const std::vector<std::vector<std::string>> refused = {
+  const std::vector<std::vector<std::string>> rejected = {
       {"run.resume=auto", "run.seed=7"},
       {"run.resume=auto", "model.name=lenet5", "data.image_size=28"},
       {"run.resume=auto", "model.options.hidden=9"},
@@ -108,7 +108,7 @@ TEST(ResumeTest, AStartThatIsRefusedChangesNothingOnDisk) {
       {"run.resume=step_00000099"},
       {"optim.lr=0.1"},  // without --resume
   };
-  for (const std::vector<std::string>& overrides : refused) {
+  for (const std::vector<std::string>& overrides : rejected) {
     EXPECT_THROW(run.start(overrides), Error) << overrides.back();
     EXPECT_EQ(run.files(), before) << overrides.back();
   }
@@ -407,7 +407,7 @@ TEST(ResumeTest, BytesThatAreNoUtf8AreKept) {
                   .fit.finished);
 }
 
-TEST(ResumeTest, ARunThatIsRefusedBeforeItBeganLeavesNoFolder) {
+TEST(ResumeTest, ARunThatIsRejectedBeforeItBeganLeavesNoFolder) {
   const SmallRun run;
   EXPECT_THROW(run.start({"run.best_metric=val_f1"}), UsageError);
   EXPECT_THROW(run.start({"data.drop_last=true", "train.batch_size=100"}), UsageError);

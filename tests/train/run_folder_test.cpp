@@ -97,7 +97,7 @@ TEST_F(RunFolderTest, ANewFolderIsNamedInUtcWhereverItIsMade) {
   ::tzset();
 }
 
-TEST_F(RunFolderTest, ACheckpointOrItsRunByPathGoesOnInThatRun) {
+TEST_F(RunFolderTest, ACheckpointOrItsRunByPathContinuesInThatRun) {
   make_run("exp-20260101-100000");
   fs::create_directories("runs/exp-20260101-100000/checkpoints/epoch_0001");
   for (const char* path : {"runs/exp-20260101-100000", "runs/exp-20260101-100000/",

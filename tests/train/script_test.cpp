@@ -150,7 +150,7 @@ TEST(TrainScriptTest, AStepThatIsNotFiniteIsGoneOverAsInEagerMode) {
   }
 }
 
-TEST(TrainScriptTest, ARunThatWasStoppedGoesOnBitForBitWithOrWithoutIt) {
+TEST(TrainScriptTest, ARunThatWasStoppedContinuesBitForBitWithOrWithoutIt) {
   const Outcome straight = train(Job());
   for (const bool first : {false, true}) {
     for (const bool second : {false, true}) {
@@ -227,7 +227,7 @@ TEST(TrainScriptTest, WhatCannotBeReplayedStaysEagerAndTheLogSaysWhyOnce) {
   EXPECT_EQ(count(log, "_local_scalar_dense"), 1) << log;
 }
 
-TEST(TrainScriptTest, AStepOfItsOwnIsRefused) {
+TEST(TrainScriptTest, AStepOfItsOwnIsRejected) {
   torch::nn::AnyModule model = test::small_vgg("vgg11");
   const config::DistributedConfig config{.model = "pipeline",
                                          .devices = "cpu:0/a, cpu:0/b",

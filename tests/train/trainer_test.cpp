@@ -120,7 +120,7 @@ TEST(TrainerTest, WithoutRestoredOptimizerStateTheResultWouldDiffer) {
   EXPECT_FALSE(same_parameters(straight.net, other_seed.net));
 }
 
-TEST(TrainerTest, AutoStartsAfreshWhenThereIsNothingAndLastRefuses) {
+TEST(TrainerTest, AutoStartsAfreshWhenThereIsNothingAndLastRejects) {
   TempDir folder;
   Job job;
   data::Loader loader = make_loader();
@@ -130,7 +130,7 @@ TEST(TrainerTest, AutoStartsAfreshWhenThereIsNothingAndLastRefuses) {
   EXPECT_EQ(Trainer(three_epochs().run_dir(folder.path()).resume("auto")).fit(*job.task, loader).steps, 15);
 }
 
-TEST(TrainerTest, ResumingWithAnotherSeedIsRefused) {
+TEST(TrainerTest, ResumingWithAnotherSeedIsRejected) {
   TempDir folder;
   Job job;
   data::Loader loader = make_loader();
@@ -140,7 +140,7 @@ TEST(TrainerTest, ResumingWithAnotherSeedIsRefused) {
       UsageError, "was made with seed 11, asked for 12");
 }
 
-TEST(TrainerTest, ResumingWithAnotherBatchSizeIsRefused) {
+TEST(TrainerTest, ResumingWithAnotherBatchSizeIsRejected) {
   TempDir folder;
   Job job;
   data::Loader loader = make_loader();
@@ -475,7 +475,7 @@ TEST(TrainerTest, NamesOfModulesAndOptimizersAreUsedOnce) {
   COHORT_EXPECT_THROW_WITH(Twice(), UsageError, "a module named \"a\" was added twice");
 }
 
-TEST(TrainerTest, AnEmptyLoaderIsRefused) {
+TEST(TrainerTest, AnEmptyLoaderIsRejected) {
   Job job;
   data::Loader loader(make_data(), {.batch_size = 100, .drop_last = true});
   COHORT_EXPECT_THROW_WITH(Trainer(three_epochs()).fit(*job.task, loader), UsageError, "has no batch");

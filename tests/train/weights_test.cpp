@@ -39,7 +39,7 @@ TEST(WeightsTest, ALinkMayBeAFileWithAName) {
   EXPECT_EQ(find_weights(dir.path()), dir / "checkpoints/step_1");
 }
 
-TEST(WeightsTest, WhatIsNoTrainedModelIsRefusedSayingWhatIsOne) {
+TEST(WeightsTest, WhatIsNoTrainedModelIsRejectedSayingWhatIsOne) {
   const test::TempDir dir;
   const std::string hint = ". Try: a run folder (runs/NAME), a checkpoint (runs/NAME/checkpoints/last) or ";
   COHORT_EXPECT_THROW_WITH(find_weights(dir / "none"), DataError, "/none" + hint);

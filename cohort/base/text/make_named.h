@@ -23,7 +23,7 @@ auto make_named(std::string_view where, const std::string& key, const std::strin
   if constexpr (requires { made == nullptr; }) {
     if (made == nullptr) throw UsageError(where, concat("the factory of ", owner, " returned nothing"));
   }
-  options.refuse_unread(ignored);
+  options.reject_unread(ignored);
   return made;
 }
 
@@ -34,7 +34,7 @@ template <typename Make>
 auto without_extra(std::string kind, std::string key, Make make) {
   return [kind = std::move(kind), key = std::move(key), make = std::move(make)](const auto& options,
                                                                                 auto&&... rest) {
-    options.extra.handed_to(key, concat(kind, " '", options.name, "'")).refuse_unread();
+    options.extra.handed_to(key, concat(kind, " '", options.name, "'")).reject_unread();
     return make(options, std::forward<decltype(rest)>(rest)...);
   };
 }

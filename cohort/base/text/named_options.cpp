@@ -1,5 +1,5 @@
 // Each look for a name notes the name, whether the option is there or not. So the names that were asked for
-// are all that the reader knows, and refuse_unread() needs no list of them. Always: the notes are under a
+// are all that the reader knows, and reject_unread() needs no list of them. Always: the notes are under a
 // mutex, and a name once noted stays, so readers on several threads add up.
 #include "cohort/base/text/named_options.h"
 
@@ -107,7 +107,7 @@ NamedOptions NamedOptions::handed_to(std::string where, std::string owner) const
   return fresh;
 }
 
-void NamedOptions::refuse_unread(std::initializer_list<std::string_view> ignored) const {
+void NamedOptions::reject_unread(std::initializer_list<std::string_view> ignored) const {
   const std::lock_guard lock(asked_->mutex);
   if (asked_->all) return;
   std::vector<std::string> known;

@@ -11,7 +11,7 @@
 namespace cohort::base {
 
 /// Options of a thing that is made by name, as a configuration writes them: names with texts. It remembers
-/// which of them its reader asked for, so that whoever hands it out can refuse the others, which are typing
+/// which of them its reader asked for, so that whoever hands it out can reject the others, which are typing
 /// errors.
 ///
 ///     const std::int64_t width = options.integer("width", 8, 1);
@@ -56,7 +56,7 @@ class NamedOptions {
   NamedOptions handed_to(std::string where, std::string owner) const;
   /// Throws: ConfigError naming the first option that was not asked for, with the nearest name that was,
   /// unless it is one of `ignored`.
-  void refuse_unread(std::initializer_list<std::string_view> ignored = {}) const;
+  void reject_unread(std::initializer_list<std::string_view> ignored = {}) const;
 
  private:
   struct Asked;

@@ -54,10 +54,10 @@ void Task::run() noexcept {
   } catch (...) {
     error = std::current_exception();
   }
-  refuse(std::move(error));
+  reject(std::move(error));
 }
 
-void Task::refuse(std::exception_ptr error) noexcept {
+void Task::reject(std::exception_ptr error) noexcept {
   drop();
   finish(std::move(error));
 }

@@ -81,7 +81,7 @@ class Task : public State {
   /// Runs the function, destroys it, and is done.
   void run() noexcept;
   /// It will not run: it fails with this.
-  void refuse(std::exception_ptr error) noexcept;
+  void reject(std::exception_ptr error) noexcept;
 
  protected:
   virtual void execute() = 0;

@@ -240,7 +240,7 @@ void Shared::give_up() {
   }
   changed.notify_all();
   for (const auto& task : left) {
-    task->refuse(std::make_exception_ptr(
+    task->reject(std::make_exception_ptr(
         TimeoutError("base.serial_queue", concat(task->what(), " was not begun: thread ", options.name,
                                                  " was given up, as it is ", busy_with()))));
   }

@@ -161,7 +161,7 @@ int Shared::stop(std::chrono::milliseconds patience) {
     }
   }
   for (const auto& task : left) {
-    task->refuse(std::make_exception_ptr(TimeoutError(
+    task->reject(std::make_exception_ptr(TimeoutError(
         "base.thread_pool", concat(task->what(), " was not begun: the thread pool ", options.name,
                                    " was given up, as its threads did not end in time"))));
   }

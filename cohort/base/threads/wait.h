@@ -10,7 +10,7 @@
 #include "cohort/base/threads/deadline.h"
 
 /// All waiting of Cohort, each kind once. Every wait has a deadline, and its caller throws the error that
-/// says who is missing. scripts/lint refuses waits made in another way.
+/// says who is missing. scripts/lint rejects waits made in another way.
 namespace cohort::base {
 
 /// Waits until `condition()` holds, and returns whether it does: false when the deadline passed first. `lock`

@@ -76,7 +76,7 @@ config::Config TrainedModel::load(const std::string& where) {
   checkpoint = train::find_weights(checkpoint).string();
   for (const std::string& plugin : plugins) train::load_plugin(plugin);
   const std::string trained = train::trained_config(checkpoint);
-  // Cohort wrote this text, so keys of an earlier version are translated, not refused.
+  // Cohort wrote this text, so keys of an earlier version are translated, not rejected.
   if (config.empty() && !trained.empty()) {
     return config::load_written_config_text(trained, base::concat("the configuration in ", checkpoint),
                                             overrides);

@@ -1,5 +1,5 @@
 // Each overload checks its tensors on the caller's thread and describes itself as a CpuCall. Always: what is
-// refused is refused before a tensor is scaled, and before the call has a number, so that a refusal on one rank
+// rejected is rejected before a tensor is scaled, and before the call has a number, so that a rejection on one rank
 // leaves the numbers of its later calls as they are on the others.
 #include "cohort/comm/internal/cpu_backend.h"
 

@@ -60,14 +60,14 @@ std::optional<c10::Stream> stream_of(std::span<const at::Tensor> tensors) {
 
 }  // namespace
 
-void refuse(const std::string& what, const std::string& hint) {
+void reject(const std::string& what, const std::string& hint) {
   throw UsageError("comm.group", what, hint);
 }
 
 PendingState::PendingState(std::shared_ptr<GroupState> of, const char* call, milliseconds timeout)
     : group(std::move(of)), deadline(timeout.count() == 0 ? group->timeout : timeout) {
   signature.call = call;
-  if (timeout.count() < 0) refuse(base::concat(call, ": timeout is ", timeout.count(), " ms"));
+  if (timeout.count() < 0) reject(base::concat(call, ": timeout is ", timeout.count(), " ms"));
   group->check_usable();
   if (base::Timeline::enabled()) row = group->take_row();
 }
@@ -87,11 +87,11 @@ at::Tensor PendingState::in(const at::Tensor& tensor) {
 at::Tensor PendingState::out(const at::Tensor& tensor, bool reads) {
   group->check_carries(tensor.device());
   if (tensor.requires_grad() && tensor.is_leaf() && at::GradMode::is_enabled()) {
-    refuse(base::concat(signature.call, ": a tensor that requires grad would be changed in place"),
+    reject(base::concat(signature.call, ": a tensor that requires grad would be changed in place"),
            "at::NoGradGuard, or detach()");
   }
   if (tensor._is_zerotensor()) {
-    refuse(base::concat(signature.call, ": zeros without memory cannot be written to"), "their clone()");
+    reject(base::concat(signature.call, ": zeros without memory cannot be written to"), "their clone()");
   }
   out_bytes += static_cast<std::int64_t>(tensor.nbytes());
   // LibTorch would resolve what is lazily conjugate or negative on its way to the backend, into a copy.
@@ -119,7 +119,7 @@ std::string PendingState::describe() const {
 void PendingState::fail(const std::exception& error, base::Deadline until) {
   const std::string what = describe(), words = base::message_of(error);
   group->flight.set(ticket, CallState::kFailed);
-  // A backend refuses a type it has no code for when it runs, on every rank, before anything travels.
+  // A backend rejects a type it has no code for when it runs, on every rank, before anything travels.
   if (dynamic_cast<const Error*>(&error) == nullptr && cause_of(error) == ErrorCause::kUsage) {
     throw UsageError("comm.group", base::concat(what, ": ", words));
   }
@@ -188,11 +188,11 @@ void PendingState::wait_until_begun() {
     return beginning.wait(deadline.later(kTurnTime)) || (has_turn && beginning.wait(until));
   };
   if (beginning.valid()) {
-    const bool is_late = !has_begun() && (give_up() || !beginning.wait(until));
+    const bool is_late = !has_begun() && (cancel() || !beginning.wait(until));
     if (is_late && beginning.abandon()) fail(std::runtime_error(kBehind));
     beginning.get(until);  // it is done, maybe since the last wait for it
   }
-  if (step_.load() == Step::kGivenUp) fail(std::runtime_error(kBehind));  // so there is no work
+  if (step_.load() == Step::kCancelled) fail(std::runtime_error(kBehind));  // so there is no work
 }
 
 void PendingState::begin_message(const CallDetails& details, const Body& body) {
@@ -218,7 +218,7 @@ void PendingState::hand_over(const Body& body) {
   } catch (const c10::DistError& error) {  // no connection, a store that is gone, an abort
     fail(error);
   } catch (const c10::Error& error) {
-    // Refused before anything travelled: a type or an operation that the backend does not know.
+    // Rejected before anything travelled: a type or an operation that the backend does not know.
     group->flight.set(ticket, CallState::kFailed);
     throw UsageError("comm.group", base::concat(describe(), ": ", error.what_without_backtrace()));
   } catch (const std::exception& error) {

@@ -20,7 +20,7 @@
 namespace cohort::comm {
 
 /// Throws UsageError in the name of a group.
-[[noreturn]] void refuse(const std::string& what, const std::string& hint = "");
+[[noreturn]] void reject(const std::string& what, const std::string& hint = "");
 
 // `tensors` are those that the backend has; where one is a copy of a view, `returns` copies it back.
 struct PendingState : std::enable_shared_from_this<PendingState> {
@@ -57,14 +57,14 @@ struct PendingState : std::enable_shared_from_this<PendingState> {
   void finish();
   /// The caller waits no more: the group's thread does not hand the call over afterwards. False where it has,
   /// or does so now.
-  bool give_up() { return step_on(Step::kGivenUp); }
+  bool cancel() { return step_on(Step::kCancelled); }
 
   base::Future<void> beginning;       // on the group's thread; not valid once it is known what came of it
   std::atomic<bool> has_turn{false};  // what was begun before has been
 
  private:
   // Of a call that was given to the group's thread. Only one of the two can follow the first.
-  enum class Step : std::uint8_t { kQueued, kHandedOver, kGivenUp };
+  enum class Step : std::uint8_t { kQueued, kHandedOver, kCancelled };
   bool step_on(Step next) {
     Step expected = Step::kQueued;
     return step_.compare_exchange_strong(expected, next);

@@ -1,6 +1,6 @@
 // Each rank sums up a group by one call: that which failed, else which it waits for, else which is under way,
 // else the last. Answers travel as lines of fields, so a line that cannot be read spoils no other. The
-// verdict compares positions: ranks below the highest position are behind, and ranks at it must have made the
+// diagnosis compares positions: ranks below the highest position are behind, and ranks at it must have made the
 // same call. Always: positions count only calls that every rank makes, so messages never put a rank behind.
 #include "cohort/comm/internal/report.h"
 
@@ -59,7 +59,7 @@ std::string since(const std::string& state, std::int64_t duration_ms) {
 }
 
 // What is wrong in one group: who is behind, who called something else.
-std::string verdict(const std::string& group, const std::vector<Answer>& answers) {
+std::string diagnosis(const std::string& group, const std::vector<Answer>& answers) {
   std::int64_t most = -1;
   for (const Answer& answer : answers) most = std::max(most, answer.position);
   std::map<std::string, Ranks> calls;  // of those that came furthest
@@ -169,18 +169,18 @@ std::string join_answers(const std::vector<std::optional<std::vector<Answer>>>& 
     for (const Answer& answer : *answers[rank]) groups[answer.group].push_back(answer);
   }
   std::vector<std::array<std::string, 5>> rows{{"rank", "group", "last call", "state", "called from"}};
-  std::string verdicts;
+  std::string diagnoses;
   for (const auto& [name, members] : groups) {
     for (const Answer& answer : members) {
       rows.push_back({std::to_string(answer.rank), name, answer.call.empty() ? "nothing yet" : answer.call,
                       answer.call.empty() ? "" : since(answer.state, answer.milliseconds), answer.caller});
     }
-    verdicts += verdict(name, members);
+    diagnoses += diagnosis(name, members);
   }
   if (!silent.empty())
-    verdicts += base::concat("\n", base::format_list("rank", silent),
-                             " did not answer: dead, stopped, or not watching");
-  return table(rows) + verdicts;
+    diagnoses += base::concat("\n", base::format_list("rank", silent),
+                              " did not answer: dead, stopped, or not watching");
+  return table(rows) + diagnoses;
 }
 
 std::string report_of(GroupRegistry& registry) {

@@ -48,7 +48,7 @@ Dtype dtype_of(const at::Tensor& tensor) {
     case at::kBool:
       return Dtype::kBool;
     default:
-      // A type without kernels still moves: reduction_type_of() refuses it for reductions only.
+      // A type without kernels still moves: reduction_type_of() rejects it for reductions only.
       return Dtype::kBytes;
   }
 }

@@ -11,7 +11,7 @@
 
 #include "cohort/comm/internal/kernels/kernels.h"
 
-/// Tensors as memory that backends of our own work on. What cannot be is refused by c10::Error naming backend
+/// Tensors as memory that backends of our own work on. What cannot be is rejected by c10::Error naming backend
 /// and call, before anything travels.
 namespace cohort::comm {
 

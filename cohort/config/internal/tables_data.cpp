@@ -1,6 +1,6 @@
 // A table: the rows of model.* and data.*, in the order in which a dump writes them. Parser, dump, reference
 // and resume are all driven by it. A bound with an exponent guards against overflow; it is not advice. A row
-// says kRefused where another value would change which samples or which parameters the checkpoint's step
+// says kRejected where another value would change which samples or which parameters the checkpoint's step
 // meant.
 #include "cohort/config/internal/tables.h"
 
@@ -27,7 +27,7 @@ std::vector<ConfigKey> model_keys() {
   return {
       {.name = "model.name",
        .target = [](Config& c) -> KeyTarget { return &c.model.name; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Model: vgg11, vgg13, vgg16, vgg19 (each also with _bn), resnet18, resnet34, resnet50, mlp, "
                "lenet5, "
                "or one that a library given with --load registers.",
@@ -35,26 +35,26 @@ std::vector<ConfigKey> model_keys() {
        .matches = is_not_empty},
       {.name = "model.num_classes",
        .target = [](Config& c) -> KeyTarget { return &c.model.num_classes; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Classes that the model tells apart; 0: counted in the data.",
        .min = 0,
        .max = 1e7},
       {.name = "model.width",
        .target = [](Config& c) -> KeyTarget { return &c.model.width; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Factor on the number of channels of each VGG layer.",
        .min = 0,
        .max = 64,
        .min_is_open = true},
       {.name = "model.pools",
        .target = [](Config& c) -> KeyTarget { return &c.model.pools; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "How many of VGG's five poolings there are; the last ones are left out first.",
        .min = 0,
        .max = 5},
       {.name = "model.head",
        .target = [](Config& c) -> KeyTarget { return &c.model.head; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help =
            "What stands on the convolutions: the model's own head, or global average pooling and one linear "
            "layer.",
@@ -74,7 +74,7 @@ std::vector<ConfigKey> model_keys() {
            "a checkpoint of the run has the parameters."},
       {.name = "model.options",
        .target = [](Config& c) -> KeyTarget { return &c.model.options; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Names and values for a registered model, or of one model only (mlp: hidden)."},
   };
 }
@@ -83,7 +83,7 @@ std::vector<ConfigKey> data_keys() {
   return {
       {.name = "data.type",
        .target = [](Config& c) -> KeyTarget { return &c.data.type; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help =
            "Where samples come from: image_folder (a folder per class), idx (MNIST's files), synthetic, or a "
            "data set that a library given with --load registers.",
@@ -105,14 +105,14 @@ std::vector<ConfigKey> data_keys() {
        .help = "Validation data, where it is not data.path/val."},
       {.name = "data.color",
        .target = [](Config& c) -> KeyTarget { return &c.data.color; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "What images are turned into: three channels or one.",
        .choices = {"rgb", "gray"},
        .used_with = "data.type",
        .used_values = own_kinds()},
       {.name = "data.image_size",
        .target = [](Config& c) -> KeyTarget { return &c.data.image_size; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Height and width of what the model sees, in pixels; the presets of the transforms use it.",
        .min = 1,
        .max = 16384,
@@ -153,17 +153,17 @@ std::vector<ConfigKey> data_keys() {
        .used_values = own_kinds()},
       {.name = "data.shuffle",
        .target = [](Config& c) -> KeyTarget { return &c.data.shuffle; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "A new order of the training samples in each epoch, made from run.seed + epoch.",
        .used_with = "data.sampler",
        .unused_values = {"random", "sequential"}},
       {.name = "data.drop_last",
        .target = [](Config& c) -> KeyTarget { return &c.data.drop_last; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Leave out the last training batch of an epoch when it is not full."},
       {.name = "data.last_batch",
        .target = [](Config& c) -> KeyTarget { return &c.data.last_batch; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help =
            "What several ranks do with a last batch that they do not divide: weighted (shares differ by one "
            "sample, gradients are weighted by samples, nothing is repeated), or pad (samples from the start "
@@ -198,7 +198,7 @@ std::vector<ConfigKey> data_keys() {
        .choices = {"raise", "skip"}},
       {.name = "data.empty_class",
        .target = [](Config& c) -> KeyTarget { return &c.data.empty_class; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "A class folder without images ends the run, or stays a class without samples.",
        .choices = {"raise", "keep"},
        .used_with = "data.type",
@@ -219,7 +219,7 @@ std::vector<ConfigKey> data_keys() {
        .used_values = {"image_folder"}},
       {.name = "data.synthetic_train",
        .target = [](Config& c) -> KeyTarget { return &c.data.synthetic_train; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Training samples that are made up.",
        .min = 1,
        .max = kMany,
@@ -239,7 +239,7 @@ std::vector<ConfigKey> data_keys() {
        .help = "Names and values for a registered data set."},
       {.name = "data.sampler",
        .target = [](Config& c) -> KeyTarget { return &c.data.sampler; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "In which order training samples are read: distributed (PyTorch's DistributedSampler), random "
                "(its RandomSampler), sequential, or a sampler that a library given with --load registers. "
                "auto: distributed.",
@@ -247,7 +247,7 @@ std::vector<ConfigKey> data_keys() {
        .matches = is_not_empty},
       {.name = "data.sampler_options",
        .target = [](Config& c) -> KeyTarget { return &c.data.sampler_options; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Names and values for a registered sampler."},
   };
 }

@@ -38,7 +38,7 @@ std::vector<ConfigKey> run_keys() {
                "a checkpoint folder; empty: a fresh start. --resume sets it."},
       {.name = "run.seed",
        .target = [](Config& c) -> KeyTarget { return &c.run.seed; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Everything random follows from it: initial values, order, transforms, dropout.",
        .min = 0,
        .max = kMany},

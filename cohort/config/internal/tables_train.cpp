@@ -1,6 +1,6 @@
 // A table: the rows of optim.*, schedule.* and train.*, as in tables_data.cpp. Keys that set the size of a
 // step have makes_step: they may change on resume only together, so that the step has as many samples as
-// before. The optimizer and its groups are refused, since the checkpoint holds their state.
+// before. The optimizer and its groups are rejected, since the checkpoint holds their state.
 #include <algorithm>
 #include <cctype>
 
@@ -28,7 +28,7 @@ std::vector<ConfigKey> optim_keys() {
   return {
       {.name = "optim.name",
        .target = [](Config& c) -> KeyTarget { return &c.optim.name; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "Optimizer: sgd, adam, adamw, or one that a library given with --load registers.",
        .form = "the name of an optimizer",
        .matches = is_not_empty},
@@ -95,7 +95,7 @@ std::vector<ConfigKey> optim_keys() {
        .used_values = {"adam", "adamw"}},
       {.name = "optim.no_decay_on_norm_and_bias",
        .target = [](Config& c) -> KeyTarget { return &c.optim.no_decay_on_norm_and_bias; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kRejected,
        .help = "No weight decay on biases and on the parameters of normalisation layers."},
       {.name = "optim.clip_norm",
        .target = [](Config& c) -> KeyTarget { return &c.optim.clip_norm; },

@@ -9,7 +9,7 @@ namespace cohort::data {
 enum class ImageFormat { kJpeg, kPng };
 
 struct DecodeOptions {
-  /// An image of more pixels is refused before it takes memory. The default is where Pillow refuses.
+  /// An image of more pixels is rejected before it takes memory. The default is where Pillow rejects.
   std::int64_t max_pixels = 178'956'970;
   /// Takes what can be decoded of a JPEG whose data is damaged, in silence, as Pillow does. Truncated files
   /// are an error all the same.

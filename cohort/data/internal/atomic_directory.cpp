@@ -19,10 +19,10 @@ namespace cohort::data {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kWhere = "data.tools";
+constexpr const char* kWhere = "data.dataset_tools";
 constexpr const char* kMarker = ".cohort-data";
 
-DataError refusal(const fs::path& folder, const std::string& why) {
+DataError rejection(const fs::path& folder, const std::string& why) {
   return {kWhere, base::concat(folder.string(), " exists: ", why), "another folder, or remove it"};
 }
 
@@ -45,7 +45,7 @@ base::Fd make_marker(const fs::path& folder) {
   bool is_taken = !marker.is_open() && (errno == ENOENT || errno == EEXIST);
   if (!marker.is_open() && !is_taken) check({errno, std::system_category()}, "write", path);
   if (marker.is_open() && ::flock(marker.get(), LOCK_EX | LOCK_NB) != 0) is_taken = errno == EWOULDBLOCK;
-  if (is_taken || is_removed(marker)) throw refusal(folder, "another process has just made it");
+  if (is_taken || is_removed(marker)) throw rejection(folder, "another process has just made it");
   return marker;
 }
 
@@ -75,7 +75,7 @@ AtomicDirectory::AtomicDirectory(const std::string& final) {
   if (fs::symlink_status(partial_, error).type() != fs::file_type::not_found) remove_leftover();
   const bool made = fs::create_directory(partial_, error);
   check(error, "make", partial_);
-  if (!made) throw refusal(partial_, "another process has just made it");
+  if (!made) throw rejection(partial_, "another process has just made it");
   lock_ = make_marker(partial_);
   files_ = partial_ / "files";
   fs::create_directory(files_, error);
@@ -90,9 +90,9 @@ void AtomicDirectory::remove_leftover() {
   if (!is_link && ::rmdir(partial_.c_str()) == 0) return;
   const base::Fd marker(::open((partial_ / kMarker).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (is_link || !marker.is_open())
-    throw refusal(partial_, "it was not made by `cohort data`, or another process has just made it");
+    throw rejection(partial_, "it was not made by `cohort data`, or another process has just made it");
   if (::flock(marker.get(), LOCK_EX | LOCK_NB) != 0 || is_removed(marker))
-    throw refusal(partial_, "another process is writing it");
+    throw rejection(partial_, "another process is writing it");
   remove_partial(partial_, error);
   check(error, "remove", partial_);
 }

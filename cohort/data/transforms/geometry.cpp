@@ -1,7 +1,7 @@
 // A transform here computes a region, a size and a mirroring from the image's size and the random stream.
 // Pixels are changed by Grayscale alone, whose three channels are written from the end, so that it works in
 // place. RandomResizedCrop draws at most ten regions, and then takes the largest allowed region in the
-// middle. Sizes that do not fit are refused here with the transform's name, before any pixel is moved.
+// middle. Sizes that do not fit are rejected here with the transform's name, before any pixel is moved.
 #include <algorithm>
 #include <cmath>
 

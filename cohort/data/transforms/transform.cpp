@@ -1,5 +1,5 @@
 // Arguments are read by name, and each name that is asked for is noted. What nobody has asked for at the end
-// is refused with the nearest known name, so a misspelt argument is never ignored.
+// is rejected with the nearest known name, so a misspelt argument is never ignored.
 #include "cohort/data/transforms/transform.h"
 
 #include <algorithm>
@@ -102,7 +102,7 @@ ImageSize TransformArgs::size(const std::string& key) {
   return {values.front(), values.back()};
 }
 
-void TransformArgs::refuse_the_rest() const {
+void TransformArgs::reject_the_rest() const {
   for (const auto& [key, values] : args_) {
     if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) {
       const std::string hint = asked_.empty() ? ""

@@ -53,7 +53,7 @@ class Transform {
   virtual std::int64_t output_channels(std::int64_t in) const { return in; }
 };
 
-/// Makes a transform from a specification; reads it through `TransformArgs`, which refuses what is left
+/// Makes a transform from a specification; reads it through `TransformArgs`, which rejects what is left
 /// unread.
 class TransformArgs;
 using TransformFactory = std::function<std::unique_ptr<Transform>(TransformArgs&)>;
@@ -74,7 +74,7 @@ class TransformArgs {
   ImageSize size(const std::string& key);
 
   /// Throws ConfigError naming the first argument that no call above has asked for.
-  void refuse_the_rest() const;
+  void reject_the_rest() const;
   /// Throws ConfigError about `key` of this transform.
   [[noreturn]] void fail(const std::string& key, const std::string& what) const;
 

@@ -190,7 +190,7 @@ TransformPipeline::TransformPipeline(const std::vector<TransformSpec>& specs, Co
   const TransformSpec* normalize = nullptr;
   for (const TransformSpec& spec : specs) {
     if (spec.name == "ToTensor") {
-      TransformArgs(spec).refuse_the_rest();
+      TransformArgs(spec).reject_the_rest();
     } else if (spec.name == "Normalize") {
       normalize = &spec;
     } else {
@@ -253,7 +253,7 @@ void TransformPipeline::build_table(const TransformSpec* normalize) {
                     [](double d) { return static_cast<float>(d) == 0.0f; })) {
       args.fail("std", "got 0, expected a deviation to divide by");
     }
-    args.refuse_the_rest();
+    args.reject_the_rest();
   }
   table_.resize(static_cast<size_t>(channels_ * 256));
   for (size_t i = 0; i < table_.size(); ++i) {

@@ -37,7 +37,7 @@ class TransformPipeline {
 
   /// True when every image comes out in one shape; else say `set_input_size` first.
   bool has_output_shape() const;
-  /// For transforms that keep the size they are given: images are of size `in`, and others are refused.
+  /// For transforms that keep the size they are given: images are of size `in`, and others are rejected.
   void set_input_size(ImageSize in);
   /// Returns the shape that every image comes out in. Throws: UsageError while it is not known.
   ImageShape output_shape() const;

@@ -56,7 +56,7 @@ std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
   TransformArgs args(spec, entry.first_argument);
   std::unique_ptr<Transform> transform = entry.make(args);
   // After the constructor has read what it knows.
-  args.refuse_the_rest();
+  args.reject_the_rest();
   return transform;
 }
 

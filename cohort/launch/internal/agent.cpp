@@ -1,5 +1,5 @@
 // An attempt starts the ranks and watches them. A failure, a signal, or word from another node ends them all.
-// Then the nodes agree: each posts what came of it, node 0 joins the reports, and its verdict holds for all.
+// Then the nodes agree: each posts what came of it, node 0 joins the reports, and its result holds for all.
 // Always: node 0 alone decides on a restart, so either all nodes start the ranks again or none does. Ranks
 // are told once in an attempt to end, and get one time of grace. The loop waits neither for the store nor for
 // who reads the output, so a node whose store or terminal hangs still ends its ranks.
@@ -264,14 +264,14 @@ AttemptReport Agent::agree_on_result(AttemptReport mine) {
   if (store_client_ == nullptr) return exit_result_of({mine});
   store_client_->post(key("end", options_.node_rank), mine.to_json());
   if (options_.node_rank != 0) {
-    store_client_->watch(key("verdict"));
-    AttemptReport exit_result = AttemptReport::from_json(wait_for(key("verdict")));
-    store_client_->post(key("seen", options_.node_rank), "1");
+    store_client_->watch(key("result"));
+    AttemptReport exit_result = AttemptReport::from_json(wait_for(key("result")));
+    store_client_->post(key("result_seen", options_.node_rank), "1");
     return exit_result;
   }
   for (int node = 1; node < options_.nnodes; ++node) {
     store_client_->watch(key("end", node));
-    store_client_->watch(key("seen", node));
+    store_client_->watch(key("result_seen", node));
   }
   // All nodes are watched by now, so their words come while one of them is waited for.
   std::vector<AttemptReport> reports{mine};
@@ -279,7 +279,7 @@ AttemptReport Agent::agree_on_result(AttemptReport mine) {
     reports.push_back(AttemptReport::from_json(wait_for(key("end", node))));
   }
   const AttemptReport exit_result = exit_result_of(reports);
-  store_client_->post(key("verdict"), exit_result.to_json());
+  store_client_->post(key("result"), exit_result.to_json());
   if (!exit_result.restart) wait_until_acknowledged();
   return exit_result;
 }
@@ -310,12 +310,12 @@ std::string Agent::wait_for(const std::string& key) {
   }
 }
 
-// Node 0 keeps the store; who cannot read the verdict any more is gone, and that is said nowhere else.
+// Node 0 keeps the store; who cannot read the result any more is gone, and that is said nowhere else.
 void Agent::wait_until_acknowledged() {
   const base::Deadline deadline{kSeenTime};
   const auto all_seen = [&] {
     for (int node = 1; node < options_.nnodes; ++node) {
-      if (!store_client_->received(key("seen", node))) return false;
+      if (!store_client_->received(key("result_seen", node))) return false;
     }
     return true;
   };

@@ -74,7 +74,7 @@ struct AgentStoreClient::State {
   SignedWords words;
   std::set<std::string> watched;  // and not seen yet
   std::map<std::string, std::string> received;
-  std::set<std::string> refused;
+  std::set<std::string> rejected;
   std::set<int> here;  // nodes whose signs are expected
   std::set<int> lost_nodes;
   std::string lost;
@@ -125,7 +125,7 @@ std::optional<std::string> AgentStoreClient::State::read(const std::string& key)
   const std::string found = kv_store->get(key);
   std::unique_lock lock(mutex);
   auto word = words.open(key, found);
-  if (!word && refused.insert(key).second) {
+  if (!word && rejected.insert(key).second) {
     lock.unlock();  // the agent does not wait for a log that nobody reads
     base::log_warning(concat("[launch.run] a word under '", key,
                              "' was not left by an agent of this job and is ignored: another secret, or "
@@ -280,9 +280,9 @@ std::optional<std::string> AgentStoreClient::received(const std::string& key) co
   return at == state_->received.end() ? std::nullopt : std::optional(at->second);
 }
 
-std::vector<std::string> AgentStoreClient::refused() const {
+std::vector<std::string> AgentStoreClient::rejected() const {
   const std::lock_guard lock(state_->mutex);
-  return {state_->refused.begin(), state_->refused.end()};
+  return {state_->rejected.begin(), state_->rejected.end()};
 }
 
 std::string AgentStoreClient::lost() const {

@@ -63,7 +63,7 @@ class AgentStoreClient {
   /// What stands there, once it was seen.
   std::optional<std::string> received(const std::string& key) const;
   /// Keys under which something stood that no agent of this job has left, sorted. A warning has named each.
-  std::vector<std::string> refused() const;
+  std::vector<std::string> rejected() const;
   /// Who is lost, and why; empty as long as all are there. Called every half keep_alive_interval at least.
   std::string lost() const;
   /// Whether that node's signs stay away; every node's where this one has lost the store, or it is silent.

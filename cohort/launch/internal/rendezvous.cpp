@@ -1,7 +1,7 @@
 // Node 0 posts a session; each node posts a hello with a random word of its own; node 0 answers all with one
 // "go". The go repeats each node's word, and says how many ranks each node has, or why there will be no job.
 // Always: a node believes a go only where that repeats its own word, so the record of an earlier rendezvous
-// is worth nothing. The store goes with node 0, so after a refusal node 0 waits, some seconds at most, until
+// is worth nothing. The store goes with node 0, so after a rejection node 0 waits, some seconds at most, until
 // the nodes have read it.
 #include "cohort/launch/internal/rendezvous.h"
 
@@ -91,7 +91,7 @@ Message read(const std::string& text, int node, std::string& error) {
 }
 
 // Why there will be no job, to those who have come.
-Go refusal(const RunOptions& options, const AgentStoreClient& store_client, const std::string& why) {
+Go rejection(const RunOptions& options, const AgentStoreClient& store_client, const std::string& why) {
   Go go{.error = why};
   for (int node = 0; node < options.nnodes; ++node) {
     std::string unread;
@@ -116,7 +116,7 @@ Go assemble(const RunOptions& options, const AgentStoreClient& store_client) {
     go.words.push_back(theirs.word);
     if (go.reached.empty() && node > 0 && base::is_far_address(theirs.reached)) go.reached = theirs.reached;
   }
-  return go.error.empty() ? go : refusal(options, store_client, go.error);
+  return go.error.empty() ? go : rejection(options, store_client, go.error);
 }
 
 WorkerGroupSpec place_in(const RunOptions& options, const Go& go) {
@@ -168,7 +168,7 @@ class Rendezvous {
     std::optional<Go> go;
     if (wait(all_have_come, deadline_, who_is_missing)) go = assemble(options_, store_client_);
     if (!go) {
-      refuse(concat("node 0 was ended by signal ", signal_));
+      reject(concat("node 0 was ended by signal ", signal_));
     } else {
       store_client_.post("go", text_of(*go));
       if (!go->error.empty()) wait_until_heard();
@@ -243,8 +243,8 @@ class Rendezvous {
   }
 
   // On node 0: tells those who have come that there will be no job.
-  void refuse(const std::string& why) {
-    store_client_.post("go", text_of(refusal(options_, store_client_, why)));
+  void reject(const std::string& why) {
+    store_client_.post("go", text_of(rejection(options_, store_client_, why)));
     wait_until_heard();
   }
 
@@ -301,8 +301,8 @@ class Rendezvous {
         if (ready()) return true;  // it came meanwhile: to ask who is missing takes a while
         const auto waited = std::chrono::duration_cast<milliseconds>(deadline_.elapsed()).count();
         text += concat(" within ", waited, " ms");
-        if (const auto refused = store_client_.refused(); !refused.empty()) {
-          text += concat("; a word under '", refused.front(), "' was not signed with this job's secret");
+        if (const auto rejected = store_client_.rejected(); !rejected.empty()) {
+          text += concat("; a word under '", rejected.front(), "' was not signed with this job's secret");
         }
         end(text,
             "start cohort run on every node, each with its --node-rank, all with one --secret-file; or raise "
@@ -320,7 +320,7 @@ class Rendezvous {
 
   [[noreturn]] void end(const std::string& why, const std::string& hint) {
     if (options_.node_rank == 0) {
-      refuse(why);
+      reject(why);
     } else {
       give_up();
     }

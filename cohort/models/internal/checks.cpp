@@ -51,7 +51,7 @@ void check_options(const ModelOptions& options, std::initializer_list<std::strin
   at_least_one("num_classes", options.num_classes);
   at_least_one("in_channels", options.in_channels);
   at_least_one("image_size", options.image_size);
-  // Written as a negation, so that NaN is refused too.
+  // Written as a negation, so that NaN is rejected too.
   if (!(options.width > 0 && options.width <= 64)) {
     throw UsageError(kWhere, base::concat(options.name, ": width is ", options.width,
                                           ", expected above 0 and at most 64"));

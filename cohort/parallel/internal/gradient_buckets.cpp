@@ -41,7 +41,7 @@ std::string layout_of(const std::vector<Gradient>& gradients) {
 }
 
 // A tensor in the memory of `of`, from its element `begin` on. It is no view in autograd's books, since
-// detach_(), which torch::optim's zero_grad() calls, refuses views.
+// detach_(), which torch::optim's zero_grad() calls, rejects views.
 at::Tensor alias_of(const at::Tensor& of, std::int64_t begin, at::IntArrayRef sizes,
                     at::IntArrayRef strides) {
   at::Tensor alias = at::empty({0}, of.options());

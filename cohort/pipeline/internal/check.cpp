@@ -1,7 +1,7 @@
 // What stages, placements and options must have in common, checked when a pipeline is made. check_options()
 // comes before anything else, and check_tied() after the stages have moved to their devices. An error names
 // the stage or the placement. Over ranks, each rank checks what it sees: a remote stage has no layers here.
-// Always: what could make a plan wrong is refused here, so that a step checks its batch alone.
+// Always: what could make a plan wrong is rejected here, so that a step checks its batch alone.
 #include "cohort/pipeline/internal/check.h"
 
 #include <unordered_map>

@@ -2,7 +2,7 @@
 // takes them. Tensors are cut off from their graph at each hand-over, and tensors that skip stages lie behind
 // the regular ones. A tensor that stands twice is a single tensor in the next stage too. On each edge the
 // micro-batches come in the plan's order, which is checked. A change in place that another stage's graph
-// would not see is refused, as autograd cannot notice it.
+// would not see is rejected, as autograd cannot notice it.
 #include "cohort/pipeline/internal/placement_run.h"
 
 #include <ATen/SequenceNumber.h>

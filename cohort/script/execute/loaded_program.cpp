@@ -45,7 +45,7 @@ std::string describe(const at::Tensor& tensor) {
   return describe(Layout::of(tensor));
 }
 
-// The offset is free: save() refuses tapes that depend on where an input begins in its storage.
+// The offset is free: save() rejects tapes that depend on where an input begins in its storage.
 bool fits(const Layout& layout, const at::Tensor& tensor) {
   if (!tensor.defined()) return layout.dtype == c10::ScalarType::Undefined;
   return tensor.layout() == at::kStrided && tensor.has_storage() && tensor.scalar_type() == layout.dtype &&

@@ -176,7 +176,7 @@ at::Tensor ReplayedBackward::grad_output(at::Tensor gradient, int slot) const {
     return gradient;
   }
   const auto options = at::TensorOptions().dtype(layout.dtype).device(layout.device);
-  // zero_() refuses elements that share memory, so the zeros are made first and laid out then.
+  // zero_() rejects elements that share memory, so the zeros are made first and laid out then.
   if (!gradient.defined() && layout.may_overlap()) {
     std::int64_t extent = 1;
     for (std::size_t i = 0; i < layout.sizes.size(); ++i) extent += (layout.sizes[i] - 1) * layout.strides[i];

@@ -56,7 +56,7 @@ class Tape {
 
   /// Counts changes of a captured tensor from here on, before an operator uses it.
   void watch(const at::Tensor& captured);
-  /// Refuses if a tensor was changed since the recording began, and by no operator of this thread.
+  /// Rejects if a tensor was changed since the recording began, and by no operator of this thread.
   void check_versions();
   /// True if that was a captured tensor: then the tape is not unsupported for it, see Note [Who else writes].
   bool captured_was_changed() const { return captured_was_changed_; }

@@ -1,7 +1,7 @@
 // The node of a recorded forward. The first backward that comes is recorded on the tape of forward, behind
 // its calls. It runs in the detached graph, and its gradients become the trace's. The trace then goes to the
 // cache entry, or to a verification. Further backwards (retain_graph) run in the graph, and nothing is
-// recorded. Always: the caller gets eager mode's gradients, also where the recording is refused. Surprising:
+// recorded. Always: the caller gets eager mode's gradients, also where the recording is rejected. Surprising:
 // zeros may stand for missing gradients while it is recorded. If that throws, or gives inf or NaN, backward
 // runs again with the gradients as they came.
 #include "cohort/script/passes/backward.h"

@@ -1,7 +1,7 @@
 // Guards are compared before every replay. Inputs are compared in one loop, without allocation or lock: key
 // set, type, and sizes and strides, which lie side by side in one array. Shared memory is found by a small
 // Bloom filter of storage addresses, and pairs are compared only if it says so. Modules are compared by
-// handle, memory and requires_grad of each parameter, and by their children. Always: a guard may refuse a
+// handle, memory and requires_grad of each parameter, and by their children. Always: a guard may reject a
 // call that its program could take, but accepts none where something that it watches differs. Surprising:
 // values of C++ are no guard. Verification finds those.
 #include "cohort/script/record/guard.h"

@@ -1,6 +1,6 @@
 // Whatever ranks must agree on becomes a text, which they compare once before the run. A table names every
 // option of the trainer, with those in which ranks may differ, so no option is forgotten. For a resumed run,
-// what would make it another run is refused; what only changes bits is warned of.
+// what would make it another run is rejected; what only changes bits is warned of.
 #include "cohort/train/internal/compatibility.h"
 
 #include <ATen/Parallel.h>
@@ -49,13 +49,13 @@ bool has_dropout(const Task& task) {
 std::string nearness(const Task& task) {
   // Batch norm first: it changes results more than dropout's numbers do.
   if (has_batch_norm(task)) {
-    return "results go on as another run's: the model has batch norm, which is of each rank's share of a "
+    return "results continue as another run's: the model has batch norm, which is of each rank's share of a "
            "step";
   }
   if (has_dropout(task)) {
-    return "results go on as another run's: the model has dropout, which draws other numbers on each rank";
+    return "results continue as another run's: the model has dropout, which draws other numbers on each rank";
   }
-  return "results go on within rounding, not bit for bit";
+  return "results continue within rounding, not bit for bit";
 }
 
 }  // namespace
@@ -220,7 +220,7 @@ void check_resumable(const Task& task, const RunState& state, const std::filesys
   const int threads = at::get_num_threads();
   if (state.threads != threads) {
     base::log_warning(base::concat("the checkpoint was made with ", state.threads, " threads, this run has ",
-                                   threads, ": results go on within rounding, not bit for bit"));
+                                   threads, ": results continue within rounding, not bit for bit"));
   }
 }
 

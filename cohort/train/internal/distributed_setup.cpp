@@ -1,5 +1,5 @@
-// A process that is alone joins no group. Ranks with the same host and cores share these cores evenly, which they find out by a gathered
-// text.
+// A process that is alone joins no group. Ranks with the same host and cores share these cores evenly, which
+// they find out by a gathered text.
 #include "cohort/train/internal/distributed_setup.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -78,7 +78,7 @@ std::string device_of_rank(const std::string& device) {
   if (num_visible > 1 && job.local_rank == num_visible) {  // the first of those that share
     base::log_warning(
         base::concat("this host has ", job.local_world_size, " ranks and ", num_visible,
-                     " GPUs: if all ranks see the same ones they share them, which NCCL refuses"));
+                     " GPUs: if all ranks see the same ones they share them, which NCCL rejects"));
   }
   return base::concat("cuda:", gpu_of_rank(job.local_rank, num_visible));
 }

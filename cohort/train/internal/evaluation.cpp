@@ -56,7 +56,8 @@ std::map<std::string, double> with_prefix(const std::string& prefix,
 }
 
 std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
-                                               const Ranks& ranks, const std::function<bool()>& stop) {
+                                               const RankCoordinator& ranks,
+                                               const std::function<bool()>& stop) {
   at::NoGradGuard no_grad;
   task.set_training(false);
   // The same order and the same random numbers each time, so that two evaluations can be compared.
@@ -120,7 +121,7 @@ void BestMetric::check_reported(const std::map<std::string, double>& evaluated) 
       "check_eval_batches(0), where not every batch has it");
 }
 
-void BestMetric::go_on_from(RunState& state) const {
+void BestMetric::continue_from(RunState& state) const {
   if (state.best_metric.empty()) return;
   const std::string name = name_.empty() ? state.best_metric : name_;
   const bool more = more_is_better_.value_or(state.best_is_highest);

@@ -8,7 +8,7 @@
 
 #include "cohort/data/loader.h"
 #include "cohort/train/callback.h"
-#include "cohort/train/internal/ranks.h"
+#include "cohort/train/internal/rank_coordinator.h"
 #include "cohort/train/internal/run_state.h"
 #include "cohort/train/task.h"
 #include "cohort/train/trainer_options.h"
@@ -26,7 +26,8 @@ std::map<std::string, double> with_prefix(const std::string& prefix,
 /// Returns means of `eval_step` over all ranks, of at most `max_batches` (0: all); ends early when `stop`
 /// says so. Collective.
 std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
-                                               const Ranks& ranks, const std::function<bool()>& stop);
+                                               const RankCoordinator& ranks,
+                                               const std::function<bool()>& stop);
 
 /// Takes the best out of `found`, which the run with `checkpoints` resumes from, and logs why, where epochs
 /// that follow cannot be compared with it: it was evaluated on other data than `eval_data` (or `keep_best` is
@@ -45,7 +46,7 @@ class BestMetric {
   void check_reported(const std::map<std::string, double>& evaluated) const;
 
   /// The run resumes from `state`: forgets a best that was chosen by another metric, and says so.
-  void go_on_from(RunState& state) const;
+  void continue_from(RunState& state) const;
 
   /// Returns true where `report` is the best so far, which `state` then says too. A metric that is not there,
   /// or is NaN, is a warning.

@@ -329,7 +329,7 @@ void check_names(const config::Config& config) {
   optim::check_optimizer_name(config.optim.name);
   optim::check_schedule_name(config.schedule.name);
   const parallel::ModelRunnerType runner = parallel::model_runner_type(config.distributed.model);
-  // check_config() has refused Cohort's own runners; the registry knows those of libraries too.
+  // check_config() has rejected Cohort's own runners; the registry knows those of libraries too.
   if (config.train.script && runner.has_own_threads) {
     throw ConfigError("train.run",
                       base::concat("train.script is true and distributed.model is ", config.distributed.model,

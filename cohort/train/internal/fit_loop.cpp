@@ -19,7 +19,7 @@
 #include "cohort/train/internal/buffers.h"
 #include "cohort/train/internal/compatibility.h"
 #include "cohort/train/internal/evaluation.h"
-#include "cohort/train/internal/ranks.h"
+#include "cohort/train/internal/rank_coordinator.h"
 #include "cohort/train/internal/rates.h"
 #include "cohort/train/internal/run_state.h"
 #include "cohort/train/internal/save_policy.h"
@@ -101,7 +101,7 @@ class FitLoop {
   }
 
  private:
-  /// Nothing was written so far, so that a run whose start is refused, or fails in its first step, stays what
+  /// Nothing was written so far, so that a run whose start is rejected, or fails in its first step, stays what
   /// it was. `batch`: that of the step, where it is at hand. Waits for an accelerator, once.
   void count_start(data::Batch* batch = nullptr) {
     if (counts_) return;
@@ -152,7 +152,7 @@ class FitLoop {
     if (keeps) set_param_groups(task_, own);
     keep_total(state_.meters);
     result_.last_checkpoint = found->folder;
-    best_.go_on_from(state_);
+    best_.continue_from(state_);
     in_epoch_ = true;
     if (ranks_.is_first()) {
       base::log_info(base::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch,
@@ -191,7 +191,7 @@ class FitLoop {
 
   void run_epoch() {
     if (in_epoch_) {
-      // Meters and times of the epoch are in the state too, and go on.
+      // Meters and times of the epoch are in the state too, and continue.
       train_.restore(state_.loader);
     } else {
       train_.set_epoch(state_.epoch);
@@ -260,7 +260,7 @@ class FitLoop {
                        "average_gradients(*optimizer, batch.size) between backward and step");
     }
     ranks_.step_done();
-    // After the check above: a step that was refused is not counted.
+    // After the check above: a step that was rejected is not counted.
     ++state_.step;
     ++result_.steps;
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
@@ -379,13 +379,13 @@ class FitLoop {
 
   /// Does what signals, and the clock, of this rank or another ask for.
   void poll_control_requests() {
-    Ranks::ControlRequests mine;
+    RankCoordinator::ControlRequests mine;
     if (signals_) {
       mine.save_now = signals_->take_save_request();
       mine.stop_signal = signals_->stop_signal();
     }
     mine.save_due = ranks_.is_first() && save_policy_.is_due_by_clock();
-    const Ranks::ControlRequests agreed = ranks_.agree(mine);
+    const RankCoordinator::ControlRequests agreed = ranks_.agree(mine);
     // What was agreed on, never this rank's own wish: a save is a collective.
     if (agreed.save_now) save(false);
     if (agreed.save_due && !agreed.save_now) save_policy_.request();
@@ -453,7 +453,7 @@ class FitLoop {
   data::Loader& train_;
   data::Loader* eval_;  // null: nothing is evaluated
   std::shared_ptr<parallel::GradientSync> gradient_sync_;
-  Ranks ranks_;
+  RankCoordinator ranks_;
   std::optional<checkpoint::RunCheckpoints> checkpoints_;  // rank 0's
   std::optional<base::TrainingSignals> signals_;
   const BestMetric best_;

@@ -2,7 +2,7 @@
 // have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel by
 // name, because a rank may not know all names; they are added in the order of ranks. A checkpoint is read by
 // rank 0 alone: its layout travels as an object, then each tensor.
-#include "cohort/train/internal/ranks.h"
+#include "cohort/train/internal/rank_coordinator.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -39,11 +39,11 @@ checkpoint::TensorMap empty_tensors(const json& layout) {
 
 }  // namespace
 
-void Ranks::step_done() const {
+void RankCoordinator::step_done() const {
   if (group_ != nullptr) group_->step_done();
 }
 
-void Ranks::write_trace(const std::filesystem::path& path) const {
+void RankCoordinator::write_trace(const std::filesystem::path& path) const {
   if (size() == 1) {
     base::Timeline::write(path);
   } else {
@@ -51,11 +51,11 @@ void Ranks::write_trace(const std::filesystem::path& path) const {
   }
 }
 
-void Ranks::require_same(const std::string& what, const std::string& text) const {
+void RankCoordinator::require_same(const std::string& what, const std::string& text) const {
   if (size() > 1) comm::require_same(*group_, what, text);
 }
 
-Ranks::ControlRequests Ranks::agree(const ControlRequests& mine) {
+RankCoordinator::ControlRequests RankCoordinator::agree(const ControlRequests& mine) {
   if (size() == 1) return mine;
   ControlRequests agreed;
   // The first call has nothing to answer. A wish is heard one step late, and by all ranks at once.
@@ -71,7 +71,7 @@ Ranks::ControlRequests Ranks::agree(const ControlRequests& mine) {
   return agreed;
 }
 
-std::map<std::string, MeterSet::Sum> Ranks::total(MeterSet& meters) const {
+std::map<std::string, MeterSet::Sum> RankCoordinator::total(MeterSet& meters) const {
   if (size() == 1) return meters.sums();
   // By name, as a rank without a sample so far does not know the names.
   json mine = json::object();
@@ -87,14 +87,14 @@ std::map<std::string, MeterSet::Sum> Ranks::total(MeterSet& meters) const {
   return total;
 }
 
-double Ranks::sum(double value) const {
+double RankCoordinator::sum(double value) const {
   if (size() == 1) return value;
   at::Tensor tensor = at::tensor({value}, at::kDouble);
   group_->all_reduce(tensor).wait();
   return tensor.item<double>();
 }
 
-std::optional<checkpoint::LoadedCheckpoint> Ranks::share(
+std::optional<checkpoint::LoadedCheckpoint> RankCoordinator::share(
     std::optional<checkpoint::LoadedCheckpoint> mine) const {
   if (size() == 1) return mine;
   json head;

@@ -15,7 +15,7 @@
 namespace cohort::train {
 
 /// With one process everything is local. Collective, with several: each function but the getters.
-class Ranks {
+class RankCoordinator {
  public:
   /// What a rank would like to happen after a step.
   struct ControlRequests {
@@ -25,7 +25,7 @@ class Ranks {
   };
 
   /// `group` may be null, and must outlive this.
-  explicit Ranks(const comm::Group* group) : group_(group) {}
+  explicit RankCoordinator(const comm::Group* group) : group_(group) {}
 
   int rank() const { return group_ == nullptr ? 0 : group_->rank(); }
   int size() const { return group_ == nullptr ? 1 : group_->size(); }

@@ -1,6 +1,6 @@
 // Rank 0 reads what the checkpoint says of its run, and sends it as text, so all ranks decide alike. The
 // samples of a step stay, unless the configuration asks for another number; so does a rate that is scaled by
-// them. Then the two configurations are compared, and keys that may not change are refused. A configuration
+// them. Then the two configurations are compared, and keys that may not change are rejected. A configuration
 // that cannot be read is not compared, with a warning.
 #include "cohort/train/internal/resume.h"
 
@@ -132,14 +132,14 @@ Resumption prepare_resume(config::Config config, const parallel::GradientSync& g
   }
   const std::optional<config::Config> before = config_of(*origin, is_first);
   const bool same_step = keep_step(config.train, *origin, before ? &before->train : nullptr, gradient_sync);
-  if (!before) return {.config = std::move(config), .goes_on = true};
+  if (!before) return {.config = std::move(config), .is_resumed = true};
   if (same_step) {
     keep_rate(config.optim, config.train, before->optim, lr_base_size(before->optim, before->train));
   }
   const std::string changes = check_resume(*before, config, same_step, origin->checkpoint);
   if (is_first && !changes.empty()) base::log_info("continuing with other settings: " + changes);
   const bool keep_best = evaluates_as(*before, origin->world_size, config, gradient_sync.size());
-  return {.config = std::move(config), .goes_on = true, .keep_best = keep_best};
+  return {.config = std::move(config), .is_resumed = true, .keep_best = keep_best};
 }
 
 }  // namespace cohort::train

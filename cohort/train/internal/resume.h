@@ -10,7 +10,7 @@ namespace cohort::train {
 
 struct Resumption {
   config::Config config = {};  ///< of the run that follows
-  bool goes_on = false;        ///< from a checkpoint, which has the parameters
+  bool is_resumed = false;     ///< from a checkpoint, which has the parameters
   bool keep_best = true;       ///< TrainerOptions::keep_best
 };
 

@@ -143,7 +143,7 @@ void restore_modules(Task& task, const checkpoint::TensorMap& tensors) {
 }
 
 RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
-  // The larger part first: a checkpoint of another model is refused before an optimizer has changed.
+  // The larger part first: a checkpoint of another model is rejected before an optimizer has changed.
   restore_modules(task, content.model);
   return read_state("Trainer", [&] {
     const json& optimizers = content.state.at("optimizers");

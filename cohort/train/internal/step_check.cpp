@@ -34,7 +34,7 @@ std::string first_bad_gradient(const Task& task) {
 
 std::string advice_at(const StepPlace& place) {
   const std::string usual = base::concat("a lower learning rate (now ", place.lr,
-                                         "), clipping by norm, or to go on without such "
+                                         "), clipping by norm, or to continue without such "
                                          "steps (train.on_nonfinite=continue)");
   if (place.resumed_from.empty()) return usual;
   // What diverges may be finite when it is saved, and is lost all the same.

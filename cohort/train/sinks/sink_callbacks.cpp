@@ -1,4 +1,4 @@
-// Files are opened when a start counts, not before: a start that is refused leaves those of an earlier run
+// Files are opened when a start counts, not before: a start that is rejected leaves those of an earlier run
 // alone. Rows after the checkpoint are cut off then. Images of the first batch wait in memory until that
 // moment.
 #include "cohort/train/sinks/sink_callbacks.h"

@@ -41,7 +41,7 @@ class MetricsCallback : public Callback {
  private:
   std::filesystem::path folder_;
   std::string title_;
-  std::optional<MetricsLog> log_;  // opened when the run begins: one that is refused leaves its files alone
+  std::optional<MetricsLog> log_;  // opened when the run begins: one that is rejected leaves its files alone
 };
 
 /// TensorBoard event files in `folder`: scalars, the learning rate, and the first `images` inputs of the run.

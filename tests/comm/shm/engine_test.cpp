@@ -278,7 +278,7 @@ TEST(ShmFaultTest, RanksThatDoNotComeAreNamedWhenTheGroupIsMade) {
                            "rank 1 of 2 did not come");
 }
 
-TEST(ShmFaultTest, AnotherHostIsRefusedByName) {
+TEST(ShmFaultTest, AnotherHostIsRejectedByName) {
   MapStore kv_store;
   kv_store.set("contact/1", "other-boot/net:[1] node7 00001 token");
   COHORT_EXPECT_THROW_WITH(Rank(kv_store, 0, 2, seconds(5)), UsageError, "rank 1 on node7");

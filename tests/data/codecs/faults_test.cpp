@@ -102,7 +102,7 @@ TEST(FaultsTest, ADamagedPngIsAnError) {
   expect_in(message_of(file, "bad.png"), {"bad.png: broken PNG"});
 }
 
-TEST(FaultsTest, AbsurdSizesAreRefusedBeforeMemoryIsTaken) {
+TEST(FaultsTest, AbsurdSizesAreRejectedBeforeMemoryIsTaken) {
   Bytes png = golden_bytes("png_rgb.file");
   DecodeOptions tight;
   tight.max_pixels = 100;
@@ -118,8 +118,8 @@ TEST(FaultsTest, AbsurdSizesAreRefusedBeforeMemoryIsTaken) {
   expect_in(message_of(jpeg, "claim.jpg"), {"claim.jpg: too large", "65500x65500", "178956970"});
 }
 
-// By libjpeg-turbo 2 itself; version 3 would take them, and it is our check that refuses.
-TEST(FaultsTest, TwelveBitsASampleAreRefused) {
+// By libjpeg-turbo 2 itself; version 3 would take them, and it is our check that rejects.
+TEST(FaultsTest, TwelveBitsASampleAreRejected) {
   Bytes jpeg = golden_bytes("jpeg_420.file");
   const std::byte marker[] = {std::byte{0xFF}, std::byte{0xC0}};
   auto frame = std::search(jpeg.begin(), jpeg.end(), marker, marker + 2);

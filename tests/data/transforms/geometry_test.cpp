@@ -150,7 +150,7 @@ TEST(GeometryTest, FlipsAsOftenAsItShould) {
   EXPECT_TRUE(plan(random_horizontal_flip(1), {5, 5}).mirror);
 }
 
-TEST(TransformNamesTest, UnknownNamesAndArgumentsAreRefusedWithTheNearest) {
+TEST(TransformNamesTest, UnknownNamesAndArgumentsAreRejectedWithTheNearest) {
   expect_in(message_of({"RandomResizeCrop", {}}),
             {"unknown transform RandomResizeCrop", "Try: RandomResizedCrop"});
   expect_in(message_of({"resize", {}}), {"Try: Resize "});
@@ -158,7 +158,7 @@ TEST(TransformNamesTest, UnknownNamesAndArgumentsAreRefusedWithTheNearest) {
             {"Resize has no argument max_sise", "max_size"});
 }
 
-TEST(TransformNamesTest, ValuesOutOfRangeAreRefused) {
+TEST(TransformNamesTest, ValuesOutOfRangeAreRejected) {
   expect_in(message_of({"Resize", {}}), {"Resize.size: missing"});
   expect_in(message_of({"Resize", {{"size", {0}}}}), {"Resize.size: got 0, expected 1 to 65535"});
   expect_in(message_of({"Resize", {{"size", {2.5}}}}), {"got 2.5, expected a whole number"});

@@ -227,7 +227,7 @@ TEST(TransformPipelineTest, AShapeThatDependsOnTheImagesMustBeSaid) {
             (ImageShape{3, 24, 24}));
 }
 
-TEST(TransformPipelineTest, WhatATransformRefusesIsNamed) {
+TEST(TransformPipelineTest, WhatATransformRejectsIsNamed) {
   const TransformPipeline pipeline({random_horizontal_flip(), random_crop(32), to_tensor()});
   try {
     run_file(pipeline, "jpeg_420.file", 0, Layout::kChannelsFirst);
@@ -248,7 +248,7 @@ TEST(TransformPipelineTest, WhatATransformRefusesIsNamed) {
   }
 }
 
-TEST(TransformPipelineTest, WrongOrdersAreRefused) {
+TEST(TransformPipelineTest, WrongOrdersAreRejected) {
   expect_in(message_of({center_crop(8)}), {"there is no ToTensor", "Try: first what works on images"});
   expect_in(message_of({normalize(kMean, kStd), to_tensor()}), {"Normalize stands before ToTensor"});
   expect_in(message_of({to_tensor(), center_crop(8)}), {"CenterCrop stands after ToTensor"});

@@ -250,7 +250,7 @@ ImageHeader PngReader::open(std::span<const std::byte> file, ColorMode color, co
   }
   const int64_t height = png_get_image_height(state.png, state.info);
   const int64_t width = png_get_image_width(state.png, state.info);
-  // A division, as the product of two 31-bit sizes could pass any limit. libpng has refused a width of 0.
+  // A division, as the product of two 31-bit sizes could pass any limit. libpng has rejected a width of 0.
   if (height > options.max_pixels / width) {
     throw DataError("data.image",
                     base::concat(name, ": too large: got ", height, "x", width, " pixels, expected at most ",
