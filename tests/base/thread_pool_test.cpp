@@ -105,16 +105,28 @@ TEST(ThreadPoolTest, AnotherThreadTakesThePlaceOfOneThatIsStuck) {
   EXPECT_FALSE(together);
 }
 
-// It was given up before it began.
-TEST(ThreadPoolTest, OneThatNobodyWaitsForAnyMoreDoesNotCountEither) {
+// A server that is late is not to get a thread for each of those who gave up.
+TEST(ThreadPoolTest, OneThatWasGivenUpBeforeItBeganDoesNotRun) {
   auto gate = std::make_shared<test::Gate>();
+  std::atomic<int> ran{0};
   ThreadPool pool({.name = "t", .max_threads = 1});
   auto first = pool.submit("first", [gate] { gate->wait(); });
-  auto second = pool.submit("second", [gate] { gate->wait(); });
-  EXPECT_THROW(second.get(Deadline(1ms)), TimeoutError);
-  EXPECT_THROW(first.get(Deadline(1ms)), TimeoutError);
-  EXPECT_EQ(pool.submit("third", [] { return 3; }).get(patience()), 3);
+  std::vector<Future<void>> others;
+  for (int i = 0; i < 50; ++i) {
+    others.push_back(pool.submit("other", [&] { ++ran; }));
+    EXPECT_TRUE(others.back().abandon());
+  }
   gate->open();
+  first.get(patience());
+  for (auto& other : others) {
+    COHORT_EXPECT_THROW_WITH(other.get(patience()), TimeoutError, "was given up before it began");
+  }
+  EXPECT_EQ(ran, 0);
+  EXPECT_EQ(pool.submit("more", [] { return 3; }).get(patience()), 3);
+}
+
+TEST(ThreadPoolTest, APoolWithoutThreadsIsRejected) {
+  COHORT_EXPECT_THROW_WITH(ThreadPool({.name = "t", .max_threads = 0}), UsageError, "expected at least 1");
 }
 
 TEST(ThreadPoolTest, StoppingRunsWhatWasGivenAndRejectsMore) {
@@ -128,14 +140,30 @@ TEST(ThreadPoolTest, StoppingRunsWhatWasGivenAndRejectsMore) {
 }
 
 TEST(ThreadPoolTest, OneThatIsStuckIsLeftBehindAndWhatWaitsFails) {
-  auto gate = std::make_shared<test::Gate>();
-  ThreadPool pool({.name = "t", .max_threads = 1});
-  auto stuck = pool.submit("stuck", [gate] { gate->wait(); });
-  auto behind = pool.submit("behind", [] {});
-  EXPECT_EQ(pool.stop(10ms), 1);
-  COHORT_EXPECT_THROW_WITH(behind.get(patience()), TimeoutError, "behind was not begun");
+  auto entered = std::make_shared<test::Gate>(), gate = std::make_shared<test::Gate>();
+  Future<void> stuck;
+  const Deadline end(4s);
+  {
+    ThreadPool pool({.name = "t", .max_threads = 1});
+    stuck = pool.submit("stuck", [entered, gate] {
+      entered->open();
+      gate->wait();
+    });
+    auto behind = pool.submit("behind", [] {});
+    entered->wait();
+    EXPECT_EQ(pool.stop(10ms), 1);
+    COHORT_EXPECT_THROW_WITH(behind.get(patience()), TimeoutError, "behind was not begun");
+  }
+  EXPECT_FALSE(end.expired()) << "it was waited for a second time";
   gate->open();
   stuck.get(patience());
+}
+
+TEST(ThreadPoolTest, CanBeDestroyedByWhatAFunctionHolds) {
+  auto pool = std::make_shared<ThreadPool>(ThreadPool::Options{.name = "t"});
+  ThreadPool& reference = *pool;
+  auto future = reference.submit("last", [pool = std::move(pool)] { return 5; });
+  EXPECT_EQ(future.get(patience()), 5);
 }
 
 TEST(ThreadPoolTest, CanBeDestroyedByItsOwnFunction) {
@@ -148,34 +176,50 @@ TEST(ThreadPoolTest, CanBeDestroyedByItsOwnFunction) {
   EXPECT_EQ(future.get(patience()), 5);
 }
 
-// Random functions: short, long, failing, given up, nested.
-TEST(ThreadPoolTest, ARandomScheduleLosesNothing) {
+// Random functions: short, long, failing, given up before they began or while they run, with a stop at any
+// time.
+TEST(ThreadPoolTest, ARandomScheduleLosesNothingAndKeepsItsLimit) {
   std::mt19937 random(7);
-  for (int round = 0; round < 10; ++round) {
-    std::atomic<int> ran{0};
-    ThreadPool pool({.name = "t", .max_threads = 1 + static_cast<int>(random() % 3)});
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> ran{0}, running{0}, given_up{0}, too_many{0};
+    const int threads = 1 + static_cast<int>(random() % 3);
+    ThreadPool pool({.name = "t", .max_threads = threads});
     std::vector<Future<int>> futures;
     constexpr int kFunctions = 60;
-    for (int i = 0; i < kFunctions; ++i) {
+    const int stops_after = static_cast<int>(random() % (2 * kFunctions));
+    int given = 0;
+    for (; given < kFunctions && given != stops_after; ++given) {
       const auto time = std::chrono::microseconds(random() % 300);
       const bool fails = random() % 5 == 0;
-      futures.push_back(pool.submit("random", [&ran, time, fails, i] {
+      futures.push_back(pool.submit("random", [&, time, fails, i = given] {
+        if (++running > threads + given_up) ++too_many;
         std::this_thread::sleep_for(time);
+        --running;
         ++ran;
         if (fails) throw DataError("test", "broken");
         return i;
       }));
-      if (random() % 4 == 0) futures.back().abandon();
-    }
-    for (int i = 0; i < kFunctions; ++i) {
-      Future<int>& future = futures[static_cast<std::size_t>(i)];
-      try {
-        EXPECT_EQ(future.get(patience()), i);
-      } catch (const DataError&) {
+      if (random() % 4 == 0) {
+        ++given_up;  // one that runs has a successor
+        futures.back().abandon();
       }
     }
     EXPECT_EQ(pool.stop(60s), 0);
-    EXPECT_EQ(ran, kFunctions);
+    int ended = 0;
+    for (int i = 0; i < given; ++i) {
+      Future<int>& future = futures[static_cast<std::size_t>(i)];
+      ASSERT_TRUE(future.ready());
+      try {
+        EXPECT_EQ(future.get(patience()), i);
+        ++ended;
+      } catch (const DataError&) {
+        ++ended;
+      } catch (const TimeoutError&) {  // given up before it began
+      }
+    }
+    EXPECT_EQ(ran, ended);
+    EXPECT_GE(ran, given - given_up);
+    EXPECT_EQ(too_many, 0);
   }
 }
 

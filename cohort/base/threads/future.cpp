@@ -44,9 +44,14 @@ void State::finish(std::exception_ptr error) noexcept {
 
 void Task::run() noexcept {
   std::exception_ptr error;
+  bool is_wanted = false;
   {
     const std::lock_guard lock(mutex_);
-    on_begin();
+    is_wanted = on_begin();
+  }
+  if (!is_wanted) {
+    return reject(std::make_exception_ptr(
+        TimeoutError("base.future", concat(what(), " was given up before it began, and did not run"))));
   }
   try {
     const TimelineScope scope(what());

@@ -86,7 +86,7 @@ class Task : public State {
  protected:
   virtual void execute() = 0;
   virtual void drop() noexcept = 0;
-  virtual void on_begin() noexcept {}  // under the mutex
+  virtual bool on_begin() noexcept { return true; }  // under the mutex; false: it does not run
 };
 
 template <typename T, typename Fn, typename Base>
@@ -110,7 +110,7 @@ class FunctionTask final : public ValueState<T, Base> {
 
 }  // namespace future_detail
 
-/// A result that is not there yet. A copy is of the same result. Threads: one waits.
+/// A result that is not there yet. A copy is of the same result. Threads: any wait, one takes the value.
 template <typename T>
 class Future {
  public:
@@ -127,23 +127,37 @@ class Future {
         }()) {}
 
   bool valid() const { return state_ != nullptr; }
-  bool ready() const { return state_->done(); }
+  bool ready() const { return state().done(); }
   /// Returns whether it was there before the deadline. Throws: UsageError at once where this thread and the
   /// one of a SerialQueue would wait for each other; not where the deadline has passed already.
-  bool wait(Deadline deadline) const { return state_->wait(deadline); }
+  bool wait(Deadline deadline) const { return state().wait(deadline); }
   /// Nobody waits any more: who computes it is late until it is there. False where it is there: get() says
   /// how.
-  bool abandon() const { return state_->abandon(); }
+  bool abandon() const { return state().abandon(); }
   /// Returns the value, once, or throws the error.
-  /// Throws: TimeoutError that says what was waited for; the result is abandoned then. UsageError as wait().
+  /// Throws: TimeoutError that says what was waited for; the result is abandoned then. UsageError as wait(),
+  /// and where the value was taken before, by this or by a copy.
   T get(Deadline deadline) {
-    state_->wait_or_throw(deadline);
+    state().wait_or_throw(deadline);
     const auto state = std::exchange(state_, nullptr);
-    if constexpr (!std::is_void_v<T>) return std::move(**value_);
+    if constexpr (!std::is_void_v<T>) {
+      if (!value_->has_value()) throw_taken();
+      return *std::exchange(*value_, std::nullopt);
+    }
   }
 
  private:
   using Value = std::conditional_t<std::is_void_v<T>, char, T>;
+
+  [[noreturn]] static void throw_taken() {
+    throw UsageError("base.future",
+                     "a result was asked for that is not there: it was taken before, or none "
+                     "was ever awaited");
+  }
+  future_detail::State& state() const {
+    if (state_ == nullptr) throw_taken();
+    return *state_;
+  }
 
   std::shared_ptr<future_detail::State> state_;
   std::optional<Value>* value_ = nullptr;  // in *state_

@@ -1,9 +1,10 @@
 // There are three records, and each has one lock:
-// - QueuedTask: whether it is done, and whether nobody waits for it any more (then its thread is late until it is
-//   done). Both change under the task's mutex, so that a thread is never late for what it has ended.
+// - QueuedTask: whether it is done, and whether nobody waits for it any more (then its thread is late until
+//   it is done). Both change under the task's mutex, so that a thread is never late for what it has ended.
 // - Shared: the queue of one thread, under its mutex.
-// - Shared::waits_for: for which task a SerialQueue waits, within what it runs; under waiting_mutex(). Whoever
-//   comes to wait follows these from the thread that it will wait for. A chain that leads back is a circle.
+// - Shared::waits_for: for which task a SerialQueue waits, within what it runs; under waiting_mutex().
+//   Whoever comes to wait follows these from the thread that it will wait for. A chain that leads back is a
+//   circle.
 // No lock is taken within another, and functions are run and destroyed under none.
 #include "cohort/base/threads/serial_queue.h"
 
@@ -23,7 +24,7 @@
 namespace cohort::base {
 namespace serial_queue_detail {
 
-// Owned by the SerialQueue, its thread and every piece of task, so that a thread left behind finds it alive.
+// Owned by the SerialQueue, its thread and every task, so that a thread left behind finds it alive.
 struct Shared {
   explicit Shared(SerialQueue::Options given) : options(std::move(given)) {}
 
@@ -127,7 +128,7 @@ class Waits {
   Waits(const QueuedTask& task, Shared* other, Deadline deadline) : self_(current_thread) {
     if (self_ == nullptr) return;
     const std::lock_guard lock(waiting_mutex());
-    // It may have ended since wait() looked, and its thread wait for this one by now, in later task.
+    // It may have ended since wait() looked, and its thread wait for this one by now, in a later task.
     if (task.done() || deadline.expired()) {
       self_ = nullptr;
       return;
@@ -168,9 +169,10 @@ std::string QueuedTask::description() const {
   return concat(what(), " on thread ", queue_->options.name, ", which is ", queue_->busy_with());
 }
 
-void QueuedTask::on_begin() noexcept {
+bool QueuedTask::on_begin() noexcept {
   is_running_ = true;
   if (is_abandoned()) queue_->is_stuck = true;
+  return true;
 }
 
 void QueuedTask::on_abandoned() noexcept {
@@ -209,6 +211,10 @@ void Shared::run_idle() {
   } catch (const std::exception& error) {
     log_error(concat("[base.serial_queue] the idle function of thread ", options.name,
                      " failed, and runs no more: ", message_of(error)));
+    has_idle = false;
+  } catch (...) {
+    log_error(concat("[base.serial_queue] the idle function of thread ", options.name,
+                     " failed, and runs no more"));
     has_idle = false;
   }
   current.store(nullptr, std::memory_order_release);
@@ -303,7 +309,7 @@ bool SerialQueue::is_late() const {
 bool SerialQueue::is_stuck() const {
   if (shared_->is_stuck) return true;
   if (shared_->num_late == 0) return false;
-  // Somebody gave up behind a function whose Pending is gone: nobody can give that one up.
+  // Somebody gave up behind a function whose Future is gone: nobody can give that one up.
   std::shared_ptr<serial_queue_detail::QueuedTask> task;  // destroyed without the lock
   {
     const std::lock_guard lock(shared_->mutex);

@@ -31,7 +31,7 @@ class QueuedTask : public future_detail::Task {
 
  protected:
   std::string description() const override;
-  void on_begin() noexcept override;
+  bool on_begin() noexcept override;
   void on_abandoned() noexcept override;
   void on_done() noexcept override;
 

@@ -41,6 +41,7 @@ struct Shared {
   std::size_t num_idle = 0;
   int limit;
   bool stopping = false;
+  bool has_stopped = false;
 };
 
 namespace {
@@ -53,13 +54,13 @@ std::string PooledTask::description() const {
   return concat(what(), " in the thread pool ", pool_->options.name);
 }
 
-void PooledTask::on_begin() noexcept {
+bool PooledTask::on_begin() noexcept {
   is_running_ = true;
-  if (is_abandoned()) on_abandoned();
+  return !is_abandoned();
 }
 
 void PooledTask::on_abandoned() noexcept {
-  if (!is_running_) return;  // on_begin() comes back to it
+  if (!is_running_) return;
   is_stuck_ = true;
   pool_->allow_one_more(pool_);
 }
@@ -139,21 +140,23 @@ void Shared::run(int number) {
 }
 
 int Shared::stop(std::chrono::milliseconds patience) {
-  std::map<int, std::thread> mine;
+  std::map<int, std::thread> ended;
   std::deque<std::shared_ptr<PooledTask>> left;
   int left_behind = 0;
   {
     std::unique_lock lock(mutex);
+    if (has_stopped) return alive;
     stopping = true;
     changed.notify_all();
     if (pool_of_thread != this) {
       wait(changed, lock, [this] { return alive == 0; }, Deadline(patience));
     }
     left_behind = alive;
-    mine.swap(threads);  // now: what is stuck may have been replaced meanwhile
+    has_stopped = true;
+    ended.swap(threads);  // now: what is stuck may have been replaced meanwhile
     left.swap(queue);
   }
-  for (auto& [number, thread] : mine) {
+  for (auto& [number, thread] : ended) {
     if (left_behind == 0) {
       thread.join();
     } else {
@@ -161,9 +164,9 @@ int Shared::stop(std::chrono::milliseconds patience) {
     }
   }
   for (const auto& task : left) {
-    task->reject(std::make_exception_ptr(TimeoutError(
-        "base.thread_pool", concat(task->what(), " was not begun: the thread pool ", options.name,
-                                   " was given up, as its threads did not end in time"))));
+    task->reject(std::make_exception_ptr(
+        TimeoutError("base.thread_pool", concat(task->what(), " was not begun: the thread pool ",
+                                                options.name, " was stopped before it came to it"))));
   }
   return left_behind;
 }
@@ -171,7 +174,11 @@ int Shared::stop(std::chrono::milliseconds patience) {
 }  // namespace thread_pool_detail
 
 ThreadPool::ThreadPool(Options options)
-    : shared_(std::make_shared<thread_pool_detail::Shared>(std::move(options))) {}
+    : shared_(std::make_shared<thread_pool_detail::Shared>(std::move(options))) {
+  if (shared_->limit >= 1) return;
+  throw UsageError("base.thread_pool", concat("max_threads of the pool ", shared_->options.name, " is ",
+                                              shared_->limit, ", expected at least 1"));
+}
 
 ThreadPool::~ThreadPool() {
   stop(std::chrono::seconds(5));

@@ -27,7 +27,7 @@ class PooledTask : public future_detail::Task {
 
  protected:
   std::string description() const override;
-  void on_begin() noexcept override;
+  bool on_begin() noexcept override;
   void on_abandoned() noexcept override;
 
  private:
@@ -45,21 +45,22 @@ class ThreadPool {
  public:
   struct Options {
     std::string name = "pool";  ///< of its threads, in the timeline and in messages
-    /// Functions that run at the same time. One that was abandoned while it runs, as after a get() that timed
-    /// out, does not count: another thread takes its place.
+    /// Functions that run at the same time, at least 1. One that was abandoned while it runs, as after a get()
+    /// that timed out, does not count: another thread takes its place.
     int max_threads = 1;
     std::function<void()> start = nullptr;  ///< runs first on each thread; must not throw
   };
 
+  /// Throws: UsageError for max_threads below 1.
   explicit ThreadPool(Options options);
-  /// stop() with five seconds' patience.
+  /// stop() with five seconds' patience, where it has not been stopped.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   /// Has a thread run `fn`, which is destroyed there before its result is there. `what`, a literal or
-  /// interned, names it in the timeline and in messages. Throws: UsageError where the pool has been stopped;
-  /// SystemError where there are no more threads to be had.
+  /// interned, names it in the timeline and in messages. One that was abandoned before it began does not run.
+  /// Throws: UsageError where the pool has been stopped; SystemError where there are no more threads to be had.
   template <typename Fn>
   auto submit(const char* what, Fn fn) {
     using T = std::invoke_result_t<Fn&>;
@@ -70,8 +71,8 @@ class ThreadPool {
   }
 
   /// Runs what was given, then ends the threads. Those that are still busy when `patience` is over are left
-  /// behind: each ends after the function that it is in, and what has not begun fails. Returns how many were
-  /// left. On a thread of the pool it leaves all behind.
+  /// behind: each ends after the function that it is in, and what has not begun fails. Returns how many are
+  /// left; called again, it does not wait. On a thread of the pool it leaves all behind.
   int stop(std::chrono::milliseconds patience);
 
  private:

@@ -39,17 +39,25 @@ void for_each_item(std::int64_t count, int threads,
   };
   const auto useful = static_cast<int>(std::min<std::int64_t>(threads, (count + kChunk - 1) / kChunk));
   base::ThreadPool pool({.name = "data", .max_threads = std::max(1, useful - 1)});
-  std::vector<base::Future<void>> others;
-  for (int thread = 1; thread < useful; ++thread) {
-    try {
-      others.push_back(pool.submit("items", [&run, thread] { run(thread); }));
-    } catch (const SystemError&) {
-      break;  // those that there are do all of it
+  {
+    // They use what is on this stack, so each way out of here waits until they have ended: when no item is
+    // left.
+    struct Others {
+      std::vector<base::Future<void>> futures;
+      ~Others() {
+        for (const auto& future : futures) future.wait(base::Deadline::never());
+      }
+    } others;
+    others.futures.reserve(static_cast<std::size_t>(std::max(0, useful)));
+    for (int thread = 1; thread < useful; ++thread) {
+      try {
+        others.futures.push_back(pool.submit("items", [&run, thread] { run(thread); }));
+      } catch (const SystemError&) {
+        break;  // no more threads: those that there are do all of it
+      }
     }
+    run(0);
   }
-  run(0);
-  // They use what is on this stack, and end after the items that they are in.
-  for (const auto& other : others) other.wait(base::Deadline::never());
   if (error) std::rethrow_exception(error);
 }
 

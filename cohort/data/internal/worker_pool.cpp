@@ -79,16 +79,16 @@ bool WorkerPool::Shared::wait_published(std::int64_t job) {
 
 void WorkerPool::Shared::run_chunk(int worker, std::int64_t job, std::int64_t chunk) {
   Slot& current = slot(job);
-  Activity& mine = activity[static_cast<std::size_t>(worker)];
+  Activity& own = activity[static_cast<std::size_t>(worker)];
   const std::int64_t end = std::min((chunk + 1) * options.chunk, current.num_items);
   for (std::int64_t item = chunk * options.chunk; item < end; ++item) {
     if (job < cancelled_below.load(std::memory_order_relaxed)) break;
-    mine.job.store(job, std::memory_order_relaxed);
-    mine.item.store(item, std::memory_order_relaxed);
-    mine.since.store(now_ns(), std::memory_order_release);
+    own.job.store(job, std::memory_order_relaxed);
+    own.item.store(item, std::memory_order_relaxed);
+    own.since.store(now_ns(), std::memory_order_release);
     work(worker, job, item);
   }
-  mine.since.store(0, std::memory_order_release);
+  own.since.store(0, std::memory_order_release);
   if (current.chunks_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     // The lock orders this with a caller that has just seen the job unfinished.
     { const std::lock_guard lock(mutex); }
@@ -108,7 +108,8 @@ WorkerPool::WorkerPool(Options options, ItemFunction work, Start start)
     : shared_(std::make_shared<Shared>(options, std::move(work))) {
   try {
     for (int worker = 0; worker < options.workers; ++worker) {
-      shared_->threads.submit("load", [shared = shared_, start, worker] {
+      // noexcept: an item that throws would never be done, and nobody looks at this result.
+      shared_->threads.submit("load", [shared = shared_, start, worker]() noexcept {
         if (start) start(worker);
         shared->run(worker);
       });
