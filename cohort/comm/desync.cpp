@@ -78,7 +78,22 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
         signal_(signal),
         poll_(kPoll * std::max(1, registry_->size / kRanksAtFullRate)) {}
 
-  void start() {
+  // Before anybody else knows of it: who fails gives the queue something to do.
+  void make_queue() {
+    // Its functions hold the watcher, so that it can be left behind; the queue itself must not.
+    store_queue_.emplace(base::SerialQueue::Options{
+        .name = "desync",
+        .spin = std::chrono::microseconds(0),
+        .start = &block_signals,
+        .idle =
+            [watcher = weak_from_this()] {
+              if (const auto self = watcher.lock()) self->serve([] {});
+            },
+        .idle_time = poll_,
+    });
+  }
+
+  void handle_signal() {
     if (signal_ != 0) {
       if (signal_taken.exchange(true)) {
         throw UsageError("comm.watch_for_desync", "another watch of this process has a signal already",
@@ -97,17 +112,6 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
         self->signals_ended_ = true;
       });
     }
-    // Its functions hold the watcher, so that it can be left behind; the queue itself must not.
-    store_queue_.emplace(base::SerialQueue::Options{
-        .name = "desync",
-        .spin = std::chrono::microseconds(0),
-        .start = &block_signals,
-        .idle =
-            [watcher = weak_from_this()] {
-              if (const auto self = watcher.lock()) self->serve([] {});
-            },
-        .idle_time = poll_,
-    });
   }
 
   void stop() {
@@ -289,10 +293,11 @@ DesyncWatch::~DesyncWatch() {
 DesyncWatch watch_for_desync(const Group& job, int signal) {
   GroupState& state = *job.shared_state();
   auto watcher = std::make_shared<DesyncWatch::Watcher>(state.registry, state.store, signal);
+  watcher->make_queue();
   if (!state.registry->set_watch(watcher)) {
     throw UsageError("comm.watch_for_desync", base::concat("group '", state.name, "' is watched already"));
   }
-  watcher->start();
+  watcher->handle_signal();
   return DesyncWatch(std::move(watcher));
 }
 
