@@ -1,5 +1,6 @@
-// Formats are found by name where a checkpoint is written, and by the extension of its files where it is read. Two
-// formats with one extension are an error at their first use: nothing can catch while a library loads.
+// Formats are found by name where a checkpoint is written, and by the extension of its files where it is
+// read. Two formats with one extension are an error at their first use: nothing can catch while a library
+// loads.
 #include "cohort/checkpoint/tensor_format.h"
 
 #include <optional>

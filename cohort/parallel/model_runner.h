@@ -33,9 +33,9 @@ struct ModelRunner {
 
   /// Returns what the model makes of a batch, with its graph where gradients are on.
   std::function<at::Tensor(const at::Tensor& input)> forward;
-  /// Runs forward, loss and backward as one, where these overlap. Adds the gradients of the loss times `scale`
-  /// to the parameters' grad(), and returns tensors without graph. Empty: a step calls forward, and then the
-  /// loss's own backward.
+  /// Runs forward, loss and backward as one, where these overlap. Adds the gradients of the loss times
+  /// `scale` to the parameters' grad(), and returns tensors without graph. Empty: a step calls forward, and
+  /// then the loss's own backward.
   std::function<Step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, double scale)>
       step = nullptr;
 };
@@ -51,8 +51,8 @@ struct ModelRunnerOptions {
   std::int64_t batch_size = 32;                        ///< samples of one forward
   /// Returns what the model gets for `samples` samples: to measure layers with.
   std::function<at::Tensor(std::int64_t samples)> example_input = nullptr;
-  /// Returns how many tensors of its size the optimizer keeps for a parameter: where layers are measured. Empty:
-  /// none.
+  /// Returns how many tensors of its size the optimizer keeps for a parameter: where layers are measured.
+  /// Empty: none.
   std::function<double()> optimizer_states = nullptr;
 };
 
@@ -92,13 +92,14 @@ struct ModelRunnerType {
   std::string gradients = "ddp";
   /// Gradient syncs that do not see its gradients, and why.
   std::map<std::string, std::string> unfit_gradients = {};
-  /// True: operators run on threads of their own, so the calling thread needs no others for itself, and script
-  /// mode cannot record a step.
+  /// True: operators run on threads of their own, so the calling thread needs no others for itself, and
+  /// script mode cannot record a step.
   bool has_own_threads = false;
   /// True: it cuts a batch into ModelRunnerOptions::num_micro_batches, one forward each.
   bool cuts_micro_batches = false;
-  /// Returns what a run keeps in each place, in one process: for `cohort plan --memory`, which adds the places
-  /// up. Empty: it takes what the plain runner takes. Cohort's own runners are planned by the planner itself.
+  /// Returns what a run keeps in each place, in one process: for `cohort plan --memory`, which adds the
+  /// places up. Empty: it takes what the plain runner takes. Cohort's own runners are planned by the planner
+  /// itself.
   std::function<std::vector<PlannedPlace>(const PlainMemory& plain, const ModelRunnerOptions& options)>
       plan_memory = nullptr;
 };

@@ -1,5 +1,5 @@
-// A plug-in with one of each part that has a registry. Each does what Cohort's own does and logs its name, so a run
-// with all of them must end with the same bits.
+// A plug-in with one of each part that has a registry. Each does what Cohort's own does and logs its name, so
+// a run with all of them must end with the same bits.
 #include <utility>
 
 #include "cohort/base/log.h"

@@ -177,16 +177,16 @@ TEST_F(CpuBackendTest, AllToAllIsMemoryForEachRank) {
     return bytes;
   };
   at::Tensor output = at::ones({4, 2}), input = at::ones({6, 2});
-  std::vector<std::int64_t> received{1, 0, 3}, equal;
+  std::vector<std::int64_t> received{0, 2, 2}, equal;
   expect_call(backend.alltoall_base(output, input, received, equal, {}), CallType::kAllToAll,
               OpType::ALLTOALL_BASE, {output}, {input});
-  EXPECT_EQ(sizes(backend.last().received), (std::vector<std::size_t>{8, 0, 24}));
+  EXPECT_EQ(sizes(backend.last().received), (std::vector<std::size_t>{0, 16, 16}));
   EXPECT_EQ(sizes(backend.last().sent), (std::vector<std::size_t>{16, 16, 16}));
-  EXPECT_EQ(backend.last().received[2].data, data_of(output) + 8);
+  EXPECT_EQ(backend.last().received[2].data, data_of(output) + 16);
 
-  Tensors outputs{of(1), of(2), of(3)};
+  Tensors outputs{of(1), of(4), of(3)};
   expect_call(backend.alltoall(outputs, three, {}), CallType::kAllToAll, OpType::ALLTOALL, outputs, three);
-  EXPECT_EQ(sizes(backend.last().received), (std::vector<std::size_t>{4, 8, 12}));
+  EXPECT_EQ(sizes(backend.last().received), (std::vector<std::size_t>{4, 16, 12}));
   EXPECT_EQ(backend.last().sent[1].data, data_of(three[1]));
 }
 
@@ -316,6 +316,11 @@ TEST_F(CpuBackendTest, SizesAndTypesThatDoNotFitAreRejected) {
                   "reduce_scatter: got Float[5] beside Float[4]");
   EXPECT_REJECTED(backend.alltoall_base(ints, twelve, equal, equal, {}),
                   "all_to_all: got Float to exchange for Int, expected one type");
+  std::vector<std::int64_t> own{4, 5, 3};
+  EXPECT_REJECTED(backend.alltoall_base(twelve, twelve, own, equal, {}),
+                  "all_to_all: got 16 bytes for this rank itself, expected 20");
+  EXPECT_REJECTED(backend.alltoall(ints_list[0], three, {}),
+                  "all_to_all: got Float to exchange for Int, expected one type");
   EXPECT_REJECTED(backend.alltoall_base(five, twelve, equal, equal, {}),
                   "all_to_all: got 5 rows, which do not divide by 3 ranks");
   EXPECT_REJECTED(backend.alltoall_base(twelve, twelve, equal, wrong, {}),
@@ -343,6 +348,11 @@ TEST_F(CpuBackendTest, RanksAndOperationsThatThereAreNotAreRejectedBeforeATensor
   EXPECT_REJECTED(backend.allreduce_coalesced(mixed, coalesced),
                   "all_reduce does not support SUM of Float8_e4m3fn");
   EXPECT_TRUE(mixed[0].eq(1).all().item<bool>());
+  coalesced.reduceOp = c10d::makePreMulSum<double>(0.5);
+  Tensors with_ints{of(2), of(2, at::kLong)};
+  EXPECT_REJECTED(backend.allreduce_coalesced(with_ints, coalesced),
+                  "all_reduce does not support PREMUL_SUM of Long");
+  EXPECT_TRUE(with_ints[0].eq(1).all().item<bool>());
   backend.rejects_everything = true;
   all.reduceOp = c10d::makePreMulSum<double>(2.0);
   EXPECT_REJECTED(backend.allreduce(one, all), "all_reduce is not for today");

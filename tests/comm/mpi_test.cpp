@@ -405,6 +405,16 @@ TEST(MpiFaultChild, DISABLED_Run) {
             std::this_thread::sleep_for(kSleep);
         }
         if (fault == "leave") return;
+        if (fault == "empty part") {
+          // Rank 1 has a row for rank 0, which expects none: it must not be what rank 0 gets next.
+          at::Tensor output = at::zeros({0}), input = at::ones({group.rank() == 1 ? 1 : 0});
+          std::vector<std::int64_t> received{0, 0, 0}, sent{group.rank() == 1 ? 1 : 0, 0, 0};
+          const auto backend = group.process_group()->getBackend(c10::kCPU);
+          backend->alltoall_base(output, input, received, sent)->wait();
+          at::Tensor next = at::zeros({1});
+          group.all_reduce(next).wait();
+          return;
+        }
         if (fault == "short") {
           at::Tensor five = at::zeros({5});
           if (group.rank() == 0) group.recv(five, 1).wait();
@@ -451,6 +461,7 @@ INSTANTIATE_TEST_SUITE_P(
         Fault{"no start", 1, {"ms for MPI_Init", "; rank 1 of 3 did not come to it"}},
         Fault{"stop", 1, {"all_reduce, call 1 of group 'world'", "MPI_Abort"}},
         Fault{"leave", 1, {"has ended well and waited 8000 ms for others to end"}},
+        Fault{"empty part", 1, {"MPI_ERR_TRUNCATE"}},
         Fault{"short", 1, {"got 12 bytes from rank 1, expected 20"}}, Fault{"kill", 137, {"signal 9"}},
         Fault{"exit", 3, {"exited"}}, Fault{"throw", 1, {"rank 1 had enough"}}),
     [](const auto& info) {

@@ -1,6 +1,6 @@
 // Each overload checks its tensors on the caller's thread and describes itself as a CpuCall. Always: what is
-// rejected is rejected before a tensor is scaled, and before the call has a number, so that a rejection on one rank
-// leaves the numbers of its later calls as they are on the others.
+// rejected is rejected before a tensor is scaled, and before the call has a number, so that a rejection on
+// one rank leaves the numbers of its later calls as they are on the others.
 #include "cohort/comm/internal/cpu_backend.h"
 
 namespace cohort::comm {
@@ -53,8 +53,8 @@ CpuBackend::WorkPtr CpuBackend::submit(CpuCall&& call, const c10d::ReduceOp& op)
 CpuBackend::WorkPtr CpuBackend::start(CpuCall&& call) {
   if (call.timeout.count() <= 0) call.timeout = timeout_;
   call.number = next_number_.fetch_add(1);
-  // What comes out is the larger part of most calls. send(), and gather() on ranks that are not the root, have
-  // inputs alone.
+  // What comes out is the larger part of most calls. send(), and gather() on ranks that are not the root,
+  // have inputs alone.
   call.profiled = ProfiledCall::begin(name_, name_of(call.type),
                                       call.outputs.empty() ? call.inputs : call.outputs, pg_uid_);
   return begin(std::move(call));
@@ -219,19 +219,27 @@ CpuBackend::WorkPtr CpuBackend::reduce_scatter_tensor_coalesced(Tensors& outputs
                 options.reduceOp);
 }
 
+void CpuBackend::check_own_part(const CpuCall& call) const {
+  const auto own = static_cast<std::size_t>(rank_);
+  TORCH_CHECK(call.received[own].bytes == call.sent[own].bytes, caller(call.type), ": got ",
+              call.sent[own].bytes, " bytes for this rank itself, expected ", call.received[own].bytes);
+}
+
 CpuBackend::WorkPtr CpuBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                               std::vector<std::int64_t>& output_rows,
                                               std::vector<std::int64_t>& input_rows,
                                               const c10d::AllToAllOptions& options) {
   const CallSite who = caller(CallType::kAllToAll);
   check_same_type(who, output, input);
-  return submit({.type = CallType::kAllToAll,
-                 .op_type = OpType::ALLTOALL_BASE,
-                 .timeout = options.timeout,
-                 .outputs = {output},
-                 .inputs = {input},
-                 .received = rows_of(who, output, output_rows, size_),
-                 .sent = rows_of(who, input, input_rows, size_)});
+  CpuCall call{.type = CallType::kAllToAll,
+               .op_type = OpType::ALLTOALL_BASE,
+               .timeout = options.timeout,
+               .outputs = {output},
+               .inputs = {input},
+               .received = rows_of(who, output, output_rows, size_),
+               .sent = rows_of(who, input, input_rows, size_)};
+  check_own_part(call);
+  return submit(std::move(call));
 }
 
 CpuBackend::WorkPtr CpuBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -239,13 +247,19 @@ CpuBackend::WorkPtr CpuBackend::alltoall(Tensors& outputs, Tensors& inputs,
   const CallSite who = caller(CallType::kAllToAll);
   check_one_each(who, outputs, size_);
   check_one_each(who, inputs, size_);
-  return submit({.type = CallType::kAllToAll,
-                 .op_type = OpType::ALLTOALL,
-                 .timeout = options.timeout,
-                 .outputs = outputs,
-                 .inputs = inputs,
-                 .received = spans_of(outputs),
-                 .sent = spans_of(inputs)});
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_same_type(who, outputs[i], inputs[i]);
+    check_same_type(who, outputs[0], outputs[i]);
+  }
+  CpuCall call{.type = CallType::kAllToAll,
+               .op_type = OpType::ALLTOALL,
+               .timeout = options.timeout,
+               .outputs = outputs,
+               .inputs = inputs,
+               .received = spans_of(outputs),
+               .sent = spans_of(inputs)};
+  check_own_part(call);
+  return submit(std::move(call));
 }
 
 CpuBackend::WorkPtr CpuBackend::send(Tensors& tensors, int to, int tag) {

@@ -86,6 +86,7 @@ class CpuBackend : public c10d::Backend {
   WorkPtr completed(const CpuCall& call) const;
 
  private:
+  void check_own_part(const CpuCall& call) const;
   WorkPtr submit(CpuCall&& call);
   WorkPtr submit(CpuCall&& call, const c10d::ReduceOp& op);
   WorkPtr start(CpuCall&& call);

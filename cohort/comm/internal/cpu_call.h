@@ -56,8 +56,8 @@ inline const char* name_of(CallType type) {
   return kCallNames[static_cast<std::size_t>(type)];
 }
 
-/// A call whose arguments have been checked: tensors are dense, contiguous and on the CPU, and their types and
-/// sizes fit each other. Several tensors of one call go one after the other, with one deadline.
+/// A call whose arguments have been checked: tensors are dense, contiguous and on the CPU, and their types
+/// and sizes fit each other. Several tensors of one call go one after the other, with one deadline.
 /// Ownership: a backend keeps the call until its memory is neither read nor written any more. It then lets go
 /// of `inputs` and `profiled`, whether the work still lives or not.
 struct CpuCall {
@@ -79,8 +79,8 @@ struct CpuCall {
   std::size_t num_collectives() const;
   /// Of kAllGather and kReduceScatter: one tensor holds the parts of all ranks.
   bool is_whole() const { return outputs.size() == inputs.size(); }
-  /// Returns a place for each rank: of `inputs[i]` that is gathered, or of `outputs[i]` that is scattered. Empty
-  /// on ranks that are not the root.
+  /// Returns a place for each rank: of `inputs[i]` that is gathered, or of `outputs[i]` that is scattered.
+  /// Empty on ranks that are not the root.
   std::vector<std::byte*> output_parts(std::size_t i, int size) const;
   std::vector<std::byte*> input_parts(std::size_t i, int size) const;
 };

@@ -167,6 +167,15 @@ int check_rank(const CallSite& caller, std::int64_t rank, int size) {
   return static_cast<int>(rank);
 }
 
+namespace {
+
+// c10d has no other place for the factor, though the class is named after NCCL. Null: there is none.
+const c10d::NCCLPreMulSumSupplement* factor_of(const c10d::ReduceOp& op) {
+  return dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+}
+
+}  // namespace
+
 ReductionType reduction_type_of(const CallSite& caller, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   ReductionType numbers{.dtype = dtype_of(tensor), .op = op_of(caller, op)};
   if (tensor.is_complex()) {
@@ -177,6 +186,12 @@ ReductionType reduction_type_of(const CallSite& caller, const at::Tensor& tensor
       numbers.dtype = complex_of(numbers.dtype);
     }
   }
+  if (is_scaled(op)) {
+    TORCH_CHECK(factor_of(op) != nullptr, caller, ": PREMUL_SUM without a factor");
+    // A factor of 0.5 would become 0.
+    TORCH_CHECK(tensor.is_floating_point() || tensor.is_complex(), caller, " does not support PREMUL_SUM of ",
+                tensor.scalar_type());
+  }
   TORCH_CHECK(can_reduce(numbers.dtype, numbers.op), caller, " does not support ", name_of(numbers.op),
               " of ", tensor.scalar_type());
   return numbers;
@@ -184,8 +199,7 @@ ReductionType reduction_type_of(const CallSite& caller, const at::Tensor& tensor
 
 void scale(const CallSite& caller, at::Tensor tensor, const c10d::ReduceOp& op) {
   if (!is_scaled(op)) return;
-  // c10d has no other place for the factor, though the class is named after NCCL.
-  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  const auto* const factor = factor_of(op);
   TORCH_CHECK(factor != nullptr, caller, ": PREMUL_SUM without a factor");
   const at::NoGradGuard no_grad;
   if (factor->tensor_factor.defined()) {

@@ -29,8 +29,8 @@ struct AgentParts {
 /// nodes do comes through `AgentStoreClient`. No LibTorch. Not for users of the library.
 ///
 /// Keys on the store, A being the attempt and N the node: fail/A (some rank failed: end yours), end/A/N (what
-/// came of mine), result/A (node 0: what comes of all), result_seen/A/N (I have read it: the store may go), signal
-/// (someone asked to stop), abort (an agent gives up, and why).
+/// came of mine), result/A (node 0: what comes of all), result_seen/A/N (I have read it: the store may go),
+/// signal (someone asked to stop), abort (an agent gives up, and why).
 class Agent {
  public:
   /// `place` says where ranks meet and which they are, but for attempt and log folder; `store_client` is

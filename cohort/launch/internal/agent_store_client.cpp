@@ -1,8 +1,8 @@
-// One thread asks the store. It writes what is posted; when nothing is, it goes round: it gives its sign, reads
-// the signs of other nodes, and then the keys that are watched. The agent sees only the records under the
-// mutex. Always: the thread holds no mutex while it asks the store, so a store that hangs never makes the
-// agent wait. Thread and object share the records, so the thread can be left behind. The time without a sign is a sum of bounded steps, since a
-// long step shows that this process stood still itself.
+// One thread asks the store. It writes what is posted; when nothing is, it goes round: it gives its sign,
+// reads the signs of other nodes, and then the keys that are watched. The agent sees only the records under
+// the mutex. Always: the thread holds no mutex while it asks the store, so a store that hangs never makes the
+// agent wait. Thread and object share the records, so the thread can be left behind. The time without a sign
+// is a sum of bounded steps, since a long step shows that this process stood still itself.
 #include "cohort/launch/internal/agent_store_client.h"
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
-// Parameters, buffers, gradients and the optimizer's state are counted exactly. Each runner puts them together with
-// the lines that two small steps gave, by process, replica or placement. Of several places the last stands for
-// all.
+// Parameters, buffers, gradients and the optimizer's state are counted exactly. Each runner puts them
+// together with the lines that two small steps gave, by process, replica or placement. Of several places the
+// last stands for all.
 #include "cohort/planner/internal/runner_plan.h"
 
 #include <algorithm>

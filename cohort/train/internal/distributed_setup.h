@@ -16,8 +16,8 @@ namespace cohort::train {
 
 /// Meets the other ranks, where a launcher has started several, and returns the gradient sync of `config`.
 /// `same`: what all ranks must have alike, as text: the configuration but for what may differ by host.
-/// Collective. Throws: ConfigError for a gradient sync that does not fit the runner; RendezvousError; UsageError
-/// for ranks with another `same`.
+/// Collective. Throws: ConfigError for a gradient sync that does not fit the runner; RendezvousError;
+/// UsageError for ranks with another `same`.
 std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConfig& config,
                                                    const config::CommConfig& comm_config,
                                                    const std::string& same);

@@ -94,8 +94,8 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
   return parts;
 }
 
-// Where layers are cut for as many stages. `in_parts`: each batch is cut into micro-batches, and all stages compute
-// at the same time.
+// Where layers are cut for as many stages. `in_parts`: each batch is cut into micro-batches, and all stages
+// compute at the same time.
 std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
                                              const std::vector<base::Placement>& placements,
                                              const pipeline::Stage& model, bool in_parts) {

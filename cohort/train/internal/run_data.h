@@ -15,8 +15,8 @@ class RunData {
  public:
   RunData(config::DataConfig config, DatasetSetup datasets, LoaderSetup loaders);
 
-  /// Opens the training data, and begins to read it ahead. Throws: as make_dataset(); UsageError where it has no
-  /// batch.
+  /// Opens the training data, and begins to read it ahead. Throws: as make_dataset(); UsageError where it has
+  /// no batch.
   void open_training();
   /// Opens the validation data. `trained`: the classes of a model that is evaluated, which those of the data
   /// are taken for by name. Throws: as open_training(); DataError where open training data has other classes.

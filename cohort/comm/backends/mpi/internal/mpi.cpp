@@ -1,7 +1,7 @@
-// Each call becomes a list of steps for the engine. gather, scatter, all_to_all, and an all_gather into separate
-// tensors are exchanges of messages between the ranks. Always: collectives of a group share its queue, and
-// messages have none; each kind has a communicator of its own. So a message and a collective that are under way
-// together cannot be taken for each other.
+// Each call becomes a list of steps for the engine. gather, scatter, all_to_all, and an all_gather into
+// separate tensors are exchanges of messages between the ranks. Always: collectives of a group share its
+// queue, and messages have none; each kind has a communicator of its own. So a message and a collective that
+// are under way together cannot be taken for each other.
 #include "cohort/comm/backends/mpi/internal/mpi.h"
 
 #include <ATen/ops/cat.h>

@@ -233,12 +233,20 @@ void add_reduce_scatter(Steps& steps, const CommunicatorsPtr& comms, const at::T
   });
 }
 
+// An empty part is a message too: the other rank may expect one that is not empty, or have one to send, and its
+// message would be taken for one of the next exchange.
+template <typename Body>
+void for_messages(std::int64_t total, Body body) {
+  if (total == 0) return body(0, 0);
+  for_pieces(total, kPiece, body);
+}
+
 void add_exchange(Steps& steps, const CommunicatorsPtr& comms, std::vector<Message> to,
                   std::vector<Message> from) {
   steps.push_back([comms, to = std::move(to), from = std::move(from)](PendingRequests& pending) {
     for (const Message& message : from) {
       if (message.peer == comms->rank) continue;
-      for_pieces(length_of(message), kPiece, [&](std::int64_t begin, std::int64_t size) {
+      for_messages(length_of(message), [&](std::int64_t begin, std::int64_t size) {
         check(MPI_Irecv(message.data.data + begin, static_cast<int>(size), MPI_BYTE, message.peer, kTag,
                         comms->collectives, pending.add(size)),
               "MPI_Irecv");
@@ -246,7 +254,7 @@ void add_exchange(Steps& steps, const CommunicatorsPtr& comms, std::vector<Messa
     }
     for (const Message& message : to) {
       if (message.peer == comms->rank) continue;
-      for_pieces(length_of(message), kPiece, [&](std::int64_t begin, std::int64_t size) {
+      for_messages(length_of(message), [&](std::int64_t begin, std::int64_t size) {
         check(MPI_Isend(message.data.data + begin, static_cast<int>(size), MPI_BYTE, message.peer, kTag,
                         comms->collectives, pending.add()),
               "MPI_Isend");
