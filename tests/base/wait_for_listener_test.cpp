@@ -70,7 +70,7 @@ TEST(WaitForListenerTest, SilentNameServersHoldNobodyUp) {
 }
 
 TEST(WaitForListenerTest, WhoIsNotThereIsNamedAtTheDeadline) {
-  const Port port(Port::Use::kRefuses);
+  const Port port(Port::Use::kRejects);
   const auto begin = std::chrono::steady_clock::now();
   COHORT_EXPECT_THROW_WITH(
       wait_for_listener("127.0.0.1", port.number(), Deadline(300ms), kTarget), RendezvousError,
@@ -85,7 +85,7 @@ TEST(WaitForListenerTest, WhoIsNotThereIsNamedAtTheDeadline) {
 }
 
 TEST(WaitForListenerTest, AnInterruptionEndsTheWait) {
-  const Port port(Port::Use::kRefuses);
+  const Port port(Port::Use::kRejects);
   int questions = 0;
   EXPECT_FALSE(wait_for_listener("127.0.0.1", port.number(), Deadline(20s), kTarget,
                                  [&] { return ++questions == 3; }));

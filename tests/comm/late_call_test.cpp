@@ -217,7 +217,7 @@ TEST(LateCallTest, ACallThatWasGivenUpFailsAlsoOnceItsTurnIsOver) {
   std::vector<at::Tensor> list{at::ones({3})};
   const auto call = std::make_shared<Pending::State>(group.shared_state(), "all_reduce", seconds(20));
   call->begin({.tensors = list}, [](milliseconds) { return Pending::State::WorkPtr(); });
-  ASSERT_TRUE(call->give_up());
+  ASSERT_TRUE(call->cancel());
   *go = true;
   ASSERT_TRUE(call->beginning.wait(base::Deadline(seconds(20))));
   COHORT_EXPECT_THROW_WITH(call->finish(), TimeoutError,
@@ -254,7 +254,7 @@ TEST(LateCallTest, ACallIsEitherGivenUpOrHandedOver) {
     });
     std::thread other([&] { *go = true; });
     if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(20 * round));
-    const bool was_given_up = call->give_up();
+    const bool was_given_up = call->cancel();
     other.join();
     wait_until([&] { return state->is_queue_empty(); });
     ASSERT_NE(was_given_up, is_handed_over.load()) << round;

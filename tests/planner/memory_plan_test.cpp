@@ -340,7 +340,7 @@ TEST(MemoryPlanTest, ARunnerOfAPluginSaysItselfWhatItTakes) {
   EXPECT_EQ(plan.places[1].predicted.model, whole.model);
   EXPECT_EQ(plan.places[2].name, "all");
   EXPECT_EQ(*plan.places[2].predicted.model, 2 * *whole.model);
-  EXPECT_EQ(plan.places[2].predicted.activations, whole.activations);
+  EXPECT_EQ(*plan.places[2].predicted.activations, 2 * *plan.places[0].predicted.activations);
   EXPECT_FALSE(plan.places[2].predicted.batch) << "no place said any";
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=two_copies"}, {.measure = true}), UsageError,
                            "is not measured");
@@ -350,10 +350,11 @@ TEST(MemoryPlanTest, ARunnerOfAPluginSaysItselfWhatItTakes) {
 // Whatever a step is made of, a runner that does what plain does can say so.
 TEST(MemoryPlanTest, ARunnerThatTakesWhatPlainTakesIsPlannedAsPlain) {
   register_runners();
-  for (const char* accumulate : {"1", "2", "3"}) {
+  for (const char* accumulate : {"1", "3"}) {
     for (const char* gradients : {"none", "average", "ddp"}) {
       std::vector<std::string> keys = {base::concat("train.accumulate=", accumulate),
-                                       base::concat("distributed.gradients=", gradients)};
+                                       base::concat("distributed.gradients=", gradients), "model.name=lenet5",
+                                       "model.width=1", "data.image_size=28"};
       const MemoryUse plain = plan_of(keys).places.back().predicted;
       keys.emplace_back("distributed.model=as_plain");
       const MemoryUse own = plan_of(keys).places.back().predicted;
