@@ -1,0 +1,252 @@
+// The blocks of code in CONTRIBUTING.md, "Extending it", compiled and used. Each stands here as it stands there.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cmath>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "cohort/base/log.h"
+#include "cohort/checkpoint/tensor_format.h"
+#include "cohort/comm/backend.h"
+#include "cohort/data/dataset.h"
+#include "cohort/data/sampler_factory.h"
+#include "cohort/data/transforms/transform_registry.h"
+#include "cohort/models/registry.h"
+#include "cohort/ops/operator.h"
+#include "cohort/optim/factory.h"
+#include "cohort/optim/schedule_factory.h"
+#include "cohort/parallel/average.h"
+#include "cohort/parallel/gradient_sync.h"
+#include "cohort/parallel/model_runner.h"
+#include "cohort/train/callback.h"
+#include "tests/cli/store_exchange.h"
+#include "tests/support/source_dir.h"
+#include "tests/support/temp_dir.h"
+
+namespace {
+
+using namespace cohort;
+
+// clang-format off
+
+struct TinyImpl : torch::nn::Cloneable<TinyImpl> {
+  explicit TinyImpl(std::int64_t num_classes) : num_classes(num_classes) { reset(); }
+  void reset() override { linear = register_module("linear", torch::nn::Linear(16, num_classes)); }
+  at::Tensor forward(at::Tensor x) { return linear->forward(x.flatten(1)); }
+  std::int64_t num_classes;
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(Tiny);
+COHORT_REGISTER_MODEL("tiny", [](const models::ModelOptions& options) {
+  return torch::nn::AnyModule(Tiny(options.num_classes));
+});
+
+struct Squares : data::ExampleDataset {
+  std::int64_t size() const override { return 1000; }
+  std::vector<at::Tensor> get(std::int64_t i, base::RandomStream&) const override {
+    return {at::full({1}, double(i)), at::full({1}, double(i * i))};
+  }
+  std::string fingerprint() const override { return "squares of 0 to 999"; }
+};
+COHORT_REGISTER_DATASET(squares, [](const data::DatasetArgs&) {
+  return std::make_shared<const Squares>();
+});
+
+struct TopHalf : data::Transform {
+  data::CropResizeOp plan(data::ImageSize in, base::RandomStream&) const override {
+    const data::ImageSize out = output_size(in);
+    return {.region = {.top = 0, .left = 0, .height = out.height, .width = out.width}, .size = out};
+  }
+  data::ImageSize output_size(data::ImageSize in) const override {
+    return {in.height / 2, in.width};
+  }
+};
+const bool is_registered = [] {
+  const auto make = [](data::TransformArgs&) { return std::make_unique<TopHalf>(); };
+  data::register_transform("TopHalf", "", make);
+  return true;
+}();
+
+at::Tensor scale(const at::Tensor& x, double by) { return x * by; }
+TORCH_LIBRARY(mine, library) {
+  ops::define(library, "scale(Tensor x, float by) -> Tensor")
+      .composite(&scale)
+      .backward([](const ops::Call& call, const std::vector<at::Tensor>& gradients) {
+        return std::vector<at::Tensor>{gradients[0] * call.argument<double>(1)};
+      });
+}
+
+struct SignSGD : optim::Optimizer {
+  SignSGD(std::vector<optim::ParamGroup> groups, double lr) : Optimizer(std::move(groups)) {
+    fill_options({.lr = lr});  // for each group that leaves lr open
+  }
+  std::string type() const override { return "sign_sgd"; }
+  void step() override {
+    const at::NoGradGuard no_grad;
+    for (auto& group : param_groups())
+      for (auto& p : group.params)
+        if (p.grad().defined()) p.add_(p.grad().sign(), -group.lr);
+  }
+};
+COHORT_REGISTER_OPTIMIZER("sign_sgd", [](const optim::OptimizerOptions& options,
+                                         std::vector<optim::ParamGroup> groups) {
+  return std::make_unique<SignSGD>(std::move(groups), options.lr.value_or(0.01));
+});
+
+COHORT_REGISTER_SCHEDULE("square_root", [](const optim::ScheduleOptions& options) {
+  const double every = options.extra.number("every", 1);
+  return optim::lambda([every](std::int64_t step) { return 1 / std::sqrt(1 + step / every); },
+                       options.name);
+});
+
+struct Reversed : data::Sampler {
+  explicit Reversed(std::int64_t size) : num_samples(size) {}
+  std::int64_t size() const override { return num_samples; }
+  std::vector<std::int64_t> order(std::int64_t) const override {
+    std::vector<std::int64_t> order(num_samples);
+    std::iota(order.rbegin(), order.rend(), 0);
+    return order;
+  }
+  std::int64_t num_samples;
+};
+COHORT_REGISTER_SAMPLER("reversed", [](const data::SamplerOptions& options) {
+  return std::make_shared<const Reversed>(options.size);
+});
+
+COHORT_REGISTER_MODEL_RUNNER("halves", {
+  .make = [](torch::nn::AnyModule model, const parallel::ModelRunnerOptions&) {
+    return parallel::ModelRunner{[model](const at::Tensor& input) mutable {
+      std::vector<at::Tensor> logits;
+      for (const at::Tensor& half : input.chunk(2)) logits.push_back(model.forward(half));
+      return at::cat(logits);
+    }};
+  },
+  .plan_memory = [](const parallel::PlainMemory& plain, const parallel::ModelRunnerOptions&) {
+    return std::vector<parallel::PlannedPlace>{{"the process", plain.samples, plain.use}};
+  }});
+
+struct Averaging : parallel::ReplicatedSync {
+  explicit Averaging(const comm::Group& group) : ReplicatedSync(group), averager(group) {}
+  std::string name() const override { return "averaging"; }
+  parallel::AverageReport average(const optim::Optimizer& optimizer, double samples,
+                                  bool finite) override {
+    return averager.average(optimizer.param_groups().front().params, samples, finite);
+  }
+  parallel::GradientAverager averager;
+};
+COHORT_REGISTER_GRADIENT_SYNC("averaging", {
+  .make = [](const comm::Group& group, const parallel::ReducerOptions&) {
+    return std::make_shared<Averaging>(group);
+  }});
+
+struct StoreBackend : c10d::Backend {
+  explicit StoreBackend(const comm::BackendOptions& options)
+      : Backend(options.rank, options.size), ranks(options) {}
+  const std::string getBackendName() const override { return "over_store"; }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& call) override {
+    tensors[0].copy_(ranks.exchange(tensors[0], call.timeout).at(call.rootRank));
+    return c10::make_intrusive<test::CompletedWork>();
+  }
+  test::StoreExchange ranks;
+};
+COHORT_REGISTER_BACKEND("over_store", {.make = [](const comm::BackendOptions& options) {
+  return comm::BackendInstance{.backend = c10::make_intrusive<StoreBackend>(options)};
+}});
+
+COHORT_REGISTER_TENSOR_FORMAT("labelled", {
+  .extension = "labelled",
+  .write = [](const std::filesystem::path& path, const checkpoint::TensorMap& tensors) {
+    return checkpoint::write_new_safetensors(path, tensors, {{"written_by", "me"}});
+  },
+  .read = [](const std::shared_ptr<const checkpoint::MappedFile>& file) {
+    return checkpoint::SafetensorsFile::from_mapping(file).tensors();
+  }});
+
+struct LogLoss : train::Callback {
+  void on_epoch_end(const train::EpochReport& report) override {
+    const auto found = report.metrics.find("val_loss");
+    if (found != report.metrics.end()) base::log_info(base::concat("loss ", found->second));
+  }
+};
+
+// clang-format on
+
+// The blocks of C++ in the section "Extending it".
+std::vector<std::string> blocks_of_page() {
+  const std::string page = test::read_file(test::source_dir() / "CONTRIBUTING.md");
+  const std::size_t begin = page.find("\n## Extending it\n");
+  const std::string section = page.substr(begin, page.find("\n## ", begin + 1) - begin);
+  const std::string open = "\n```cpp\n", close = "```\n";
+  std::vector<std::string> blocks;
+  for (std::size_t at = section.find(open); at != std::string::npos; at = section.find(open, at)) {
+    at += open.size();
+    blocks.push_back(section.substr(at, section.find(close, at) - at));
+  }
+  return blocks;
+}
+
+TEST(ExtensionExamplesTest, StandHereAsTheyStandInCONTRIBUTING) {
+  const std::string here = test::read_file(test::source_dir() / "tests/cli/extension_examples_test.cpp");
+  const std::vector<std::string> blocks = blocks_of_page();
+  EXPECT_EQ(blocks.size(), 12u);
+  std::size_t at = 0;
+  for (const std::string& block : blocks) {
+    const std::size_t found = here.find("\n" + block, at);
+    EXPECT_NE(found, std::string::npos) << block;
+    if (found != std::string::npos) at = found + block.size();
+  }
+}
+
+TEST(ExtensionExamplesTest, OfInputMakeSamplesTransformsAndOrders) {
+  base::RandomStream random(1, 2, 3, base::Purpose::kTransform);
+  EXPECT_EQ(data::make_dataset("squares", data::DatasetArgs())->size(), 1000);
+  const auto half = data::make_transform({.name = "TopHalf", .args = {}});
+  EXPECT_EQ(half->plan({8, 6}, random).region.height, 4);
+  EXPECT_EQ(data::make_sampler({.name = "reversed", .size = 3})->order(0),
+            (std::vector<std::int64_t>{2, 1, 0}));
+}
+
+TEST(ExtensionExamplesTest, OfTrainingComputeWhatTheySay) {
+  models::ModelOptions options;
+  options.name = "tiny";
+  options.num_classes = 3;
+  const at::Tensor x = at::ones({4, 1, 4, 4});
+  torch::nn::AnyModule model = models::make_model(options);
+  const auto runner = parallel::make_model_runner(model, {.name = "halves"});
+  EXPECT_TRUE(at::allclose(runner.forward(x), model.forward<at::Tensor>(x)));
+  parallel::PlainMemory plain;
+  plain.samples = 4;
+  EXPECT_EQ(parallel::model_runner_type("halves").plan_memory(plain, {}).front().samples, 4);
+
+  at::Tensor p = at::zeros({2}).requires_grad_();
+  p.mutable_grad() = at::tensor({3.0f, -2.0f});
+  optim::make_optimizer({.name = "sign_sgd", .lr = 0.5}, {{.params = {p}}})->step();
+  EXPECT_TRUE(at::equal(p.detach(), at::tensor({-0.5f, 0.5f})));
+  EXPECT_EQ(optim::make_schedule({.name = "square_root", .total_steps = 9})->lr(3, 1.0), 0.5);
+
+  static const auto op = ops::find<at::Tensor(const at::Tensor&, double)>("mine::scale");
+  at::Tensor y = at::ones({2}).requires_grad_();
+  op.call(y, 3.0).sum().backward();
+  EXPECT_TRUE(at::equal(y.grad(), at::full({2}, 3.0f)));
+}
+
+TEST(ExtensionExamplesTest, OfRanksAndFilesAreKnownByTheirNames) {
+  EXPECT_NO_THROW(comm::check_backend_name("over_store"));
+  EXPECT_TRUE(parallel::gradient_sync_type("averaging").make != nullptr);
+  const test::TempDir folder;
+  const checkpoint::TensorFormat format = checkpoint::tensor_format("labelled");
+  const std::filesystem::path path = folder.path() / "model.labelled";
+  format.write(path, {{"w", at::ones({2})}});
+  const checkpoint::TensorMap read = format.read(checkpoint::MappedFile::open(path));
+  ASSERT_EQ(read.size(), 1u);
+  EXPECT_EQ(read[0].first, "w");
+  EXPECT_TRUE(at::equal(read[0].second, at::ones({2})));
+  LogLoss().on_epoch_end({});
+}
+
+}  // namespace
