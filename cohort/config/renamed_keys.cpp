@@ -100,7 +100,7 @@ YAML::Node translate_renamed_keys(const YAML::Node& document) {
       translated.force_insert(section.first, section.second);
       continue;
     }
-    // force_insert keeps a key that stands twice, so that the reader still sees and refuses it. A value
+    // force_insert keeps a key that stands twice, so that the reader still sees and rejects it. A value
     // that moves keeps its mark, so an error names its line in the file.
     YAML::Node keys(YAML::NodeType::Map);
     for (const auto& item : section.second) {

@@ -37,7 +37,7 @@ struct RandomKey {
 class RandomScope {
  public:
   explicit RandomScope(const RandomKey& key, c10::Device device = c10::kCPU);
-  /// Goes on with a generator; without one, operators draw from the global generator again.
+  /// Continues with a generator; without one, operators draw from the global generator again.
   explicit RandomScope(at::Generator generator);
   /// The same, and operators that are given LibTorch's global CPU generator draw from `global` instead.
   RandomScope(at::Generator generator, at::Generator global);

@@ -18,11 +18,6 @@ fail() {
   exit 1
 }
 
-# refuse_to_install WHAT: the end, when nothing may be installed.
-refuse_to_install() {
-  if [ -n "${COHORT_NO_INSTALL:-}" ]; then fail "--no-install was given, and this is missing: $1"; fi
-}
-
 make_state_folder() {
   if ! mkdir -p "$COHORT_LOGS" 2>/dev/null; then
     fail "cannot write to $COHORT_STATE: clone the project into a folder that you may write to."

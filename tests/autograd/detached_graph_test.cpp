@@ -110,10 +110,10 @@ TEST(DetachedGraphTest, HooksOfWhatItCapturedDoNotRunInIt) {
 TEST(DetachedGraphTest, ALatePartKeepsNoHookFromAnotherThread) {
   SharedNet net;
   const at::Tensor x = leaf(2, 4);
-  std::promise<void> is_within, may_go_on;
+  std::promise<void> is_within, may_continue;
   std::function<void()> wait = [&] {
     is_within.set_value();
-    may_go_on.get_future().wait_for(seconds(60));
+    may_continue.get_future().wait_for(seconds(60));
   };
   DetachedGraph late({x});
   const Tensors late_results = late.end({Pause::apply(net(late.leaves()[0])[0], &wait)});
@@ -128,7 +128,7 @@ TEST(DetachedGraphTest, ALatePartKeepsNoHookFromAnotherThread) {
   EXPECT_EQ(net.hooks, 2);
   EXPECT_EQ(net.post_hooks, 2);
 
-  may_go_on.set_value();
+  may_continue.set_value();
   ASSERT_EQ(found.wait_for(seconds(60)), std::future_status::ready);
   found.get();
   EXPECT_EQ(net.hooks, 2);

@@ -52,12 +52,12 @@ TEST(RecomputeTest, SecondRunsOnTwoThreadsAndDrawsBesideThemDoNotMeet) {
     at::manual_seed(5);
     if (in_scope) scope.emplace(core::RandomKey{.seed = 3});
     const at::Tensor a = input_of(), b = input_of();
-    std::promise<void> is_within, may_go_on;
+    std::promise<void> is_within, may_continue;
     int runs = 0;
     const auto wait = [&] {
       if (++runs != 2) return;
       is_within.set_value();
-      may_go_on.get_future().wait_for(seconds(60));
+      may_continue.get_future().wait_for(seconds(60));
     };
     const at::Tensor late = recompute([&](const at::Tensor& t) { return drawing(t, wait); }, a);
     const at::Tensor quick = recompute(
@@ -70,7 +70,7 @@ TEST(RecomputeTest, SecondRunsOnTwoThreadsAndDrawsBesideThemDoNotMeet) {
     ASSERT_EQ(is_within.get_future().wait_for(seconds(60)), std::future_status::ready);
     EXPECT_TRUE(at::equal(at::rand({3}), beside)) << in_scope;
     std::async(std::launch::async, [&] { quick.sum().backward(); }).get();
-    may_go_on.set_value();
+    may_continue.set_value();
     ASSERT_EQ(done.wait_for(seconds(60)), std::future_status::ready);
     done.get();
     EXPECT_EQ(runs, 2);

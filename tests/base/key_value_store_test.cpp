@@ -186,7 +186,7 @@ TEST(KeyValueStoreTest, Rank0IsNotMissingWhereItWaitsForOthersItself) {
   });
 }
 
-TEST(KeyValueStoreTest, Rank0ThatHasComeAndDoesNotGoOnIsMissing) {
+TEST(KeyValueStoreTest, Rank0ThatHasComeAndDoesNotContinueIsMissing) {
   CountingStore kv_store;
   kv_store.set("here/0", "");
   EXPECT_EQ(all_gather_words(kv_store, "here", 1, 2, "word", Deadline(milliseconds(10))).missing,

@@ -62,7 +62,7 @@ TEST(SerialQueueTest, TakesWhatCannotBeCopiedAndDropsItOnTheThread) {
   EXPECT_EQ(dropped, thread.submit("id", [] { return std::this_thread::get_id(); }).get(patience()));
 }
 
-TEST(SerialQueueTest, ThrowsWhatTheFunctionThrewAndGoesOn) {
+TEST(SerialQueueTest, ThrowsWhatTheFunctionThrewAndContinues) {
   SerialQueue thread({.name = "t"});
   auto bad = thread.submit("bad", []() -> int { throw DataError("test", "no"); });
   auto good = thread.submit("good", [] { return 1; });

@@ -117,7 +117,7 @@ TEST_F(ProfileTest, SeesOperatorsOfOtherThreads) {
   ASSERT_NE(find(profile, "aten::neg"), nullptr) << profile.table(100);
 }
 
-TEST_F(ProfileTest, ATimelineThatRecordsGoesOn) {
+TEST_F(ProfileTest, ATimelineThatRecordsContinues) {
   base::Timeline::start();
   base::Timeline::instant("before");
   const Profile profile = bench::profile([&] { step(); });

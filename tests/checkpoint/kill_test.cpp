@@ -144,7 +144,7 @@ void expect_whole(const Scenario& scenario, const fs::path& folder, bool killed)
 }
 
 /// A run that resumes from what was found, saves once more, and keeps that checkpoint and the best.
-void expect_goes_on(const Scenario& scenario, const fs::path& folder) {
+void expect_continues(const Scenario& scenario, const fs::path& folder) {
   RunCheckpoints run(folder, kKeepOne);
   int64_t best = 9;
   std::vector<std::string> names{".epoch_9.cohort-x-1-1", ".lock", "best", "epoch_9", "last", "notes.txt"};
@@ -178,7 +178,7 @@ void kill_at_each_moment(const FileCallLimits& limits) {
       fs::copy(made.path(), dir.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
       killed = kill_during(scenario, dir.path(), limits, moment);
       expect_whole(scenario, dir.path(), killed);
-      expect_goes_on(scenario, dir.path());
+      expect_continues(scenario, dir.path());
     }
     std::cout << scenario.name << ": " << moment - 1 << " moments\n";
   }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Kills `cohort train` at each of its calls of the system that change its folder, before the kernel does it and after,
-# and goes on: the run must end with the bits of one that was left alone. Usage: kill_at_calls_test.sh COHORT
+# and continues: the run must end with the bits of one that was left alone. Usage: kill_at_calls_test.sh COHORT
 set -euo pipefail
 cohort=$1
 folder=$(mktemp -d "${TMPDIR:-/tmp}/cohort kills XXXXXX")

@@ -100,7 +100,7 @@ TEST_F(ProgramTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
   EXPECT_GT(killed, 0) << "no run was caught alive";
 }
 
-TEST_F(ProgramTest, SigtermFinishesTheStepSavesAndSaysHowToGoOn) {
+TEST_F(ProgramTest, SigtermFinishesTheStepSavesAndSaysHowToContinue) {
   Program program(dir.path(), train("stopped", {"train.epochs=2000"}));
   wait_for_checkpoint(program, "stopped");
   program.signal(SIGTERM);
@@ -282,7 +282,7 @@ TEST_F(ProgramTest, ResumeAutoWithTheConfigurationOfARunContinuesWithThatRun) {
                 {"copy, whose file it is", ("run folder " + (dir / "copy,").string()).c_str()});
 }
 
-TEST_F(ProgramTest, TheCommandToGoOnCanBePasted) {
+TEST_F(ProgramTest, TheCommandToContinueCanBePasted) {
   const std::string folder = "my run #1";
   Program program(dir.path(), train(folder, {"train.epochs=2000", "--load", COHORT_TEST_PLUGIN}));
   wait_for_checkpoint(program, folder);

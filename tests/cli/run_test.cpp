@@ -356,7 +356,7 @@ for key, word in words.items():
   for (int i = 0; i < 6000 && !attack.reap(); ++i) ::poll(nullptr, 0, 10);
   ASSERT_EQ(launch::exit_status(attack.wait_status()), 0);
   ::poll(nullptr, 0, 1000);  // ten looks of the agents at what stands there now
-  EXPECT_TRUE(!first.worker().reap() && !second.worker().reap()) << "the job goes on";
+  EXPECT_TRUE(!first.worker().reap() && !second.worker().reap()) << "the job continues";
   write_file(dir / "go", "");
   EXPECT_EQ(first.wait(), 0) << first.err();
   EXPECT_EQ(second.wait(), 0) << second.err();
@@ -455,7 +455,7 @@ TEST_F(RunTest, SlurmsVariablesAreEnough) {
   EXPECT_EQ(read_file(dir / "1"), "rank 1 of 2: sum 3\n");
 }
 
-TEST_F(RunTest, CtrlZStopsTheRanksTooAndTheyGoOn) {
+TEST_F(RunTest, CtrlZStopsTheRanksTooAndTheyContinue) {
   // The rank starts no program meanwhile: a shell whose vfork() is cut in two by the signal is not stopped,
   // but waits.
   Job job = shell({"--nproc-per-node", "1"}, "mkfifo end; echo $$ > pid.tmp; mv pid.tmp pid; read x < end");

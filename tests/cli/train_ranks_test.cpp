@@ -263,7 +263,7 @@ TEST_F(TrainRanksTest, ARankThatIsKilledEndsTheJobNamingIt) {
 }
 
 TEST_F(TrainRanksTest, ARunContinuesWithAnotherNumberOfRanksAndKeepsItsGlobalBatches) {
-  const auto goes_on = [&](const std::string& folder, std::vector<std::string> model) {
+  const auto continue_run = [&](const std::string& folder, std::vector<std::string> model) {
     const auto with = [&](std::vector<std::string> more) {
       more.insert(more.end(), model.begin(), model.end());
       return more;
@@ -283,10 +283,10 @@ TEST_F(TrainRanksTest, ARunContinuesWithAnotherNumberOfRanksAndKeepsItsGlobalBat
     return one.err;
   };
   // A schedule whose length the limits of steps do not change.
-  const std::string plain = goes_on("plain", {"model.name=vgg11", "schedule.name=constant"});
+  const std::string plain = continue_run("plain", {"model.name=vgg11", "schedule.name=constant"});
   EXPECT_TRUE(message_contains(plain, "results continue within rounding"));
   EXPECT_LT(largest_difference("plain", "plain straight"), 1e-4);
-  const std::string norm = goes_on("norm", {"schedule.name=constant"});
+  const std::string norm = continue_run("norm", {"schedule.name=constant"});
   EXPECT_TRUE(message_contains(norm, "batch norm, which is of each rank's share of a step"));
   EXPECT_EQ(norm.find("within rounding"), std::string::npos) << norm;
 }
@@ -354,7 +354,7 @@ TEST_F(TrainRanksTest, TheTraceHoldsTheStagesOfAllRanks) {
   }
 }
 
-TEST_F(TrainRanksTest, OnSigusr2TheRanksSayWhatTheyDoAndGoOn) {
+TEST_F(TrainRanksTest, OnSigusr2TheRanksSayWhatTheyDoAndContinue) {
   Program program(dir.path(), train_on(2, "asked", {"train.epochs=100"}));
   wait_for_checkpoint(program, "asked");
   program.signal(SIGUSR2);

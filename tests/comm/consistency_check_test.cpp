@@ -175,7 +175,7 @@ TEST(CheckTest, TheFirstTenStepsOrTheFirstThousandCallsAreCompared) {
   EXPECT_EQ(compared(ConsistencyCheck::kOff, at), std::vector<bool>(6, false));
 }
 
-TEST(CheckTest, ARankThatCountsStepsAloneIsToldBeforeTheOthersGoOnWithoutIt) {
+TEST(CheckTest, ARankThatCountsStepsAloneIsToldBeforeTheOthersContinueWithoutIt) {
   const auto messages = told(2, [](Group& group) {
     at::Tensor t = at::ones({2});
     group.all_reduce(t).wait();

@@ -39,7 +39,7 @@ TEST(ErrorCauseTest, ErrorsOfOursAreWhatTheirTypeSaysWhateverTheirWords) {
   EXPECT_EQ(cause_of(TimeoutError("a.b", "connection refused")), ErrorCause::kTimeout);
   EXPECT_EQ(cause_of(PeerError("a.b", "rank 1 died after its call had timed out")), ErrorCause::kPeer);
   EXPECT_EQ(cause_of(CommError("a.b", "the group failed before: timed out")), ErrorCause::kOther);
-  EXPECT_EQ(cause_of(SystemError("a.b", "refused")), ErrorCause::kOther);
+  EXPECT_EQ(cause_of(SystemError("a.b", "connection refused")), ErrorCause::kOther);
 }
 
 TEST(ErrorCauseTest, AnErrorIsThrownAsWhatItStandsFor) {

@@ -87,7 +87,7 @@ TEST(RandomScopeTest, EveryFieldOfTheKeyCounts) {
   EXPECT_EQ(key.generator_seed(), 9126499083986997651u) << "a promise: checkpoints resume on it";
 }
 
-TEST(RandomScopeTest, CallsWithinAScopeGoOnAndScopesNest) {
+TEST(RandomScopeTest, CallsWithinAScopeContinueAndScopesNest) {
   const RandomKey key{.seed = 5};
   const auto two = [&] {
     const RandomScope scope(key);
@@ -107,7 +107,7 @@ TEST(RandomScopeTest, CallsWithinAScopeGoOnAndScopesNest) {
     at::manual_seed(9);
     EXPECT_TRUE(at::equal(at::rand({3}), global));
   }
-  EXPECT_TRUE(at::equal(at::rand({3}), second)) << "the outer one goes on where it was";
+  EXPECT_TRUE(at::equal(at::rand({3}), second)) << "the outer one continues where it was";
   EXPECT_TRUE(RandomScope::current().defined());
 }
 

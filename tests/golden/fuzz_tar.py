@@ -1,4 +1,4 @@
-"""Writes the corpus of the tar fuzzer: each kind of archive that the reader takes or refuses.
+"""Writes the corpus of the tar fuzzer: each kind of archive that the reader takes or rejects.
 
     python tests/golden/fuzz_tar.py tests/fuzz/corpus/tar     # Python 3.11; zstd from the command line
 """

@@ -158,16 +158,16 @@ class ClockedAgentStoreClientTest : public testing::Test {
   void wait_for_sign(int node, const std::string& before) {
     EXPECT_TRUE(comes_true([&] { return sign_of(node) != before; })) << "node " << node;
   }
-  // Lets that many seconds pass in one step. The agents of `go_on` have answered the ring before.
-  void pass(int seconds, std::initializer_list<int> go_on) {
+  // Lets that many seconds pass in one step. The agents of `continuing` have answered the ring before.
+  void pass(int seconds, std::initializer_list<int> continuing) {
     std::vector<std::string> before;
-    for (const int node : go_on) {
+    for (const int node : continuing) {
       agents_[static_cast<std::size_t>(node)]->acknowledge();
       before.push_back(sign_of(node));
     }
     seconds_ += seconds;
     std::size_t i = 0;
-    for (const int node : go_on) wait_for_sign(node, before[i++]);
+    for (const int node : continuing) wait_for_sign(node, before[i++]);
   }
   std::string lost(int node) const { return agents_[static_cast<std::size_t>(node)]->lost(); }
 
@@ -200,10 +200,10 @@ TEST_F(ClockedAgentStoreClientTest, OneThatGivesNoSignIsLostThoughTheOtherStoodS
 }
 
 // The thread that gives signs is not the one that hangs.
-TEST_F(ClockedAgentStoreClientTest, ANodeWhoseAgentHangsIsLostThoughItsThreadGoesOn) {
+TEST_F(ClockedAgentStoreClientTest, ANodeWhoseAgentHangsIsLostThoughItsThreadContinues) {
   for (int i = 0; i < 8; ++i) {
     pass(5, {0, 1});
-    ASSERT_EQ(lost(0) + lost(1), "") << "both agents go on";
+    ASSERT_EQ(lost(0) + lost(1), "") << "both agents continue";
   }
   agents_[1]->busy_until(base::Deadline(std::chrono::minutes(5)));
   for (int i = 0; i < 8; ++i) {  // it answers no ring

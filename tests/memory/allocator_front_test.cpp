@@ -23,7 +23,7 @@ class Counting final : public AllocatorFront<Counting> {
   std::atomic<int> live{0};
 };
 
-TEST(AllocatorFrontTest, SeesEachBlockComeAndGoOnAnyThread) {
+TEST(AllocatorFrontTest, SeesWhatAnyThreadAllocatesAndFrees) {
   const at::Tensor before = torch::ones({100});
   c10::SetCPUAllocator(&Counting::get(), /*priority=*/255);
   const int live = Counting::get().live;

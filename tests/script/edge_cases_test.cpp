@@ -119,7 +119,7 @@ TEST(EdgeCasesTest, ResultsMayBeInputsTwiceTheSameUndefinedOrConstant) {
 // and expects the same values, shapes and gradients of the leaf.
 std::string expect_same_graph(const std::function<at::Tensor(at::Tensor)>& run,
                               const std::function<at::Tensor(const at::Tensor&)>& begin,
-                              const std::function<at::Tensor(at::Tensor, at::Tensor)>& go_on) {
+                              const std::function<at::Tensor(at::Tensor, at::Tensor)>& continue_from) {
   auto fast = script([run](const at::Tensor& h) { return run(h); });
   for (int i = 0; i < 5; ++i) {
     std::array<Tensors, 2> seen;
@@ -128,7 +128,7 @@ std::string expect_same_graph(const std::function<at::Tensor(at::Tensor)>& run,
       at::manual_seed(i);
       const at::Tensor x = at::randn({3, 4}).requires_grad_(), h = begin(x);
       const at::Tensor result = scripted ? fast(h) : run(h);
-      const at::Tensor last = go_on(h, result);
+      const at::Tensor last = continue_from(h, result);
       last.sum().backward();
       seen[scripted ? 1 : 0] = {x.grad(), last.detach(), h.detach(), result.detach()};
       is_input[scripted ? 1 : 0] = result.is_same(h);

@@ -41,7 +41,7 @@ at::Tensor chain(at::Tensor x, const at::Tensor& weights) {
   return x;
 }
 
-TEST(ForkTest, ReturnsWhatThePlainCallReturnsWhileTheCallerGoesOn) {
+TEST(ForkTest, ReturnsWhatThePlainCallReturnsWhileTheCallerContinues) {
   const at::Tensor x = at::rand({8, 8}), weights = at::rand({8, 8});
   std::thread::id ran_on;
   auto one = fork(
@@ -186,7 +186,7 @@ TEST(ForkTest, AThousandPartsTakeNoMoreThreadsThanThereAreCores) {
   EXPECT_LT(num_threads(), before + static_cast<std::size_t>(base::usable_cores()));
 }
 
-TEST(ForkTest, ADeadlineThatPassesIsAnErrorAndOthersGoOn) {
+TEST(ForkTest, ADeadlineThatPassesIsAnErrorAndOthersContinue) {
   const at::Tensor x = at::rand({4});
   test::Gate go;
   std::counting_semaphore<> began(0);

@@ -46,12 +46,12 @@ std::map<std::string, Named> read_table() {
   std::string names;
   for (std::string line; std::getline(in, line);) {
     if (line.empty() || line[0] == '#') continue;
-    const bool goes_on = line[0] == ' ';
-    const std::size_t colon = goes_on ? 0 : line.find(':');
-    if (!goes_on) names = line.substr(0, colon);
+    const bool continues = line[0] == ' ';
+    const std::size_t colon = continues ? 0 : line.find(':');
+    if (!continues) names = line.substr(0, colon);
     std::istringstream each(names);
     for (std::string name; std::getline(each >> std::ws, name, ',');) {
-      made[name].merge(assignments(line.substr(colon + (goes_on ? 0 : 1))));
+      made[name].merge(assignments(line.substr(colon + (continues ? 0 : 1))));
     }
   }
   if (made.empty()) throw std::runtime_error("tests/script/opinfo_inputs.txt cannot be read");

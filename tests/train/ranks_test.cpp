@@ -302,7 +302,7 @@ TEST_P(RanksTest, ACheckpointOfTwoRanksContinuesBitwiseOnTwoAndToRoundingOnOneOr
   }
 }
 
-TEST_P(RanksTest, AccumulationClippingSmoothingAndAutocastGoOnBitwiseAndEqualOneProcessToRounding) {
+TEST_P(RanksTest, AccumulationClippingSmoothingAndAutocastContinueBitwiseAndEqualOneProcessToRounding) {
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   const std::vector<std::pair<ClassificationOptions, double>> options = {
       {ClassificationOptions().accumulate(2), 1e-5},
@@ -350,7 +350,7 @@ TEST_P(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank)
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   std::vector<std::string> messages(2);
   std::vector<Outcome> outcomes(2);
-  for (const bool go_on : {false, true}) {
+  for (const bool continues : {false, true}) {
     test::run_ranks(2, "gloo", [&](comm::Group& group) {
       const auto rank = static_cast<std::size_t>(group.rank());
       const auto gradient_sync = parallel::make_gradient_sync(sync_name, group);
@@ -358,9 +358,9 @@ TEST_P(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank)
       if (rank == 1) task.poison = 4;  // its share of each step
       data::Loader loader(data_of(of), share(*gradient_sync));
       TrainerOptions options =
-          TrainerOptions().epochs(1).gradient_sync(gradient_sync).stop_on_non_finite(!go_on);
+          TrainerOptions().epochs(1).gradient_sync(gradient_sync).stop_on_non_finite(!continues);
       const at::Tensor before = task.net.ptr()->parameters()[0].detach().clone();
-      if (go_on) {
+      if (continues) {
         outcomes[rank] = outcome_of(task, Trainer(options).fit(task, loader));
         EXPECT_EQ(outcomes[rank].fit.steps, 3);
         EXPECT_TRUE(at::equal(before, task.net.ptr()->parameters()[0]));

@@ -189,7 +189,7 @@ class ResumeKeysTest : public testing::Test {
     fs::copy(base.path(), run.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
   }
 
-  /// Goes on with other values of `names`, and checks that each key does what the table says.
+  /// Continues with other values of `names`, and checks that each key does what the table says.
   void check(const std::vector<std::string>& names) const {
     std::vector<std::string> overrides = until("12", {"run.resume=auto"});
     bool rejected = false;

@@ -226,7 +226,7 @@ TEST(ResumeTest, AStepOfAnOldCheckpointIsNotTakenForTheOneThatIsAskedFor) {
   EXPECT_TRUE(run.resume({"train.batch_size=8"}).fit.finished);  // a step keeps its 4
 }
 
-TEST(ResumeTest, WeightsThatARunBeganWithAreNotNeededToGoOn) {
+TEST(ResumeTest, WeightsThatARunBeganWithAreNotNeededToContinue) {
   const SmallRun first, run;
   first.start();
   const fs::path weights = run.root() / "w.safetensors";
@@ -378,7 +378,7 @@ TEST(ResumeTest, OtherImagesChangeTheModel) {
 
 // golden/old_run: small_run.h's configuration with run.keep=2 and train.max_steps=7, by Cohort at 7e968f4,
 // before checkpoints held a configuration and classes.
-TEST(ResumeTest, ARunOfAnOlderVersionIsEvaluatedAndGoesOn) {
+TEST(ResumeTest, ARunOfAnOlderVersionIsEvaluatedAndContinues) {
   const SmallRun run;
   fs::copy(test::source_dir() / "tests/train/golden/old_run", run.path(),
            fs::copy_options::recursive | fs::copy_options::copy_symlinks);

@@ -307,7 +307,7 @@ std::string logged(const Work& work) {
   return sink.text;
 }
 
-TEST(TrainerTest, CanGoOnWithoutStepsWhoseLossIsNotFinite) {
+TEST(TrainerTest, CanContinueWithoutStepsWhoseLossIsNotFinite) {
   Job job;
   NotANumberAt task(job, 3);
   data::Loader loader = make_loader();
@@ -391,7 +391,7 @@ TEST(TrainerTest, ASignalFinishesTheStepAndSaves) {
   EXPECT_TRUE(same_parameters(straight.net, resumed.net));
 }
 
-TEST(TrainerTest, SigUsr1SavesAndGoesOn) {
+TEST(TrainerTest, SigUsr1SavesAndContinues) {
   struct RaiseAtThirdStep : Callback {
     void on_step_end(const StepReport& report) override {
       if (report.step == 3) raise(SIGUSR1);

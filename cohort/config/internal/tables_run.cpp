@@ -33,7 +33,7 @@ std::vector<ConfigKey> run_keys() {
       {.name = "run.resume",
        .target = [](Config& c) -> KeyTarget { return &c.run.resume; },
        .on_resume = OnResume::kCannotMatter,
-       .help = "Go on from a checkpoint: auto (last, or a fresh start when there is none), last, best, or "
+       .help = "Continue from a checkpoint: auto (last, or a fresh start when there is none), last, best, or "
                "the path of "
                "a checkpoint folder; empty: a fresh start. --resume sets it."},
       {.name = "run.seed",

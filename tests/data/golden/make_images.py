@@ -3,7 +3,7 @@
 Run by hand with Pillow 13, torchvision 0.28 and numpy (`python tests/data/golden/make_images.py`); the output is committed.
 Format: records of `name length` lines followed by that many bytes; see tests/data/codecs/golden.h.
 A case NAME has NAME.file and, as raw [height, width, channels] bytes, NAME.rgb and NAME.grey; a resize case has
-NAME.HxW.rgb, a random transform's its parameters. Where Pillow refuses a file there is only NAME.file.
+NAME.HxW.rgb, a random transform's its parameters. Where Pillow rejects a file there is only NAME.file.
 """
 import io
 import os
