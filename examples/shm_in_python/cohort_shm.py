@@ -1,4 +1,4 @@
-"""Makes Cohort's shared memory the backend "shm" of Python's torch.distributed.
+"""Makes Cohort's shared memory the backend "shm" of PyTorch's torch.distributed.
 
     import cohort_shm
 

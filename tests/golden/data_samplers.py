@@ -26,7 +26,7 @@ for size, world in [(10, 1), (12, 3), (13, 3), (14, 3), (2, 5), (1000, 7), (6000
     for shuffle in (True, False):
         for drop_last in (False, True):
             if drop_last and size < world:
-                continue  # Python's sampler yields nothing useful there
+                continue  # PyTorch's sampler yields nothing useful there
             for rank in sorted({0, world // 2, world - 1}):
                 for epoch in (0, 3):
                     sampler = DistributedSampler(range(size), world, rank, shuffle=shuffle, seed=11, drop_last=drop_last)
