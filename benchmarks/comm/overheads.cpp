@@ -1,7 +1,7 @@
 // What Cohort adds to a collective of LibTorch's Gloo: the call through c10d alone, through Group, and
-// through Group with every call compared between the ranks (ConsistencyCheck::kAlways, what the first steps of a job
-// pay). Two ranks, threads of one process over loopback, each variant in turn. Run: OMP_NUM_THREADS=1
-// comm_overheads
+// through Group with every call compared between the ranks (ConsistencyCheck::kAlways, what the first steps
+// of a job pay). Two ranks, threads of one process over loopback, each variant in turn. Run:
+// OMP_NUM_THREADS=1 comm_overheads
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

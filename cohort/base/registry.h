@@ -108,8 +108,8 @@ class Registry {
 
 #define COHORT_JOIN_(a, b) a##b
 #define COHORT_JOIN(a, b) COHORT_JOIN_(a, b)
-/// Calls `cohort::function(name, thing, file, line)` while a program or a library loads, at namespace scope. A
-/// library must not be unloaded while what it registered is known.
+/// Calls `cohort::function(name, thing, file, line)` while a program or a library loads, at namespace scope.
+/// A library must not be unloaded while what it registered is known.
 #define COHORT_REGISTER_AT_LOAD(function, name, ...)                                \
   [[maybe_unused]] static const bool COHORT_JOIN(cohort_registered_, __COUNTER__) = \
       ::cohort::function(name, __VA_ARGS__, __FILE__, __LINE__)

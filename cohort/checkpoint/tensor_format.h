@@ -11,8 +11,8 @@
 #include "cohort/checkpoint/mapped_file.h"
 #include "cohort/checkpoint/safetensors.h"
 
-/// Formats of the tensors in a checkpoint, by name: safetensors, and those that a program or a library given to
-/// `--load` registers.
+/// Formats of the tensors in a checkpoint, by name: safetensors, and those that a program or a library given
+/// to `--load` registers.
 namespace cohort::checkpoint {
 
 /// A file format for named tensors.
@@ -24,11 +24,11 @@ struct TensorFormat {
   std::function<TensorMap(const std::shared_ptr<const MappedFile>& file)> read;
 };
 
-/// Returns the format of that name. Throws: UsageError for an unknown name, naming the nearest and all, or for
-/// one that two libraries registered.
+/// Returns the format of that name. Throws: UsageError for an unknown name, naming the nearest and all, or
+/// for one that two libraries registered.
 TensorFormat tensor_format(const std::string& name);
-/// Returns the format whose files have `extension`. Throws: DataError, where no format has it; UsageError, where
-/// two have it.
+/// Returns the format whose files have `extension`. Throws: DataError, where no format has it; UsageError,
+/// where two have it.
 TensorFormat tensor_format_of(const std::string& extension);
 
 /// Returns all names, sorted.

@@ -90,7 +90,8 @@ at::Tensor forward_meta(const at::Tensor& x, double) {
   return at::empty(x.sizes(), x.options());
 }
 
-// One gradient for each tensor among the arguments. Made of LibTorch's operators, it can be differentiated again.
+// One gradient for each tensor among the arguments. Made of LibTorch's operators, it can be differentiated
+// again.
 std::vector<at::Tensor> backward(const ops::Call& call, const std::vector<at::Tensor>& gradients) {
   return {gradients[0] * (2 * call.argument<double>(1)) * call.tensor(0)};
 }

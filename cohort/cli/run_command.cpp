@@ -41,7 +41,8 @@ std::string names_of(const launch::RunFlag& flag) {
   for (const launch::RunFlag& flag : launch::run_flags()) {
     if (flag.instead.empty()) names.push_back("--" + flag.name);
   }
-  // CLI11's own message would come too late: an unknown option may take a value, so the cut could not continue.
+  // CLI11's own message would come too late: an unknown option may take a value, so the cut could not
+  // continue.
   const auto near = base::nearest_name(name, names);
   throw UsageError("cli.run",
                    base::concat("there is no option ", name, near ? "; did you mean " + *near + "?" : ""),

@@ -11,7 +11,8 @@
 #include "cohort/base/threads/deadline.h"
 #include "cohort/comm/store_adapter.h"
 
-/// Communication backends by name: Cohort's, and those that a program or a library given to `--load` registers.
+/// Communication backends by name: Cohort's, and those that a program or a library given to `--load`
+/// registers.
 ///
 ///     COHORT_REGISTER_BACKEND("mine", {.make = [](const cohort::comm::BackendOptions& options) {
 ///       return cohort::comm::BackendInstance{
@@ -71,7 +72,8 @@ struct BackendType {
   std::function<BackendFit(const BackendSituation&)> fit = nullptr;
 };
 
-/// Throws: UsageError for a name that is neither `auto` nor a backend's, or one that two libraries registered.
+/// Throws: UsageError for a name that is neither `auto` nor a backend's, or one that two libraries
+/// registered.
 void check_backend_name(const std::string& name);
 
 /// Makes `type` known as `name`. Throws: UsageError if the name is taken or empty. Threads: any.

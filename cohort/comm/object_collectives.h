@@ -6,8 +6,8 @@
 
 #include "cohort/comm/group.h"
 
-/// Objects between the ranks of a group: what JSON can say, and numbers that are not finite. On the way they are
-/// CBOR (RFC 8949), which keeps each bit of a number and each byte of a text.
+/// Objects between the ranks of a group: what JSON can say, and numbers that are not finite. On the way they
+/// are CBOR (RFC 8949), which keeps each bit of a number and each byte of a text.
 namespace cohort::comm {
 
 /// Returns rank `root`'s object on every rank. Collective. Throws: CommError for bytes that are no CBOR.
@@ -18,8 +18,9 @@ nlohmann::json broadcast_object(const Group& group, const nlohmann::json& object
 std::vector<nlohmann::json> all_gather_object(const Group& group, const nlohmann::json& object,
                                               CallOptions options = {});
 
-/// Runs `make` on rank 0 and returns its object on all ranks. Collective. Throws, when `make` throws: on rank 0
-/// the same, on the others at once UsageError (for what is the user's fault) or PeerError, with its message.
+/// Runs `make` on rank 0 and returns its object on all ranks. Collective. Throws, when `make` throws: on rank
+/// 0 the same, on the others at once UsageError (for what is the user's fault) or PeerError, with its
+/// message.
 nlohmann::json run_on_rank0_and_broadcast(const Group& group, const std::function<nlohmann::json()>& make,
                                           CallOptions options = {});
 

@@ -9,15 +9,16 @@
 /// What a run is: read from YAML, changed by `key=value`, written back as YAML.
 ///
 /// The settings and their defaults are in types.h. Type, range and help text of each key stand in one
-/// table (internal/tables_*.cpp), which the parser, the dump, `--help-config` and docs/reference/keys.md share. No
-/// LibTorch: YAML is untrusted.
+/// table (internal/tables_*.cpp), which the parser, the dump, `--help-config` and docs/reference/keys.md
+/// share. No LibTorch: YAML is untrusted.
 ///
 ///     auto config = cohort::config::load_config("configs/fashion-vgg.yaml", {"optim.lr=0.05"});
 ///     for (const auto& line : config.warnings) cohort::base::log_warning(line);
 namespace cohort::config {
 
 /// Reads the YAML file `path`, then applies `overrides` (`section.key=value`, the value in YAML) in order.
-/// A file with upper-case keys (MODEL, LR, ...) is a flat file of published VGG scripts: docs/guide/config.md.
+/// A file with upper-case keys (MODEL, LR, ...) is a flat file of published VGG scripts:
+/// docs/guide/config.md.
 /// Throws: ConfigError naming file, line, column and key; DataError if `path` cannot be read.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
 

@@ -6,7 +6,8 @@
 
 #include "cohort/config/key.h"
 
-/// The one table of keys: the parser, the checks, the dump, `--help-config` and docs/reference/keys.md read it.
+/// The one table of keys: the parser, the checks, the dump, `--help-config` and docs/reference/keys.md read
+/// it.
 namespace cohort::config {
 
 /// All keys, in the order in which they are written.

@@ -17,7 +17,8 @@
 
 /// The loader: batches of a dataset, in order, read ahead by worker threads.
 ///
-///     Loader loader(std::make_shared<ImageFolder>("data/train", options), {.batch_size = 128, .workers = 2});
+///     Loader loader(std::make_shared<ImageFolder>("data/train", options),
+///                   {.batch_size = 128, .workers = 2});
 ///     for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
 ///       while (auto batch = loader.next()) train(batch->input(), batch->target());
 ///     }

@@ -34,8 +34,8 @@ struct OptimizerOptions {
 using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(const OptimizerOptions& options,
                                                                   std::vector<ParamGroup> groups)>;
 
-/// Returns a new optimizer of `groups`. Throws: UsageError for an unknown name, naming the nearest and all, or
-/// for one that two libraries registered; ConfigError for an option that the optimizer does not have.
+/// Returns a new optimizer of `groups`. Throws: UsageError for an unknown name, naming the nearest and all,
+/// or for one that two libraries registered; ConfigError for an option that the optimizer does not have.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::vector<ParamGroup> groups);
 
 /// Throws: UsageError for an unknown name, or one that two libraries registered.

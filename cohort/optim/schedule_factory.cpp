@@ -1,6 +1,6 @@
-// A factory makes what follows the warm-up, and make_schedule puts the warm-up before it. Milestones count from
-// the start of the run, so they are moved back by the warm-up. The length of a run is saturated by who counts
-// it: products of units are checked before they are made, so a huge number of epochs cannot overflow.
+// A factory makes what follows the warm-up, and make_schedule puts the warm-up before it. Milestones count
+// from the start of the run, so they are moved back by the warm-up. The length of a run is saturated by who
+// counts it: products of units are checked before they are made, so a huge number of epochs cannot overflow.
 #include "cohort/optim/schedule_factory.h"
 
 #include <algorithm>

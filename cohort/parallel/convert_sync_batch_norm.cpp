@@ -1,6 +1,6 @@
-// A walk over the module notes a step for each norm; the steps run only when the walk has rejected nothing. So
-// a module is converted as a whole or not at all. A norm that is registered under several names gets a single
-// replacement, which all of its places share.
+// A walk over the module notes a step for each norm; the steps run only when the walk has rejected nothing.
+// So a module is converted as a whole or not at all. A norm that is registered under several names gets a
+// single replacement, which all of its places share.
 #include "cohort/parallel/convert_sync_batch_norm.h"
 
 #include <torch/nn/modules/batchnorm.h>

@@ -65,14 +65,15 @@ struct GradientSyncType {
 
 /// Returns the sync of that name: "none"; "average" (GradientAverager: flat chunks after backward); "ddp"
 /// (Reducer: buckets, while backward runs); "auto": ddp for a group of several ranks, else none; or a
-/// registered one. Throws: UsageError for an unknown name, naming the nearest and all, for "none" with several
-/// ranks, and for the others without a group.
+/// registered one. Throws: UsageError for an unknown name, naming the nearest and all, for "none" with
+/// several ranks, and for the others without a group.
 std::shared_ptr<GradientSync> make_gradient_sync(const std::string& name, comm::Group group = {},
                                                  const ReducerOptions& options = {});
 
 /// Returns all names, sorted.
 std::vector<std::string> gradient_sync_names();
-/// Returns the type of that name. Throws: UsageError for an unknown name, or one that two libraries registered.
+/// Returns the type of that name. Throws: UsageError for an unknown name, or one that two libraries
+/// registered.
 GradientSyncType gradient_sync_type(const std::string& name);
 
 /// Makes `type` known as `name`. Throws: UsageError if the name is taken or empty. Threads: any.

@@ -1,7 +1,8 @@
 // A forked part is a task that runs once: on a thread of the pool, or on the worker that waits for it first.
-// Where gradients are enabled it computes on inputs of its own, in a graph of its own; wait() joins that graph
-// to the caller's by one node, whose backward runs the part's graph. Always: a part sees the thread-local
-// state of whoever forked it, and draws no random number from a generator that other parts draw from.
+// Where gradients are enabled it computes on inputs of its own, in a graph of its own; wait() joins that
+// graph to the caller's by one node, whose backward runs the part's graph. Always: a part sees the
+// thread-local state of whoever forked it, and draws no random number from a generator that other parts draw
+// from.
 #include "cohort/script/fork.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -3,8 +3,8 @@
 // its operators down. The results become those of one node, whose first backward is recorded too. A replay
 // runs the program's forward, and attaches a node that replays backward. Always: whatever is rejected, the
 // caller gets the values, shapes and graph of the plain function. Reasons to stay eager are marked on the
-// tape, and the call continues. Surprising: if a result needs a gradient, the recording is not complete before
-// its backward.
+// tape, and the call continues. Surprising: if a result needs a gradient, the recording is not complete
+// before its backward.
 #include "cohort/script/function.h"
 
 #include <ATen/core/grad_mode.h>

@@ -30,8 +30,8 @@ struct ScriptBench {
 
 /// Makes the task of `config` twice, trains both on the first batch of its training data, one with
 /// ClassificationOptions::script, and measures them in turns. One process; nothing is written.
-/// Throws: as make_dataset, make_model and make_optimizer; ConfigError for a model runner whose steps script mode
-/// cannot record.
+/// Throws: as make_dataset, make_model and make_optimizer; ConfigError for a model runner whose steps script
+/// mode cannot record.
 ScriptBench bench_script(config::Config config, const ScriptBenchOptions& options = {});
 
 /// The text that `cohort bench script` prints.

@@ -1,4 +1,5 @@
-// The blocks of code in CONTRIBUTING.md, "Extending it", compiled and used. Each stands here as it stands there.
+// The blocks of code in CONTRIBUTING.md, "Extending it", compiled and used. Each stands here as it stands
+// there.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/cloneable.h>

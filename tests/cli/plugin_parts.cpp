@@ -1,5 +1,6 @@
-// A plug-in with one of each part that has a registry. Each does what Cohort's own does and logs its name, so a run
-// with all of them must end with the same bits. It includes public headers only, as a user's plug-in does.
+// A plug-in with one of each part that has a registry. Each does what Cohort's own does and logs its name, so
+// a run with all of them must end with the same bits. It includes public headers only, as a user's plug-in
+// does.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/maximum.h>
 

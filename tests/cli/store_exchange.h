@@ -25,8 +25,8 @@ class StoreExchange {
  public:
   explicit StoreExchange(comm::BackendOptions options) : options_(std::move(options)) {}
 
-  /// Returns what each rank gave, in the order of ranks. Collective: blocks until all ranks have given theirs.
-  /// `timeout`: of this call; not more than 0: the group's. Throws: what the store throws.
+  /// Returns what each rank gave, in the order of ranks. Collective: blocks until all ranks have given
+  /// theirs. `timeout`: of this call; not more than 0: the group's. Throws: what the store throws.
   std::vector<at::Tensor> exchange(const at::Tensor& tensor, std::chrono::milliseconds timeout) {
     const std::uint64_t call = num_calls_++;
     const auto* const data = static_cast<const std::uint8_t*>(tensor.const_data_ptr());

@@ -39,7 +39,8 @@ struct MaskedLayer {
 [[maybe_unused]] void loader_example(const data::ImageFolderOptions& options) {
   using namespace data;
   const auto train = [](const at::Tensor&, const at::Tensor&) {};
-  Loader loader(std::make_shared<ImageFolder>("data/train", options), {.batch_size = 128, .workers = 2});
+  Loader loader(std::make_shared<ImageFolder>("data/train", options),
+                {.batch_size = 128, .workers = 2});
   for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
     while (auto batch = loader.next()) train(batch->input(), batch->target());
   }

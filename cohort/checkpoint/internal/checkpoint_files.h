@@ -19,8 +19,8 @@ struct CheckpointFiles {
   std::map<std::string, std::shared_ptr<const MappedFile>> files;
 };
 
-/// Maps the files that `names_of` says by the manifest of the checkpoint `folder`, and checks their sizes and checksums against its manifest. A
-/// checkpoint that is replaced in this moment is read again.
+/// Maps the files that `names_of` says by the manifest of the checkpoint `folder`, and checks their sizes and
+/// checksums against its manifest. A checkpoint that is replaced in this moment is read again.
 /// Throws: DataError naming the file, what it has and what it should have; for a newer format, both versions.
 CheckpointFiles open_checkpoint(
     const std::filesystem::path& folder,

@@ -1,7 +1,8 @@
 // Each rank sums up a group by one call: that which failed, else which it waits for, else which is under way,
 // else the last. Answers travel as lines of fields, so a line that cannot be read spoils no other. The
-// diagnosis compares positions: ranks below the highest position are behind, and ranks at it must have made the
-// same call. Always: positions count only calls that every rank makes, so messages never put a rank behind.
+// diagnosis compares positions: ranks below the highest position are behind, and ranks at it must have made
+// the same call. Always: positions count only calls that every rank makes, so messages never put a rank
+// behind.
 #include "cohort/comm/internal/report.h"
 
 #include <algorithm>

@@ -11,8 +11,8 @@
 
 #include "cohort/comm/internal/kernels/kernels.h"
 
-/// Tensors as memory that backends of our own work on. What cannot be is rejected by c10::Error naming backend
-/// and call, before anything travels.
+/// Tensors as memory that backends of our own work on. What cannot be is rejected by c10::Error naming
+/// backend and call, before anything travels.
 namespace cohort::comm {
 
 using Tensors = std::vector<at::Tensor>;

@@ -1,8 +1,8 @@
 // Node 0 posts a session; each node posts a hello with a random word of its own; node 0 answers all with one
 // "go". The go repeats each node's word, and says how many ranks each node has, or why there will be no job.
 // Always: a node believes a go only where that repeats its own word, so the record of an earlier rendezvous
-// is worth nothing. The store goes with node 0, so after a rejection node 0 waits, some seconds at most, until
-// the nodes have read it.
+// is worth nothing. The store goes with node 0, so after a rejection node 0 waits, some seconds at most,
+// until the nodes have read it.
 #include "cohort/launch/internal/rendezvous.h"
 
 #include <poll.h>

@@ -26,8 +26,8 @@ struct PlanInputs {
   const train::BatchPlan& sizes;
 };
 
-/// One way to run a model, planned and measured. The base is one process: the model on the CPU, or some of its
-/// layers on placements of their own (MemoryOptions::place). Threads: one caller at a time.
+/// One way to run a model, planned and measured. The base is one process: the model on the CPU, or some of
+/// its layers on placements of their own (MemoryOptions::place). Threads: one caller at a time.
 class RunnerPlan {
  public:
   /// What is measured of a placement's thread besides activations.

@@ -2,8 +2,8 @@
 // Then values are compared: storages, layouts and sources. Slots and storages are numbered in the order of
 // the recording, so equal numbers mean equal roles at any address. A tensor that is new in each recording
 // becomes a constant if its contents are equal. Surprising: equal contents prove nothing if the inputs had
-// equal values too. Then such a tensor is rejected, unless it is a single number. Always: the first difference
-// is the text that the user reads.
+// equal values too. Then such a tensor is rejected, unless it is a single number. Always: the first
+// difference is the text that the user reads.
 #include <algorithm>
 #include <bit>
 #include <sstream>

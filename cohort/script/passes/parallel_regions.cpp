@@ -1,6 +1,6 @@
-// A forked part of the tape becomes a region: steps that another thread runs while the caller continues behind
-// them. The caller waits at the first later step that touches what the region writes, or writes what it
-// touches. Where the function called wait() does not matter. Steps are compared by sets of storages and
+// A forked part of the tape becomes a region: steps that another thread runs while the caller continues
+// behind them. The caller waits at the first later step that touches what the region writes, or writes what
+// it touches. Where the function called wait() does not matter. Steps are compared by sets of storages and
 // slots. What is not known to be pure counts as writing all its arguments. Always: steps that run at the same
 // time share only what all of them read. Surprising: values that two threads use are released late, behind
 // all regions that overlap.

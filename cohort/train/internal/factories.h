@@ -62,8 +62,8 @@ struct ModelSetup {
   bool channels_last = true;
 };
 
-/// The model with initial values from the seed, or from model.weights. Throws: ConfigError for classes that it
-/// does not have; DataError.
+/// The model with initial values from the seed, or from model.weights. Throws: ConfigError for classes that
+/// it does not have; DataError.
 torch::nn::AnyModule make_model(const config::ModelConfig& config, const ModelSetup& setup);
 
 /// `optim` with the learning rate that optim.lr_scaling makes of it, where a step has

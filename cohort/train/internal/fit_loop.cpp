@@ -101,8 +101,8 @@ class FitLoop {
   }
 
  private:
-  /// Nothing was written so far, so that a run whose start is rejected, or fails in its first step, stays what
-  /// it was. `batch`: that of the step, where it is at hand. Waits for an accelerator, once.
+  /// Nothing was written so far, so that a run whose start is rejected, or fails in its first step, stays
+  /// what it was. `batch`: that of the step, where it is at hand. Waits for an accelerator, once.
   void count_start(data::Batch* batch = nullptr) {
     if (counts_) return;
     take_pending_steps(batch);

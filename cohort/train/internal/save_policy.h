@@ -7,8 +7,8 @@
 
 namespace cohort::train {
 
-/// When a run saves: by steps, by minutes, and at the end of epochs. What falls due at the last step of an epoch
-/// is saved after the epoch's evaluation. Threads: one caller at a time.
+/// When a run saves: by steps, by minutes, and at the end of epochs. What falls due at the last step of an
+/// epoch is saved after the epoch's evaluation. Threads: one caller at a time.
 class SavePolicy {
  public:
   using Clock = std::chrono::steady_clock;
