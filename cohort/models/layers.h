@@ -11,6 +11,9 @@ namespace cohort::models {
 
 /// Returns the layers of a ResNet, a VGG, an MLP, or of another core::LayerList, with their names in the
 /// model ("layer1.0", "features.3"). What a pipeline cuts.
+///
+///     for (const auto& [name, layer] : models::layers_of(model.ptr())) names.push_back(name);
+///
 /// Throws: UsageError naming another model.
 std::vector<core::NamedLayer> layers_of(const std::shared_ptr<torch::nn::Module>& model);
 

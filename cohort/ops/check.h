@@ -12,6 +12,10 @@
 
 /// Do an operator's parts agree? Its gradient with its values, its schema with what it does, its meta
 /// function with its shapes.
+///
+///     const at::Tensor x = at::ones({2, 3}, at::kDouble).requires_grad_();
+///     ops::opcheck("mine::scale", {x, 2.0});
+///     ops::gradcheck([](const auto& inputs) { return std::vector<at::Tensor>{inputs[0].sin()}; }, {x});
 namespace cohort::ops {
 
 /// A check has found a difference; the message says where, and both values.

@@ -1,10 +1,9 @@
-// Examples of headers, compiled. Each line of an example stands here as it does in its header.
+// Examples of headers, compiled. The lines of an example stand here as they do in its header, in their order.
+#include "tests/support/header_examples.h"
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
-
-#include <fstream>
-#include <regex>
 
 #include "cohort/autograd/recompute.h"
 #include "cohort/base/log.h"
@@ -17,6 +16,10 @@
 #include "cohort/data/image_folder.h"
 #include "cohort/data/loader.h"
 #include "cohort/data/transforms/transform_pipeline.h"
+#include "cohort/models/layers.h"
+#include "cohort/models/mlp.h"
+#include "cohort/ops/check.h"
+#include "cohort/ops/operator.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 
@@ -97,30 +100,53 @@ at::Tensor recompute_example(torch::nn::Linear block, const at::Tensor& x) {
   return y + a + b;
 }
 
-// clang-format on
-
-// The lines of the examples in a header, without their indentation.
-std::vector<std::string> example_of(const std::string& header) {
-  std::ifstream file(test::source_dir() / "cohort" / header);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) {
-    std::smatch code;
-    if (std::regex_match(line, code, std::regex("/// {5,}(.*)"))) lines.push_back(code[1]);
-  }
-  return lines;
+std::vector<std::string> layers_example(models::MLP model) {
+  std::vector<std::string> names;
+  for (const auto& [name, layer] : models::layers_of(model.ptr())) names.push_back(name);
+  return names;
 }
 
-TEST(HeaderExamplesTest, StandHereAsTheyStandInTheirHeaders) {
+at::Tensor scale(const at::Tensor& x, double by) { return x * by; }
+at::Tensor scale_meta(const at::Tensor& x, double by) { return x * by; }
+TORCH_LIBRARY(mine, library) {
+  cohort::ops::define(library, "scale(Tensor x, float by) -> Tensor")
+      .cpu(&scale)
+      .meta(&scale_meta)
+      .backward([](const cohort::ops::Call& call, const std::vector<at::Tensor>& gradients) {
+        return std::vector<at::Tensor>{gradients[0] * call.argument<double>(1)};
+      });
+}
+
+at::Tensor operator_example(const at::Tensor& x) {
+  at::Tensor y;
+  static const auto scale = cohort::ops::find<at::Tensor(const at::Tensor&, double)>("mine::scale");
+  y = scale.call(x, 2.0);
+  return y;
+}
+
+void check_example() {
+  const at::Tensor x = at::ones({2, 3}, at::kDouble).requires_grad_();
+  ops::opcheck("mine::scale", {x, 2.0});
+  ops::gradcheck([](const auto& inputs) { return std::vector<at::Tensor>{inputs[0].sin()}; }, {x});
+}
+
+// clang-format on
+
+TEST(HeaderExamplesTest, StandHereInTheOrderOfTheirHeaders) {
   const std::string here = test::read_file(test::source_dir() / "tests/train/header_examples_test.cpp");
-  for (const char* header :
-       {"data/loader.h", "checkpoint/run_checkpoints.h", "bench/timeit.h", "bench/compare.h",
-        "data/transforms/transform_pipeline.h", "config/config.h", "autograd/recompute.h"}) {
-    const std::vector<std::string> lines = example_of(header);
+  for (const char* header : {"data/loader.h", "checkpoint/run_checkpoints.h", "bench/timeit.h",
+                             "bench/compare.h", "data/transforms/transform_pipeline.h", "config/config.h",
+                             "autograd/recompute.h", "models/layers.h", "ops/operator.h", "ops/check.h"}) {
+    const std::vector<std::string> lines = test::example_of(header);
     EXPECT_FALSE(lines.empty()) << header;
-    for (const std::string& line : lines) {
-      EXPECT_NE(here.find(" " + line + "\n"), std::string::npos) << header << ": " << line;
-    }
+    EXPECT_EQ(test::first_missing(lines, here), "") << header;
   }
+}
+
+TEST(HeaderExamplesTest, AreComparedInTheirOrder) {
+  EXPECT_EQ(test::first_missing({"a();", "b();"}, "  a();\n  c();\n  b();\n"), "");
+  EXPECT_EQ(test::first_missing({"b();", "a();"}, "  a();\n  b();\n"), "a();");
+  EXPECT_EQ(test::first_missing({"a();", "a();"}, "  a();\n  b();\n"), "a();");
 }
 
 TEST(HeaderExamplesTest, SayWhatTheySay) {
@@ -130,15 +156,28 @@ TEST(HeaderExamplesTest, SayWhatTheySay) {
   EXPECT_TRUE(timeit_example(at::ones({4}), at::ones({4})).starts_with("mul: best "));
   const at::Tensor x = at::ones({2});
   EXPECT_EQ(recompute_example(torch::nn::Linear(2, 2), x).sizes(), x.sizes());
+  models::ModelOptions mlp;
+  mlp.name = "mlp";
+  mlp.image_size = 2;
+  EXPECT_FALSE(layers_example(models::MLP(mlp)).empty());
+  EXPECT_TRUE(at::equal(operator_example(x), 2 * x));
+  EXPECT_NO_THROW(check_example());
 }
 
-TEST(HeaderExamplesTest, EveryPlacementOfTheTableIsOne) {
-  const std::vector<std::string> lines = example_of("base/placement.h");
+TEST(HeaderExamplesTest, EveryPlacementOfTheTableIsWhatItSays) {
+  const std::map<std::string, std::string> cores = {
+      {"cpu", "4-7"}, {"cpu:0", "4"}, {"cpu:2-3", "6-7"}, {"cpu:0,2", "4,6"}, {"cpu:0/a", "4"}};
+  const base::CpuSet allowed = base::CpuSet::parse("4-7");
+  const std::vector<std::string> lines = test::example_of("base/placement.h");
   EXPECT_EQ(lines.size(), 6u);
   for (const std::string& line : lines) {
     const std::string text = line.substr(0, line.find(' '));
-    if (text.starts_with("cpu")) continue;  // which cores there are depends on the machine
-    EXPECT_EQ(text, "cuda:3");
+    const base::Placement placement = base::Placement::parse(text, allowed);
+    if (text == "cuda:3") {
+      EXPECT_EQ(placement.device, text);
+    } else {
+      EXPECT_EQ(placement.cpus.to_string(), cores.at(text)) << text;
+    }
   }
 }
 
