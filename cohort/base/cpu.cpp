@@ -17,6 +17,7 @@
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/internal/cgroup.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::base {
 namespace {
@@ -120,17 +121,15 @@ bool CpuSet::intersects(const CpuSet& other) const {
 }
 
 std::string CpuSet::to_string() const {
-  std::string text;
+  TextList list(",");
   for (std::size_t i = 0; i < ids_.size();) {
     // The kernel's own notation, as in /proc and taskset: 0-3,8.
     std::size_t end = i;
     while (end + 1 < ids_.size() && ids_[end + 1] == ids_[end] + 1) ++end;
-    if (!text.empty()) text += ',';
-    text += std::to_string(ids_[i]);
-    if (end > i) text.append("-").append(std::to_string(ids_[end]));
+    list.add(ids_[i], end > i ? concat("-", ids_[end]) : "");
     i = end + 1;
   }
-  return text;
+  return list.text();
 }
 
 ScopedPin::~ScopedPin() {

@@ -98,9 +98,7 @@ Words all_gather_words(KeyValueStore& kv_store, const std::string& key, int rank
       words.of_rank = kv_store.get_all(keys);
       words.of_rank.insert(words.of_rank.begin(), mine);
     }
-    TextList missing(",");
-    for (const int who : words.missing) missing.add(who);
-    kv_store.set(all, words.missing.empty() ? "+" + pack(words.of_rank) : "-" + missing.text());
+    kv_store.set(all, words.missing.empty() ? "+" + pack(words.of_rank) : "-" + join(words.missing, ","));
     return words;
   }
   kv_store.set(concat(key, "/", rank), mine);

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::bench {
 namespace {
@@ -191,9 +192,7 @@ std::string Comparison::csv() const {
 }
 
 std::string to_text(const Shape& shape) {
-  std::string text;
-  for (const std::int64_t size : shape) text += (text.empty() ? "" : " x ") + std::to_string(size);
-  return text.empty() ? "-" : text;
+  return shape.empty() ? "-" : base::join(shape, " x ");
 }
 
 }  // namespace cohort::bench

@@ -34,11 +34,7 @@ constexpr std::uint8_t kOperator = 0, kAnnotation = 1, kAnnotationOnGpu = 2;
 
 std::string shapes_of(const KinetoEvent& event) {
   base::TextList shapes;
-  for (const std::vector<std::int64_t>& shape : event.shapes()) {
-    base::TextList sizes;
-    for (const std::int64_t size : shape) sizes.add(size);
-    shapes.add("[", sizes.text(), "]");
-  }
+  for (const std::vector<std::int64_t>& shape : event.shapes()) shapes.add("[", base::join(shape), "]");
   return "[" + shapes.text() + "]";
 }
 

@@ -63,9 +63,7 @@ std::optional<uint64_t> size_bytes(StoredDtype dtype, const std::vector<int64_t>
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
-  base::TextList sizes;
-  for (const int64_t size : shape) sizes.add(size);
-  return "[" + sizes.text() + "]";
+  return "[" + base::join(shape) + "]";
 }
 
 [[noreturn]] void fail(std::string_view file, const std::string& what) {
@@ -319,13 +317,11 @@ std::string make_header(std::vector<TensorEntry>& entries, const Metadata& metad
     // size.
     return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
   });
-  std::string json = "{";
+  base::TextList fields(",");
   if (!metadata.empty()) {
-    json += concat('"', kMetadataKey, "\":{");
-    for (const auto& [key, value] : metadata) {
-      json += concat(json.back() == '{' ? "" : ",", json_text(key), ":", json_text(value));
-    }
-    json += "}";
+    base::TextList pairs(",");
+    for (const auto& [key, value] : metadata) pairs.add(json_text(key), ":", json_text(value));
+    fields.add('"', kMetadataKey, "\":{", pairs.text(), "}");
   }
   uint64_t offset = 0;
   std::unordered_set<std::string_view> names;
@@ -341,13 +337,10 @@ std::string make_header(std::vector<TensorEntry>& entries, const Metadata& metad
                                                         shape_text(entry.shape), " cannot be stored"));
     }
     entry.end = offset;
-    json += json.size() == 1 ? "" : ",";
-    json += concat(json_text(entry.name), ":{\"dtype\":\"", dtype_name(entry.dtype), "\",\"shape\":[");
-    base::TextList sizes(",");
-    for (const int64_t size : entry.shape) sizes.add(size);
-    json += concat(sizes.text(), "],\"data_offsets\":[", entry.begin, ",", entry.end, "]}");
+    fields.add(json_text(entry.name), ":{\"dtype\":\"", dtype_name(entry.dtype), "\",\"shape\":[",
+               base::join(entry.shape, ","), "],\"data_offsets\":[", entry.begin, ",", entry.end, "]}");
   }
-  json += "}";
+  std::string json = concat("{", fields.text(), "}");
   // Blanks are allowed after the object. So the data begins at a multiple of 8, the size of the widest
   // element.
   json.resize((json.size() + 7) / 8 * 8, ' ');

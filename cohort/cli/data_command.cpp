@@ -5,11 +5,13 @@
 #include <cinttypes>
 #include <cstdio>
 #include <filesystem>
+#include <iomanip>
 #include <memory>
 #include <string>
 
 #include "cohort/base/cpu.h"
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/data/dataset_tools.h"
 #include "cohort/data/idx.h"
@@ -96,9 +98,9 @@ int stats_command(const DataArguments& arguments) {
   // YAML on stdout, so that it can go into a configuration as it is. Six decimals are more than 8-bit pixels
   // give.
   const auto print = [](const char* name, const std::vector<double>& values) {
-    std::printf("  %s: [", name);
-    for (std::size_t i = 0; i < values.size(); ++i) std::printf("%s%.6f", i == 0 ? "" : ", ", values[i]);
-    std::printf("]\n");
+    base::TextList list;
+    for (const double value : values) list.add(std::fixed, std::setprecision(6), value);
+    std::printf("  %s: [%s]\n", name, list.text().c_str());
   };
   std::printf("# %" PRId64 " images, %" PRId64 " pixels of %s\ndata:\n", statistics.images, statistics.pixels,
               arguments.source.c_str());

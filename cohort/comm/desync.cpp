@@ -19,6 +19,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/deadline.h"
 #include "cohort/base/threads/serial_queue.h"
 #include "cohort/base/threads/wait.h"
@@ -302,12 +303,11 @@ DesyncWatch watch_for_desync(const Group& job, int signal) {
 }
 
 std::string report() {
-  std::string text;
+  base::TextList reports("\n");
   for (const auto& registry : all_group_registries()) {
-    const std::string one = report_of(*registry);
-    if (!one.empty()) text += (text.empty() ? "" : "\n") + one;
+    if (const std::string report = report_of(*registry); !report.empty()) reports.add(report);
   }
-  return text.empty() ? "this process is in no group" : text;
+  return reports.empty() ? "this process is in no group" : reports.text();
 }
 
 }  // namespace cohort::comm

@@ -62,16 +62,15 @@ std::string rejected_text(const ConfigKey& key, const std::string& text) {
 
 template <typename T>
 std::string list_text(const std::vector<T>& values) {
-  std::string text = "[";
+  base::TextList list;
   for (const T value : values) {
-    if (text.size() > 1) text += ", ";
     if constexpr (std::is_same_v<T, double>) {
-      text += number_text(value);
+      list.add(number_text(value));
     } else {
-      text += std::to_string(value);
+      list.add(std::to_string(value));
     }
   }
-  return text + "]";
+  return "[" + list.text() + "]";
 }
 
 // A list of one and a single value read alike, so the shorter text is written.

@@ -14,6 +14,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/registry.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/text/make_named.h"
 #include "cohort/data/check_index.h"
 
@@ -24,9 +25,7 @@ namespace {
 constexpr std::int64_t kMaxTried = 100;
 
 std::string to_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (const std::int64_t extent : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(extent);
-  return text + "]";
+  return "[" + base::join(shape) + "]";
 }
 
 // Its memory is read as it lies there.

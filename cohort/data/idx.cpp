@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/data/file_bytes.h"
 
 namespace cohort::data {
@@ -114,9 +115,7 @@ std::unique_ptr<Source> open_source(std::span<const std::byte> file, const std::
 }
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text;
-  for (const std::int64_t extent : shape) text += (text.empty() ? "" : " x ") + std::to_string(extent);
-  return text;
+  return base::join(shape, " x ");
 }
 
 std::string hex(std::span<const std::byte> bytes) {

@@ -18,6 +18,7 @@
 #include <unordered_set>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/core/module_type.h"
 #include "cohort/models/observer.h"
 
@@ -168,9 +169,7 @@ std::string grouped(std::int64_t value) {
 }
 
 std::string shape_text(at::IntArrayRef shape) {
-  std::string text;
-  for (const std::int64_t size : shape) text += (text.empty() ? "" : " x ") + std::to_string(size);
-  return text.empty() ? "?" : text;
+  return shape.empty() ? "?" : base::join(shape, " x ");
 }
 
 /// 1234567 with unit "FLOPs" becomes "1.23 MFLOPs".

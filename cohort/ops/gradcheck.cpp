@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "cohort/base/random.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/ops/check.h"
 
 namespace cohort::ops {
@@ -23,12 +24,9 @@ using Tensors = std::vector<at::Tensor>;
 
 /// "(1, 2)" of a tensor with these sizes; "()" of a scalar.
 std::string place_of(std::int64_t element, at::IntArrayRef sizes) {
-  std::string text;
-  for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
-    text = std::to_string(element % *size) + (text.empty() ? "" : ", ") + text;
-    element /= *size;
-  }
-  return "(" + text + ")";
+  std::vector<std::int64_t> index(sizes.size());
+  for (std::size_t dim = sizes.size(); dim-- > 0; element /= sizes[dim]) index[dim] = element % sizes[dim];
+  return "(" + base::join(index) + ")";
 }
 
 /// Where the element lies, whatever the strides.

@@ -104,9 +104,7 @@ at::Tensor without_elements(const at::Tensor& tensor) {
 }
 
 std::string text_of(at::IntArrayRef numbers) {
-  base::TextList list;
-  for (const std::int64_t number : numbers) list.add(number);
-  return "[" + list.text() + "]";
+  return "[" + base::join(numbers) + "]";
 }
 
 class OperatorCheck {

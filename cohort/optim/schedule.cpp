@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::optim {
 namespace {
@@ -148,9 +149,7 @@ LRSchedulePtr step_decay(std::int64_t step_size, double gamma) {
 }
 
 LRSchedulePtr multistep(std::vector<std::int64_t> milestones, double gamma) {
-  std::string text = "multistep(milestones=[";
-  for (std::size_t k = 0; k < milestones.size(); ++k) text += concat(k ? ", " : "", milestones[k]);
-  text += concat("], gamma=", gamma, ")");
+  std::string text = concat("multistep(milestones=[", base::join(milestones), "], gamma=", gamma, ")");
   for (std::int64_t milestone : milestones)
     require(milestone >= 0, "multistep", concat("milestone ", milestone, ", expected 0 or more"));
   std::sort(milestones.begin(), milestones.end());

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <numeric>
+#include <set>
+#include <string>
+#include <vector>
 
 namespace cohort::base {
 namespace {
@@ -21,6 +25,13 @@ TEST(FormatListTest, JoinsTexts) {
   EXPECT_EQ(join({}), "");
   EXPECT_EQ(join({"a"}), "a");
   EXPECT_EQ(join({"a", "b", "c"}), "a, b, c");
+}
+
+TEST(FormatListTest, JoinsWhateverHasATextOfItsOwn) {
+  EXPECT_EQ(join(std::vector<std::int64_t>{2, 3, 4}, " x "), "2 x 3 x 4");
+  EXPECT_EQ(join(std::set<std::string>{"b", "a"}, ", or "), "a, or b");
+  EXPECT_EQ(join(std::vector<double>()), "");
+  EXPECT_EQ(join(std::vector<double>{0.5, 0.25}), "0.5, 0.25");
 }
 
 TEST(TextListTest, PutsSeparatorsBetweenPartsAlsoEmptyOnes) {

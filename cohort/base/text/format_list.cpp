@@ -16,9 +16,7 @@ std::string format_list(std::string_view noun, const std::vector<int>& numbers) 
 }
 
 std::string join(const std::vector<std::string>& texts, std::string_view separator) {
-  TextList list(separator);
-  for (const std::string& each : texts) list.add(each);
-  return list.text();
+  return join<std::vector<std::string>>(texts, separator);
 }
 
 }  // namespace cohort::base

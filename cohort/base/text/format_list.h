@@ -39,4 +39,12 @@ class TextList {
   bool is_empty_ = true;
 };
 
+/// Returns what concat() makes of each value, with `separator` between them: join(tensor.sizes(), " x ").
+template <typename Range>
+std::string join(const Range& values, std::string_view separator = ", ") {
+  TextList list(separator);
+  for (const auto& value : values) list.add(value);
+  return list.text();
+}
+
 }  // namespace cohort::base

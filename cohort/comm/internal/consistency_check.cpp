@@ -51,12 +51,6 @@ std::uint64_t traffic(int from, int to, std::int64_t rows) {
   return Hash().add(std::int64_t{from}).add(std::int64_t{to}).add(rows).value();
 }
 
-std::string rows_text(const std::vector<std::int64_t>& rows) {
-  std::string text;
-  for (const std::int64_t count : rows) text += base::concat(text.empty() ? "" : "+", count);
-  return text;
-}
-
 milliseconds left(base::Deadline deadline) {
   return milliseconds(std::max(1, deadline.remaining_ms()));
 }
@@ -81,7 +75,8 @@ Fingerprint make_fingerprint(const GroupState& group, const Signature& signature
   }
   std::string text = signature.text();
   if (!details.in_rows.empty()) {
-    text += base::concat(" rows ", rows_text(details.in_rows), " out, ", rows_text(details.out_rows), " in");
+    text += base::concat(" rows ", base::join(details.in_rows, "+"), " out, ",
+                         base::join(details.out_rows, "+"), " in");
   }
   // Fingerprints have one size on all ranks; what is cut off is still in the hash.
   if (text.size() >= mine.text.size()) text.replace(mine.text.size() - 4, std::string::npos, "...");

@@ -91,15 +91,15 @@ std::string table(const std::vector<std::array<std::string, 5>>& rows) {
   for (const auto& row : rows) {
     for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
   }
-  std::string text;
+  base::TextList lines("\n");
   for (const auto& row : rows) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i)
       line += row[i] + std::string(width[i] - row[i].size() + 2, ' ');
     line.erase(line.find_last_not_of(' ') + 1);
-    text += (text.empty() ? "" : "\n") + line;
+    lines.add(line);
   }
-  return text;
+  return lines.text();
 }
 
 std::string describe(const FlightEntry& entry) {
@@ -185,24 +185,23 @@ std::string join_answers(const std::vector<std::optional<std::vector<Answer>>>& 
 }
 
 std::string report_of(GroupRegistry& registry) {
-  std::string text;
+  base::TextList lines("\n");
   for (const auto& group : registry.groups()) {
     const std::vector<FlightEntry> entries = group->flight.last();
-    text += base::concat(text.empty() ? "" : "\n", "group '", group->name, "' (", group->backend, "), rank ",
-                         group->rank, "/", group->size, ", rank ", registry.rank, " of the job, ",
-                         group->calls.load(), " collectives");
+    lines.add("group '", group->name, "' (", group->backend, "), rank ", group->rank, "/", group->size,
+              ", rank ", registry.rank, " of the job, ", group->calls.load(), " collectives");
     std::size_t shown = 0;
     for (const FlightEntry& entry : entries) {
       // The oldest eight: what else is under way waits behind them.
       if (entry.state == CallState::kDone || ++shown > 8) continue;
-      text += "\n  " + describe(entry);
-      for (const std::string& frame : name_frames(entry)) text += "\n      " + frame;
+      lines.add("  ", describe(entry));
+      for (const std::string& frame : name_frames(entry)) lines.add("      ", frame);
     }
     const auto done = [](const FlightEntry& entry) { return entry.state == CallState::kDone; };
     const auto last = std::find_if(entries.rbegin(), entries.rend(), done);
-    if (last != entries.rend()) text += "\n  last done: " + describe(*last);
+    if (last != entries.rend()) lines.add("  last done: ", describe(*last));
   }
-  return text;
+  return lines.text();
 }
 
 }  // namespace cohort::comm

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::comm {
 
@@ -26,23 +27,19 @@ Signature::Signature(const char* name, const CallDetails& details)
 }
 
 std::string Signature::shape_text() const {
-  std::string text;
+  base::TextList list;
   const int shown = std::min(num_tensors, static_cast<int>(shapes.size()));
   for (int i = 0; i < shown; ++i) {
     const Shape& shape = shapes[static_cast<std::size_t>(i)];
-    text += base::concat(i == 0 ? "" : ", ", c10::scalarTypeToTypeMeta(shape.dtype).name(), "[");
-    for (int dim = 0; dim < shape.dim; ++dim) {
-      if (dim > 0) text += ", ";
-      if (dim == static_cast<int>(shape.sizes.size())) {
-        text += "...";
-        break;
-      }
-      text += std::to_string(shape.sizes[static_cast<std::size_t>(dim)]);
-    }
-    text += "]";
+    const auto dim = static_cast<std::size_t>(shape.dim);
+    const auto known = std::min(dim, shape.sizes.size());
+    base::TextList sizes;
+    for (std::size_t d = 0; d < known; ++d) sizes.add(shape.sizes[d]);
+    if (dim > known) sizes.add("...");
+    list.add(c10::scalarTypeToTypeMeta(shape.dtype).name(), "[", sizes.text(), "]");
   }
-  if (num_tensors > shown) text += base::concat(" and ", num_tensors - shown, " more");
-  return text;
+  if (num_tensors <= shown) return list.text();
+  return base::concat(list.text(), " and ", num_tensors - shown, " more");
 }
 
 std::string Signature::text() const {

@@ -55,12 +55,6 @@ bool is_file(int fd) {
   return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
 }
 
-std::string list(const std::vector<int>& numbers) {
-  base::TextList text;
-  for (const int number : numbers) text.add(number);
-  return text.text();
-}
-
 }  // namespace
 
 Agent::Agent(const RunOptions& options, const WorkerGroupSpec& place, const AgentParts& parts)
@@ -142,7 +136,7 @@ void Agent::supervise(WorkerGroup& workers) {
     if (signal_ == 0 && !workers.failures().empty()) stop_by_failure(workers);
     handle_other_nodes(workers);
     if (!killed && (force_kill_ || grace_.expired()) && workers.running()) {
-      const std::string late = list(workers.running_ranks());
+      const std::string late = base::join(workers.running_ranks());
       workers.kill();
       killed = true;
       grace_ = base::Deadline::never();
@@ -153,7 +147,8 @@ void Agent::supervise(WorkerGroup& workers) {
                                              options_.shutdown_timeout.count(), " ms, and is killed"));
       }
     }
-    after_kill.check("launch.run", concat("local rank ", list(workers.running_ranks()), " to die of SIGKILL"),
+    after_kill.check("launch.run",
+                     concat("local rank ", base::join(workers.running_ranks()), " to die of SIGKILL"),
                      "look what it waits for in the kernel: /proc/PID/wchan");
   }
 }

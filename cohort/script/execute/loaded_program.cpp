@@ -123,11 +123,7 @@ struct LoadedProgram::Impl {
 std::string LoadedProgram::Impl::misfit(const Tensors& inputs) const {
   std::vector<const GuardedProgram*> near;
   std::set<std::string> known;
-  const auto listed = [&] {
-    std::string text;
-    for (const std::string& each : known) text += (text.empty() ? "" : ", or ") + each;
-    return text;
-  };
+  const auto listed = [&] { return base::join(known, ", or "); };
   for (const GuardedProgram& entry : entries) {
     known.insert(concat(entry.inputs.size()));
     if (entry.inputs.size() == inputs.size()) near.push_back(&entry);

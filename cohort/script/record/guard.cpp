@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::script {
 namespace {
@@ -171,15 +172,14 @@ bool InputGuard::storages_hold(std::span<const at::Tensor> inputs) const {
 }
 
 std::string InputGuard::str() const {
-  std::string text;
+  base::TextList list;
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     const Input& input = inputs_[i];
-    if (i > 0) text += ", ";
-    text += input.defined ? input.layout.str() : "undefined";
-    if (input.requires_grad) text += " that needs a gradient";
-    if (input.shares_with != i) text += concat(" that shares memory with input ", input.shares_with);
+    list.add(input.defined ? input.layout.str() : "undefined",
+             input.requires_grad ? " that needs a gradient" : "",
+             input.shares_with == i ? "" : concat(" that shares memory with input ", input.shares_with));
   }
-  return text;
+  return list.text();
 }
 
 ModuleGuard::Held ModuleGuard::Held::of(const at::Tensor& tensor) {

@@ -24,9 +24,7 @@ std::vector<double> initial_rates(const std::vector<ParamGroups>& optimizers) {
 /// The rates without those that repeat the one before: groups mostly share one.
 std::string text_of(std::vector<double> rates) {
   rates.erase(std::unique(rates.begin(), rates.end()), rates.end());
-  base::TextList list;
-  for (const double rate : rates) list.add(rate);
-  return list.text();
+  return base::join(rates);
 }
 
 }  // namespace

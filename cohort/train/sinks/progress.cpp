@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::train {
 namespace {
@@ -139,8 +140,9 @@ std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode)
     const int cells = std::clamp(8 + width - length(), 8, 28);
     parts[kBar].text = bar_text(static_cast<double>(n.step) / static_cast<double>(n.steps), cells, unicode);
   }
-  std::string line;
-  for (const LineItem& part : parts) line += (line.empty() ? "" : "  ") + part.text;
+  base::TextList items("  ");
+  for (const LineItem& part : parts) items.add(part.text);
+  const std::string& line = items.text();
   // A terminal narrower than the first part: cut, as a line that wraps cannot be drawn over.
   return columns(line) <= width ? line : line.substr(0, static_cast<std::size_t>(std::max(0, width)));
 }
