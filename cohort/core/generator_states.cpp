@@ -154,6 +154,19 @@ GeneratorStates::After GeneratorStates::Again::after() const {
   return draws_ ? After::now() : After();
 }
 
+ReseededGenerators::ReseededGenerators(const std::vector<at::Generator>& generators) {
+  for (at::Generator generator : generators) {
+    const std::lock_guard lock(generator.mutex());
+    before_.emplace_back(generator, generator.get_state());
+    generator.set_current_seed(c10::detail::getNonDeterministicRandom());
+  }
+}
+
+// Backwards: the first state of a generator that stands there twice is the one before.
+ReseededGenerators::~ReseededGenerators() {
+  for (auto each = before_.rbegin(); each != before_.rend(); ++each) set_state_of(each->first, each->second);
+}
+
 GlobalGeneratorAsFound::GlobalGeneratorAsFound(base::Deadline::Clock::duration patience) {
   std::unique_lock lock(lender().mutex);
   lender().wait_for_turn(lock, patience);

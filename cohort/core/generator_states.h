@@ -72,6 +72,21 @@ class GeneratorStates {
   std::vector<std::pair<at::Generator, at::Tensor>> others_;
 };
 
+/// While it lives, these generators draw from new seeds; at the end they are where they were. A state is taken
+/// and its seed set under one lock, so what other threads draw comes before, or from the new seed: none of
+/// them draws a number twice.
+class ReseededGenerators {
+ public:
+  /// A generator may stand among them twice.
+  explicit ReseededGenerators(const std::vector<at::Generator>& generators);
+  ~ReseededGenerators();
+  ReseededGenerators(const ReseededGenerators&) = delete;
+  ReseededGenerators& operator=(const ReseededGenerators&) = delete;
+
+ private:
+  std::vector<std::pair<at::Generator, at::Tensor>> before_;
+};
+
 /// LibTorch's global generator of the CPU, which is put back at the end where it was seeded meanwhile. What
 /// Again lends on another thread at the same time is no news of it: then it counts as unchanged. It begins
 /// when no other thread has lent the generator. Blocking and Throws: as Again.

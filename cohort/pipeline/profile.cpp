@@ -91,6 +91,14 @@ class LayerLocks {
   std::vector<bool> is_taken_ = std::vector<bool>(number_.size());
 };
 
+std::vector<at::Generator> generators_of_gpus(const std::vector<c10::Device>& devices) {
+  std::vector<at::Generator> generators;
+  for (const c10::Device device : devices) {
+    if (!device.is_cpu()) generators.push_back(at::globalContext().defaultGenerator(device));
+  }
+  return generators;
+}
+
 // What all placements run. Shared, as one that hangs is left behind.
 struct ProfileState {
   Stage model;
@@ -235,25 +243,9 @@ OwnNumbers::OwnNumbers(const std::vector<c10::Device>& devices)
     : OwnNumbers(devices,
                  at::make_generator<at::CPUGeneratorImpl>(c10::detail::getNonDeterministicRandom())) {}
 
-// Operators that are given the CPU's global generator draw from `own`, too. A GPU's state is taken and its
-// seed set under one lock: what others draw comes before, or from the new seed.
-OwnNumbers::OwnNumbers(const std::vector<c10::Device>& devices, const at::Generator& own) : scope_(own, own) {
-  for (const c10::Device device : devices) {
-    if (device.is_cpu()) continue;
-    at::Generator generator = at::globalContext().defaultGenerator(device);
-    const std::lock_guard lock(generator.mutex());
-    gpus_.emplace_back(generator, generator.get_state());
-    generator.set_current_seed(c10::detail::getNonDeterministicRandom());
-  }
-}
-
-// Backwards, as a GPU may stand here twice.
-OwnNumbers::~OwnNumbers() {
-  for (auto gpu = gpus_.rbegin(); gpu != gpus_.rend(); ++gpu) {
-    const std::lock_guard lock(gpu->first.mutex());
-    gpu->first.set_state(gpu->second);
-  }
-}
+// Operators that are given the CPU's global generator draw from `own`, too.
+OwnNumbers::OwnNumbers(const std::vector<c10::Device>& devices, const at::Generator& own)
+    : scope_(own, own), gpus_(generators_of_gpus(devices)) {}
 
 std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& micro_batch,
                                          const ProfileOptions& options) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/core/generator_states.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/pipeline/pipeline.h"
 
@@ -56,11 +57,10 @@ class KeepState {
 
 /// While it lives the calling thread, and the placements' threads that it gives work to, draw numbers of
 /// their own. LibTorch's generators are where they were afterwards: the CPU's is left alone, and those of
-/// GPUs among `devices` are seeded anew and then put back. No other thread draws a number of theirs twice.
+/// GPUs among `devices` are core::ReseededGenerators.
 class OwnNumbers {
  public:
   explicit OwnNumbers(const std::vector<c10::Device>& devices);
-  ~OwnNumbers();
   OwnNumbers(const OwnNumbers&) = delete;
   OwnNumbers& operator=(const OwnNumbers&) = delete;
 
@@ -68,7 +68,7 @@ class OwnNumbers {
   OwnNumbers(const std::vector<c10::Device>& devices, const at::Generator& own);
 
   core::RandomScope scope_;
-  std::vector<std::pair<at::Generator, at::Tensor>> gpus_;  // and their states
+  core::ReseededGenerators gpus_;
 };
 
 }  // namespace cohort::pipeline

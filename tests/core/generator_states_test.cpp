@@ -84,5 +84,25 @@ TEST(GeneratorStatesTest, WhatAnotherThreadLendsMeanwhileIsNoChange) {
   lender.join();
 }
 
+TEST(ReseededGeneratorsTest, DrawFromNewSeedsAndAreAfterwardsWhereTheyWere) {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  const auto twin = at::make_generator<at::CPUGeneratorImpl>(7);
+  const auto drawn = [](const at::Generator& from) { return at::rand({8}, from, at::kFloat); };
+  drawn(generator);
+  const at::Tensor next = (drawn(twin), drawn(twin));
+  {
+    const ReseededGenerators reseeded({generator});
+    EXPECT_FALSE(at::equal(drawn(generator), next));
+  }
+  EXPECT_TRUE(at::equal(drawn(generator), next));
+}
+
+TEST(ReseededGeneratorsTest, AGeneratorThatStandsThereTwiceIsPutBackToo) {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  const at::Tensor before = generator.get_state();
+  { const ReseededGenerators reseeded({generator, generator}); }
+  EXPECT_TRUE(at::equal(generator.get_state(), before));
+}
+
 }  // namespace
 }  // namespace cohort::core
