@@ -5,12 +5,11 @@
 // inside comes first.
 #include "cohort/parallel/comm_hook.h"
 
-#include <condition_variable>
-#include <mutex>
+#include <memory>
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/deadline.h"
-#include "cohort/base/threads/wait.h"
+#include "cohort/base/threads/future.h"
 #include "cohort/comm/failed_call.h"
 
 namespace cohort::parallel {
@@ -52,19 +51,8 @@ class Awaited : public Reduction {
         future_(std::move(future)),
         deadline_(bucket.timeout.count() > 0 ? bucket.timeout : bucket.group.timeout()) {}
   bool advance() override {
-    // Shared, since the future may complete after this call has given up.
-    const auto over = std::make_shared<Over>();
-    future_->addCallback([over](c10::ivalue::Future&) {
-      const std::lock_guard lock(over->mutex);
-      over->is_so = true;
-      over->changed.notify_all();
-    });
-    {
-      std::unique_lock lock(over->mutex);
-      if (!base::wait(over->changed, lock, [&] { return over->is_so; }, deadline_.later(kErrorTime))) {
-        lock.unlock();
-        fail(TimeoutError("parallel.reduce", "it did not complete the future of a bucket"));
-      }
+    if (!is_complete_by(deadline_.later(kErrorTime))) {
+      fail(TimeoutError("parallel.reduce", "it did not complete the future of a bucket"));
     }
     at::Tensor result;
     try {
@@ -83,11 +71,13 @@ class Awaited : public Reduction {
   }
 
  private:
-  struct Over {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool is_so = false;
-  };
+  bool is_complete_by(base::Deadline deadline) {
+    // The callback has the promise: the future may complete after this call has given up.
+    const auto promise = std::make_shared<base::Promise<void>>("the future of a communication hook");
+    const base::Future<void> complete = promise->future();
+    future_->addCallback([promise](c10::ivalue::Future&) { promise->set(); });
+    return complete.wait(deadline);
+  }
   [[noreturn]] void fail(const std::exception& error) const {
     comm::fail_call(group_, error, base::concat("a communication hook, for ", buffer_.numel(), " numbers"),
                     deadline_, [this] { return future_->completed(); });
