@@ -20,12 +20,12 @@
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
-#include "cohort/base/threads/pipe_signal.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/timeline.h"
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/internal/consistency_check.h"
 #include "cohort/comm/internal/error_cause.h"
+#include "cohort/comm/internal/pipe_signal.h"
 
 namespace cohort::comm {
 namespace {
@@ -200,7 +200,7 @@ void PendingState::begin_message(const CallDetails& details, const Body& body) {
   signature.number = group->messages.fetch_add(1);
   ticket = group->flight.begin(signature, -1);
   // Gloo sends messages on this thread, those on the CPU of a group for GPUs too.
-  std::optional<base::BlockedPipeSignal> errors_not_signals;
+  std::optional<BlockedPipeSignal> errors_not_signals;
   if (!is_on_gpu() && group->backend != "shm" && group->backend != "mpi") errors_not_signals.emplace();
   hand_over(body);
 }

@@ -27,12 +27,12 @@
 #include "cohort/base/key_value_store.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
-#include "cohort/base/threads/pipe_signal.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/comm/internal/backend.h"
 #include "cohort/comm/internal/error_cause.h"
 #include "cohort/comm/internal/missing_ranks.h"
+#include "cohort/comm/internal/pipe_signal.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/core/torch_compat.h"
 
@@ -178,7 +178,7 @@ BackendInstance make_gloo(const BackendOptions& options) {
   // So the thread that connects may be left behind, and what it waits on with it.
   const c10::intrusive_ptr<c10d::Store> connection = options.connections->take();
   base::Future<c10::intrusive_ptr<Gloo>> made = base::run_apart("Gloo to connect", [options, connection] {
-    const base::BlockedPipeSignal errors_not_signals;  // for Gloo's threads, which are made here
+    const BlockedPipeSignal errors_not_signals;  // for Gloo's threads, which are made here
     auto gloo_options = Gloo::Options::create(options.timeout);
     gloo_options->devices = make_devices(options.reach);
     return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>(options.prefix, connection),

@@ -4,7 +4,7 @@
 
 #include <ctime>
 
-namespace cohort::base {
+namespace cohort::comm {
 
 /// While it lives, writing to a pipe or connection that nobody reads any more is an error (EPIPE) on this
 /// thread, and for ever on threads that it makes meanwhile; by itself it would end the process without a word
@@ -30,4 +30,4 @@ class BlockedPipeSignal {
   sigset_t set_, before_;
 };
 
-}  // namespace cohort::base
+}  // namespace cohort::comm

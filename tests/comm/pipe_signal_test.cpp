@@ -1,4 +1,4 @@
-#include "cohort/base/threads/pipe_signal.h"
+#include "cohort/comm/internal/pipe_signal.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <thread>
 
-namespace cohort::base {
+namespace cohort::comm {
 namespace {
 
 // How a process ends in which `body` runs with the signal as the system has it.
@@ -60,4 +60,4 @@ TEST(PipeSignalTest, AfterwardsItIsASignalAgain) {
 }
 
 }  // namespace
-}  // namespace cohort::base
+}  // namespace cohort::comm
