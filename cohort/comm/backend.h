@@ -46,6 +46,11 @@ struct BackendInstance {
   bool is_distributed = true;
   /// True: an element's sum goes in the order of ranks, wherever in the tensor it lies.
   bool deterministic_rank_order = false;
+  /// Why it has no tags of messages, for the error of send() and recv(): "NCCL has no tags". Empty: it has.
+  std::string no_message_tags = "";
+  /// False: send() and recv() of tensors on the CPU never write to a socket on the calling thread, or do it
+  /// with MSG_NOSIGNAL. True costs two system calls per message, and a lost peer cannot end the process.
+  bool may_raise_sigpipe = true;
   /// That its tensors are on. A group over a backend for GPUs has gloo beside it, for tensors on the CPU.
   c10::DeviceType device = c10::kCPU;
 };

@@ -44,12 +44,11 @@ void check_numel(const char* call, const at::Tensor& big, const at::Tensor& smal
   }
 }
 
-// NCCL matches messages by their order alone.
+// A group for GPUs sends tensors on the CPU over gloo, which has tags.
 void check_tag(const GroupState& state, const char* call, const at::Tensor& tensor, int tag) {
-  if (tag == 0 || tensor.is_cpu() || state.backend != "nccl") return;
-  reject(base::concat(call, ": tag is ", tag,
-                      ", and NCCL has no tags: it would take messages in the order in "
-                      "which they were sent"),
+  if (tag == 0 || state.no_message_tags.empty() || tensor.device().type() != state.device) return;
+  reject(base::concat(call, ": tag is ", tag, ", and ", state.no_message_tags,
+                      ": it would take messages in the order in which they were sent"),
          "tag 0, and messages in the same order on both ends; or tensors on the CPU");
 }
 

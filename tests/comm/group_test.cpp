@@ -229,6 +229,22 @@ TEST(BackendTest, ARegisteredBackendIsMadeByNameAndChosenWhereItSuits) {
                            "the backend 'gloo' is registered already, by Cohort");
 }
 
+COHORT_REGISTER_BACKEND("tagless", {.make = [](const BackendOptions& options) {
+                          BackendInstance made = make_fake(options);
+                          made.no_message_tags = "Tagless has no tags";
+                          return made;
+                        }});
+
+TEST(BackendTest, AMessageWithATagIsRejectedByABackendThatHasNone) {
+  const Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "tagless", milliseconds(1000));
+  at::Tensor tensor = at::ones({3});
+  COHORT_EXPECT_THROW_WITH(group.send(tensor, 1, 7), UsageError,
+                           "send: tag is 7, and Tagless has no tags: it would take messages in the order in "
+                           "which they were sent");
+  COHORT_EXPECT_THROW_WITH(group.recv(tensor, 1, 7), UsageError, "recv: tag is 7, and Tagless has no tags");
+  group.send(tensor, 1).wait();  // in the order in which they are sent
+}
+
 TEST(GroupTest, ACollectiveThatARankDoesNotJoinEndsAtTheDeadlineAndBreaksTheGroup) {
   std::atomic<int> passed{0};
   run_ranks(2, "gloo", [&](Group& group) {

@@ -333,6 +333,8 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   }
   state->is_distributed = made.is_distributed;
   state->deterministic_rank_order = made.deterministic_rank_order;
+  state->no_message_tags = made.no_message_tags;
+  state->may_raise_sigpipe = (for_cpu ? *for_cpu : made).may_raise_sigpipe;
   state->device = made.device;
   state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, options.rank, size);
   state->group->setBackend(made.device, made.type, made.backend);

@@ -60,6 +60,8 @@ struct GroupState {
   bool is_kept_by_rank = true;            ///< the store, by the job's rank 0, with whose end it goes
   bool is_distributed = true;             ///< as the backend says
   bool deterministic_rank_order = false;  ///< as it says too
+  std::string no_message_tags = "";       ///< why, as it says
+  bool may_raise_sigpipe = true;          ///< as the backend of tensors on the CPU says
   c10::DeviceType device = c10::kCPU;     ///< that its tensors are on
   c10::intrusive_ptr<c10d::Store> store;
   std::string prefix;                             ///< of its keys, before those that the store has

@@ -199,9 +199,8 @@ void PendingState::begin_message(const CallDetails& details, const Body& body) {
   signature = Signature(signature.call, details);
   signature.number = group->messages.fetch_add(1);
   ticket = group->flight.begin(signature, -1);
-  // Gloo sends messages on this thread, those on the CPU of a group for GPUs too.
   std::optional<BlockedPipeSignal> errors_not_signals;
-  if (!is_on_gpu() && group->backend != "shm" && group->backend != "mpi") errors_not_signals.emplace();
+  if (!is_on_gpu() && group->may_raise_sigpipe) errors_not_signals.emplace();
   hand_over(body);
 }
 

@@ -105,7 +105,9 @@ class RecordingBackend : public CpuBackend, public FakeBackend {
 }  // namespace
 
 BackendInstance make_fake(const BackendOptions& options) {
-  return {.backend = c10::make_intrusive<RecordingBackend>(options), .is_distributed = false};
+  return {.backend = c10::make_intrusive<RecordingBackend>(options),
+          .is_distributed = false,
+          .may_raise_sigpipe = false};
 }
 
 FakeBackend& FakeBackend::of(const Group& group) {

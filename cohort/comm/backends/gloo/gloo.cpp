@@ -201,7 +201,8 @@ BackendInstance make_gloo(const BackendOptions& options) {
     throw CommError("comm.gloo", "LibTorch's Gloo backend is laid out otherwise than Cohort was compiled for",
                     "build Cohort with the headers of the LibTorch that it runs with");
   }
-  return {.backend = backend, .type = c10d::ProcessGroup::BackendType::GLOO};
+  // It sends messages on the calling thread, without MSG_NOSIGNAL.
+  return {.backend = backend, .type = c10d::ProcessGroup::BackendType::GLOO, .may_raise_sigpipe = true};
 }
 
 }  // namespace cohort::comm

@@ -11,4 +11,5 @@ extern "C" __attribute__((visibility("default"))) void cohort_make_nccl(
       c10::make_intrusive<c10d::ProcessGroupNCCL>(options.store, options.rank, options.size, settings);
   made.type = c10d::ProcessGroup::BackendType::NCCL;
   made.device = c10::kCUDA;
+  made.no_message_tags = "NCCL has no tags";  // it matches messages by their order alone
 }

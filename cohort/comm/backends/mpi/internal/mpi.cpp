@@ -155,5 +155,6 @@ __attribute__((visibility("default"))) void cohort_make_mpi(const cohort::comm::
       engine, make_communicators(engine, members, options.rank, deadline), options.timeout);
   made.type = c10d::ProcessGroup::BackendType::MPI;
   made.deterministic_rank_order = true;
+  made.may_raise_sigpipe = false;
 }
 }
