@@ -101,7 +101,7 @@ std::function<void()> make_mode(const std::string& mode, const Sizes& sizes) {
   }
   if (mode == "pipeline") {
     pipeline::PipelineOptions options;
-    options.placements = {"cpu:0", "cpu:1"};
+    options.placements = base::parse_placements("cpu:0,cpu:1");
     options.num_micro_batches = 4;
     auto pipe = std::make_shared<pipeline::Pipeline>(
         std::vector<pipeline::Stage>{core::AnyLayer(part_of(net, true)), core::AnyLayer(part_of(net, false))},

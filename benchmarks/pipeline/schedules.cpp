@@ -20,11 +20,13 @@ namespace {
 using namespace cohort;
 using namespace cohort::pipeline;
 
-std::vector<std::string> placements(int count) {
+std::vector<base::Placement> placements(int count) {
   const int cores = base::CpuSet::of_process().size();
-  std::vector<std::string> names;
-  for (int i = 0; i < count; ++i) names.push_back(base::concat("cpu:", i % cores, "/p", i));
-  return names;
+  std::vector<base::Placement> all;
+  for (int i = 0; i < count; ++i) {
+    all.push_back(base::Placement::parse(base::concat("cpu:", i % cores, "/p", i)));
+  }
+  return all;
 }
 
 void schedule(Schedule of, int chunks, int micro_batches, double ms, int steps) {
@@ -60,10 +62,10 @@ void schedule(Schedule of, int chunks, int micro_batches, double ms, int steps) 
 }
 
 // From the end of a forward in one stage to the begin of the next stage's: what a micro-batch waits.
-void hand_over(const std::vector<std::string>& on, const char* what) {
+void hand_over(const char* on, const char* what) {
   const Stage nothing([](const Tensors& in) { return Tensors{in.at(0)}; }, {});
   PipelineOptions options;
-  options.placements = on;
+  options.placements = base::parse_placements(on);
   options.num_micro_batches = 1;
   Pipeline pipe({nothing, nothing}, options);
   const torch::NoGradGuard no_grad;
@@ -98,7 +100,7 @@ int main(int argc, char** argv) {
   schedule(Schedule::kOneFOneB, 1, micro_batches, ms, steps);
   schedule(Schedule::kInterleaved, 2, micro_batches, ms, steps);
   schedule(Schedule::kZeroBubble, 1, micro_batches, ms, steps);
-  hand_over({"cpu:0", "cpu:1"}, "two cores");
-  hand_over({"cpu:0/a", "cpu:0/b"}, "two threads of one core");
+  hand_over("cpu:0,cpu:1", "two cores");
+  hand_over("cpu:0/a,cpu:0/b", "two threads of one core");
   return 0;
 }

@@ -45,10 +45,10 @@ struct ModelRunnerOptions {
   std::string name = "plain";                 ///< one of model_runner_names()
   at::Device device = at::kCPU;               ///< of inputs and logits
   std::vector<base::Placement> devices = {};  ///< empty: each core that the process may use, or each GPU
-  std::map<std::string, std::string> device_map = {};  ///< layers and their placements; empty: measured
-  std::string schedule = "1f1b";                       ///< of a pipeline
-  std::int64_t num_micro_batches = 4;                  ///< of a pipeline
-  std::int64_t batch_size = 32;                        ///< samples of one forward
+  std::map<std::string, base::Placement> device_map = {};  ///< layers and their placements; empty: measured
+  std::string schedule = "1f1b";                           ///< of a pipeline
+  std::int64_t num_micro_batches = 4;                      ///< of a pipeline
+  std::int64_t batch_size = 32;                            ///< samples of one forward
   /// Returns what the model gets for `samples` samples: to measure layers with.
   std::function<at::Tensor(std::int64_t samples)> example_input = nullptr;
   /// Returns how many tensors of its size the optimizer keeps for a parameter: where layers are measured.

@@ -110,7 +110,7 @@ std::vector<c10::Device> devices_of(const PipelineOptions& options) {
   std::vector<c10::Device> devices;
   for (std::size_t i = 0; i < options.placements.size(); ++i) {
     if (options.group && options.group.rank() != static_cast<int>(i)) continue;
-    devices.push_back(core::device_of(base::Placement::parse(options.placements[i])));
+    devices.push_back(core::device_of(options.placements[i]));
   }
   return devices;
 }

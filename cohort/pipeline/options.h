@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/placement.h"
 #include "cohort/comm/group.h"
 #include "cohort/pipeline/simulate.h"
 #include "cohort/pipeline/stage.h"
@@ -25,8 +26,8 @@ struct Skip {
 };
 
 struct PipelineOptions {
-  /// base/placement.h: "cpu:0", "cpu:2-3", "cuda:1". Stage s is on placement s % placements.size().
-  std::vector<std::string> placements;
+  /// As of base::parse_placements("cpu:0,cpu:1"). Stage s is on placement s % placements.size().
+  std::vector<base::Placement> placements;
   /// How many; a batch with fewer samples has one each. Sizes differ by one at most. Or:
   int num_micro_batches = 0;
   /// Samples in each; the last has what is left.

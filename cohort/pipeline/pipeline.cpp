@@ -246,17 +246,9 @@ void Pipeline::Impl::leave_behind(const std::shared_ptr<Run>& run, std::vector<b
 
 Pipeline::Pipeline(std::vector<Stage> stages, PipelineOptions options) : impl_(std::make_shared<Impl>()) {
   check_options(stages, options);
+  check_distinct(options);
   Impl& impl = *impl_;
-  std::vector<base::Placement> placements;
-  for (std::size_t i = 0; i < options.placements.size(); ++i) {
-    placements.push_back(parse_placement(options.placements, i, stages.size()));
-    for (std::size_t before = 0; before < i; ++before) {
-      if (options.group || !(placements[before] == placements[i])) continue;
-      throw UsageError(
-          kWhere, concat("placement ", placements[i].name, " stands twice, for one thread"),
-          concat(placements[i].name, "/a and ", placements[i].name, "/b, which share the cores"));
-    }
-  }
+  const std::vector<base::Placement>& placements = options.placements;
   for (std::size_t i = 0; i < placements.size(); ++i) {
     const bool is_mine = !options.group || options.group.rank() == static_cast<int>(i);
     impl.workers.push_back(is_mine ? PlacementWorker::of(placements[i]) : nullptr);

@@ -15,7 +15,8 @@
 /// A model in stages on several placements of this process: docs/guide/pipeline.md.
 ///
 ///     pipeline::Pipeline pipe({first_half, second_half},
-///                             {.placements = {"cpu:0", "cpu:1"}, .num_micro_batches = 8});
+///                             {.placements = base::parse_placements("cpu:0,cpu:1"),
+///                              .num_micro_batches = 8});
 ///     optimizer.zero_grad();
 ///     auto loss = pipe.step(images, labels, [](const auto& out, const auto& label) {
 ///       return torch::cross_entropy_loss(out, label);

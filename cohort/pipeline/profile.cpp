@@ -168,15 +168,12 @@ class Pass {
 // Passes on the first placement, while the others that share its device are busy with the same layers.
 std::vector<Pass> run_passes(const std::shared_ptr<ProfileState>& state, const ProfileOptions& options) {
   const base::Deadline deadline = state->deadline;
-  const auto worker_of = [](const std::string& name) {
-    return parallel::PlacementWorker::of(base::Placement::parse(name));
-  };
-  const auto timed = worker_of(options.placements.front());
+  const auto timed = parallel::PlacementWorker::of(options.placements.front());
   state->micro_batch = state->micro_batch.detach().to(timed->device());
   std::vector<std::shared_ptr<parallel::PlacementWorker>> others;
   std::vector<base::Future<void>> company;
   for (std::size_t i = 1; i < options.placements.size(); ++i) {
-    others.push_back(worker_of(options.placements[i]));
+    others.push_back(parallel::PlacementWorker::of(options.placements[i]));
     if (others.back()->device() != timed->device() || others.back() == timed) continue;
     company.push_back(others.back()->submit("profile", [state] {
       do {
@@ -263,7 +260,7 @@ std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& m
       profiles[i].parameter_bytes += static_cast<std::int64_t>(parameter.nbytes());
     }
   }
-  const OwnNumbers numbers({core::device_of(base::Placement::parse(options.placements.front()))});
+  const OwnNumbers numbers({core::device_of(options.placements.front())});
   const std::shared_ptr<ProfileState> state(new ProfileState{
       model, options.split, micro_batch, LayerLocks(model), base::Deadline(options.timeout)});
   const std::vector<Pass> passes = run_passes(state, options);

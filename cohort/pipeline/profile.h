@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/base/placement.h"
 #include "cohort/core/generator_states.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/pipeline/pipeline.h"
@@ -26,7 +27,7 @@ struct LayerProfile {
 struct ProfileOptions {
   /// The first is timed. On the others, where they are on the same device, the layers run too meanwhile: what
   /// cores share (memory, caches) makes a layer of a pipeline slower than one that runs alone.
-  std::vector<std::string> placements = {"cpu:0"};
+  std::vector<base::Placement> placements = {base::Placement::parse("cpu:0")};
   int repeats = 5;
   /// Measures gradients of inputs and of weights apart, as zb_h1 computes them.
   bool split = false;

@@ -50,7 +50,7 @@ void pipelined() {
   size_t cut = 0;
   while (whole.layers()[cut].name != "layer3.0") ++cut;
   pipeline::Pipeline pipe({whole.part(0, cut), whole.part(cut, whole.layers().size())},
-                          {.placements = {"cpu:0/a", "cpu:0/b"}, .split_size = 4});
+                          {.placements = base::parse_placements("cpu:0/a,cpu:0/b"), .split_size = 4});
   torch::optim::SGD optimizer(resnet->parameters(), 0.001);
   optimizer.zero_grad();
   auto loss = pipe.step(images, labels, [](const at::Tensor& output, const at::Tensor& label) {

@@ -13,7 +13,7 @@
 #include "cohort/models/resnet.h"
 #include "cohort/pipeline/pipeline.h"
 
-inline const std::vector<std::string> kPlacements{"cpu:0", "cpu:1"};
+inline const char* const kPlacements = "cpu:0,cpu:1";
 
 struct Arguments {
   std::int64_t images = 120, size = 128, batches = 3;
@@ -48,10 +48,10 @@ class Experiment {
 
   // A stage per placement, in order; of a stage alone, on the first.
   Seconds run(const std::vector<cohort::pipeline::Stage>& stages, std::int64_t split_size,
-              std::vector<std::string> placements = kPlacements) {
-    placements.resize(stages.size());
+              const std::string& placements = kPlacements) {
     cohort::pipeline::PipelineOptions options;
-    options.placements = placements;
+    options.placements = cohort::base::parse_placements(placements);
+    options.placements.resize(stages.size());
     options.split_size = split_size;
     options.schedule = arguments_.schedule;
     cohort::pipeline::Pipeline pipe(stages, options);

@@ -76,11 +76,11 @@ double two_cores_over_one(Arguments half, Seconds single) {
   const auto pace = [&single, half, images](const std::string& placement) {  // of one core's alone
     at::set_num_threads(1);
     Experiment experiment(half);
-    const Seconds time = experiment.run({experiment.layers()}, half.images, {placement});
+    const Seconds time = experiment.run({experiment.layers()}, half.images, placement);
     return static_cast<double>(half.images) / time.mean * single.mean / images;
   };
-  auto other = std::async(std::launch::async, pace, kPlacements[1]);
-  const double own = pace(kPlacements[0]);
+  auto other = std::async(std::launch::async, pace, "cpu:1");
+  const double own = pace("cpu:0");
   return own + other.get();
 }
 
@@ -106,7 +106,7 @@ void run(const Arguments& arguments) {
   std::printf("best split %lld: %.2fx model parallel\n", static_cast<long long>(best), parallel.mean / least);
   const auto profile =
       pipeline::profile_layers(experiment.layers(), experiment.images(best),
-                               {.placements = kPlacements,
+                               {.placements = base::parse_placements(kPlacements),
                                 .repeats = 3,
                                 .split = arguments.schedule == pipeline::Schedule::kZeroBubble});
   const int micro_batches = static_cast<int>((arguments.images + best - 1) / best);

@@ -71,7 +71,7 @@ TEST(PlacementsTraceTest, OperatorsOfAThreadThatWasThereBeforeLieWithinItsWork) 
 }
 
 TEST(PlacementsTraceTest, OperatorsOfAPipelineLieWithinItsActionsOnTheirPlacements) {
-  const std::vector<std::string> placements{"cpu:0/first", "cpu:0/second"};
+  const auto placements = base::parse_placements("cpu:0/first,cpu:0/second");
   const pipeline::SleepingLayer sleep(pipeline::SleepTimes{3ms, 3ms, 3ms});
   std::vector<pipeline::Stage> stages;
   for (int i = 0; i < 2; ++i) {
@@ -88,9 +88,10 @@ TEST(PlacementsTraceTest, OperatorsOfAPipelineLieWithinItsActionsOnTheirPlacemen
   };
   auto spans = spans_of(profile([&] { pipe.step(input, target, loss); }, ProfileOptions().warm_up(1)));
   for (int stage = 0; stage < 2; ++stage) {
-    SCOPED_TRACE(placements[static_cast<std::size_t>(stage)]);
-    auto& actions = spans[placements[static_cast<std::size_t>(stage)]];
-    auto& operators = spans["operators of " + placements[static_cast<std::size_t>(stage)]];
+    const std::string& name_of_placement = placements[static_cast<std::size_t>(stage)].name;
+    SCOPED_TRACE(name_of_placement);
+    auto& actions = spans[name_of_placement];
+    auto& operators = spans["operators of " + name_of_placement];
     for (const auto& [name, kind] : {std::pair("aten::tanh", "F"), std::pair("TanhBackward0", "B")}) {
       std::vector<Span> all = operators[name];
       for (const char* micro_batch : {".0", ".1"}) {

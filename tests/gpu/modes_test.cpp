@@ -94,11 +94,11 @@ TEST_F(GpuModesTest, APipelineOverAGpuAndACoreInEverySchedule) {
   const Tensors losses = {
       pipeline::test::plain_step([&](const at::Tensor& in) { return net->forward(in); }, x, y, {3, 3, 2, 2})};
   const Tensors expected = gradients_of(net->parameters());
-  const std::vector<std::vector<std::string>> ways = {{"cuda:0", "cpu:0"}, {"cpu:0", "cuda:0"}, {"cuda:0"}};
-  for (const auto& placements : ways) {
+  for (const std::string way : {"cuda:0,cpu:0", "cpu:0,cuda:0", "cuda:0"}) {
+    const auto placements = base::parse_placements(way);
     for (const Schedule schedule :
          {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kInterleaved, Schedule::kZeroBubble}) {
-      SCOPED_TRACE(placements.front() + " " + to_string(schedule));
+      SCOPED_TRACE(way + " " + to_string(schedule));
       const bool is_interleaved = schedule == Schedule::kInterleaved, is_alone = placements.size() == 1;
       if (is_interleaved && is_alone) continue;
       const auto mine = pipeline::test::conv_net();
@@ -122,7 +122,7 @@ TEST_F(GpuModesTest, TuningPutsGradientsBackBesideTheirParameters) {
   auto net = pipeline::test::mlp();
   for (const at::Tensor& parameter : net->parameters()) parameter.mutable_grad() = at::ones_like(parameter);
   pipeline::PipelineOptions options;
-  options.placements = {"cuda:0", "cpu:0"};
+  options.placements = base::parse_placements("cuda:0,cpu:0");
   pipeline::tune(
       pipeline::test::cut(net, {3}), options, {at::randn({8, 10})}, {at::randn({8, 5})},
       [](const Tensors& out, const Tensors& target) { return at::mse_loss(out.at(0), target.at(0)); },
@@ -140,7 +140,7 @@ TEST_F(GpuModesTest, TuningAndProfilingPutTheGeneratorsBack) {
   nn::Sequential net(nn::Linear(10, 10), nn::Dropout(0.5), nn::Linear(10, 5), nn::Dropout(0.5));
   const at::Tensor x = at::randn({8, 10}), y = at::randn({8, 5});
   pipeline::PipelineOptions options;
-  options.placements = {"cuda:0", "cpu:0"};
+  options.placements = base::parse_placements("cuda:0,cpu:0");
   const auto tunes = [&] {
     pipeline::tune(
         pipeline::test::cut(net, {2}), options, {x}, {y},
@@ -149,7 +149,7 @@ TEST_F(GpuModesTest, TuningAndProfilingPutTheGeneratorsBack) {
   };
   const auto profiles = [&] {
     net->to(gpu);
-    pipeline::profile_layers(net, x, {.placements = {"cuda:0"}, .repeats = 1});
+    pipeline::profile_layers(net, x, {.placements = base::parse_placements("cuda:0"), .repeats = 1});
   };
   const auto drawn_after = [&](const std::function<void()>& call) {
     at::manual_seed(3);
@@ -245,7 +245,7 @@ TEST_F(GpuModesTest, CopiesBetweenPlacementsAreOrderedOnTheCallersStream) {
 TEST_F(GpuModesTest, APipelineIsOrderedOnTheCallersStream) {
   auto net = pipeline::test::mlp(512), twin = pipeline::test::mlp(512);
   pipeline::PipelineOptions options;
-  options.placements = {"cuda:0", "cpu:0"};
+  options.placements = base::parse_placements("cuda:0,cpu:0");
   options.num_micro_batches = 2;
   pipeline::Pipeline pipe(pipeline::test::cut(net, {3}), options);
   const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);

@@ -47,7 +47,7 @@ void expect_auxiliary_loss_as_in_the_loop(bool has_norm, Schedule schedule) {
     parameter.mutable_grad().reset();
   }
   PipelineOptions options;
-  options.placements = {"cpu:0/a", "cpu:0/b"};
+  options.placements = base::parse_placements("cpu:0/a,cpu:0/b");
   options.num_micro_batches = 2;
   options.schedule = schedule;
   Pipeline pipe({first, stage}, options);

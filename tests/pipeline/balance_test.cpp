@@ -121,15 +121,16 @@ TEST(BalanceTest, ProfilesLayersWhileOtherPlacementsRunThemToo) {
   torch::manual_seed(3);
   const at::Tensor next = torch::rand({5});
   torch::manual_seed(3);
-  const auto profiles = profile_layers(model, batch, {.placements = {"cpu:0/a", "cpu:0/b"}});
+  const auto profiles =
+      profile_layers(model, batch, {.placements = base::parse_placements("cpu:0/a,cpu:0/b")});
   EXPECT_TRUE(at::equal(torch::rand({5}), next)) << "LibTorch's generator has moved";
   EXPECT_EQ(first->threads.size(), 2U);
   EXPECT_EQ(second->threads.size(), 2U);
   EXPECT_EQ(profiles.size(), 3U);
   EXPECT_FALSE(weight.grad().defined());
   COHORT_EXPECT_THROW_WITH(
-      profile_layers(model, torch::randn({2, 5}), {.placements = {"cpu:0/a", "cpu:0/b"}}), c10::Error,
-      "size");
+      profile_layers(model, torch::randn({2, 5}), {.placements = base::parse_placements("cpu:0/a,cpu:0/b")}),
+      c10::Error, "size");
   COHORT_EXPECT_THROW_WITH(profile_layers(model, torch::randn({2, 4}), {.placements = {}}), UsageError,
                            "got no placement");
 }
@@ -147,16 +148,17 @@ TEST(BalanceTest, ALayerThatAnotherPlacementIsStuckInIsATimeout) {
   constexpr std::chrono::milliseconds kTime(1200);
   const at::Tensor input = torch::randn({2, 4});
   timed
-      ->submit(
-          "profile",
-          [&] {
-            const base::Deadline waited(kTime);
-            COHORT_EXPECT_THROW_WITH(
-                profile_layers(model, input,
-                               {.placements = {"cpu:0/a", "cpu:0/b"}, .repeats = 1000000, .timeout = kTime}),
-                TimeoutError, "ms for layer 1");
-            EXPECT_LT(waited.elapsed(), 2 * kTime + cohort::test::deadline_slack());
-          })
+      ->submit("profile",
+               [&] {
+                 const base::Deadline waited(kTime);
+                 COHORT_EXPECT_THROW_WITH(
+                     profile_layers(model, input,
+                                    {.placements = base::parse_placements("cpu:0/a,cpu:0/b"),
+                                     .repeats = 1000000,
+                                     .timeout = kTime}),
+                     TimeoutError, "ms for layer 1");
+                 EXPECT_LT(waited.elapsed(), 2 * kTime + cohort::test::deadline_slack());
+               })
       .get(base::Deadline(std::chrono::seconds(30)));
   gate->open();
   // What the stuck placement runs holds the input, and must not be at it when the process ends.

@@ -254,13 +254,12 @@ TEST(FaultsTest, ALossThatIsNoNumberIsRejectedWithoutTheInputsOfItsStage) {
   }
 }
 
-TEST(FaultsTest, PlacementsThatAreNotThereAreNamed) {
+TEST(FaultsTest, PlacementsThatAreNotThereOrStandTwiceAreNamed) {
   Job job;
   PipelineOptions options = options_of(2);
-  options.placements = {"cpu:0", "cpu:4711"};
-  COHORT_EXPECT_THROW_WITH(Pipeline({job.first, job.last}, options), ConfigError,
-                           "placement \"cpu:4711\" of stage 1: ");
-  options.placements = {"cpu:0", "cpu:0"};
+  COHORT_EXPECT_THROW_WITH(base::parse_placements("cpu:0,cpu:4711"), ConfigError,
+                           "placement \"cpu:4711\": core 4711 is asked for");
+  options.placements = base::parse_placements("cpu:0,cpu:0");
   COHORT_EXPECT_THROW_WITH(Pipeline({job.first, job.last}, options), UsageError,
                            "placement cpu:0 stands twice, for one thread. Try: cpu:0/a and cpu:0/b");
 }
@@ -400,16 +399,16 @@ TEST(FaultsTest, APlacementThatIsReplacedUnderAStepEndsThatStep) {
         return Tensors{in[0] * 1};
       },
       {});
-  const auto options = [](std::vector<std::string> placements, std::chrono::milliseconds timeout) {
+  const auto options = [](const char* placements, std::chrono::milliseconds timeout) {
     PipelineOptions of;
-    of.placements = std::move(placements);
+    of.placements = base::parse_placements(placements);
     of.num_micro_batches = 1;
     of.timeout = timeout;
     return of;
   };
-  Pipeline a({begins, linear}, options({"cpu:0/a", "cpu:0/b"}, 30s));
-  Pipeline b({hangs}, options({"cpu:0/b"}, 1500ms));
-  Pipeline c({other}, options({"cpu:0/b"}, 30s));
+  Pipeline a({begins, linear}, options("cpu:0/a,cpu:0/b", 30s));
+  Pipeline b({hangs}, options("cpu:0/b", 1500ms));
+  Pipeline c({other}, options("cpu:0/b", 30s));
   const at::Tensor x = torch::randn({8, 4}), y = torch::randn({8, 4});
   std::thread with_b([&] { COHORT_EXPECT_THROW_WITH(b.step(x, y, mse), TimeoutError, "for a step"); });
   while (!*has_begun) std::this_thread::yield();

@@ -27,9 +27,10 @@ inline std::ptrdiff_t num_threads() {
 }
 
 /// Placements of threads of their own on the machine's first two cores.
-inline std::vector<std::string> placements(int count) {
-  const char* names[] = {"cpu:0/a", "cpu:1/a", "cpu:0/b", "cpu:1/b"};
-  return {names, names + count};
+inline std::vector<base::Placement> placements(int count) {
+  std::vector<base::Placement> all = base::parse_placements("cpu:0/a,cpu:1/a,cpu:0/b,cpu:1/b");
+  all.resize(static_cast<std::size_t>(count));
+  return all;
 }
 
 inline torch::nn::Sequential mlp(std::int64_t width = 24) {

@@ -88,9 +88,9 @@ Tensors run_pipeline(const Programs& programs, const Tensors& inputs, const at::
     const auto at = static_cast<std::size_t>(i);
     stages.emplace_back(programs.stages[at], programs.captured[at].parameters);
   }
-  Pipeline pipe(
-      std::move(stages),
-      {.placements = {"cpu:0/a", "cpu:0/b", "cpu:0/c"}, .num_micro_batches = 2, .schedule = schedule});
+  Pipeline pipe(std::move(stages), {.placements = base::parse_placements("cpu:0/a,cpu:0/b,cpu:0/c"),
+                                    .num_micro_batches = 2,
+                                    .schedule = schedule});
   const at::Tensor loss = pipe.step(inputs, {target}, loss_of);
   return seen(loss, programs, inputs);
 }

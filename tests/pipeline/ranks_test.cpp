@@ -270,7 +270,7 @@ TEST(RanksTest, WhatDoesNotGoTogetherIsRejected) {
     Pipeline pipe(cut(model, {3}), options);
     COHORT_EXPECT_THROW_WITH(pipe.forward(torch::randn({3, 10})), UsageError,
                              "called on a pipeline over ranks");
-    options.placements = {"cpu:0"};
+    options.placements = base::parse_placements("cpu:0");
     COHORT_EXPECT_THROW_WITH(Pipeline(cut(model, {3}), options), UsageError,
                              "got 1 placements, expected one for each of the 2 ranks");
   });

@@ -92,7 +92,7 @@ TEST(StagesInPlaceTest, InPlaceWhereAnotherSeesItIsRejected) {
   COHORT_EXPECT_THROW_WITH(pipe.step(input, input, mse), StageError, "stage 1 (function) on");
   COHORT_EXPECT_THROW_WITH(pipe.step(input, input, mse), StageError, "shares its memory");
   PipelineOptions options = two_placements();
-  options.placements.emplace_back("cpu:0/c");
+  options.placements.push_back(base::Placement::parse("cpu:0/c"));
   options.skips = {{.from = 0, .output = 1, .to = 2}};
   Pipeline skipped({twice, alone, last}, options);
   COHORT_EXPECT_THROW_WITH(skipped.step(input, target, mse), StageError, "shares its memory");
@@ -145,7 +145,7 @@ TEST(StagesInPlaceTest, ATensorThatIsReturnedTwiceMayBeChangedInPlace) {
   const at::Tensor expected = linear->weight.grad().clone();
   linear->weight.mutable_grad().reset();
   PipelineOptions options;
-  options.placements = {"cpu:0/a", "cpu:0/b"};
+  options.placements = base::parse_placements("cpu:0/a,cpu:0/b");
   options.num_micro_batches = 1;
   Pipeline pipe({Stage(twice, linear->parameters()), Stage(in_place, {})}, options);
   pipe.step(x, y, mse);

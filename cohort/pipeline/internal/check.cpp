@@ -4,10 +4,10 @@
 // Always: what could make a plan wrong is rejected here, so that a step checks its batch alone.
 #include "cohort/pipeline/internal/check.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "cohort/base/error.h"
-#include "cohort/base/text/format_list.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -17,26 +17,11 @@ constexpr const char* kWhere = "pipeline.Pipeline";
 
 }  // namespace
 
-base::Placement parse_placement(const std::vector<std::string>& placements, std::size_t index,
-                                std::size_t num_stages) {
-  try {
-    return base::Placement::parse(placements[index]);
-  } catch (const ConfigError& error) {
-    base::TextList stages;
-    // Stages go round the placements, so this one has every n-th of them.
-    for (std::size_t stage = index; stage < num_stages; stage += placements.size()) {
-      stages.add(stage);
-    }
-    throw ConfigError(
-        kWhere, concat("placement \"", placements[index], "\" of stage ", stages.text(), ": ", error.what()));
-  }
-}
-
 void check_options(const std::vector<Stage>& stages, const PipelineOptions& options) {
   if (stages.empty()) throw UsageError(kWhere, "got no stages, expected at least one");
   if (options.placements.empty()) {
     throw UsageError(kWhere, "got no placements, expected one for each stage",
-                     "{.placements = {\"cpu:0\", \"cpu:1\"}}");
+                     "{.placements = base::parse_placements(\"cpu:0,cpu:1\")}");
   }
   if ((options.num_micro_batches > 0) == (options.split_size > 0)) {
     throw UsageError(kWhere,
@@ -80,6 +65,16 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
                               ") is recomputed, so zb_h1 cannot take its input and weight gradients apart"),
                        "schedule 1f1b with recomputation");
     }
+  }
+}
+
+void check_distinct(const PipelineOptions& options) {
+  if (options.group) return;
+  const auto& placements = options.placements;
+  for (auto each = placements.begin(); each != placements.end(); ++each) {
+    if (std::find(placements.begin(), each, *each) == each) continue;
+    throw UsageError(kWhere, concat("placement ", each->name, " stands twice, for one thread"),
+                     concat(each->name, "/a and ", each->name, "/b, which share the cores"));
   }
 }
 

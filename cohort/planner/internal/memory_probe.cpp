@@ -219,13 +219,11 @@ std::vector<StepMemory> probe_pipeline(
   pipeline::PipelineOptions& options = parts.options;
   const auto count = std::min<std::int64_t>(options.num_micro_batches, samples);
   options.num_micro_batches = static_cast<int>(count);
-  std::vector<base::Placement> placements;
   for (std::size_t i = 0; i < options.placements.size(); ++i) {
-    std::string& placement = options.placements[i];
-    if (!base::Placement::parse(placement).is_cpu()) placement = base::concat("cpu:0/placement", i);
-    placements.push_back(base::Placement::parse(placement));
+    if (options.placements[i].is_cpu()) continue;
+    options.placements[i] = base::Placement::parse(base::concat("cpu:0/placement", i));
   }
-  const PlacementThreads placement_threads(placements);
+  const PlacementThreads placement_threads(options.placements);
   const std::vector<std::thread::id>& threads = placement_threads.ids();
   // With the same rest, each micro-batch grows with the batch along a straight line of its own.
   const auto samples_of = [&](std::int64_t each) { return each * count + samples % count; };

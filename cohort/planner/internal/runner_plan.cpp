@@ -178,9 +178,7 @@ class ModelParallelPlan : public RunnerPlan {
     check_one_process(config);
   }
   void complete(MemoryOptions& options, const config::DistributedConfig& config) const override {
-    for (const auto& [name, placement] : config.device_map) {
-      options.place.emplace(name, base::Placement::parse(placement));
-    }
+    options.place.merge(train::parse_device_map(config));
   }
   config::DistributedConfig measured_config(const config::DistributedConfig& config) const override {
     config::DistributedConfig placed = config;
@@ -199,9 +197,7 @@ class PipelinePlan : public RunnerPlan {
   std::vector<base::Placement> prepare(const config::DistributedConfig& config,
                                        const train::MeasuredStep& step, const PlannedModel& model) override {
     parts_ = train::pipeline_parts(train::model_runner_options(config, at::kCPU, step), model.any.ptr());
-    std::vector<base::Placement> placements;
-    for (const auto& name : parts_->options.placements) placements.push_back(base::Placement::parse(name));
-    return placements;
+    return parts_->options.placements;
   }
   void plan(MemoryPlan& plan, const PlanInputs& in) const override {
     const bool in_parts = in.sizes.part < in.sizes.step;
@@ -226,7 +222,7 @@ class PipelinePlan : public RunnerPlan {
         const auto* const entry = train::entry_of_layer(placement_of_layer, name);
         return entry != nullptr && entry->second == i;
       });
-      PlaceMemory place = place_of(placements[i], in.sizes.micro_batch, own);
+      PlaceMemory place = place_of(placements[i].name, in.sizes.micro_batch, own);
       MemoryUse& use = place.predicted;
       use.activations = memories[i].activations(in.sizes.part);
       use.peak =

@@ -61,7 +61,7 @@ struct PlacedLayers {
 
 // A layer is where the longest name that it begins with says.
 std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& layers,
-                                        const std::map<std::string, std::string>& place) {
+                                        const std::map<std::string, base::Placement>& place) {
   std::set<std::string> used;
   for (const core::NamedLayer& layer : layers) {
     if (const auto* const best = entry_of_layer(place, layer.first); best != nullptr)
@@ -87,7 +87,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
       throw ConfigError(kWhere, concat("distributed.device_map says nothing of the layer ", name),
                         concat("distributed.device_map.", name, "=cpu:0"));
     }
-    const base::Placement placement = base::Placement::parse(best->second);
+    const base::Placement& placement = best->second;
     if (parts.empty() || parts.back().placement != placement) parts.push_back({i, i, placement});
     parts.back().last = i + 1;
   }
@@ -118,10 +118,7 @@ std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
   pipeline::ProfileOptions profile;
   profile.repeats = 3;
   profile.split = options.schedule == pipeline::Schedule::kZeroBubble;
-  profile.placements = {placements.front().name};
-  if (in_parts) {
-    for (std::size_t i = 1; i < placements.size(); ++i) profile.placements.push_back(placements[i].name);
-  }
+  profile.placements = in_parts ? placements : std::vector<base::Placement>{placements.front()};
   pipeline::Balance balance;
   try {
     balance = pipeline::balance(pipeline::profile_layers(model, batch, profile), options);
@@ -218,18 +215,17 @@ PipelineParts pipeline_parts(const ModelRunnerOptions& given,
   pipeline::PipelineOptions& options = parts.options;
   for (const PlacedLayers& part : cut.placed) {
     parts.stages.push_back(cut.model.part(part.first, part.last));
-    const auto& name = part.placement.name;
-    const auto known = std::find(options.placements.begin(), options.placements.end(), name);
-    if (known == options.placements.end()) options.placements.push_back(name);
+    const auto known = std::find(options.placements.begin(), options.placements.end(), part.placement);
+    if (known == options.placements.end()) options.placements.push_back(part.placement);
   }
   for (std::size_t stage = 0; stage < cut.placed.size(); ++stage) {
     const PlacedLayers& part = cut.placed[stage];
-    const std::string& expected = options.placements[stage % options.placements.size()];
-    if (part.placement.name == expected) continue;
-    throw ConfigError(
-        kWhere, concat("distributed.device_map: stage ", stage, " of the pipeline begins with layer ",
-                       cut.layers[part.first].first, " on ", part.placement.name, ", expected ", expected,
-                       ", as stages take turns on placements"));
+    const base::Placement& expected = options.placements[stage % options.placements.size()];
+    if (part.placement == expected) continue;
+    throw ConfigError(kWhere,
+                      concat("distributed.device_map: stage ", stage, " of the pipeline begins with layer ",
+                             cut.layers[part.first].first, " on ", part.placement.name, ", expected ",
+                             expected.name, ", as stages take turns on placements"));
   }
   options.num_micro_batches = static_cast<int>(given.num_micro_batches);
   options.schedule = pipeline::parse_schedule(given.schedule);
@@ -284,13 +280,21 @@ COHORT_REGISTER_MODEL_RUNNER(
 
 }  // namespace
 
+std::map<std::string, base::Placement> parse_device_map(const config::DistributedConfig& config) {
+  std::map<std::string, base::Placement> map;
+  for (const auto& [layer, placement] : config.device_map) {
+    map.emplace(layer, base::Placement::parse(placement));
+  }
+  return map;
+}
+
 ModelRunnerOptions model_runner_options(const config::DistributedConfig& config, at::Device device,
                                         const MeasuredStep& step) {
   ModelRunnerOptions options;
   options.name = config.model;
   options.device = device;
   if (!config.devices.empty()) options.devices = base::parse_placements(config.devices);
-  options.device_map = config.device_map;
+  options.device_map = parse_device_map(config);
   options.schedule = config.schedule;
   options.num_micro_batches = config.micro_batches;
   options.batch_size = step.batch_size;

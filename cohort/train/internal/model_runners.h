@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/base/placement.h"
 #include "cohort/config/types.h"
 #include "cohort/data/dataset.h"
 #include "cohort/parallel/model_runner.h"
@@ -24,6 +25,9 @@ struct MeasuredStep {
   std::int64_t batch_size = 32;    ///< samples of one forward on a rank: BatchPlan::part
   config::OptimConfig optim = {};  ///< whose state lies beside the parameters
 };
+
+/// Returns the layers of distributed.device_map and where they are. Throws: as base::Placement::parse().
+std::map<std::string, base::Placement> parse_device_map(const config::DistributedConfig& config);
 
 /// Returns what `config` says of how a model is run. Throws: ConfigError for a placement that is not there.
 parallel::ModelRunnerOptions model_runner_options(const config::DistributedConfig& config, at::Device device,
