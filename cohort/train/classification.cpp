@@ -16,6 +16,7 @@
 #include "cohort/base/timeline.h"
 #include "cohort/models/observer.h"
 #include "cohort/optim/autocast.h"
+#include "cohort/train/internal/batch_plan.h"
 
 namespace cohort::train {
 namespace {
@@ -187,7 +188,8 @@ void ClassificationTask::StepSum::add(const BatchPart& part) {
 // A part of the step's batch as the loader handed it out, in as many parts of its own as the options say.
 void ClassificationTask::add_parts(data::Batch& batch, bool last, StepSum& sum) {
   const auto weight = static_cast<double>(batch.whole_size);
-  const std::int64_t part_size = (batch.size + options_.accumulate() - 1) / options_.accumulate();
+  // Of this batch and not BatchPlan's: the last of an epoch, or one with skipped samples, is smaller.
+  const std::int64_t part_size = divided_up(batch.size, options_.accumulate());
   for (std::int64_t begin = 0; begin < batch.size && sum.finite; begin += part_size) {
     const std::int64_t count = std::min(part_size, batch.size - begin);
     const bool whole = count == batch.size;

@@ -20,6 +20,7 @@
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "cohort/train/classes.h"
+#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/json_text.h"
 
@@ -260,7 +261,8 @@ std::vector<Prediction> predict_samples(const config::Config& config, const Trai
   // The model is made after the data was found, as it may take long.
   const Predictor::Model model =
       call_of(make_trained_model(config.model, setup, trained.tensors), config.train.precision);
-  data::Loader loader(dataset, {.batch_size = config::eval_batch_size(config.train),
+  // Of no BatchPlan: that needs the run's model runner, whose library may not be loaded here.
+  data::Loader loader(dataset, {.batch_size = global_evaluation_size(config.train, /*num_ranks=*/1),
                                 .seed = static_cast<std::uint64_t>(config.run.seed),
                                 .sampler = std::make_shared<Listed>(samples)});
   const at::NoGradGuard no_grad;

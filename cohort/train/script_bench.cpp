@@ -13,6 +13,7 @@
 #include "cohort/core/device.h"
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/model_runners.h"
 
@@ -102,9 +103,8 @@ ScriptBench bench_script(config::Config config, const ScriptBenchOptions& option
   core::set_intra_op_threads(static_cast<int>(config.train.threads));
   const auto data =
       make_dataset(config.data, Split::kTrain, dataset_setup(config.model, config.train, config.run));
-  BatchPlan plan = batch_plan(config.train, config.distributed, config.data, 1);
-  plan.loader_parts = 1;  // the batch of a step, which is computed again and again
-  plan.task_parts = config.train.accumulate;
+  // The batch of a step, which is computed again and again.
+  const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, 1).with_whole_steps();
   const auto loader = make_loader(config.data, Split::kTrain, data,
                                   {.plan = plan, .device = device, .seed = config.run.seed});
   const std::optional<data::Batch> batch = loader->next();

@@ -44,5 +44,28 @@ TEST(BatchPlanTest, APipelineCutsAPartIntoMicroBatches) {
                            "there is no model runner 'pipe'");
 }
 
+TEST(BatchPlanTest, ReplicasDivideAPartAndTheLargestCounts) {
+  const BatchPlan plan = batch_plan({.batch_size = 10}, {.model = "data_parallel"}, {}, 1);
+  EXPECT_EQ(plan.replica(1), 10);
+  EXPECT_EQ(plan.replica(3), 4);
+  EXPECT_EQ(plan.replica(16), 1);
+}
+
+TEST(BatchPlanTest, WholeStepsAreTheSameStepWithTheCutInTheTask) {
+  const BatchPlan parts = batch_plan({.batch_size = 6, .accumulate = 4}, {}, {}, 1);
+  const BatchPlan whole = parts.with_whole_steps();
+  EXPECT_EQ(whole.step, parts.step);
+  EXPECT_EQ(whole.part, parts.part);
+  EXPECT_EQ(whole.loaded, 24);
+  EXPECT_EQ(whole.loader_parts, 1);
+  EXPECT_EQ(whole.task_parts, 4);
+  EXPECT_EQ(whole.with_whole_steps().task_parts, 4);
+}
+
+TEST(BatchPlanTest, AnEvaluationBatchOfAllRanksIsOneOfEachRank) {
+  EXPECT_EQ(global_evaluation_size({.batch_size = 6}, 3), 18);
+  EXPECT_EQ(global_evaluation_size({.batch_size = 6, .eval_batch_size = 9}, 2), 18);
+}
+
 }  // namespace
 }  // namespace cohort::train

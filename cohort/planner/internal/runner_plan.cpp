@@ -136,7 +136,7 @@ class DataParallelPlan : public RunnerPlan {
     return placements_;
   }
   void plan(MemoryPlan& plan, const PlanInputs& in) const override {
-    const auto size = train::divided_up(in.sizes.part, std::int64_t(placements_.size()));
+    const std::int64_t size = in.sizes.replica(std::int64_t(placements_.size()));
     PlaceMemory shared{.name = "shared by the replicas"};
     shared.predicted.model = in.bytes.parameters + in.bytes.buffers;
     shared.predicted.optimizer = in.bytes.optimizer;

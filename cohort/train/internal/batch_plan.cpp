@@ -11,6 +11,22 @@ std::int64_t global_batch_size(const config::TrainConfig& train, int num_ranks) 
   return train.batch_size * train.accumulate * num_ranks;
 }
 
+std::int64_t global_evaluation_size(const config::TrainConfig& train, int num_ranks) {
+  return config::eval_batch_size(train) * num_ranks;
+}
+
+std::int64_t BatchPlan::replica(std::int64_t num_replicas) const {
+  return divided_up(part, num_replicas);
+}
+
+BatchPlan BatchPlan::with_whole_steps() const {
+  BatchPlan whole = *this;
+  whole.loaded = step;
+  whole.loader_parts = 1;
+  whole.task_parts = loader_parts * task_parts;
+  return whole;
+}
+
 BatchPlan batch_plan(const config::TrainConfig& train, const config::DistributedConfig& distributed,
                      const config::DataConfig& data, int num_ranks) {
   BatchPlan plan;
@@ -23,14 +39,11 @@ BatchPlan batch_plan(const config::TrainConfig& train, const config::Distributed
     // Not more micro-batches than samples: an empty one would have no gradient.
     plan.micro_batch = divided_up(plan.part, std::min(plan.part, distributed.micro_batches));
   }
-  // With "skip" the number of samples is known only when the whole batch was read. Then the loader makes one
-  // batch, and the task cuts it.
-  const bool loads_parts = data.on_error != "skip";
-  plan.loaded = loads_parts ? plan.part : plan.step;
-  plan.loader_parts = loads_parts ? train.accumulate : 1;
-  plan.task_parts = loads_parts ? 1 : train.accumulate;
-  plan.evaluation = config::eval_batch_size(train);
-  return plan;
+  plan.loaded = plan.part;
+  plan.loader_parts = train.accumulate;
+  plan.evaluation = global_evaluation_size(train, 1);
+  // With "skip" the number of samples is known only when the whole batch was read.
+  return data.on_error == "skip" ? plan.with_whole_steps() : plan;
 }
 
 }  // namespace cohort::train

@@ -16,6 +16,11 @@ struct BatchPlan {
   std::int64_t evaluation = 0;    ///< of a batch of validation data on one rank
   std::int64_t loader_parts = 1;  ///< that the loader cuts a step into
   std::int64_t task_parts = 1;    ///< that the task cuts what it gets into
+
+  /// Returns the samples of the largest of so many replicas, among which data_parallel divides a part.
+  std::int64_t replica(std::int64_t num_replicas) const;
+  /// Returns the plan of the same step where the loader hands it out whole, and the task cuts it.
+  BatchPlan with_whole_steps() const;
 };
 
 /// Returns value / by, rounded up.
@@ -25,6 +30,9 @@ constexpr std::int64_t divided_up(std::int64_t value, std::int64_t by) {
 
 /// Returns the samples of a step over all ranks.
 std::int64_t global_batch_size(const config::TrainConfig& train, int num_ranks);
+
+/// Returns the samples of a batch of validation data over all ranks.
+std::int64_t global_evaluation_size(const config::TrainConfig& train, int num_ranks);
 
 /// Returns the plan of a step on `num_ranks` ranks. The loader hands out parts one after the other.
 /// Where broken samples are skipped it hands out the whole step, because their number weighs each part.

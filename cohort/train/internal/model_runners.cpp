@@ -21,6 +21,7 @@
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/pipeline/balance.h"
+#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/input_fields.h"
 
@@ -114,7 +115,8 @@ std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
     throw UsageError(kWhere, "layers are to be measured, and example_input is not given",
                      "ModelRunnerOptions::example_input, or device_map");
   }
-  const at::Tensor batch = given.example_input((given.batch_size + parts - 1) / parts);
+  // BatchPlan::micro_batch, which a caller without a configuration does not have.
+  const at::Tensor batch = given.example_input(divided_up(given.batch_size, parts));
   pipeline::ProfileOptions profile;
   profile.repeats = 3;
   profile.split = options.schedule == pipeline::Schedule::kZeroBubble;

@@ -111,7 +111,7 @@ bool evaluates_as(config::Config before, int ranks_before, config::Config now, i
       "train.label_smoothing"};
   // So many batches are not the same samples in batches of another size.
   const bool same_batches =
-      eval_batch_size(before.train) * ranks_before == eval_batch_size(now.train) * ranks;
+      global_evaluation_size(before.train, ranks_before) == global_evaluation_size(now.train, ranks);
   if (now.train.max_eval_steps > 0 && !same_batches) return false;
   return std::ranges::all_of(
       kKeys, [&](const char* name) { return same_value(*config::find_key(name), before, now); });
