@@ -286,24 +286,27 @@ void export_program(const config::Config& config, const TrainedWeights& trained,
                     const fs::path& file) {
   std::map<std::string, std::string> metadata;
   const DatasetSetup datasets = dataset_setup(config.model, config.train, config.run);
-  ModelSetup setup{.input = image_field(config.data, datasets.channels_last),
-                   .seed = config.run.seed,
-                   .channels_last = datasets.channels_last};
+  data::Field input = image_field(config.data, datasets.channels_last);
+  std::size_t num_classes = 0;
   at::Tensor example;
   if (data::is_own_dataset(config.data.type)) {
     const ImageTask task = task_of(config.data, datasets, trained.classes);
-    setup.num_classes = static_cast<std::int64_t>(task.classes.size());
+    num_classes = task.classes.size();
     example = Predictor(task, nullptr, batch_size).empty_batch().zero_();
     metadata[kTaskKey] = to_text(task);
   } else {
     check_batch_size(batch_size);
     const auto dataset = make_dataset(config.data, Split::kVal, datasets);
     const std::vector<std::string> classes = trained.classes.value_or(dataset->classes());
-    setup.num_classes = static_cast<std::int64_t>(classes.size());
-    setup.input = input_field(config.data, datasets.channels_last, *dataset);
-    example = zero_batch(setup.input, batch_size);
+    num_classes = classes.size();
+    input = input_field(config.data, datasets.channels_last, *dataset);
+    example = zero_batch(input, batch_size);
     metadata["classes"] = names_to_json(classes).dump();
   }
+  const ModelSetup setup{.input = input,
+                         .num_classes = static_cast<std::int64_t>(num_classes),
+                         .seed = config.run.seed,
+                         .channels_last = datasets.channels_last};
   const torch::nn::AnyModule model = make_trained_model(config.model, setup, trained.tensors);
   // Autocast is inside of the function, so its casts become part of the program.
   auto fast = script::script(call_of(model, config.train.precision),

@@ -66,7 +66,7 @@ TEST(BuildTest, ScriptModeIsRejectedForARunnerOfALibraryThatHasThreadsOfItsOwn) 
 TEST(BuildTest, ALoaderReadsThePartOfItsRank) {
   const config::DataConfig config{
       .type = "synthetic", .image_size = 4, .shuffle = false, .workers = 0, .synthetic_train = 8};
-  const auto dataset = make_dataset(config, Split::kTrain);
+  const auto dataset = make_dataset(config, Split::kTrain, {.num_classes = 0, .seed = 1});
   for (const int rank : {0, 1}) {
     const LoaderSetup setup{
         .plan = batch_plan({.batch_size = 2}, {}, config, 2), .rank = rank, .world_size = 2};

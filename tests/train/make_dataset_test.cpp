@@ -12,6 +12,8 @@
 namespace cohort::train {
 namespace {
 
+constexpr DatasetSetup kSetup{.num_classes = 0, .seed = 1};
+
 void write_png(const std::filesystem::path& path) {
   data::Image image;
   image.reshape(4, 4, 3);
@@ -25,9 +27,10 @@ TEST(MakeDatasetTest, OtherFilesAreRejectedWhereTheConfigurationSaysSo) {
   test::write_file(dir / "train/a/2.webp", "");
   config::DataConfig config;
   config.path = dir.path().string();
-  EXPECT_EQ(make_dataset(config, Split::kTrain)->size(), 1);
+  EXPECT_EQ(make_dataset(config, Split::kTrain, kSetup)->size(), 1);
   config.on_other_files = "raise";
-  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), DataError, "1 .webp (such as a/2.webp)");
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain, kSetup), DataError,
+                           "1 .webp (such as a/2.webp)");
 }
 
 TEST(MakeDatasetTest, DataThatIsNotThereIsNamedWithTheKeysThatSayWhereItIs) {
@@ -35,18 +38,18 @@ TEST(MakeDatasetTest, DataThatIsNotThereIsNamedWithTheKeysThatSayWhereItIs) {
   config::DataConfig config;
   config.path = (dir / "photos").string();
   COHORT_EXPECT_THROW_WITH(
-      make_dataset(config, Split::kTrain), DataError,
+      make_dataset(config, Split::kTrain, kSetup), DataError,
       base::concat("there is no training data: the folder ", config.path,
                    "/train does not exist. Try: data.path=FOLDER, or data.train=FOLDER"));
   write_png(dir / "photos/train/a/1.png");
   const std::string way_out = "Try: data.val=FOLDER, or train.eval_every=0, which trains without validation";
-  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal, kSetup), DataError,
                            base::concat("the folder ", config.path, "/val does not exist. ", way_out));
   config.type = "idx";
-  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal, kSetup), DataError,
                            base::concat("has no t10k-images-idx3-ubyte, plain or .gz. ", way_out));
   config.val = (dir / "elsewhere").string();
-  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal, kSetup), DataError,
                            base::concat("elsewhere does not exist. ", way_out));
 }
 
@@ -61,17 +64,17 @@ TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
   config.path = "here";
   config.val = "there";
   config.options = {{"rows", "5"}};
-  EXPECT_EQ(make_dataset(config, Split::kTrain)->size(), 5);
-  EXPECT_EQ(make_dataset(config, Split::kVal)->size(), 5);
+  EXPECT_EQ(make_dataset(config, Split::kTrain, kSetup)->size(), 5);
+  EXPECT_EQ(make_dataset(config, Split::kVal, kSetup)->size(), 5);
   config.options = {{"rwos", "5"}};
   COHORT_EXPECT_THROW_WITH(
-      make_dataset(config, Split::kTrain), ConfigError,
+      make_dataset(config, Split::kTrain, kSetup), ConfigError,
       "data set 'rows' (split train) has no option rwos. Try: rows; its options are rows");
   config.options = {{"rows", "-1"}};
-  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal, kSetup), DataError,
                            "while making data set 'rows' (split val): ");
   config.options = {{"path", "elsewhere"}};
-  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain, kSetup), ConfigError,
                            "data.options.path is set, but that is given by the run");
 }
 
@@ -80,7 +83,7 @@ TEST(MakeDatasetTest, OptionsOfOursAreRejected) {
     config::DataConfig config;
     config.type = kind;
     config.options = {{"size", "5"}};
-    COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
+    COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain, kSetup), ConfigError,
                              base::concat("data.options.size is set, but data.type is ", kind));
   }
 }

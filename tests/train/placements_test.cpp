@@ -45,7 +45,8 @@ config::DistributedConfig config_of(const Way& way) {
 }
 
 MeasuredStep measured_step() {
-  return {.input = {.name = "input", .shape = {1, 16, 16}, .channels_last = true}, .batch_size = 8};
+  return {
+      .input = {.name = "input", .shape = {1, 16, 16}, .channels_last = true}, .batch_size = 8, .optim = {}};
 }
 
 parallel::ModelRunner runner_of(const config::DistributedConfig& config, const torch::nn::AnyModule& model) {

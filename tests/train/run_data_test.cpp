@@ -35,7 +35,9 @@ RunData letters(const std::string& in_validation) {
   const std::string name = "letters_" + in_validation;
   data::register_dataset(name, make);
   const config::DataConfig config{.type = name, .workers = 0};
-  return {config, {}, {.plan = batch_plan({.batch_size = 1}, {}, config, 1), .seed = 7}};
+  return {config,
+          {.num_classes = 0, .seed = 7},
+          {.plan = batch_plan({.batch_size = 1}, {}, config, 1), .seed = 7}};
 }
 
 TEST(RunDataTest, AModelGetsShapeAndClassesOfTheData) {

@@ -20,11 +20,14 @@ namespace cohort::train {
 /// Which of the two data sets.
 enum class Split { kTrain, kVal };
 
+// Fields of a setup without a default have to be given: the compiler warns of one that is forgotten
+// (-Wmissing-field-initializers), where any value would be taken for the run's.
+
 /// What a data set is made with, besides the section data.
 struct DatasetSetup {
-  std::int64_t num_classes = 0;  ///< of synthetic images; 0: 10
-  std::int64_t seed = 1;         ///< of synthetic images
-  bool channels_last = true;     ///< how images lie in a batch
+  std::int64_t num_classes;   ///< of synthetic images; 0: 10
+  std::int64_t seed;          ///< of synthetic images
+  bool channels_last = true;  ///< how images lie in a batch
   /// Processes of the run on this machine, each with a data set of its own: they share the memory that
   /// data.cache may take, half of what is available, three quarters of it for training data.
   int ranks_on_host = 1;
@@ -34,13 +37,13 @@ DatasetSetup dataset_setup(const config::ModelConfig& model, const config::Train
 
 /// Throws: ConfigError, DataError.
 std::shared_ptr<const data::Dataset> make_dataset(const config::DataConfig& config, Split split,
-                                                  const DatasetSetup& setup = {});
+                                                  const DatasetSetup& setup);
 /// The bytes that one of these data sets may take.
 std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host);
 
 /// What a loader is made with, besides the section data.
 struct LoaderSetup {
-  BatchPlan plan = {};
+  BatchPlan plan;
   at::Device device = at::kCPU;
   std::int64_t seed = 1;
   int rank = 0;  ///< reads its part of each global batch
@@ -55,8 +58,8 @@ std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Spli
 
 /// What a model is made with, besides the section model.
 struct ModelSetup {
-  data::Field input = {};        ///< of a sample; the shape's first two extents are channels and image size
-  std::int64_t num_classes = 0;  ///< of the data; taken where model.num_classes is 0
+  data::Field input;         ///< of a sample; the shape's first two extents are channels and image size
+  std::int64_t num_classes;  ///< of the data; taken where model.num_classes is 0
   at::Device device = at::kCPU;
   std::int64_t seed = 1;  ///< of the initial values
   bool channels_last = true;

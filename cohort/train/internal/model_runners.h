@@ -19,11 +19,11 @@
 /// placements").
 namespace cohort::train {
 
-/// The step that layers are measured on, where no placement is named for them.
+/// The step that layers are measured on, where no placement is named for them. All of it has to be given.
 struct MeasuredStep {
-  data::Field input = {};          ///< what the model gets of a sample
-  std::int64_t batch_size = 32;    ///< samples of one forward on a rank: BatchPlan::part
-  config::OptimConfig optim = {};  ///< whose state lies beside the parameters
+  data::Field input;          ///< what the model gets of a sample
+  std::int64_t batch_size;    ///< samples of one forward on a rank: BatchPlan::part
+  config::OptimConfig optim;  ///< whose state lies beside the parameters
 };
 
 /// Returns the layers of distributed.device_map and where they are. Throws: as base::Placement::parse().
