@@ -32,11 +32,13 @@ struct PipelineArguments {
 
 // Threads of their own for all placements, on the cores that there are. The part after the slash makes names
 // distinct, so that placements on one core still get a thread each.
-std::vector<std::string> placements_on_cores(int count) {
+std::vector<base::Placement> placements_on_cores(int count) {
   const int cores = base::CpuSet::of_process().size();
-  std::vector<std::string> names;
-  for (int i = 0; i < count; ++i) names.push_back(base::concat("cpu:", i % cores, "/p", i));
-  return names;
+  std::vector<base::Placement> placements;
+  for (int i = 0; i < count; ++i) {
+    placements.push_back(base::Placement::parse(base::concat("cpu:", i % cores, "/p", i)));
+  }
+  return placements;
 }
 
 // Runs the plan with stages that sleep.
