@@ -1,4 +1,4 @@
-// What handing a function to another thread costs, from the call to its first line there: base::TaskThread
+// What handing a function to another thread costs, from the call to its first line there: base::SerialQueue
 // with threads that have a core each, with two threads on one core, and to a thread that sleeps; beside that
 // the least that Linux takes to wake a thread, a bare futex, in turn; and a std::async of the same.
 // Run: core_hand_over [rounds]
@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/base/threads/task_thread.h"
+#include "cohort/base/threads/serial_queue.h"
 #include "cohort/bench/compare.h"
 
 namespace {
@@ -44,7 +44,7 @@ void report(int rounds, std::chrono::microseconds pause, const std::vector<Way>&
   std::puts(bench::compare(variants, options).text().c_str());
 }
 
-Clock::time_point give(base::TaskThread& thread) {
+Clock::time_point give(base::SerialQueue& thread) {
   return thread.submit("now", [] { return Clock::now(); }).get(kDeadline);
 }
 
@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
   const base::CpuSet first({cores.front()}), last({cores.back()});
   std::printf("From the call to the function; %zu cores, %d rounds\n", cores.size(), rounds);
   {
-    base::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = last});
+    base::SerialQueue a({.name = "a", .cpus = first}), b({.name = "b", .cpus = last});
     BareFutex bare(last);
     a.submit("rounds", [&] {
        report(rounds, none, {{"thread to thread, a core each, at once", [&] { return give(b); }}});
@@ -111,7 +111,7 @@ int main(int argc, char** argv) {
     report(rounds, none, {{"from outside, at once", [&] { return give(a); }}});
   }
   {
-    base::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = first});
+    base::SerialQueue a({.name = "a", .cpus = first}), b({.name = "b", .cpus = first});
     a.submit("rounds", [&] {
        report(rounds, none, {{"thread to thread, one core for both", [&] { return give(b); }}});
      }).get(kDeadline);

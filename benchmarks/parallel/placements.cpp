@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
     at::cat({results[0][0], results[1][0]}).square().mean().backward();
   };
   const auto nothing_in_common = [&] {
-    std::vector<base::Pending<void>> pending;
+    std::vector<base::Future<void>> pending;
     for (std::size_t i = 0; i < 2; ++i) {
       pending.push_back(workers[i]->submit("apart", [net = nets[i], half = halves[i]]() mutable {
         net->forward(half).square().mean().backward();
