@@ -289,9 +289,10 @@ TEST_F(ProgramTest, TheCommandToContinueCanBePasted) {
   program.signal(SIGTERM);
   const Outcome outcome = program.outcome();
   ASSERT_EQ(outcome.status, 128 + SIGTERM) << outcome.err;
-  const std::size_t at = outcome.err.find("to resume:\n  ");
+  const std::string words = "to resume:\n  ";
+  const std::size_t at = outcome.err.find(words);
   ASSERT_NE(at, std::string::npos) << outcome.err;
-  const std::string command = lines_of(outcome.err.substr(at + 10)).at(0);
+  const std::string command = lines_of(outcome.err.substr(at + words.size())).at(0);
   expect_in(command, {"'run.dir=my run #1'", " --load "});
   const std::string shell =
       "cd '" + dir.path().string() + "' && " + command + " train.epochs=1 >/dev/null 2>&1";

@@ -323,17 +323,23 @@ class SignalBackend : public c10d::Backend {
   bool is_blocked = false;
 };
 
-// A group for GPUs has Gloo for tensors on the CPU.
-TEST(LateCallTest, MessagesOnTheCpuOfAGroupForGpusRaiseNoSignal) {
-  for (const char* backend : {"gloo", "nccl", "shm"}) {
+TEST(LateCallTest, MessagesRaiseNoSignalWhereTheBackendSaysThatTheyMay) {
+  for (const bool may_raise : {true, false}) {
     const Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", seconds(20));
     const auto signals = c10::make_intrusive<SignalBackend>();
     group.process_group()->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::MPI, signals);
     group.process_group()->setDefaultBackend(c10d::ProcessGroup::BackendType::MPI);
-    group.shared_state()->backend = backend;
+    group.shared_state()->may_raise_sigpipe = may_raise;
     EXPECT_THROW(group.send(at::ones({2}), 1), CommError);
-    EXPECT_EQ(signals->is_blocked, std::string(backend) != "shm") << backend;
+    EXPECT_EQ(signals->is_blocked, may_raise);
   }
+  const auto says = [](const char* backend) {
+    return make_group(c10::make_intrusive<c10d::HashStore>(), 0, 1, backend, seconds(20))
+        .shared_state()
+        ->may_raise_sigpipe;
+  };
+  EXPECT_TRUE(says("gloo"));
+  EXPECT_FALSE(says("shm"));
 }
 
 }  // namespace
