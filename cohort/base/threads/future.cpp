@@ -47,10 +47,11 @@ void Task::run() noexcept {
   bool is_wanted = false;
   {
     const std::lock_guard lock(mutex_);
+    is_running_ = true;
     is_wanted = on_begin();
   }
   if (!is_wanted) {
-    return reject(std::make_exception_ptr(
+    return end(std::make_exception_ptr(
         TimeoutError("base.future", concat(what(), " was given up before it began, and did not run"))));
   }
   try {
@@ -59,10 +60,10 @@ void Task::run() noexcept {
   } catch (...) {
     error = std::current_exception();
   }
-  reject(std::move(error));
+  end(std::move(error));
 }
 
-void Task::reject(std::exception_ptr error) noexcept {
+void Task::end(std::exception_ptr error) noexcept {
   drop();
   finish(std::move(error));
 }

@@ -66,27 +66,39 @@ template <typename T, typename Base = State>
 class ValueState : public Base {
  public:
   using Base::Base;
+  template <typename Fn>
+  void set_from(Fn&& fn) {
+    value.emplace(std::invoke(std::forward<Fn>(fn)));
+  }
   std::optional<T> value;
 };
 template <typename Base>
 class ValueState<void, Base> : public Base {
  public:
   using Base::Base;
+  template <typename Fn>
+  void set_from(Fn&& fn) {
+    std::invoke(std::forward<Fn>(fn));
+  }
 };
 
 // A function that is yet to run, and its result.
 class Task : public State {
  public:
   using State::State;
-  /// Runs the function, destroys it, and is done.
+  /// Runs the function, and ends with what it threw, if anything.
   void run() noexcept;
-  /// It will not run: it fails with this.
-  void reject(std::exception_ptr error) noexcept;
+  /// Destroys the function, and is done: with this error, if one is given.
+  void end(std::exception_ptr error) noexcept;
 
  protected:
   virtual void execute() = 0;
   virtual void drop() noexcept = 0;
   virtual bool on_begin() noexcept { return true; }  // under the mutex; false: it does not run
+  bool is_running() const { return is_running_; }    // under the mutex
+
+ private:
+  bool is_running_ = false;  // or has ended
 };
 
 template <typename T, typename Fn, typename Base>
@@ -95,13 +107,7 @@ class FunctionTask final : public ValueState<T, Base> {
   FunctionTask(const char* what, Fn fn) : ValueState<T, Base>(what), fn_(std::in_place, std::move(fn)) {}
 
  protected:
-  void execute() override {
-    if constexpr (std::is_void_v<T>) {
-      std::invoke(*fn_);
-    } else {
-      this->value.emplace(std::invoke(*fn_));
-    }
-  }
+  void execute() override { this->set_from(*fn_); }
   void drop() noexcept override { fn_.reset(); }
 
  private:
@@ -163,6 +169,19 @@ class Future {
   std::optional<Value>* value_ = nullptr;  // in *state_
 };
 
+namespace future_detail {
+
+/// Makes a task of `fn`, hands it to `post`, and returns its future. `Base`: the kind of task that runs there.
+template <typename Base, typename Fn, typename Post>
+auto submit(const char* what, Fn fn, const Post& post) {
+  using T = std::invoke_result_t<Fn&>;
+  auto task = std::make_shared<FunctionTask<T, Fn, Base>>(what, std::move(fn));
+  post(task);
+  return Future<T>(std::shared_ptr<ValueState<T, Base>>(std::move(task)));
+}
+
+}  // namespace future_detail
+
 /// Who sets a result. One that is destroyed without gives its future an error.
 template <typename T>
 class Promise {
@@ -184,11 +203,7 @@ class Promise {
   void run(Fn&& fn) noexcept {
     std::exception_ptr error;
     try {
-      if constexpr (std::is_void_v<T>) {
-        std::invoke(std::forward<Fn>(fn));
-      } else {
-        state_->value.emplace(std::invoke(std::forward<Fn>(fn)));
-      }
+      state_->set_from(std::forward<Fn>(fn));
     } catch (...) {
       error = std::current_exception();
     }

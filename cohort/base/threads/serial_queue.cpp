@@ -170,19 +170,18 @@ std::string QueuedTask::description() const {
 }
 
 bool QueuedTask::on_begin() noexcept {
-  is_running_ = true;
   if (is_abandoned()) queue_->is_stuck = true;
   return true;
 }
 
 void QueuedTask::on_abandoned() noexcept {
   ++queue_->num_late;
-  if (is_running_) queue_->is_stuck = true;
+  if (is_running()) queue_->is_stuck = true;
 }
 
 void QueuedTask::on_done() noexcept {
   if (is_abandoned()) --queue_->num_late;
-  if (is_running_) queue_->is_stuck = false;
+  if (is_running()) queue_->is_stuck = false;
 }
 
 std::shared_ptr<QueuedTask> Shared::take() {
@@ -246,7 +245,7 @@ void Shared::give_up() {
   }
   changed.notify_all();
   for (const auto& task : left) {
-    task->reject(std::make_exception_ptr(
+    task->end(std::make_exception_ptr(
         TimeoutError("base.serial_queue", concat(task->what(), " was not begun: thread ", options.name,
                                                  " was given up, as it is ", busy_with()))));
   }

@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <utility>
 
 #include "cohort/base/cpu.h"
@@ -39,7 +38,6 @@ class QueuedTask : public future_detail::Task {
   friend struct Shared;
 
   std::shared_ptr<Shared> queue_;
-  bool is_running_ = false;  // under the mutex
 };
 
 }  // namespace serial_queue_detail
@@ -74,11 +72,8 @@ class SerialQueue {
   /// the thread is left behind before it comes to it. Threads: any.
   template <typename Fn>
   auto submit(const char* what, Fn fn) {
-    using T = std::invoke_result_t<Fn&>;
-    using Task = serial_queue_detail::QueuedTask;
-    auto task = std::make_shared<future_detail::FunctionTask<T, Fn, Task>>(what, std::move(fn));
-    post(task);
-    return Future<T>(std::shared_ptr<future_detail::ValueState<T, Task>>(std::move(task)));
+    return future_detail::submit<serial_queue_detail::QueuedTask>(
+        what, std::move(fn), [this](auto task) { post(std::move(task)); });
   }
 
   const std::string& name() const;

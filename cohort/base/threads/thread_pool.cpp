@@ -21,13 +21,13 @@ namespace cohort::base {
 namespace thread_pool_detail {
 
 // Owned by the pool, its threads and every task, so that a thread left behind finds it alive.
-struct Shared {
+struct Shared : std::enable_shared_from_this<Shared> {
   explicit Shared(ThreadPool::Options given) : options(std::move(given)), limit(options.max_threads) {}
 
-  void post(const std::shared_ptr<PooledTask>& task, const std::shared_ptr<Shared>& self);
-  void allow_one_more(const std::shared_ptr<Shared>& self) noexcept;
-  void start(const std::shared_ptr<Shared>& self);
-  void run(int number);
+  void post(const std::shared_ptr<PooledTask>& task);
+  void allow_one_more() noexcept;
+  void start();
+  void run();
   std::shared_ptr<PooledTask> take();
   int stop(std::chrono::milliseconds patience);
 
@@ -35,8 +35,7 @@ struct Shared {
   std::mutex mutex;  // of what follows
   std::condition_variable changed;
   std::deque<std::shared_ptr<PooledTask>> queue;
-  std::map<int, std::thread> threads;
-  int started = 0;  // ever
+  std::map<std::thread::id, std::thread> threads;
   int alive = 0;
   std::size_t num_idle = 0;
   int limit;
@@ -55,24 +54,24 @@ std::string PooledTask::description() const {
 }
 
 bool PooledTask::on_begin() noexcept {
-  is_running_ = true;
   return !is_abandoned();
 }
 
 void PooledTask::on_abandoned() noexcept {
-  if (!is_running_) return;
+  if (!is_running()) return;
   is_stuck_ = true;
-  pool_->allow_one_more(pool_);
+  pool_->allow_one_more();
 }
 
-void Shared::start(const std::shared_ptr<Shared>& self) {
-  const int number = started++;
-  threads.emplace(number, std::thread([self, number] { self->run(number); }));
+void Shared::start() {
+  std::thread thread([self = shared_from_this()] { self->run(); });
+  const auto id = thread.get_id();
+  threads.emplace(id, std::move(thread));
   ++alive;
 }
 
-void Shared::post(const std::shared_ptr<PooledTask>& task, const std::shared_ptr<Shared>& self) {
-  task->pool_ = self;
+void Shared::post(const std::shared_ptr<PooledTask>& task) {
+  task->pool_ = shared_from_this();
   {
     const std::lock_guard lock(mutex);
     if (stopping) {
@@ -82,7 +81,7 @@ void Shared::post(const std::shared_ptr<PooledTask>& task, const std::shared_ptr
     queue.push_back(task);
     if (num_idle < queue.size() && alive < limit) {
       try {
-        start(self);
+        start();
       } catch (const std::system_error& error) {
         queue.pop_back();
         throw SystemError("base.thread_pool",
@@ -93,12 +92,12 @@ void Shared::post(const std::shared_ptr<PooledTask>& task, const std::shared_ptr
   changed.notify_one();
 }
 
-void Shared::allow_one_more(const std::shared_ptr<Shared>& self) noexcept {
+void Shared::allow_one_more() noexcept {
   const std::lock_guard lock(mutex);
   ++limit;
   if (queue.empty() || alive >= limit) return;
   try {
-    start(self);
+    start();
   } catch (...) {  // the next post() tries again
   }
 }
@@ -114,7 +113,7 @@ std::shared_ptr<PooledTask> Shared::take() {
   return task;
 }
 
-void Shared::run(int number) {
+void Shared::run() {
   pool_of_thread = this;
   ::pthread_setname_np(::pthread_self(), options.name.substr(0, 15).c_str());
   Timeline::name_thread(options.name);
@@ -131,7 +130,7 @@ void Shared::run(int number) {
     --alive;
     if (was_stuck) --limit;
     // stop() joins those that are left.
-    if (const auto self = threads.find(number); was_stuck && self != threads.end()) {
+    if (const auto self = threads.find(std::this_thread::get_id()); was_stuck && self != threads.end()) {
       self->second.detach();
       threads.erase(self);
     }
@@ -140,7 +139,7 @@ void Shared::run(int number) {
 }
 
 int Shared::stop(std::chrono::milliseconds patience) {
-  std::map<int, std::thread> ended;
+  std::map<std::thread::id, std::thread> ended;
   std::deque<std::shared_ptr<PooledTask>> left;
   int left_behind = 0;
   {
@@ -156,7 +155,7 @@ int Shared::stop(std::chrono::milliseconds patience) {
     ended.swap(threads);  // now: what is stuck may have been replaced meanwhile
     left.swap(queue);
   }
-  for (auto& [number, thread] : ended) {
+  for (auto& [id, thread] : ended) {
     if (left_behind == 0) {
       thread.join();
     } else {
@@ -164,7 +163,7 @@ int Shared::stop(std::chrono::milliseconds patience) {
     }
   }
   for (const auto& task : left) {
-    task->reject(std::make_exception_ptr(
+    task->end(std::make_exception_ptr(
         TimeoutError("base.thread_pool", concat(task->what(), " was not begun: the thread pool ",
                                                 options.name, " was stopped before it came to it"))));
   }
@@ -185,7 +184,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::post(std::shared_ptr<thread_pool_detail::PooledTask> task) {
-  shared_->post(task, shared_);
+  shared_->post(task);
 }
 
 int ThreadPool::stop(std::chrono::milliseconds patience) {

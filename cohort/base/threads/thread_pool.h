@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "cohort/base/threads/future.h"
@@ -34,8 +33,7 @@ class PooledTask : public future_detail::Task {
   friend struct Shared;
 
   std::shared_ptr<Shared> pool_;
-  bool is_running_ = false;  // under the mutex
-  bool is_stuck_ = false;    // it was abandoned while it ran; read once it is done
+  bool is_stuck_ = false;  // it was abandoned while it ran; read once it is done
 };
 
 }  // namespace thread_pool_detail
@@ -63,11 +61,8 @@ class ThreadPool {
   /// Throws: UsageError where the pool has been stopped; SystemError where there are no more threads to be had.
   template <typename Fn>
   auto submit(const char* what, Fn fn) {
-    using T = std::invoke_result_t<Fn&>;
-    using Task = thread_pool_detail::PooledTask;
-    auto task = std::make_shared<future_detail::FunctionTask<T, Fn, Task>>(what, std::move(fn));
-    post(task);
-    return Future<T>(std::shared_ptr<future_detail::ValueState<T, Task>>(std::move(task)));
+    return future_detail::submit<thread_pool_detail::PooledTask>(
+        what, std::move(fn), [this](auto task) { post(std::move(task)); });
   }
 
   /// Runs what was given, then ends the threads. Those that are still busy when `patience` is over are left
