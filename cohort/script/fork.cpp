@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <optional>
 
 #include "cohort/autograd/detached_graph.h"
@@ -83,18 +82,11 @@ struct ForkedPart::Task {
 
   // Runs it, unless somebody has begun to.
   void begin() {
-    if (has_begun.test_and_set()) return;
-    std::exception_ptr error;
-    try {
-      compute();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    run = nullptr;  // what it captured is destroyed on this thread
-    ended.set_error(std::move(error));
+    if (!has_begun.test_and_set()) ended.run([this] { compute(); });
   }
 
   void compute() {
+    const Run function = std::exchange(run, nullptr);  // what it captured is destroyed on this thread
     const at::ThreadLocalStateGuard as_the_caller(state);
     const Watched random;
     if (with_graph == Graph::kAsCaller && at::GradMode::is_enabled()) {
@@ -102,11 +94,11 @@ struct ForkedPart::Task {
           inputs,
           autograd::DetachedGraph::Words{.where = "script.fork", .as_input = "hand it over as an input"});
       input_proxies.emplace("script.fork", inputs, graph->leaves());
-      results = run(input_proxies->tensors());
+      results = function(input_proxies->tensors());
       input_proxies->observe(results);
       results = graph->end(results);
     } else {
-      results = run(inputs);
+      results = function(inputs);
     }
     random.check();
   }

@@ -264,9 +264,8 @@ void AgentStoreClient::watch(const std::string& key) {
 bool AgentStoreClient::poll_now(base::Deadline deadline) {
   const auto polled = queue_->submit("poll", [state = state_] {
     state->ask([&] {
-      state->give_and_read_signs();
-      state->next_poll = state->options.now() + state->interval;
-      state->read_watched();
+      state->next_poll = Clock::time_point::min();
+      state->go_round();
     });
   });
   if (!polled.wait(deadline)) return false;
