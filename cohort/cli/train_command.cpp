@@ -177,8 +177,8 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   const config::Config given = read_config(arguments);
   const fs::path own = folder_to_resume(arguments, given);
   const std::string said = text_of_folder(arguments, own, given.run.dir);
-  const config::Config config =
-      arguments.fast_dev_run ? train::limit_to_fast_dev_run(in_folder(given, own)) : in_folder(given, own);
+  const config::Config full = in_folder(given, own);
+  const config::Config config = arguments.fast_dev_run ? train::limit_to_fast_dev_run(full) : full;
   if (arguments.dump_config) {
     for (const std::string& warning : config.warnings)
       std::fprintf(stderr, "cohort: warning: %s\n", warning.c_str());

@@ -47,13 +47,16 @@ at::Device prepare_device(const config::TrainConfig& train, const std::string& r
   return device;
 }
 
-LoaderSetup loader_setup(const BatchPlan& plan, at::Device device, std::int64_t seed,
-                         const parallel::GradientSync& gradient_sync) {
-  return {.plan = plan,
-          .device = device,
-          .seed = seed,
-          .rank = gradient_sync.rank(),
-          .world_size = gradient_sync.size()};
+/// Returns the data of this rank, which is not open yet. Collective.
+RunData data_of_rank(const config::Config& config, const BatchPlan& plan, at::Device device,
+                     const parallel::GradientSync& gradient_sync) {
+  return {config.data,
+          dataset_setup(config.model, config.train, config.run, ranks_on_host(gradient_sync)),
+          {.plan = plan,
+           .device = device,
+           .seed = config.run.seed,
+           .rank = gradient_sync.rank(),
+           .world_size = gradient_sync.size()}};
 }
 
 /// Returns `optim` with the rate of steps of `global_batch_size` samples; `logs`: says so.
@@ -184,9 +187,7 @@ RunResult run_training(const config::Config& given, const std::string& command) 
 
   const at::Device device = prepare_device(config.train, config.distributed.model, *gradient_sync);
   const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync->size());
-  RunData data(config.data,
-               dataset_setup(config.model, config.train, config.run, ranks_on_host(*gradient_sync)),
-               loader_setup(plan, device, config.run.seed, *gradient_sync));
+  RunData data = data_of_rank(config, plan, device, *gradient_sync);
   data.open_training();
   if (config.train.eval_every > 0) data.open_evaluation();
   const ModelSetup setup = data.model_setup();
@@ -254,9 +255,7 @@ std::map<std::string, double> run_evaluation(const config::Config& given, const 
     comm::require_same(*gradient_sync->group(), "the checkpoint", trained.checkpoint);
   const at::Device device = prepare_device(config.train, config.distributed.model, *gradient_sync);
   const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync->size());
-  RunData data(config.data,
-               dataset_setup(config.model, config.train, config.run, ranks_on_host(*gradient_sync)),
-               loader_setup(plan, device, config.run.seed, *gradient_sync));
+  RunData data = data_of_rank(config, plan, device, *gradient_sync);
   data.open_evaluation(trained.classes.value_or(std::vector<std::string>()));
   const ModelSetup setup = data.model_setup();
   const torch::nn::AnyModule model = make_model(without_weights(config.model), setup);
