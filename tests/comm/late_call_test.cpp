@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "cohort/base/error.h"
+#include "cohort/comm/backend.h"
 #include "cohort/comm/backends/fake/fake.h"
 #include "cohort/comm/internal/group_state.h"
 #include "cohort/comm/internal/pending_state.h"
@@ -323,6 +324,14 @@ class SignalBackend : public c10d::Backend {
   bool is_blocked = false;
 };
 
+// A group for GPUs has Gloo for tensors on the CPU.
+COHORT_REGISTER_BACKEND("for_gpus", {.make = [](const BackendOptions&) {
+                          return BackendInstance{.backend = c10::make_intrusive<SignalBackend>(),
+                                                 .is_distributed = false,
+                                                 .may_raise_sigpipe = false,
+                                                 .device = c10::kCUDA};
+                        }});
+
 TEST(LateCallTest, MessagesRaiseNoSignalWhereTheBackendSaysThatTheyMay) {
   for (const bool may_raise : {true, false}) {
     const Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", seconds(20));
@@ -340,6 +349,7 @@ TEST(LateCallTest, MessagesRaiseNoSignalWhereTheBackendSaysThatTheyMay) {
   };
   EXPECT_TRUE(says("gloo"));
   EXPECT_FALSE(says("shm"));
+  EXPECT_TRUE(says("for_gpus")) << "messages on the CPU are Gloo's there";
 }
 
 }  // namespace
