@@ -18,6 +18,11 @@ fail() {
   exit 1
 }
 
+# stop_if_no_install WHAT: ends the command when it may install nothing, and says that WHAT is missing.
+stop_if_no_install() {
+  if [ -n "${COHORT_NO_INSTALL:-}" ]; then fail "--no-install was given, and this is missing: $1"; fi
+}
+
 make_state_folder() {
   if ! mkdir -p "$COHORT_LOGS" 2>/dev/null; then
     fail "cannot write to $COHORT_STATE: clone the project into a folder that you may write to."

@@ -226,7 +226,7 @@ ensure_build_tools() {
   if ! cmake_fits cmake; then wanted+=("cmake>=$CMAKE_AT_LEAST,<5"); fi
   if ! command -v ninja >/dev/null; then wanted+=(ninja); fi
   if [ "${#wanted[@]}" -gt 0 ]; then
-    reject_to_install "${wanted[*]%%[<>=]*} (CMake $CMAKE_AT_LEAST or newer, Ninja)"
+    stop_if_no_install "${wanted[*]%%[<>=]*} (CMake $CMAKE_AT_LEAST or newer, Ninja)"
     say "Installing into .cohort/venv with pip (about 30 MB): ${wanted[*]%%[<>=]*}" \
       "(the system's is missing or older than CMake $CMAKE_AT_LEAST, and only root may install packages)"
     ensure_venv "$COHORT_STATE/venv"

@@ -30,7 +30,7 @@ find_python() {
 ensure_venv() {
   local folder="$1"
   if [ -x "$folder/bin/python" ] && "$folder/bin/python" -m pip --version >/dev/null 2>&1; then return 0; fi
-  reject_to_install "a virtual environment in ${folder#"$COHORT_ROOT"/}"
+  stop_if_no_install "a virtual environment in ${folder#"$COHORT_ROOT"/}"
   find_python "${2:-3.10}"
   rm -rf "$folder"
   if "$COHORT_BASE_PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -61,7 +61,7 @@ ensure_venv() {
 pip_install() {
   local name="$1" what="$2" folder="$3"
   shift 3
-  reject_to_install "Python packages in ${folder#"$COHORT_ROOT"/}"
+  stop_if_no_install "Python packages in ${folder#"$COHORT_ROOT"/}"
   local -a command=("$folder/bin/python" -m pip install --no-input --disable-pip-version-check)
   if [ -t 1 ] && [ -z "${COHORT_VERBOSE:-}" ]; then
     if "${command[@]}" "$@" 2>"$COHORT_LOGS/$name.log" </dev/null; then return 0; fi

@@ -52,6 +52,9 @@ fake_program "$bare" python3 'exit 1'
 expect "no LibTorch and nothing may be installed" 1 "no LibTorch 2.11 to 2.14 was found and --no-install was given" \
   env "PATH=$bare" "$clone/quickstart" --no-install
 
+expect "no environment for the tests and nothing may be installed" 1 \
+  "--no-install was given, and this is missing: a virtual environment in .cohort/test-venv" \
+  env "PATH=$(without)" "$clone/test" --no-install --setup-only
 if [ "$(id -u)" -eq 0 ] || ! command -v sudo >/dev/null; then
   expect "no compiler" 1 "there is no C++ compiler" \
     env -u CXX COHORT_PRIVATE=1 "PATH=$(without g++ c++ clang++)" "$clone/quickstart" --libtorch "$libtorch"
