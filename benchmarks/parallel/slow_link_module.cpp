@@ -1,6 +1,8 @@
 // Python's way to the link of parallel_overlap: ddp.py compiles it.
 #include <pybind11/pybind11.h>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include "tests/support/slow_link.h"
 
 PYBIND11_DECLARE_HOLDER_TYPE(T, c10::intrusive_ptr<T>, true)  // as torch's own module holds c10d's objects

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <cstdint>
@@ -9,11 +10,15 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "cohort/comm/call_types.h"
 #include "cohort/comm/pending.h"
+
+namespace c10d {
+class ProcessGroup;  // <torch/csrc/distributed/c10d/ProcessGroup.hpp>, which takes 4 s to compile
+class Store;
+}  // namespace c10d
 
 /// Process groups: the ranks of a job, or some of them, and their collectives.
 ///

@@ -1,5 +1,7 @@
 #include "cohort/comm/pending.h"
 
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
 #include "cohort/comm/internal/pending_state.h"

@@ -1,7 +1,12 @@
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <memory>
-#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace c10d {
+class Work;  // <torch/csrc/distributed/c10d/Work.hpp>
+}
 
 namespace cohort::comm {
 

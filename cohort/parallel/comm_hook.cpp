@@ -6,6 +6,7 @@
 #include "cohort/parallel/comm_hook.h"
 
 #include <memory>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/deadline.h"

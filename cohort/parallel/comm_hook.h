@@ -1,14 +1,23 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "cohort/comm/group.h"
+
+namespace c10 {
+namespace ivalue {
+struct Future;  // <ATen/core/ivalue.h>
+}
+}  // namespace c10
+namespace c10d {
+class GradBucket;  // <torch/csrc/distributed/c10d/comm.hpp>
+}
 
 /// What happens to a bucket of gradients between the ranks: docs/guide/distributed.md, "Communication hooks".
 namespace cohort::parallel {

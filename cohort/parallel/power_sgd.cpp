@@ -13,6 +13,7 @@
 #include <ATen/ops/randn.h>
 
 #include <algorithm>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 #include <unordered_map>
 #include <vector>
 

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "cohort/base/log.h"
 #include "cohort/checkpoint/tensor_format.h"

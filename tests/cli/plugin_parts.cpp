@@ -6,6 +6,7 @@
 
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
 #include "cohort/base/log.h"

@@ -5,6 +5,7 @@
 
 #include <mutex>
 #include <random>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "cohort/base/error.h"
 #include "tests/support/messages.h"

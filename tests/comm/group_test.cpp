@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/deadline.h"

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <fstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "cohort/base/error.h"
 #include "cohort/comm/internal/backend.h"

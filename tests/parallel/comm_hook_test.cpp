@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
 #include "cohort/base/error.h"
 #include "cohort/base/threads/deadline.h"
 #include "tests/parallel/training.h"

@@ -80,7 +80,6 @@ TEST(GraphBoundaryTest, ForwardAndBackwardRunOnThePlacementsThread) {
   const auto worker = worker_of("cpu:0");
   const auto id = worker->run("id", [] { return std::this_thread::get_id(); });
   std::set<std::thread::id> forward, backward;
-  std::mutex mutex;
   at::Tensor x = input_of();
   const at::Tensor y = run(
       worker,

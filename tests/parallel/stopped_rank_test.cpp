@@ -13,6 +13,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 #include <utility>
 #include <vector>
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <optional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"

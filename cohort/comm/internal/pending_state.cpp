@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 #include <unordered_map>
 
 #include "cohort/base/error.h"

@@ -43,8 +43,8 @@ MemoryUse whole(const ModelBytes& bytes, const PlannedModel& model, const StepMe
 }
 
 // The whole model on one placement, of each rank where there are several.
-PlaceMemory process(const MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
-                    const StepMemory& step, const train::BatchPlan& sizes) {
+PlaceMemory plain_place(const MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
+                        const StepMemory& step, const train::BatchPlan& sizes) {
   const bool ranks = plan.gradients != "none";
   PlaceMemory place{.name = ranks ? base::concat("each of ", plan.num_ranks, " ranks") : "cpu",
                     .samples = sizes.part,
@@ -263,7 +263,7 @@ class RegisteredPlan : public RunnerPlan {
         .parameters = in.bytes.parameters,
         .buffers = in.bytes.buffers,
         .samples = in.sizes.part,
-        .use = process(plan, in.model, in.bytes, in.step, in.sizes).predicted,
+        .use = plain_place(plan, in.model, in.bytes, in.step, in.sizes).predicted,
         .activations = [&](std::int64_t samples) { return in.step.activations(samples); },
         .peak = [&](std::int64_t samples) { return in.step.peak(samples); }};
     const std::vector<parallel::PlannedPlace> places = type_.plan_memory(plain, options_);
@@ -315,7 +315,7 @@ std::vector<base::Placement> RunnerPlan::prepare(const config::DistributedConfig
 
 void RunnerPlan::plan(MemoryPlan& plan, const PlanInputs& in) const {
   if (in.place.empty()) {
-    plan.places.push_back(process(plan, in.model, in.bytes, in.step, in.sizes));
+    plan.places.push_back(plain_place(plan, in.model, in.bytes, in.step, in.sizes));
   } else {
     plan_placed_layers(plan, in.model, in.bytes, in.step, in.sizes, in.place);
   }

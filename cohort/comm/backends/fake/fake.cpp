@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <mutex>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "cohort/base/error.h"
 #include "cohort/comm/group.h"

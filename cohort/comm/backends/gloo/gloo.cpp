@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <system_error>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "cohort/base/apart.h"

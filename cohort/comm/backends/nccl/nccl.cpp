@@ -1,4 +1,5 @@
 // LibTorch's NCCL backend: a library of its own, see load.cpp.
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "cohort/comm/internal/backend.h"

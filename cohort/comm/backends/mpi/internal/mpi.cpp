@@ -6,6 +6,8 @@
 
 #include <ATen/ops/cat.h>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include "cohort/base/error.h"
 #include "cohort/comm/backends/mpi/internal/process.h"
 #include "cohort/comm/internal/backend.h"
