@@ -79,23 +79,33 @@ function(cohort_library name)
   set_property(GLOBAL APPEND PROPERTY COHORT_LIBRARIES cohort_${name})
 endfunction()
 
-# cohort_test(NAME SOURCES file... [LIBS target...] [LABELS label...])
-# One GoogleTest executable, NAME_test; every TEST in it becomes a ctest test `NAME.Suite.Name`. NAME is the module,
-# or MODULE_part where a part needs no LibTorch and is to run under sanitizers too.
+# _cohort_discover_suites(NAME LABELS TIMEOUT WAITS): as gtest_discover_tests() does for cases.
+function(_cohort_discover_suites name labels timeout waits)
+  set(suites "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
+  set(discover "${PROJECT_SOURCE_DIR}/tests/support/discover_suites.cmake")
+  add_custom_command(TARGET ${name}_test POST_BUILD BYPRODUCTS "${suites}" VERBATIM
+    COMMAND "${CMAKE_COMMAND}" -DPROGRAM=$<TARGET_FILE:${name}_test> -DPREFIX=${name} "-DLABELS=${labels}"
+      -DTIMEOUT=${timeout} "-DWAITS=${waits}" "-DOUTPUT=${suites}" -P "${discover}")
+  file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/${name}_include.cmake"
+    "if(EXISTS \"${suites}\")\n  include(\"${suites}\")\nelse()\n  add_test(${name}_NOT_BUILT ${name}_NOT_BUILT)\nendif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${CMAKE_CURRENT_BINARY_DIR}/${name}_include.cmake")
+endfunction()
+
+# cohort_test(NAME [WAITS regex] SOURCES file... [LIBS target...] [LABELS label...])
+# One GoogleTest executable, NAME_test. Of one with LibTorch every suite becomes a ctest test `NAME.Suite`, which runs each
+# case in a process of its own; of others every case becomes one, `NAME.Suite.Case`. NAME is the module, or MODULE_part
+# where a part needs no LibTorch and is to run under sanitizers too. WAITS: suites of these names, or where each case is a
+# ctest test all of them, wait for deadlines and processes more than they compute. Two of them share a core: ctest is given
+# two slots for each core.
 function(cohort_test name)
-  cmake_parse_arguments(arg "" "" "SOURCES;LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "" "WAITS" "SOURCES;LIBS;LABELS" ${ARGN})
   add_executable(${name}_test ${arg_SOURCES})
   _cohort_needs_torch(torch ${arg_LIBS})
   if(torch AND COHORT_READERS_ONLY)
     set_target_properties(${name}_test PROPERTIES EXCLUDE_FROM_ALL ON)
     return()
   endif()
-  target_link_libraries(${name}_test PRIVATE
-    ${arg_LIBS} cohort_test_support GTest::gtest_main cohort_test_flags)
-  if(torch)
-    target_precompile_headers(${name}_test REUSE_FROM cohort_test_headers)
-    target_link_libraries(${name}_test PRIVATE cohort_test_seed)
-  endif()
+  target_link_libraries(${name}_test PRIVATE ${arg_LIBS} cohort_test_support cohort_test_flags)
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
   endif()
@@ -103,8 +113,19 @@ function(cohort_test name)
   if(COHORT_SANITIZE)
     set(timeout 1200)
   endif()
-  gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 120
-    PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${timeout} ENVIRONMENT "OMP_NUM_THREADS=1")
+  if(torch)
+    target_precompile_headers(${name}_test REUSE_FROM cohort_test_headers)
+    target_link_libraries(${name}_test PRIVATE cohort_test_main)
+    _cohort_discover_suites(${name} "${arg_LABELS}" ${timeout} "${arg_WAITS}")
+  else()
+    target_link_libraries(${name}_test PRIVATE GTest::gtest_main)
+    set(processors 2)
+    if(arg_WAITS)
+      set(processors 1)
+    endif()
+    gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 120
+      PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${timeout} PROCESSORS ${processors} ENVIRONMENT "OMP_NUM_THREADS=1")
+  endif()
 endfunction()
 
 # cohort_program(NAME SOURCES file... LIBS target...)

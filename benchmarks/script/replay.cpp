@@ -68,7 +68,7 @@ std::vector<BenchmarkCase> both(const Fn& fn, const at::Tensor& x) {
 
 void calls() {
   const at::NoGradGuard no_grad;
-  compare("ten times x = x * x, 5 floats", both(lecture, at::rand({5})), rounds);
+  compare("ten times x = x * x, 5 floats", both(&lecture, at::rand({5})), rounds);
   compare("one x * x, 5 floats: what a call costs",
           both([](const at::Tensor& x) { return x * x; }, at::rand({5})), rounds);
   script::Tensors inputs;

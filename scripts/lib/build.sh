@@ -6,6 +6,9 @@
 export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$COHORT_ROOT}"
 export CCACHE_SLOPPINESS="${CCACHE_SLOPPINESS:-pch_defines,time_macros}"
 
+# The build that is installed and trained with. .ci/run names the tests' own, so that the library is compiled once.
+COHORT_PRESET="${COHORT_PRESET:-release}"
+
 # configure PRESET ARGUMENT...: runs CMake when something that it depends on changed; Ninja sees to the rest.
 configure() {
   local preset="$1" folder="$COHORT_ROOT/build/$1" stamp

@@ -18,6 +18,9 @@ fail() {
   exit 1
 }
 
+# test_slots: what ctest's -j is given. A test that computes takes two, one that mostly waits takes one.
+test_slots() { say $((2 * $(usable_cores))); }
+
 # stop_if_no_install WHAT: ends the command when it may install nothing, and says that WHAT is missing.
 stop_if_no_install() {
   if [ -n "${COHORT_NO_INSTALL:-}" ]; then fail "--no-install was given, and this is missing: $1"; fi

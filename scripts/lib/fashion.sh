@@ -6,8 +6,8 @@ FASHION_FOLDER="$COHORT_ROOT/data/fashion-mnist"
 
 find_program_cohort() {
   local program
-  program=$(find "$COHORT_ROOT/build/release" -maxdepth 2 -name cohort -type f -perm -u+x | head -n 1)
-  [ -n "$program" ] || fail "the build made no program cohort in build/release; remove that folder and run again."
+  program=$(find "$COHORT_ROOT/build/$COHORT_PRESET" -maxdepth 2 -name cohort -type f -perm -u+x | head -n 1)
+  [ -n "$program" ] || fail "the build made no program cohort in build/$COHORT_PRESET; remove that folder and run again."
   say "$program"
 }
 

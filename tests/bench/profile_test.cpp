@@ -124,7 +124,7 @@ TEST_F(ProfileTest, ATimelineThatRecordsContinues) {
   EXPECT_TRUE(base::Timeline::enabled());
   base::Timeline::stop();
   EXPECT_NE(profile.trace().find("\"before\""), std::string::npos);
-  EXPECT_NO_THROW(nlohmann::json::parse(profile.trace()));
+  EXPECT_NO_THROW((void)nlohmann::json::parse(profile.trace()));
 }
 
 TEST_F(ProfileTest, AnExceptionEndsTheRecording) {

@@ -25,8 +25,8 @@ using test::FileCallLimits;
 using test::read_file;
 using test::write_file;
 
-constexpr RunCheckpointsOptions kKeepOne{.keep = 1};
-constexpr RunCheckpointsOptions kKeepAll{.keep = 0};
+const RunCheckpointsOptions kKeepOne{.keep = 1};
+const RunCheckpointsOptions kKeepAll{.keep = 0};
 
 CheckpointContent content_of(int64_t value, int64_t best) {
   return {{{"w", at::full({300}, value, at::kLong)}},
