@@ -68,6 +68,12 @@ function(cohort_library name)
   target_link_libraries(cohort_${name}
     PUBLIC ${arg_LIBS} $<$<BOOL:${arg_TORCH}>:LibTorch::LibTorch>
     PRIVATE ${arg_PRIVATE_LIBS} Threads::Threads $<BUILD_INTERFACE:cohort_flags>)
+  # Names in the anonymous namespaces of a library's sources differ for this.
+  set_target_properties(cohort_${name} PROPERTIES UNITY_BUILD ${COHORT_UNITY} UNITY_BUILD_BATCH_SIZE 3)
+  if(COHORT_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # It warns of headers, and takes a source that another one includes for one.
+    target_compile_options(cohort_${name} PRIVATE -Wno-subobject-linkage)
+  endif()
   if(torch AND TARGET cohort_headers)
     # Without cohort_NAME_EXPORTS, which would differ from what the header was compiled with.
     set_target_properties(cohort_${name} PROPERTIES DEFINE_SYMBOL "")

@@ -35,7 +35,7 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using Tensors = DetachedGraph::Tensors;
 
-std::string describe(const at::Tensor& tensor) {
+std::string describe_part(const at::Tensor& tensor) {
   return base::concat(tensor.scalar_type(), tensor.sizes());
 }
 
@@ -330,7 +330,7 @@ void DetachedGraph::check_captured() const {
   for (std::size_t i = 0; i < captured_.size(); ++i) {
     if (version_of(captured_[i]) != versions_[i]) {
       throw UsageError(words_.where,
-                       base::concat("a parameter ", describe(captured_[i]),
+                       base::concat("a parameter ", describe_part(captured_[i]),
                                     " that fn uses was changed between ", words_.between),
                        "step the optimizer after backward");
     }

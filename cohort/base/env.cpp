@@ -19,7 +19,7 @@
 namespace cohort::base {
 namespace {
 
-[[noreturn]] void reject(const std::string& name, const std::string& value, std::string_view expected) {
+[[noreturn]] void reject_value(const std::string& name, const std::string& value, std::string_view expected) {
   throw ConfigError("base.env",
                     concat("environment variable ", name, ": got \"", value, "\", expected ", expected),
                     concat("export ", name, "=... with such a value, or unset ", name));
@@ -47,9 +47,9 @@ std::optional<std::int64_t> env_int(const std::string& name, std::int64_t low, s
   const auto result = std::from_chars(text->data(), end, value);
   // Not strtoll(), which would take leading spaces and stop at the first letter.
   if (result.ec == std::errc() && result.ptr == end && value >= low && value <= high) return value;
-  if (low == INT64_MIN && high == INT64_MAX) reject(name, *text, "a whole number");
-  if (high == INT64_MAX) reject(name, *text, concat("a whole number of at least ", low));
-  reject(name, *text, concat("a whole number from ", low, " to ", high));
+  if (low == INT64_MIN && high == INT64_MAX) reject_value(name, *text, "a whole number");
+  if (high == INT64_MAX) reject_value(name, *text, concat("a whole number of at least ", low));
+  reject_value(name, *text, concat("a whole number from ", low, " to ", high));
 }
 
 std::optional<double> env_double(const std::string& name) {
@@ -59,7 +59,8 @@ std::optional<double> env_double(const std::string& name) {
   const char* end = text->data() + text->size();
   const auto result = std::from_chars(text->data(), end, value);
   // from_chars() reads "inf" and "nan", and no setting means them.
-  if (result.ec != std::errc() || result.ptr != end || !std::isfinite(value)) reject(name, *text, "a number");
+  if (result.ec != std::errc() || result.ptr != end || !std::isfinite(value))
+    reject_value(name, *text, "a number");
   return value;
 }
 
@@ -69,7 +70,7 @@ std::optional<bool> env_bool(const std::string& name) {
   const std::string value = lower(*text);
   if (value == "1" || value == "true" || value == "yes" || value == "on") return true;
   if (value == "0" || value == "false" || value == "no" || value == "off") return false;
-  reject(name, *text, "1, true, yes, on or 0, false, no, off");
+  reject_value(name, *text, "1, true, yes, on or 0, false, no, off");
 }
 
 std::optional<std::string> env_choice(const std::string& name, std::span<const std::string> choices) {
@@ -82,7 +83,7 @@ std::optional<std::string> env_choice(const std::string& name, std::span<const s
     if (lower(choice) == value) return choice;
     list.add(choice);
   }
-  reject(name, *text, concat("one of ", list.text()));
+  reject_value(name, *text, concat("one of ", list.text()));
 }
 
 std::span<const EnvVariable> cohort_variables() {

@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::string_view kNotation = "cpu, cpu:0, cpu:2-3, cpu:0/a (a second place on a core) or cuda:3";
 
-[[noreturn]] void reject(std::string_view text, std::string_view why, std::string_view hint = kNotation) {
+[[noreturn]] void reject_placement(std::string_view text, std::string_view why,
+                                   std::string_view hint = kNotation) {
   throw ConfigError("base.placement", concat("placement \"", text, "\": ", why), hint);
 }
 
@@ -34,10 +35,11 @@ CpuSet cores_of(std::string_view text, const CpuSet& wanted, const CpuSet& allow
     if (index >= allowed.size()) {
       // The message counts as the user does: from 0, in the cores of this process.
       const std::string range = allowed.size() == 1 ? "cpu:0" : concat("cpu:0 to cpu:", allowed.size() - 1);
-      reject(text,
-             concat("core ", index, " is asked for, but this process may use ", allowed.size(),
-                    allowed.size() == 1 ? " core" : " cores", " (the machine's ", allowed.to_string(), ")"),
-             concat(range, ", or start the process with more cores"));
+      reject_placement(
+          text,
+          concat("core ", index, " is asked for, but this process may use ", allowed.size(),
+                 allowed.size() == 1 ? " core" : " cores", " (the machine's ", allowed.to_string(), ")"),
+          concat(range, ", or start the process with more cores"));
     }
     ids.push_back(allowed.ids()[static_cast<std::size_t>(index)]);
   }
@@ -49,7 +51,7 @@ int gpu_index(std::string_view text, std::string_view number) {
   const auto result = std::from_chars(number.data(), number.data() + number.size(), index);
   // LibTorch counts devices in a signed byte.
   if (result.ec != std::errc() || result.ptr != number.data() + number.size() || index < 0 || index > 127) {
-    reject(text, concat("got \"", number, "\", expected the number of a GPU"));
+    reject_placement(text, concat("got \"", number, "\", expected the number of a GPU"));
   }
   return index;
 }
@@ -63,7 +65,7 @@ Placement Placement::parse(std::string_view text, const CpuSet& allowed) {
   if (const std::size_t slash = rest.find('/'); slash != std::string_view::npos) {
     const std::string_view after = rest.substr(slash + 1);
     if (!is_tag(after)) {
-      reject(text, concat("got \"", after, "\" after the slash, expected letters, digits, _ or -"));
+      reject_placement(text, concat("got \"", after, "\" after the slash, expected letters, digits, _ or -"));
     }
     tag = concat("/", after);
     rest = rest.substr(0, slash);
@@ -80,7 +82,7 @@ Placement Placement::parse(std::string_view text, const CpuSet& allowed) {
       try {
         wanted = CpuSet::parse(*number);
       } catch (const ConfigError&) {
-        reject(text, concat("got \"", *number, "\" after the colon, expected core numbers"));
+        reject_placement(text, concat("got \"", *number, "\" after the colon, expected core numbers"));
       }
       placement.cpus = cores_of(text, wanted, allowed);
       placement.name = concat("cpu:", wanted.to_string());
@@ -90,7 +92,8 @@ Placement Placement::parse(std::string_view text, const CpuSet& allowed) {
     placement.cpus = allowed;
     placement.name = placement.device;
   } else {
-    reject(text, kind.empty() ? "is empty" : concat("got device \"", kind, "\", expected cpu or cuda"));
+    reject_placement(text,
+                     kind.empty() ? "is empty" : concat("got device \"", kind, "\", expected cpu or cuda"));
   }
   placement.name += tag;
   return placement;
@@ -108,7 +111,7 @@ std::vector<Placement> parse_placements(std::string_view text, const CpuSet& all
     if (end > i) placements.push_back(Placement::parse(text.substr(i, end - i), allowed));
     i = end + 1;
   }
-  if (placements.empty()) reject(text, "names no place");
+  if (placements.empty()) reject_placement(text, "names no place");
   return placements;
 }
 

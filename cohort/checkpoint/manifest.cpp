@@ -21,7 +21,7 @@ using nlohmann::json;
 constexpr const char* kFormat = "cohort-checkpoint";
 constexpr uint64_t kMaxNumber = uint64_t{1} << 62;  // the next sequence can be counted
 
-[[noreturn]] void fail(const std::filesystem::path& file, const std::string& what) {
+[[noreturn]] void fail_manifest(const std::filesystem::path& file, const std::string& what) {
   throw DataError("checkpoint.load", concat(file.string(), " ", what), kDamagedHint);
 }
 
@@ -41,7 +41,7 @@ uint64_t parse_checksum(const std::string& text) {
 int64_t number(const json& value, const char* key, const std::filesystem::path& path) {
   // Rejects negative numbers and fractions too.
   if (!value.is_number_unsigned() || value > kMaxNumber) {
-    fail(path, concat("is damaged: ", key, " is ", value.dump()));
+    fail_manifest(path, concat("is damaged: ", key, " is ", value.dump()));
   }
   return value;
 }
@@ -67,12 +67,12 @@ Manifest fields_of(const json& document, const std::filesystem::path& path) {
     }
     manifest.state = document.at("state");
   } catch (const json::exception& error) {
-    fail(path, concat("lacks a field: ", error.what()));
+    fail_manifest(path, concat("lacks a field: ", error.what()));
   }
   // These names become paths, so a name with a slash must not get through.
   for (const auto& [key, name] : {std::pair("best", manifest.best), {"name", manifest.name}}) {
     if (!name.empty() && !is_checkpoint_name(name)) {
-      fail(path, concat("is damaged: ", key, " is ", printable(name)));
+      fail_manifest(path, concat("is damaged: ", key, " is ", printable(name)));
     }
   }
   return manifest;
@@ -136,7 +136,7 @@ Manifest read_manifest(const std::filesystem::path& folder) {
   const auto path = folder / kManifestFile;
   std::error_code error;
   if (!std::filesystem::exists(path, error) && !error) {
-    fail(path, "is missing");
+    fail_manifest(path, "is missing");
   }
   const auto file = MappedFile::open(path);
   return parse_manifest(text_of(*file), path);
@@ -144,11 +144,11 @@ Manifest read_manifest(const std::filesystem::path& folder) {
 
 Manifest parse_manifest(std::string_view text, const std::filesystem::path& path) {
   if (text.empty()) {
-    fail(path, "is empty (0 bytes)");
+    fail_manifest(path, "is empty (0 bytes)");
   }
   std::optional<json> document = parse_bounded_json(text);
   if (!document || !document->is_object() || document->value("format", json()) != kFormat) {
-    fail(path, "is damaged: it is not the JSON of a checkpoint");
+    fail_manifest(path, "is damaged: it is not the JSON of a checkpoint");
   }
   const json version = document->value("format_version", json());
   if (version.is_number_integer() && version > kCheckpointFormatVersion) {
@@ -162,7 +162,7 @@ Manifest parse_manifest(std::string_view text, const std::filesystem::path& path
   const std::string actual = checksum_of(*document);
   if (stored != actual) {
     const std::string expected = stored.is_string() ? stored.get<std::string>() : stored.dump();
-    fail(path, concat("is damaged: checksum got ", actual, ", expected ", printable(expected)));
+    fail_manifest(path, concat("is damaged: checksum got ", actual, ", expected ", printable(expected)));
   }
   return fields_of(*document, path);
 }

@@ -66,7 +66,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return "[" + base::join(shape) + "]";
 }
 
-[[noreturn]] void fail(std::string_view file, const std::string& what) {
+[[noreturn]] void fail_header(std::string_view file, const std::string& what) {
   throw DataError("checkpoint.safetensors", concat(file, ": ", what),
                   "the file is damaged or not a safetensors file; use another copy or an earlier checkpoint");
 }
@@ -88,12 +88,13 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     if (state_ == State::kShape) {
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
           entry_.shape.size() == kMaxRank) {
-        fail(file_, concat("shape of tensor ", printable(entry_.name), " is too large"));
+        fail_header(file_, concat("shape of tensor ", printable(entry_.name), " is too large"));
       }
       entry_.shape.push_back(static_cast<int64_t>(value));
     } else if (state_ == State::kOffsets) {
       if (num_offsets_ == 2) {
-        fail(file_, concat("data_offsets of tensor ", printable(entry_.name), " has more than two numbers"));
+        fail_header(file_,
+                    concat("data_offsets of tensor ", printable(entry_.name), " has more than two numbers"));
       }
       (num_offsets_++ == 0 ? entry_.begin : entry_.end) = value;
     } else {
@@ -108,8 +109,8 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     } else if (state_ == State::kEntry && key_ == "dtype") {
       const auto dtype = dtype_from_name(value);
       if (!dtype) {
-        fail(file_, concat("tensor ", printable(entry_.name), " has dtype ", printable(value),
-                           ", which is unknown here"));
+        fail_header(file_, concat("tensor ", printable(entry_.name), " has dtype ", printable(value),
+                                  ", which is unknown here"));
       }
       entry_.dtype = *dtype;
     } else {
@@ -144,12 +145,13 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
       is_new = !header_.metadata.contains(value);
     } else {
       if (value != "dtype" && value != "shape" && value != "data_offsets") {
-        fail(file_, concat("tensor ", printable(entry_.name), " has an unknown field ", printable(value)));
+        fail_header(file_,
+                    concat("tensor ", printable(entry_.name), " has an unknown field ", printable(value)));
       }
       is_new = fields_.insert(value).second;
     }
     if (!is_new) {
-      fail(file_, concat("the header has ", printable(value), " twice"));
+      fail_header(file_, concat("the header has ", printable(value), " twice"));
     }
     key_ = value;
     return true;
@@ -159,7 +161,8 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     if (state_ == State::kEntry) {
       // Fields may come in any order, so they are counted at the end.
       if (fields_.size() != 3 || num_offsets_ != 2) {
-        fail(file_, concat("tensor ", printable(entry_.name), " lacks dtype, shape or two data_offsets"));
+        fail_header(file_,
+                    concat("tensor ", printable(entry_.name), " lacks dtype, shape or two data_offsets"));
       }
       header_.entries.push_back(std::move(entry_));
     }
@@ -184,7 +187,8 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) override {
-    fail(file_, concat("the header is not valid JSON near byte ", kLengthBytes + position, " of the file"));
+    fail_header(file_,
+                concat("the header is not valid JSON near byte ", kLengthBytes + position, " of the file"));
   }
 
  private:
@@ -192,10 +196,10 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 
   [[noreturn]] void unexpected(const std::string& what) const {
     const bool inside = state_ == State::kEntry || state_ == State::kShape || state_ == State::kOffsets;
-    fail(file_, concat("the header has ", what, " where the format does not allow it (",
-                       inside ? concat("tensor ", printable(entry_.name), ", field ", key_)
-                              : concat("at ", key_.empty() ? std::string("the top") : printable(key_)),
-                       ")"));
+    fail_header(file_, concat("the header has ", what, " where the format does not allow it (",
+                              inside ? concat("tensor ", printable(entry_.name), ", field ", key_)
+                                     : concat("at ", key_.empty() ? std::string("the top") : printable(key_)),
+                              ")"));
   }
 
   std::string_view file_;
@@ -221,25 +225,26 @@ void check_layout(std::vector<TensorEntry>& entries, uint64_t data_bytes, std::s
                     shape_text(entry.shape), ", data_offsets [", entry.begin, ", ", entry.end, "])");
     };
     if (entry.begin > entry.end || entry.end > data_bytes) {
-      fail(file, concat(where(), " lies outside the ", data_bytes, " bytes of data"));
+      fail_header(file, concat(where(), " lies outside the ", data_bytes, " bytes of data"));
     }
     const auto expected = size_bytes(entry.dtype, entry.shape);
     if (!expected) {
-      fail(file, concat(where(), " has a shape that overflows or is no whole number of bytes"));
+      fail_header(file, concat(where(), " has a shape that overflows or is no whole number of bytes"));
     }
     if (entry.end - entry.begin != *expected) {
-      fail(file, concat(where(), ": got ", entry.end - entry.begin, " bytes, expected ", *expected));
+      fail_header(file, concat(where(), ": got ", entry.end - entry.begin, " bytes, expected ", *expected));
     }
     // Neither hole nor overlap: bytes that no tensor owns could hide anything, and shared ones would change
     // together.
     if (entry.begin != covered) {
-      fail(file, concat(where(), entry.begin < covered ? " overlaps" : " leaves a hole after",
-                        " the tensor before it, which ends at ", covered));
+      fail_header(file, concat(where(), entry.begin < covered ? " overlaps" : " leaves a hole after",
+                               " the tensor before it, which ends at ", covered));
     }
     covered = entry.end;
   }
   if (covered != data_bytes) {
-    fail(file, concat("got ", data_bytes, " bytes of data, expected ", covered, " as the tensors say"));
+    fail_header(file,
+                concat("got ", data_bytes, " bytes of data, expected ", covered, " as the tensors say"));
   }
 }
 
@@ -281,10 +286,11 @@ const TensorEntry* SafetensorsHeader::find(std::string_view name) const {
 
 SafetensorsHeader parse_header(std::span<const std::byte> file, std::string_view name) {
   if (file.empty()) {
-    fail(name, "the file is empty (0 bytes)");
+    fail_header(name, "the file is empty (0 bytes)");
   }
   if (file.size() < kLengthBytes) {
-    fail(name, concat("got ", file.size(), " bytes, expected at least 8 with the length of the header"));
+    fail_header(name,
+                concat("got ", file.size(), " bytes, expected at least 8 with the length of the header"));
   }
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) {
@@ -292,16 +298,16 @@ SafetensorsHeader parse_header(std::span<const std::byte> file, std::string_view
     length |= std::to_integer<uint64_t>(file[i]) << (8 * i);
   }
   if (length > kMaxHeaderBytes) {
-    fail(name, concat("header length: got ", length, ", expected at most ", kMaxHeaderBytes));
+    fail_header(name, concat("header length: got ", length, ", expected at most ", kMaxHeaderBytes));
   }
   // The difference cannot wrap, as the size was checked above; a sum with `length` could.
   if (length > file.size() - kLengthBytes) {
-    fail(name, concat("header length: got ", length, ", but the file has only ", file.size() - kLengthBytes,
-                      " bytes after it"));
+    fail_header(name, concat("header length: got ", length, ", but the file has only ",
+                             file.size() - kLengthBytes, " bytes after it"));
   }
   const auto* text = reinterpret_cast<const char*>(file.data()) + kLengthBytes;
   if (length == 0 || *text != '{') {
-    fail(name, "the header does not start with '{'");
+    fail_header(name, "the header does not start with '{'");
   }
   SafetensorsHeader header;
   header.data_start = kLengthBytes + length;

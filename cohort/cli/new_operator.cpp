@@ -6,7 +6,7 @@
 namespace cohort::cli {
 namespace {
 
-constexpr std::string_view kCMake =
+constexpr std::string_view kOperatorCMake =
     R"--(# The operator @NAME@: a library for `cohort ... --load`, and its test.
 #
 #   cmake -B build -DCMAKE_PREFIX_PATH=WHERE-COHORT-IS-INSTALLED
@@ -52,7 +52,7 @@ constexpr std::string_view kHeader = R"--(#pragma once
 at::Tensor @NAME@(const at::Tensor& x, double scale);
 )--";
 
-constexpr std::string_view kSource =
+constexpr std::string_view kOperatorSource =
     R"--(// The operator @NAME@::@NAME@: what it computes, its gradient, its shapes. Change the schema, the loop and the
 // gradient to yours; @NAME@_test says whether they agree.
 #include "@NAME@.h"
@@ -233,9 +233,9 @@ TORCH_LIBRARY_IMPL(@NAME@, CUDA, library) {
 
 const std::vector<NewFile>& operator_files() {
   static const std::vector<NewFile> files = {
-      {"CMakeLists.txt", kCMake},       {"@NAME@.h", kHeader},
-      {"@NAME@.cpp", kSource},          {"@NAME@_test.cpp", kTest},
-      {"@NAME@.cu", kCudaKernel, true}, {"@NAME@_cuda.cpp", kCudaSource, true},
+      {"CMakeLists.txt", kOperatorCMake}, {"@NAME@.h", kHeader},
+      {"@NAME@.cpp", kOperatorSource},    {"@NAME@_test.cpp", kTest},
+      {"@NAME@.cu", kCudaKernel, true},   {"@NAME@_cuda.cpp", kCudaSource, true},
   };
   return files;
 }

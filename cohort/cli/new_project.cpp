@@ -6,7 +6,7 @@
 namespace cohort::cli {
 namespace {
 
-constexpr std::string_view kCMake =
+constexpr std::string_view kProjectCMake =
     R"--(# lib@NAME@.so: a model and a data set for `cohort train --load`. README.md has the commands.
 cmake_minimum_required(VERSION 3.22)
 project(@NAME@ LANGUAGES CXX)
@@ -20,7 +20,7 @@ add_library(@NAME@ MODULE @NAME@.cpp)
 target_link_libraries(@NAME@ PRIVATE cohort::data cohort::models)
 )--";
 
-constexpr std::string_view kSource =
+constexpr std::string_view kProjectSource =
     R"--(// A data set and a model for `cohort train`. Change both to yours.
 #include <ATen/ops/relu.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -118,8 +118,10 @@ model and a data set may do.
 }  // namespace
 
 const std::vector<NewFile>& project_files() {
-  static const std::vector<NewFile> files = {
-      {"CMakeLists.txt", kCMake}, {"@NAME@.cpp", kSource}, {"@NAME@.yaml", kConfig}, {"README.md", kReadme}};
+  static const std::vector<NewFile> files = {{"CMakeLists.txt", kProjectCMake},
+                                             {"@NAME@.cpp", kProjectSource},
+                                             {"@NAME@.yaml", kConfig},
+                                             {"README.md", kReadme}};
   return files;
 }
 

@@ -27,7 +27,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using std::chrono::milliseconds;
 
 // The store says itself that a wait was over, a moment after the time.
-constexpr milliseconds kSlack(250);
+constexpr milliseconds kStoreSlack(250);
 
 base::Deadline& deadline_of_thread() {
   thread_local base::Deadline deadline = base::Deadline::never();
@@ -157,12 +157,12 @@ auto DeadlineStore::ask(const char* what, milliseconds most, Body body, Waits wa
   };
   const auto answer = std::make_shared<Answer>();
   most = std::min(most, kLongestTime);
-  const base::Deadline deadline = base::Deadline(most + kSlack).sooner(StoreDeadline::current());
+  const base::Deadline deadline = base::Deadline(most + kStoreSlack).sooner(StoreDeadline::current());
   std::unique_lock lock(worker_->mutex);
   worker_->take_turn(lock, what, deadline);
   // Half of the slack: less than the one who asks waits.
   const milliseconds answer_time =
-      waits == Waits::kForKey ? most + kSlack / 2 : std::min(kAnswerTime, most + kSlack / 2);
+      waits == Waits::kForKey ? most + kStoreSlack / 2 : std::min(kAnswerTime, most + kStoreSlack / 2);
   worker_->begin(
       what,
       // The bare pointer is safe: the thread drops its store only after its last job.

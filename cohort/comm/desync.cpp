@@ -32,13 +32,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPoll(250);      // how often a watch looks whether somebody asks
-constexpr int kRanksAtFullRate = 1024;  // more look less often: one store answers them all
-constexpr milliseconds kCollect(1500);  // how long the one who asks waits for answers
-constexpr milliseconds kLeave(1000);    // how long rank 0 waits for the others to leave
-constexpr milliseconds kReport(3000);   // how long the destructor waits for a report that is being written
-constexpr milliseconds kSlack(500);     // for the store's own answers, where a wait is the sum of others
-constexpr milliseconds kRepeat(10000);  // failures so soon after one table are of the same trouble
+constexpr milliseconds kPoll(250);         // how often a watch looks whether somebody asks
+constexpr int kRanksThatLookOften = 1024;  // more look less often: one store answers them all
+constexpr milliseconds kCollect(1500);     // how long the one who asks waits for answers
+constexpr milliseconds kLeave(1000);       // how long rank 0 waits for the others to leave
+constexpr milliseconds kReport(3000);      // how long the destructor waits for a report that is being written
+constexpr milliseconds kAnswerSlack(500);  // for the store's own answers, where a wait is the sum of others
+constexpr milliseconds kRepeat(10000);     // failures so soon after one table are of the same trouble
 
 constexpr const char* kFailure = "rank ";  // how a question about a failure begins
 
@@ -77,7 +77,7 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
       : registry_(std::move(registry)),
         store_(store->clone()),
         signal_(signal),
-        poll_(kPoll * std::max(1, registry_->size / kRanksAtFullRate)) {}
+        poll_(kPoll * std::max(1, registry_->size / kRanksThatLookOften)) {}
 
   // Before anybody else knows of it: who fails gives the queue something to do.
   void make_queue() {
@@ -162,7 +162,7 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
   using Clock = base::Deadline::Clock;
 
   // For the thread that speaks with the store: another rank's table may be waited for, and then the others.
-  milliseconds end_time() const { return table_time() + kLeave + kSlack; }
+  milliseconds end_time() const { return table_time() + kLeave + kAnswerSlack; }
   milliseconds table_time() const { return kCollect + poll_ + kPoll; }
 
   void wait_for_signals() {

@@ -27,10 +27,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAskTime(100);   // for the store to say who they are
-constexpr milliseconds kLeastTime(20);  // that a failure has
-constexpr milliseconds kLookTime(100);  // between two questions who has failed too, of up to ...
-constexpr int kRanksAtFullRate = 100;   // ranks
+constexpr milliseconds kAskTime(100);    // for the store to say who they are
+constexpr milliseconds kLeastTime(20);   // that a failure has
+constexpr milliseconds kLookTime(100);   // between two questions who has failed too, of up to ...
+constexpr int kRanksThatAskOften = 100;  // ranks
 
 }  // namespace
 
@@ -142,7 +142,7 @@ std::string GroupState::silent_ranks(base::Deadline deadline) {
   if (size == 1) return "";
   std::call_once(silence_asked_, [&] {
     // One store answers all ranks, so each asks less often where there are many.
-    const milliseconds pause(kLookTime * (1 + size / kRanksAtFullRate));
+    const milliseconds pause(kLookTime * (1 + size / kRanksThatAskOften));
     std::vector<int> silent;
     const auto names = [&] { return base::concat("; ", base::format_list("rank", silent), " of ", size); };
     try {

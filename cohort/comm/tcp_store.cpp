@@ -17,10 +17,10 @@ namespace cohort::comm {
 namespace {
 
 using std::chrono::milliseconds;
-using Store = c10::intrusive_ptr<c10d::TCPStore>;
+using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
 
-constexpr milliseconds kSlack(200);  // for LibTorch's own error, which says more
-constexpr milliseconds kLook(50);    // between two questions whether to continue
+constexpr milliseconds kTcpSlack(200);  // for LibTorch's own error, which says more
+constexpr milliseconds kLook(50);       // between two questions whether to continue
 
 // A socket that listens on 127.0.0.1 only, or ::1. LibTorch's own listens on every address of the host.
 base::Fd listen_on_loopback(bool is_ipv6, std::uint16_t port) {
@@ -46,7 +46,7 @@ base::Fd listen_on_loopback(bool is_ipv6, std::uint16_t port) {
 
 }  // namespace
 
-Store open_tcp_store(const TcpStoreOptions& options) {
+TcpStore open_tcp_store(const TcpStoreOptions& options) {
   use_numeric_names();
   c10d::TCPStoreOptions given;
   given.port = options.port;
@@ -62,9 +62,9 @@ Store open_tcp_store(const TcpStoreOptions& options) {
   given.timeout = options.timeout;
   // LibTorch has no deadline for the first answer: where something else listens on the port it waits for
   // ever, on a thread that is left behind then.
-  base::Future<Store> store =
+  base::Future<TcpStore> store =
       base::run_apart("a store", [host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
-  const base::Deadline deadline(options.timeout + kSlack);
+  const base::Deadline deadline(options.timeout + kTcpSlack);
   while (!store.wait(base::Deadline(kLook).sooner(deadline))) {
     if (options.interrupted && options.interrupted()) return {};
     deadline.check("comm.store", "an answer as a store gives it");

@@ -27,7 +27,7 @@
 namespace cohort::data {
 namespace {
 
-constexpr const char* kWhere = "data.dataset_tools";
+constexpr const char* kWhereTools = "data.dataset_tools";
 
 void write_file(const std::string& path, std::span<const std::byte> bytes) {
   // O_EXCL: in a folder of our own no name may be there already; two items with one name would be a mistake
@@ -43,7 +43,7 @@ void write_file(const std::string& path, std::span<const std::byte> bytes) {
   // Kept before close(), which may set errno too.
   const int cause = errno;
   if (fd >= 0 && ::close(fd) != 0) ok = false;
-  if (!ok) throw SystemError(kWhere, base::concat("cannot write ", path, ": ", std::strerror(cause)));
+  if (!ok) throw SystemError(kWhereTools, base::concat("cannot write ", path, ": ", std::strerror(cause)));
 }
 
 // Reads and decodes image `item` of a folder into memory of this thread.
@@ -61,7 +61,7 @@ void check_class_name(const std::string& name) {
       name.find('\0') == std::string::npos) {
     return;
   }
-  throw UsageError(kWhere, "class name '" + name + "' cannot be a folder's name");
+  throw UsageError(kWhereTools, "class name '" + name + "' cannot be a folder's name");
 }
 
 // Zeros in front, so that names sort in the order of the numbers.
@@ -86,8 +86,8 @@ GeneratedFolder folder_from_idx(const std::string& images, const std::string& la
   const IdxArray classes = read_idx_labels(labels);
   const std::int64_t count = pixels.shape[0];
   if (count != classes.shape[0]) {
-    throw DataError(kWhere, base::concat(images, " has ", count, " images, ", labels, " has ",
-                                         classes.shape[0], " labels"));
+    throw DataError(kWhereTools, base::concat(images, " has ", count, " images, ", labels, " has ",
+                                              classes.shape[0], " labels"));
   }
   // The largest label counts, not how many differ: a label keeps its place when a class before it has no
   // images.
@@ -100,8 +100,8 @@ GeneratedFolder folder_from_idx(const std::string& images, const std::string& la
       names.push_back(padded(static_cast<std::int64_t>(i), static_cast<std::int64_t>(num_classes)));
   }
   if (names.size() < num_classes) {
-    throw UsageError(
-        kWhere, base::concat("label ", num_classes - 1, " has no name: got ", names.size(), " class names"));
+    throw UsageError(kWhereTools, base::concat("label ", num_classes - 1, " has no name: got ", names.size(),
+                                               " class names"));
   }
   AtomicDirectory made(folder);
   std::vector<std::string> paths;
@@ -179,7 +179,7 @@ ChannelStatistics channel_statistics(const std::string& folder, ColorMode color,
       sum += static_cast<unsigned __int128>(times) * value;
       squares += static_cast<unsigned __int128>(times) * value * value;
     }
-    if (count == 0) throw DataError(kWhere, folder + " has no pixels");
+    if (count == 0) throw DataError(kWhereTools, folder + " has no pixels");
     const auto n = static_cast<double>(count);
     // count * squares - sum^2 is exact, so no digits are lost where the deviation is small.
     const auto spread = static_cast<double>(count * squares - sum * sum);

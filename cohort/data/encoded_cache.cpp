@@ -12,7 +12,7 @@ namespace cohort::data {
 namespace {
 
 constexpr std::size_t kAlign = alignof(std::uint64_t);
-constexpr const char* kWhere = "data.cache";
+constexpr const char* kWhereCache = "data.cache";
 
 }  // namespace
 
@@ -23,7 +23,7 @@ EncodedCache::EncodedCache(std::int64_t files, std::int64_t bytes)
   void* block =
       ::mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (block == MAP_FAILED) {
-    throw SystemError(kWhere, base::concat("cannot reserve ", bytes, " bytes: ", std::strerror(errno)),
+    throw SystemError(kWhereCache, base::concat("cannot reserve ", bytes, " bytes: ", std::strerror(errno)),
                       "a smaller cache_bytes");
   }
   block_ = static_cast<std::byte*>(block);
@@ -34,7 +34,7 @@ EncodedCache::~EncodedCache() {
 }
 
 std::optional<std::span<const std::byte>> EncodedCache::find(std::int64_t file) const {
-  check_index(kWhere, file, std::ssize(entries_));
+  check_index(kWhereCache, file, std::ssize(entries_));
   // Pairs with the release in store(): who sees the pointer sees the bytes. Entries never move, so spans stay
   // good.
   const std::byte* entry = entries_[static_cast<std::size_t>(file)].load(std::memory_order_acquire);
@@ -45,7 +45,7 @@ std::optional<std::span<const std::byte>> EncodedCache::find(std::int64_t file) 
 }
 
 void EncodedCache::store(std::int64_t file, std::span<const std::byte> bytes) {
-  check_index(kWhere, file, std::ssize(entries_));
+  check_index(kWhereCache, file, std::ssize(entries_));
   const std::uint64_t size = bytes.size();
   const std::size_t need = (sizeof(size) + size + kAlign - 1) / kAlign * kAlign;
   // Not fetch_add: a large file that does not fit must leave room for smaller ones.

@@ -23,7 +23,7 @@
 namespace cohort::data {
 namespace {
 
-constexpr const char* kWhere = "data.image_folder";
+constexpr const char* kWhereImageFolder = "data.image_folder";
 constexpr int kDeepest = 64;
 
 struct Listing {
@@ -41,7 +41,7 @@ std::vector<std::string>& list_of(Listing& listing, const std::string& path, int
   struct stat status {};  // a link, or a file system that does not say
   if (::fstatat(folder, entry.d_name, &status, 0) != 0) {
     if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP) return listing.dangling;
-    throw DataError(kWhere,
+    throw DataError(kWhereImageFolder,
                     base::concat("cannot look at ", path, "/", entry.d_name, ": ", std::strerror(errno)));
   }
   if (S_ISDIR(status.st_mode)) return listing.folders;
@@ -54,7 +54,7 @@ Listing list(const std::string& path) {
   };
   const std::unique_ptr<DIR, Close> stream(::opendir(path.c_str()));
   if (stream == nullptr) {
-    throw DataError(kWhere, base::concat("cannot open folder ", path, ": ", std::strerror(errno)),
+    throw DataError(kWhereImageFolder, base::concat("cannot open folder ", path, ": ", std::strerror(errno)),
                     errno == ENOENT ? "check the path" : "");
   }
   Listing listing;
@@ -62,7 +62,8 @@ Listing list(const std::string& path) {
     errno = 0;  // only so is an error known from the end
     const dirent* entry = ::readdir(stream.get());
     if (entry == nullptr && errno != 0)
-      throw DataError(kWhere, base::concat("cannot list folder ", path, ": ", std::strerror(errno)));
+      throw DataError(kWhereImageFolder,
+                      base::concat("cannot list folder ", path, ": ", std::strerror(errno)));
     if (entry == nullptr) return listing;
     const std::string_view name = entry->d_name;
     if (name == "." || name == "..") continue;
@@ -78,7 +79,8 @@ struct ClassSubfolder {
 
 void walk(const std::string& root, const std::string& folder, int depth, std::vector<ClassSubfolder>& parts) {
   if (depth > kDeepest) {
-    throw DataError(kWhere, base::concat(root, "/", folder, " is nested more than ", kDeepest, " deep"),
+    throw DataError(kWhereImageFolder,
+                    base::concat(root, "/", folder, " is nested more than ", kDeepest, " deep"),
                     "look for a symbolic link that leads back to a folder above it");
   }
   Listing listing = list(root + "/" + folder);
@@ -146,7 +148,7 @@ void report_other_files(const FolderIndex& index, OnOtherFiles action) {
   if (action == OnOtherFiles::kIgnore || index.other_files().empty()) return;
   const std::string what = base::concat(index.root(), ": ", index.explain_other_files());
   if (action == OnOtherFiles::kWarn) return base::warn_once("data.other_files " + index.root(), what);
-  throw DataError(kWhere, what, "turn them into JPEG or PNG, or take them out of the folder");
+  throw DataError(kWhereImageFolder, what, "turn them into JPEG or PNG, or take them out of the folder");
 }
 
 }  // namespace
@@ -182,7 +184,7 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
   others.add_no_files("", top);
   index.classes_ = std::move(top.folders);
   if (index.classes_.empty()) {
-    throw DataError(kWhere, root + " has no class folders, expected a folder of images per class",
+    throw DataError(kWhereImageFolder, root + " has no class folders, expected a folder of images per class",
                     "the folder above or below, or `cohort data` to make an image folder");
   }
   // The label of a class is its place in this order, as in torchvision's ImageFolder.
@@ -209,7 +211,8 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
       }
     }
     if (index.labels_.size() == before && !options.allow_empty) {
-      throw DataError(kWhere, base::concat(empty_class(index.classes_[label], parts), " in ", index.root_),
+      throw DataError(kWhereImageFolder,
+                      base::concat(empty_class(index.classes_[label], parts), " in ", index.root_),
                       "remove the class, or allow empty classes");
     }
   }

@@ -21,7 +21,7 @@
 namespace cohort::data {
 namespace {
 
-constexpr const char* kWhere = "data.idx";
+constexpr const char* kWhereIdx = "data.idx";
 constexpr std::size_t kMaxDimensions = 8;
 // Deflate cannot do better than 1032 to 1.
 constexpr std::uint64_t kBestCompression = 1032;
@@ -55,7 +55,7 @@ class GzipSource : public Source {
  public:
   GzipSource(std::span<const std::byte> file, const std::string& name) : left_(file), name_(name) {
     // 15: the largest window; + 16: gzip only, no plain zlib data.
-    if (::inflateInit2(&stream_, 15 + 16) != Z_OK) throw SystemError(kWhere, "zlib could not start");
+    if (::inflateInit2(&stream_, 15 + 16) != Z_OK) throw SystemError(kWhereIdx, "zlib could not start");
   }
   ~GzipSource() override { ::inflateEnd(&stream_); }
   GzipSource(const GzipSource&) = delete;
@@ -79,9 +79,9 @@ class GzipSource : public Source {
       if (status == Z_STREAM_END) {
         at_end_ = true;
       } else if (status == Z_BUF_ERROR) {
-        throw DataError(kWhere, name_ + ": the gzip data ends too early", "fetch the file again");
+        throw DataError(kWhereIdx, name_ + ": the gzip data ends too early", "fetch the file again");
       } else if (status != Z_OK) {
-        throw DataError(kWhere,
+        throw DataError(kWhereIdx,
                         base::concat(name_, ": the gzip data is broken: ",
                                      stream_.msg != nullptr ? stream_.msg : "unknown reason"),
                         "fetch the file again");
@@ -138,12 +138,12 @@ std::uint64_t read_header(Source& source, const std::string& name, const IdxOpti
                           IdxArray& array) {
   std::array<std::byte, 4> magic{};
   if (const std::size_t got = source.read(magic); got < magic.size()) {
-    throw DataError(kWhere, base::concat(name, ": ", got, " bytes are too short for an IDX file"));
+    throw DataError(kWhereIdx, base::concat(name, ": ", got, " bytes are too short for an IDX file"));
   }
   const auto num_dims = std::to_integer<std::size_t>(magic[3]);
   if (magic[0] != std::byte{0} || magic[1] != std::byte{0} || !is_type(magic[2]) || num_dims == 0 ||
       num_dims > kMaxDimensions) {
-    throw DataError(kWhere,
+    throw DataError(kWhereIdx,
                     base::concat(name, ": wrong magic: got ", hex(magic),
                                  ", expected 0x0000, a type (08, 09, 0b to 0e) and 01 to 08 dimensions"),
                     "check that this is an IDX file, such as train-images-idx3-ubyte");
@@ -153,15 +153,15 @@ std::uint64_t read_header(Source& source, const std::string& name, const IdxOpti
   for (std::size_t d = 0; d < num_dims; ++d) {
     std::array<std::byte, 4> raw{};
     if (source.read(raw) < raw.size()) {
-      throw DataError(kWhere, base::concat(name, ": ends inside its header of ", num_dims, " dimensions"));
+      throw DataError(kWhereIdx, base::concat(name, ": ends inside its header of ", num_dims, " dimensions"));
     }
     std::uint64_t extent = 0;
     // Big-endian, as all numbers of the format.
     for (const std::byte b : raw) extent = extent << 8 | std::to_integer<std::uint64_t>(b);
     array.shape.push_back(static_cast<std::int64_t>(extent));
     if (__builtin_mul_overflow(bytes, extent, &bytes) || bytes > options.max_bytes) {
-      throw DataError(kWhere, base::concat(name, ": absurd dimensions ", shape_text(array.shape),
-                                           ", expected at most ", options.max_bytes, " bytes"));
+      throw DataError(kWhereIdx, base::concat(name, ": absurd dimensions ", shape_text(array.shape),
+                                              ", expected at most ", options.max_bytes, " bytes"));
     }
   }
   return bytes;
@@ -198,7 +198,7 @@ IdxArray parse_idx(std::span<const std::byte> file, const std::string& name, con
   IdxArray array;
   const std::uint64_t expected = read_header(*source, name, options, array);
   const auto too_short = [&](const std::string& got) {
-    return DataError(kWhere,
+    return DataError(kWhereIdx,
                      base::concat(name, ": short body: got ", got, ", expected ", expected, " for ",
                                   shape_text(array.shape)),
                      "fetch the file again");
@@ -213,8 +213,8 @@ IdxArray parse_idx(std::span<const std::byte> file, const std::string& name, con
   std::array<std::byte, 1> more{};
   // For gzip this also reads on to the end of the member, where its checksum is.
   if (source->read(more) > 0) {
-    throw DataError(kWhere, base::concat(name, ": over-long: there are bytes behind the ", expected,
-                                         " expected for ", shape_text(array.shape)));
+    throw DataError(kWhereIdx, base::concat(name, ": over-long: there are bytes behind the ", expected,
+                                            " expected for ", shape_text(array.shape)));
   }
   to_native_order(array);
   return array;
@@ -231,7 +231,7 @@ IdxArray read_idx_images(const std::string& path) {
   const bool channels = dims == 3 || (dims == 4 && (array.shape[3] == 1 || array.shape[3] == 3));
   if (array.type != IdxType::kUInt8 || !channels || array.shape[1] == 0 || array.shape[2] == 0) {
     throw DataError(
-        kWhere,
+        kWhereIdx,
         base::concat(path, ": not images: got type ", static_cast<int>(array.type), " and shape ",
                      shape_text(array.shape), ", expected unsigned bytes (8), count x height x width"),
         "the images file, not the labels file");
@@ -242,7 +242,7 @@ IdxArray read_idx_images(const std::string& path) {
 IdxArray read_idx_labels(const std::string& path) {
   IdxArray array = read_idx(path);
   if (array.type != IdxType::kUInt8 || array.shape.size() != 1) {
-    throw DataError(kWhere,
+    throw DataError(kWhereIdx,
                     base::concat(path, ": not labels: got type ", static_cast<int>(array.type), " and shape ",
                                  shape_text(array.shape), ", expected unsigned bytes (8), one per sample"),
                     "the labels file, not the images file");
@@ -265,7 +265,7 @@ IdxPair find_idx_pair(const std::string& folder, const std::string& prefix) {
   const auto images = find("images-idx3-ubyte");
   const auto labels = find("labels-idx1-ubyte");
   if (!images || !labels) {
-    throw DataError(kWhere,
+    throw DataError(kWhereIdx,
                     base::concat(folder, " has no ", prefix, "-",
                                  images ? "labels-idx1-ubyte" : "images-idx3-ubyte", ", plain or .gz"));
   }

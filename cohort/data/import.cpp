@@ -22,15 +22,15 @@ namespace cohort::data {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kWhere = "data.dataset_tools";
+constexpr const char* kWhereImport = "data.dataset_tools";
 
 // What a file system says to names above its limit (255 bytes, mostly).
 DataError long_name(const std::string& at, const std::string& name) {
-  return {kWhere, base::concat(at, ": the name '", name, "' is too long for this file system")};
+  return {kWhereImport, base::concat(at, ": the name '", name, "' is too long for this file system")};
 }
 
 DataError file_and_folder(const std::string& archive, const fs::path& entry) {
-  return {kWhere,
+  return {kWhereImport,
           base::concat(archive, ": entry '", entry.string(),
                        "' clashes with another: a file and a folder have one name"),
           "an archive without it"};
@@ -43,7 +43,7 @@ void make_folders(const fs::path& path, const std::string& archive, const fs::pa
   if (error == std::errc::not_a_directory || error == std::errc::file_exists)
     throw file_and_folder(archive, entry);
   if (error == std::errc::filename_too_long) throw long_name(archive, entry.string());
-  throw SystemError(kWhere, base::concat("cannot make ", path.string(), ": ", error.message()));
+  throw SystemError(kWhereImport, base::concat("cannot make ", path.string(), ": ", error.message()));
 }
 
 // Returns the length of the file.
@@ -62,7 +62,8 @@ std::int64_t write_entry(TarReader& reader, const fs::path& target, const std::s
   error.clear();
   if (file) fs::resize_file(target, static_cast<std::uintmax_t>(length), error);  // a hole at the end
   if (!file || error) {
-    throw SystemError(kWhere, base::concat("cannot write ", target.string(), ": ", std::strerror(errno)),
+    throw SystemError(kWhereImport,
+                      base::concat("cannot write ", target.string(), ": ", std::strerror(errno)),
                       "check the space left");
   }
   return length;
@@ -117,7 +118,7 @@ std::optional<Columns> parse_heading(const std::vector<std::string>& fields) {
 std::pair<fs::path, std::string> parse_line(const std::string& line, const std::vector<std::string>& fields,
                                             const Columns& columns, const std::string& at) {
   if (fields.size() != columns.count || fields[columns.file].empty() || fields[columns.label].empty()) {
-    throw DataError(kWhere,
+    throw DataError(kWhereImport,
                     base::concat(at, ": got '", line, "' (", fields.size(), " columns), expected ",
                                  columns.count == 2 ? "file,label" : base::concat(columns.count, " columns")),
                     "a first line that names the columns, two of them file and label, where there are more");
@@ -127,10 +128,10 @@ std::pair<fs::path, std::string> parse_line(const std::string& line, const std::
   // "a/../../b" leads out too; the normal form shows it in its first part.
   const fs::path inside = file.lexically_normal();
   if (file.is_absolute() || *inside.begin() == "..") {
-    throw DataError(kWhere, base::concat(at, ": file '", file.string(), "' is not inside the folder"));
+    throw DataError(kWhereImport, base::concat(at, ": file '", file.string(), "' is not inside the folder"));
   }
   if (label == "." || label == ".." || label.find('/') != std::string::npos) {
-    throw DataError(kWhere, base::concat(at, ": label '", label, "' cannot be a folder's name"));
+    throw DataError(kWhereImport, base::concat(at, ": label '", label, "' cannot be a folder's name"));
   }
   return std::pair(inside, label);
 }
@@ -160,13 +161,13 @@ std::int64_t place_file(const fs::path& source, const fs::path& target, bool lin
   fs::create_directory(target.parent_path(), error);
   if (error == std::errc::filename_too_long) throw long_name(at, label);
   if (error) {
-    throw SystemError(kWhere,
+    throw SystemError(kWhereImport,
                       base::concat("cannot make ", target.parent_path().string(), ": ", error.message()));
   }
   // Files of two folders may have one name. The second must not replace the first in silence.
   if (fs::exists(target, error)) {
-    throw DataError(kWhere, base::concat(at, ": label '", label, "' has a second file named ",
-                                         target.filename().string()));
+    throw DataError(kWhereImport, base::concat(at, ": label '", label, "' has a second file named ",
+                                               target.filename().string()));
   }
   if (error == std::errc::filename_too_long) throw long_name(at, target.filename().string());
   error.clear();
@@ -175,7 +176,7 @@ std::int64_t place_file(const fs::path& source, const fs::path& target, bool lin
     fs::copy_file(source, target, error);
   const std::uintmax_t bytes = error ? 0 : fs::file_size(target, error);
   if (error) {
-    throw DataError(kWhere, base::concat(at, ": cannot copy ", source.string(), ": ", error.message()),
+    throw DataError(kWhereImport, base::concat(at, ": cannot copy ", source.string(), ": ", error.message()),
                     first_line ? "a heading names its columns file and label, if this line is one" : "");
   }
   return static_cast<std::int64_t>(bytes);
@@ -197,7 +198,7 @@ GeneratedFolder unpack_tar(const std::string& archive, const std::string& folder
     result.bytes += write_entry(reader, target, archive, entry->path);
     ++result.files;
   }
-  if (result.files == 0) throw DataError(kWhere, archive + " holds no files");
+  if (result.files == 0) throw DataError(kWhereImport, archive + " holds no files");
   made.finish();
   return result;
 }
@@ -224,7 +225,7 @@ GeneratedFolder folder_from_list(const std::string& flat, const std::string& csv
         place_file(fs::path(flat) / file, made.path() / label / file.filename(), options.link, at, first);
     ++result.files;
   }
-  if (result.files == 0) throw DataError(kWhere, csv + " names no files");
+  if (result.files == 0) throw DataError(kWhereImport, csv + " names no files");
   made.finish();
   return result;
 }

@@ -16,7 +16,7 @@ constexpr const char* kOptions = "data.sampler_options";
 
 // Cohort's own have no other options than SamplerOptions'.
 template <typename Make>
-SamplerFactory built_in(Make make) {
+SamplerFactory built_in_sampler(Make make) {
   return base::without_extra("sampler", kOptions, std::move(make));
 }
 
@@ -49,36 +49,37 @@ std::shared_ptr<const Sampler> make_sequential(const SamplerOptions& options) {
   return std::make_shared<SequentialSampler>(options.size);
 }
 
-base::Registry<SamplerFactory>& registry() {
-  static auto* instance = new base::Registry<SamplerFactory>("sampler", "data.make_sampler",
-                                                             {{"distributed", built_in(make_distributed)},
-                                                              {"random", built_in(make_random)},
-                                                              {"sequential", built_in(make_sequential)}});
+base::Registry<SamplerFactory>& sampler_registry() {
+  static auto* instance =
+      new base::Registry<SamplerFactory>("sampler", "data.make_sampler",
+                                         {{"distributed", built_in_sampler(make_distributed)},
+                                          {"random", built_in_sampler(make_random)},
+                                          {"sequential", built_in_sampler(make_sequential)}});
   return *instance;
 }
 
 }  // namespace
 
 std::shared_ptr<const Sampler> make_sampler(const SamplerOptions& options) {
-  return registry().get(options.name)(options);
+  return sampler_registry().get(options.name)(options);
 }
 
 void check_sampler_name(const std::string& name) {
   // "auto" is no sampler: the trainer resolves it.
-  if (name != "auto") registry().get(name);
+  if (name != "auto") sampler_registry().get(name);
 }
 
 std::vector<std::string> sampler_names() {
-  return registry().names();
+  return sampler_registry().names();
 }
 
 void register_sampler(const std::string& name, SamplerFactory factory) {
   if (!factory) throw UsageError("data.registry", "a sampler needs a factory");
-  registry().add(name, checked(name, std::move(factory)), "register_sampler");
+  sampler_registry().add(name, checked(name, std::move(factory)), "register_sampler");
 }
 
 bool register_sampler_at_load(const char* name, SamplerFactory factory, const char* file, int line) noexcept {
-  return registry().add_at_load(name, checked(name, std::move(factory)), file, line);
+  return sampler_registry().add_at_load(name, checked(name, std::move(factory)), file, line);
 }
 
 }  // namespace cohort::data

@@ -17,7 +17,7 @@ namespace cohort::data {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kWhere = "data.tar";
+constexpr const char* kWhereTar = "data.tar";
 constexpr std::size_t kBlock = 1 << 16;
 
 std::string text_or(const char* text, const char* otherwise) {
@@ -58,7 +58,8 @@ class PlainNames {
 };
 
 DataError rejection(const std::string& archive, const std::string& entry, const std::string& why) {
-  return {kWhere, base::concat(archive, ": entry '", entry, "' ", why), "an archive from a source you trust"};
+  return {kWhereTar, base::concat(archive, ": entry '", entry, "' ", why),
+          "an archive from a source you trust"};
 }
 
 // The parts of an entry's name without the first `strip`; rejects names that lead out of the folder.
@@ -101,7 +102,7 @@ void TarReader::check_status(int status) const {
   if (status == ARCHIVE_OK) return;
   const std::string why = text_or(::archive_error_string(archive_.get()), "unknown reason");
   if (status == ARCHIVE_WARN && why.find("can't be converted from") != std::string::npos) return;
-  throw DataError(kWhere, base::concat("cannot read archive ", name_, ": ", why));
+  throw DataError(kWhereTar, base::concat("cannot read archive ", name_, ": ", why));
 }
 
 // A name may mention many folders that no entry does.
@@ -118,13 +119,13 @@ void TarReader::count(const fs::path& path, bool is_folder) {
     ++entries_;
   }
   if (entries_ <= options_.max_entries) return;
-  throw DataError(kWhere, base::concat(name_, " has more than ", options_.max_entries, " entries"),
+  throw DataError(kWhereTar, base::concat(name_, " has more than ", options_.max_entries, " entries"),
                   "a higher limit (--max-entries), if you trust where it comes from");
 }
 
 void TarReader::check_lengths(std::int64_t bytes) const {
   if (bytes >= 0 && bytes <= options_.max_bytes - bytes_) return;
-  throw DataError(kWhere, base::concat(name_, " unpacks to more than ", options_.max_bytes, " bytes"),
+  throw DataError(kWhereTar, base::concat(name_, " unpacks to more than ", options_.max_bytes, " bytes"),
                   "a higher limit (--max-gib), if you trust where it comes from");
 }
 

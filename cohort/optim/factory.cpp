@@ -14,7 +14,7 @@ namespace cohort::optim {
 namespace {
 
 using base::concat;
-constexpr const char* kOptions = "optim.options";
+constexpr const char* kOptimizerOptions = "optim.options";
 
 template <typename... Values>
 void reject_foreign(const std::string& name, const char* options, const Values&... values) {
@@ -63,8 +63,8 @@ std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options, std::vecto
 
 // Cohort's own have no other options than OptimizerOptions'.
 template <typename Make>
-OptimizerFactory built_in(Make make) {
-  return base::without_extra("optimizer", kOptions, std::move(make));
+OptimizerFactory built_in_optimizer(Make make) {
+  return base::without_extra("optimizer", kOptimizerOptions, std::move(make));
 }
 
 // What the factory throws says which optimizer it was, and no option is ignored.
@@ -78,7 +78,8 @@ OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
       options.extra = extra;
       return factory(options, std::move(groups));
     };
-    auto optimizer = base::make_named<UsageError>("optim.registry", kOptions, owner, given.extra, make);
+    auto optimizer =
+        base::make_named<UsageError>("optim.registry", kOptimizerOptions, owner, given.extra, make);
     for (const ParamGroup& group : optimizer->param_groups()) {
       // NaN says "not set". The first step would make every parameter NaN, far from the cause.
       if (!std::isnan(group.lr)) continue;
@@ -89,38 +90,38 @@ OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
   };
 }
 
-base::Registry<OptimizerFactory>& registry() {
+base::Registry<OptimizerFactory>& optimizer_registry() {
   // Never destroyed: static objects of plug-ins may still use it while the program ends.
   static auto* instance =
       new base::Registry<OptimizerFactory>("optimizer", "optim.make_optimizer",
-                                           {{"sgd", built_in(make_sgd)},
-                                            {"adam", built_in(make_adam<Adam, AdamOptions>)},
-                                            {"adamw", built_in(make_adam<AdamW, AdamWOptions>)}});
+                                           {{"sgd", built_in_optimizer(make_sgd)},
+                                            {"adam", built_in_optimizer(make_adam<Adam, AdamOptions>)},
+                                            {"adamw", built_in_optimizer(make_adam<AdamW, AdamWOptions>)}});
   return *instance;
 }
 
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::vector<ParamGroup> groups) {
-  return registry().get(options.name)(options, std::move(groups));
+  return optimizer_registry().get(options.name)(options, std::move(groups));
 }
 
 void check_optimizer_name(const std::string& name) {
-  registry().get(name);
+  optimizer_registry().get(name);
 }
 
 std::vector<std::string> optimizer_names() {
-  return registry().names();
+  return optimizer_registry().names();
 }
 
 void register_optimizer(const std::string& name, OptimizerFactory factory) {
   if (!factory) throw UsageError("optim.registry", "an optimizer needs a factory");
-  registry().add(name, checked(name, std::move(factory)), "register_optimizer");
+  optimizer_registry().add(name, checked(name, std::move(factory)), "register_optimizer");
 }
 
 bool register_optimizer_at_load(const char* name, OptimizerFactory factory, const char* file,
                                 int line) noexcept {
-  return registry().add_at_load(name, checked(name, std::move(factory)), file, line);
+  return optimizer_registry().add_at_load(name, checked(name, std::move(factory)), file, line);
 }
 
 }  // namespace cohort::optim

@@ -13,7 +13,7 @@ namespace cohort::optim {
 namespace {
 
 using base::concat;
-constexpr const char* kOptions = "schedule.options";
+constexpr const char* kScheduleOptions = "schedule.options";
 
 // A quarter of the range, so that sums of a few such numbers do not overflow.
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
@@ -71,8 +71,8 @@ LRSchedulePtr make_one_cycle(const ScheduleOptions& options) {
 
 // Cohort's own have no other options than ScheduleOptions'.
 template <typename Make>
-ScheduleFactory built_in(Make make) {
-  return base::without_extra("schedule", kOptions, std::move(make));
+ScheduleFactory built_in_schedule(Make make) {
+  return base::without_extra("schedule", kScheduleOptions, std::move(make));
 }
 
 // What the factory throws says which schedule it was, and no option is ignored.
@@ -85,19 +85,19 @@ ScheduleFactory checked(const std::string& name, ScheduleFactory factory) {
       options.extra = extra;
       return factory(options);
     };
-    return base::make_named<UsageError>("optim.registry", kOptions, owner, given.extra, make);
+    return base::make_named<UsageError>("optim.registry", kScheduleOptions, owner, given.extra, make);
   };
 }
 
-base::Registry<ScheduleFactory>& registry() {
+base::Registry<ScheduleFactory>& schedule_registry() {
   static auto* instance = new base::Registry<ScheduleFactory>(
       "schedule", "optim.make_schedule",
-      {{"constant", built_in([](const ScheduleOptions&) { return constant(); })},
-       {"step", built_in(make_step)},
-       {"multistep", built_in(make_multistep)},
-       {"cosine", built_in(make_cosine)},
-       {"linear", built_in(make_linear)},
-       {"one_cycle", built_in(make_one_cycle)}});
+      {{"constant", built_in_schedule([](const ScheduleOptions&) { return constant(); })},
+       {"step", built_in_schedule(make_step)},
+       {"multistep", built_in_schedule(make_multistep)},
+       {"cosine", built_in_schedule(make_cosine)},
+       {"linear", built_in_schedule(make_linear)},
+       {"one_cycle", built_in_schedule(make_one_cycle)}});
   return *instance;
 }
 
@@ -118,27 +118,27 @@ LRSchedulePtr make_schedule(const ScheduleOptions& options) {
                      concat("got ", options.total_steps, " steps, units of ", options.unit_steps,
                             " steps and a warm-up of ", options.warmup_steps));
   }
-  LRSchedulePtr schedule = registry().get(options.name)(options);
+  LRSchedulePtr schedule = schedule_registry().get(options.name)(options);
   if (options.warmup_steps == 0) return schedule;
   return warmup(options.warmup_steps, options.warmup_start, std::move(schedule));
 }
 
 void check_schedule_name(const std::string& name) {
-  registry().get(name);
+  schedule_registry().get(name);
 }
 
 std::vector<std::string> schedule_names() {
-  return registry().names();
+  return schedule_registry().names();
 }
 
 void register_schedule(const std::string& name, ScheduleFactory factory) {
   if (!factory) throw UsageError("optim.registry", "a schedule needs a factory");
-  registry().add(name, checked(name, std::move(factory)), "register_schedule");
+  schedule_registry().add(name, checked(name, std::move(factory)), "register_schedule");
 }
 
 bool register_schedule_at_load(const char* name, ScheduleFactory factory, const char* file,
                                int line) noexcept {
-  return registry().add_at_load(name, checked(name, std::move(factory)), file, line);
+  return schedule_registry().add_at_load(name, checked(name, std::move(factory)), file, line);
 }
 
 }  // namespace cohort::optim

@@ -21,7 +21,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr const char* kWhere = "parallel.convert_sync_batch_norm";
+constexpr const char* kWhereConvert = "parallel.convert_sync_batch_norm";
 
 // Finds what is to be replaced first, so that a rejection leaves all as it was.
 class Conversion {
@@ -75,7 +75,7 @@ class Conversion {
       return true;
     }
     const std::string sync = base::concat("parallel::Sync", type);
-    throw UsageError(kWhere,
+    throw UsageError(kWhereConvert,
                      base::concat(place.path, " is a torch::nn::", type, " that ", place.parent.name(),
                                   " calls by its type, so it cannot be replaced"),
                      base::concat("in that module ", sync, " ", place.name, "{nullptr}; and ", place.name,
@@ -103,10 +103,11 @@ class Conversion {
 }  // namespace
 
 std::int64_t convert_sync_batch_norm(nn::Module& module, const comm::Group& group) {
-  if (!group) throw UsageError(kWhere, "this process is not in the group");
+  if (!group) throw UsageError(kWhereConvert, "this process is not in the group");
   if (module.as<nn::BatchNorm1dImpl>() != nullptr || module.as<nn::BatchNorm2dImpl>() != nullptr ||
       module.as<nn::BatchNorm3dImpl>() != nullptr) {
-    throw UsageError(kWhere, base::concat("got a ", module.name(), ", expected a module that holds norms"),
+    throw UsageError(kWhereConvert,
+                     base::concat("got a ", module.name(), ", expected a module that holds norms"),
                      "parallel::SyncBatchNorm2d(channels, group)");
   }
   Conversion conversion(group);

@@ -19,7 +19,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr const char* kWhere = "parallel.apply_device_map";
+constexpr const char* kWhereDeviceMap = "parallel.apply_device_map";
 
 // What is called in the place of a layer. The layer itself stays registered, under its name.
 class PlacedLayerImpl : public nn::Module {
@@ -64,7 +64,7 @@ class Placing {
       if (child.key() == name) return *child.value();
       names.push_back(child.key());
     }
-    throw UsageError(kWhere, base::concat("there is no module \"", path, "\""),
+    throw UsageError(kWhereDeviceMap, base::concat("there is no module \"", path, "\""),
                      names.empty() ? "" : base::least_changed_name(name, names));
   }
 
@@ -107,7 +107,7 @@ class Placing {
     if (all) return;
     steps_.resize(before);
     const std::string name = path.substr(path.rfind('.') + 1);
-    throw UsageError(kWhere,
+    throw UsageError(kWhereDeviceMap,
                      base::concat("\"", path, "\" is a ", module.name(), " that ", parent.name(),
                                   " calls by its type, so it cannot be placed by name"),
                      base::concat("in that module a member parallel::DeviceMapped<...> ", name, "; made by ",

@@ -135,7 +135,7 @@ GradientSyncType with_group(const std::string& name, GradientSyncType type) {
   return type;
 }
 
-base::Registry<GradientSyncType>& registry() {
+base::Registry<GradientSyncType>& sync_registry() {
   static auto* instance = new base::Registry<GradientSyncType>(
       "gradient sync", "parallel.gradient_sync",
       {{"auto", {.make = make_auto}},
@@ -174,21 +174,21 @@ std::shared_ptr<GradientSync> make_gradient_sync(const std::string& name, comm::
 }
 
 std::vector<std::string> gradient_sync_names() {
-  return registry().names();
+  return sync_registry().names();
 }
 
 GradientSyncType gradient_sync_type(const std::string& name) {
-  return registry().get(name);
+  return sync_registry().get(name);
 }
 
 void register_gradient_sync(const std::string& name, GradientSyncType type) {
   if (!type.make) throw UsageError("parallel.gradient_sync", "a gradient sync needs make");
-  registry().add(name, with_group(name, std::move(type)), "register_gradient_sync");
+  sync_registry().add(name, with_group(name, std::move(type)), "register_gradient_sync");
 }
 
 bool register_gradient_sync_at_load(const char* name, GradientSyncType type, const char* file,
                                     int line) noexcept {
-  return registry().add_at_load(name, with_group(name, std::move(type)), file, line);
+  return sync_registry().add_at_load(name, with_group(name, std::move(type)), file, line);
 }
 
 }  // namespace cohort::parallel

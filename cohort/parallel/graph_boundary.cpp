@@ -25,15 +25,15 @@ namespace {
 
 using torch::autograd::Node;
 
-constexpr const char* kWhere = "parallel.graph_boundary";
+constexpr const char* kWhereBoundary = "parallel.graph_boundary";
 constexpr std::int64_t kAloneBytes = 256 << 10;  // less than this is summed before another thread has woken
 
 template <typename... Types>
 [[noreturn]] void rethrow_as(const Error& error, const std::string& text) {
   (..., [&] {
-    if (dynamic_cast<const Types*>(&error) != nullptr) throw Types(kWhere, text);
+    if (dynamic_cast<const Types*>(&error) != nullptr) throw Types(kWhereBoundary, text);
   }());
-  throw Error(kWhere, text);
+  throw Error(kWhereBoundary, text);
 }
 
 // The same error, of the same type, with the part's name.
@@ -47,9 +47,9 @@ template <typename... Types>
     rethrow_as<UsageError, ConfigError, DataError, SystemError, NumericError, TimeoutError, PeerError,
                RendezvousError, CommError>(caught, base::concat(name, ": ", caught.what()));
   } catch (const std::exception& caught) {
-    throw Error(kWhere, base::concat(name, ": ", base::message_of(caught)));
+    throw Error(kWhereBoundary, base::concat(name, ": ", base::message_of(caught)));
   } catch (...) {
-    throw Error(kWhere, base::concat(name, ": something that is no std::exception"));
+    throw Error(kWhereBoundary, base::concat(name, ": something that is no std::exception"));
   }
 }
 
@@ -121,7 +121,7 @@ Forward run_forward(const DevicePart& part, const std::optional<core::RandomKey>
   };
   if (!at::GradMode::is_enabled()) return {part.run(here(part.inputs)), nullptr, std::nullopt};
   auto graph = std::make_shared<autograd::DetachedGraph>(part.inputs);
-  autograd::InputProxies input_proxies(kWhere, part.inputs, graph->leaves(), counts);
+  autograd::InputProxies input_proxies(kWhereBoundary, part.inputs, graph->leaves(), counts);
   Tensors results = part.run(here(input_proxies.tensors()));
   input_proxies.observe(results);
   results = graph->end(results);
@@ -168,13 +168,13 @@ class PartsBackward : public Node {
 
 void PartsBackward::check() const {
   if (at::GradMode::is_enabled()) {
-    throw UsageError(kWhere,
+    throw UsageError(kWhereBoundary,
                      "backward with create_graph goes through a part on a placement, which is cut off there",
                      "the plain module where second derivatives are taken");
   }
   for (const auto& [tensor, version] : originals) {
     if (tensor._version() == version) continue;
-    throw UsageError(kWhere,
+    throw UsageError(kWhereBoundary,
                      base::concat("a parameter ", tensor.scalar_type(), tensor.sizes(),
                                   " was changed between the replicas' forward and their backward"),
                      "step the optimizer after backward");

@@ -14,7 +14,7 @@ ModelRunner make_plain(torch::nn::AnyModule model, const ModelRunnerOptions& /*o
   }};
 }
 
-base::Registry<ModelRunnerType>& registry() {
+base::Registry<ModelRunnerType>& runner_registry() {
   static auto* instance = new base::Registry<ModelRunnerType>("model runner", "parallel.model_runner",
                                                               {{"plain", {.make = make_plain}}});
   return *instance;
@@ -35,7 +35,7 @@ ModelRunnerType checked(const std::string& name, ModelRunnerType type) {
 }  // namespace
 
 ModelRunnerType model_runner_type(const std::string& name) {
-  return registry().get(name);
+  return runner_registry().get(name);
 }
 
 ModelRunner make_model_runner(torch::nn::AnyModule model, const ModelRunnerOptions& options) {
@@ -49,17 +49,17 @@ ModelRunner make_model_runner(torch::nn::AnyModule model, const ModelRunnerOptio
 }
 
 std::vector<std::string> model_runner_names() {
-  return registry().names();
+  return runner_registry().names();
 }
 
 void register_model_runner(const std::string& name, ModelRunnerType type) {
   if (!type.make) throw UsageError("parallel.model_runner", "a model runner needs make");
-  registry().add(name, checked(name, std::move(type)), "register_model_runner");
+  runner_registry().add(name, checked(name, std::move(type)), "register_model_runner");
 }
 
 bool register_model_runner_at_load(const char* name, ModelRunnerType type, const char* file,
                                    int line) noexcept {
-  return registry().add_at_load(name, checked(name, std::move(type)), file, line);
+  return runner_registry().add_at_load(name, checked(name, std::move(type)), file, line);
 }
 
 }  // namespace cohort::parallel

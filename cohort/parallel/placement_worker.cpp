@@ -82,7 +82,7 @@ struct Registry {
   std::map<std::string, std::weak_ptr<PlacementWorker>> workers;
 };
 
-Registry& registry() {
+Registry& worker_registry() {
   static Registry& instance = *new Registry;  // leaked: workers may outlive statics
   return instance;
 }
@@ -105,7 +105,7 @@ std::shared_ptr<base::SerialQueue> PlacementWorker::start() const {
 }
 
 std::shared_ptr<PlacementWorker> PlacementWorker::of(const base::Placement& placement) {
-  Registry& all = registry();
+  Registry& all = worker_registry();
   const std::lock_guard lock(all.mutex);
   std::weak_ptr<PlacementWorker>& known = all.workers[placement.name];
   if (auto worker = known.lock()) return worker;

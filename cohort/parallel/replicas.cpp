@@ -15,7 +15,7 @@ namespace {
 
 using torch::nn::Module;
 
-constexpr const char* kWhere = "parallel.replicate";
+constexpr const char* kWhereReplicas = "parallel.replicate";
 
 // A module that cannot be cloned, the innermost first: its path and type.
 std::string offending_module(const Module& module, const std::string& path) {
@@ -38,7 +38,7 @@ std::shared_ptr<Module> clone(const Module& module) {
   } catch (const c10::Error& error) {
     const std::string found = offending_module(module, "");
     throw UsageError(
-        kWhere,
+        kWhereReplicas,
         base::concat("cannot copy ", found.empty() ? module.name() : found, ": ", base::message_of(error)),
         "these lines for it,\n"
         "  struct NetImpl : torch::nn::Cloneable<NetImpl> {\n"
@@ -51,7 +51,7 @@ std::shared_ptr<Module> clone(const Module& module) {
 template <typename Items>
 void check_names(const Items& module, const Items& copy, const char* what) {
   if (module.size() != copy.size()) {
-    throw UsageError(kWhere,
+    throw UsageError(kWhereReplicas,
                      base::concat("the copy has ", copy.size(), " ", what, ", the module ", module.size()),
                      "a factory that makes the module as it is");
   }
@@ -59,7 +59,7 @@ void check_names(const Items& module, const Items& copy, const char* what) {
     const auto& own = module[i];
     const auto& other = copy[i];
     if (own.key() == other.key() && own.value().sizes() == other.value().sizes()) continue;
-    throw UsageError(kWhere,
+    throw UsageError(kWhereReplicas,
                      base::concat("the copy's ", what, " are not the module's: got ", other.key(), " ",
                                   other.value().sizes(), ", expected ", own.key(), " ", own.value().sizes()),
                      "a factory that makes the module as it is");
@@ -100,7 +100,7 @@ Replicas::Replicas(std::shared_ptr<Module> original, const std::vector<base::Pla
   for (std::size_t i = 0; i < placements.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       if (placements[j] != placements[i]) continue;
-      throw UsageError(kWhere, base::concat("placement ", placements[i].name, " is given twice"),
+      throw UsageError(kWhereReplicas, base::concat("placement ", placements[i].name, " is given twice"),
                        base::concat(placements[i].name, "/a and ", placements[i].name,
                                     "/b for two places on the same cores"));
     }
@@ -114,7 +114,7 @@ Replicas::Copy Replicas::make_copy() const {
   generator.restore_at_end();
   Copy copy;
   copy.module = make_ ? make_() : clone(*original_);
-  if (!copy.module) throw UsageError(kWhere, "the factory made no module of this type");
+  if (!copy.module) throw UsageError(kWhereReplicas, "the factory made no module of this type");
   const auto own = original_->named_parameters(), other = copy.module->named_parameters();
   check_names(own, other, "parameters");
   check_names(original_->named_buffers(), copy.module->named_buffers(), "buffers");

@@ -34,7 +34,7 @@ namespace {
 
 using torch::autograd::AutogradContext;
 
-constexpr const char* kWhere = "parallel.sync_batch_norm";
+constexpr const char* kWhereSyncBatchNorm = "parallel.sync_batch_norm";
 
 // One forward, beside its tensors.
 struct BatchNormArguments {
@@ -85,7 +85,7 @@ at::Tensor gather_rows(const comm::Group& group, const at::Tensor& message) {
 
 void require_more_than_one(double total, int ranks) {
   if (total > 1) return;
-  throw UsageError(kWhere,
+  throw UsageError(kWhereSyncBatchNorm,
                    base::concat("got ", total, " value per channel over ", ranks,
                                 " ranks, expected more than 1 in training"),
                    "a larger batch, or eval()");
@@ -198,7 +198,8 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
   static torch::autograd::variable_list backward(AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     if (at::GradMode::is_enabled()) {
-      throw UsageError(kWhere, "backward with create_graph: the gradient over ranks has no graph",
+      throw UsageError(kWhereSyncBatchNorm,
+                       "backward with create_graph: the gradient over ranks has no graph",
                        "torch::nn::BatchNorm where second derivatives are taken");
     }
     const auto saved = context->get_saved_variables();
@@ -263,7 +264,7 @@ template <std::size_t D, typename Derived>
 SyncBatchNormImplBase<D, Derived>::SyncBatchNormImplBase(const torch::nn::BatchNormOptions& options,
                                                          comm::Group group)
     : torch::nn::NormImplBase<D, Derived, torch::nn::BatchNormOptions>(options), group_(std::move(group)) {
-  if (!group_) throw UsageError(kWhere, "this process is not in the group");
+  if (!group_) throw UsageError(kWhereSyncBatchNorm, "this process is not in the group");
 }
 
 template <std::size_t D, typename Derived>
@@ -271,9 +272,10 @@ void SyncBatchNormImplBase<D, Derived>::_check_input_dim(const at::Tensor& input
   const auto dims = static_cast<std::size_t>(input.dim());
   const bool fits = D == 1 ? dims == 2 || dims == 3 : dims == D + 2;
   if (!fits || input.size(1) != this->options.num_features()) {
-    throw UsageError(kWhere, base::concat("got an input ", input.sizes(), ", expected ",
-                                          D == 1 ? "2 or 3" : std::to_string(D + 2), " dimensions and ",
-                                          this->options.num_features(), " channels"));
+    throw UsageError(
+        kWhereSyncBatchNorm,
+        base::concat("got an input ", input.sizes(), ", expected ", D == 1 ? "2 or 3" : std::to_string(D + 2),
+                     " dimensions and ", this->options.num_features(), " channels"));
   }
 }
 

@@ -16,7 +16,7 @@ namespace cohort::pipeline {
 namespace {
 
 using base::concat;
-constexpr const char* kWhere = "pipeline.balance";
+constexpr const char* kWhereBalance = "pipeline.balance";
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 template <typename... Args>
@@ -134,7 +134,8 @@ Balance balance(const std::vector<LayerProfile>& layers, const BalanceOptions& o
   const Cutter cutter(layers, options);
   const Plan plan = make_plan(cutter.plan());
   if (layers.size() < static_cast<std::size_t>(options.num_stages)) {
-    throw UsageError(kWhere, concat("got ", layers.size(), " layers for ", options.num_stages, " stages"));
+    throw UsageError(kWhereBalance,
+                     concat("got ", layers.size(), " layers for ", options.num_stages, " stages"));
   }
   Balance result;
   // Stages of one placement share its memory, each an equal part of the limit.
@@ -148,7 +149,7 @@ Balance balance(const std::vector<LayerProfile>& layers, const BalanceOptions& o
       least = std::max(least, cutter.bytes(static_cast<int>(stage), any[stage], any[stage + 1]) * chunks);
     }
     throw UsageError(
-        kWhere,
+        kWhereBalance,
         concat("no cut fits into ", options.max_bytes, " bytes per placement; the most even one needs ",
                static_cast<std::int64_t>(least)),
         "more placements, smaller micro-batches, or recomputation");

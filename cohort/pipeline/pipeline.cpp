@@ -31,7 +31,7 @@ namespace {
 
 using base::concat;
 using parallel::PlacementWorker;
-constexpr const char* kWhere = "pipeline.Pipeline";
+constexpr const char* kWherePipeline = "pipeline.Pipeline";
 constexpr std::chrono::microseconds kSpin{50};
 // What other stages get to notice that one has failed, once the deadline of the run has passed.
 constexpr std::chrono::milliseconds kGrace{200};

@@ -13,7 +13,7 @@ namespace cohort::pipeline {
 namespace {
 
 using base::concat;
-constexpr const char* kWhere = "pipeline.plan";
+constexpr const char* kWherePlan = "pipeline.plan";
 
 // A stage of this placement, counted from its first, and a micro-batch.
 struct ChunkTurn {
@@ -50,7 +50,7 @@ Shape shape_of(const Plan& plan, int placement) {
     case Schedule::kZeroBubble:
       return {micro_batches, behind, true, placement};
   }
-  throw UsageError(kWhere, "no such schedule");
+  throw UsageError(kWherePlan, "no such schedule");
 }
 
 std::vector<ChunkTurn> chunk_order(int chunks, int micro_batches, int group, bool backward) {
@@ -120,7 +120,7 @@ std::vector<Action> actions_of(const Plan& plan, int placement) {
 
 void check(const PlanOptions& options) {
   const auto expect = [](bool right, const std::string& what, const char* hint = "") {
-    if (!right) throw UsageError(kWhere, what, hint);
+    if (!right) throw UsageError(kWherePlan, what, hint);
   };
   expect(options.num_stages > 0, concat("got ", options.num_stages, " stages, expected at least 1"));
   expect(options.num_micro_batches > 0,
@@ -168,8 +168,9 @@ Schedule parse_schedule(std::string_view text) {
   if (text == "1f1b") return Schedule::kOneFOneB;
   if (text == "interleaved_1f1b") return Schedule::kInterleaved;
   if (text == "zb_h1") return Schedule::kZeroBubble;
-  throw ConfigError(kWhere, concat("got schedule \"", text,
-                                   "\", expected fill_drain (or gpipe), 1f1b, interleaved_1f1b or zb_h1"));
+  throw ConfigError(
+      kWherePlan,
+      concat("got schedule \"", text, "\", expected fill_drain (or gpipe), 1f1b, interleaved_1f1b or zb_h1"));
 }
 
 const char* to_string(Schedule schedule) {

@@ -28,7 +28,7 @@ namespace {
 
 using base::concat;
 using Clock = std::chrono::steady_clock;
-constexpr const char* kWhere = "pipeline.profile_layers";
+constexpr const char* kWhereProfile = "pipeline.profile_layers";
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -64,7 +64,8 @@ class LayerLocks {
       std::unique_lock lock(locks_.mutex_);
       const auto is_free = [this] { return !locks_.is_taken_[number_]; };
       if (!base::wait(locks_.changed_, lock, is_free, deadline)) {
-        deadline.check(kWhere, concat("layer ", locks_.names_[layer], ", which another placement runs"));
+        deadline.check(kWhereProfile,
+                       concat("layer ", locks_.names_[layer], ", which another placement runs"));
       }
       locks_.is_taken_[number_] = true;
     }
@@ -139,8 +140,8 @@ class Pass {
       forward[i] = ms_since(begin);
       in = runs.back().outputs();
       if (in.size() != 1) {
-        throw UsageError(kWhere, concat("layer ", state.model.layers()[i].name, " hands ", in.size(),
-                                        " tensors on, expected one"));
+        throw UsageError(kWhereProfile, concat("layer ", state.model.layers()[i].name, " hands ", in.size(),
+                                               " tensors on, expected one"));
       }
       // What the forward left alive: its output, and what its backward will read.
       bytes[i] = live.now() - before;
@@ -247,10 +248,10 @@ OwnNumbers::OwnNumbers(const std::vector<c10::Device>& devices, const at::Genera
 std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& micro_batch,
                                          const ProfileOptions& options) {
   if (!model.is_list())
-    throw UsageError(kWhere, concat(model.name(), " is no list of layers"), "a torch::nn::Sequential");
+    throw UsageError(kWhereProfile, concat(model.name(), " is no list of layers"), "a torch::nn::Sequential");
   if (options.repeats < 1)
-    throw UsageError(kWhere, concat("got ", options.repeats, " repeats, expected at least 1"));
-  if (options.placements.empty()) throw UsageError(kWhere, "got no placement", "cpu:0");
+    throw UsageError(kWhereProfile, concat("got ", options.repeats, " repeats, expected at least 1"));
+  if (options.placements.empty()) throw UsageError(kWhereProfile, "got no placement", "cpu:0");
   const KeepState keep({model});
   std::vector<LayerProfile> profiles(model.layers().size());
   for (std::size_t i = 0; i < profiles.size(); ++i) {

@@ -18,7 +18,7 @@ namespace cohort::pipeline {
 namespace {
 
 using base::concat;
-constexpr const char* kWhere = "pipeline.simulate";
+constexpr const char* kWhereSimulate = "pipeline.simulate";
 
 // What is on the way from one stage to a neighbour.
 struct Channel {
@@ -121,8 +121,8 @@ class Clockwork {
     if (channel.items.empty()) return false;
     const Channel::Item item = channel.items.front();
     if (item.micro_batch != action.micro_batch) {
-      throw UsageError(kWhere, concat(to_string(action), " on placement ", placement, " got micro-batch ",
-                                      item.micro_batch));
+      throw UsageError(kWhereSimulate, concat(to_string(action), " on placement ", placement,
+                                              " got micro-batch ", item.micro_batch));
     }
     // A place becomes free when its item is taken, which may be long after it was ready.
     channel.items.pop_front();
@@ -164,7 +164,7 @@ class Clockwork {
   void check_order(std::size_t placement, const Action& action) {
     const auto expect = [&](bool right, const char* what) {
       if (!right)
-        throw UsageError(kWhere, concat(to_string(action), " on placement ", placement, ": ", what));
+        throw UsageError(kWhereSimulate, concat(to_string(action), " on placement ", placement, ": ", what));
     };
     expect(plan_.placement_of(action.stage) == static_cast<int>(placement),
            "the stage is on another placement");
@@ -198,21 +198,21 @@ class Clockwork {
       waiting.add("placement ", placement, " at ", to_string(plan_.actions[placement][next_[placement]]));
     }
     if (!waiting.empty()) {
-      throw UsageError(kWhere,
+      throw UsageError(kWhereSimulate,
                        concat("deadlock: ", waiting.text(), " wait for ever with room for ",
                               options_.channel_capacity, " between two stages"),
                        "more room, or another order");
     }
     for (const auto& [key, channel] : channels_) {
       if (!channel.items.empty()) {
-        throw UsageError(kWhere, concat("stage ", key.first, " never receives micro-batch ",
-                                        channel.items.front().micro_batch));
+        throw UsageError(kWhereSimulate, concat("stage ", key.first, " never receives micro-batch ",
+                                                channel.items.front().micro_batch));
       }
     }
     for (const auto& [key, count] : done_) {
       if (count == 0 || count == plan_.num_micro_batches()) continue;
-      throw UsageError(kWhere, concat("stage ", key.first, " does the ", name_of(key.second), " of ", count,
-                                      " micro-batches, expected ", plan_.num_micro_batches()));
+      throw UsageError(kWhereSimulate, concat("stage ", key.first, " does the ", name_of(key.second), " of ",
+                                              count, " micro-batches, expected ", plan_.num_micro_batches()));
     }
     count_queued();
   }
@@ -319,7 +319,8 @@ class OnDemand {
 Simulation simulate(const Plan& plan, const SimulateOptions& options) {
   const auto given = options.costs.size();
   if (given > 1 && given != static_cast<std::size_t>(plan.num_stages())) {
-    throw UsageError(kWhere, concat("got costs of ", given, " stages, expected 1 or ", plan.num_stages()));
+    throw UsageError(kWhereSimulate,
+                     concat("got costs of ", given, " stages, expected 1 or ", plan.num_stages()));
   }
   return Clockwork(plan, options).run();
 }

@@ -18,7 +18,7 @@ namespace {
 using base::concat;
 using torch::nn::AnyModule;
 using torch::nn::AnyValue;
-constexpr const char* kWhere = "pipeline.stage";
+constexpr const char* kWhereStage = "pipeline.stage";
 
 AnyValue call(AnyModule& module, std::span<AnyValue> in) {
   // any_forward() takes arguments and no list, so each number of them has a line.
@@ -32,7 +32,7 @@ AnyValue call(AnyModule& module, std::span<AnyValue> in) {
     case 4:
       return module.any_forward(std::move(in[0]), std::move(in[1]), std::move(in[2]), std::move(in[3]));
     default:
-      throw UsageError(kWhere, concat("a module got ", in.size(), " tensors, expected 1 to 4"),
+      throw UsageError(kWhereStage, concat("a module got ", in.size(), " tensors, expected 1 to 4"),
                        "a function as the stage");
   }
 }
@@ -47,7 +47,7 @@ Stage::Layer layer_of(std::string name, AnyModule module) {
 Stage::Layer layer_of(std::string name, const core::AnyLayer& layer) {
   return {std::move(name), layer.ptr(), [layer](std::span<AnyValue> in) {
             if (in.size() != 1)
-              throw UsageError(kWhere, concat("a layer got ", in.size(), " tensors, expected 1"));
+              throw UsageError(kWhereStage, concat("a layer got ", in.size(), " tensors, expected 1"));
             return AnyValue(layer.forward(in[0].get<at::Tensor>()));
           }};
 }
@@ -75,12 +75,13 @@ Tensors tensors_of(AnyValue& value) {
   if (auto* const lstm = value.try_get<std::tuple<T, std::tuple<T, T>>>()) {
     return {std::get<0>(*lstm), std::get<0>(std::get<1>(*lstm)), std::get<1>(std::get<1>(*lstm))};
   }
-  throw UsageError(kWhere, concat("got a result of type ", c10::demangle(value.type_info().name()),
-                                  ", expected a tensor, a vector of tensors or a tuple of 2 to 4"));
+  throw UsageError(kWhereStage, concat("got a result of type ", c10::demangle(value.type_info().name()),
+                                       ", expected a tensor, a vector of tensors or a tuple of 2 to 4"));
 }
 
 Stage::Stage(torch::nn::Sequential layers) : name_("Sequential"), is_list_(true) {
-  if (layers->is_empty()) throw UsageError(kWhere, "got a Sequential without layers, expected at least one");
+  if (layers->is_empty())
+    throw UsageError(kWhereStage, "got a Sequential without layers, expected at least one");
   // A Sequential's own list has no names. Its children do, in the same order.
   const auto children = layers->named_children();
   std::size_t i = 0;
@@ -88,7 +89,7 @@ Stage::Stage(torch::nn::Sequential layers) : name_("Sequential"), is_list_(true)
 }
 
 Stage::Stage(const std::vector<core::NamedLayer>& layers) : name_("layers"), is_list_(true) {
-  if (layers.empty()) throw UsageError(kWhere, "got no layers, expected at least one");
+  if (layers.empty()) throw UsageError(kWhereStage, "got no layers, expected at least one");
   for (const auto& [name, layer] : layers) layers_.push_back(layer_of(name, layer));
 }
 
@@ -150,7 +151,7 @@ void Stage::to(c10::Device device) {
   // A function has captured its tensors: to move the handles that are here would not move those.
   for (const at::Tensor& parameter : parameters_) {
     if (parameter.device() == device) continue;
-    throw UsageError(kWhere,
+    throw UsageError(kWhereStage,
                      concat("a parameter of stage ", name_, ", a function, is on ", parameter.device(),
                             ", expected ", device),
                      "move it there before the pipeline is made");
@@ -163,13 +164,13 @@ void Stage::to(c10::Device device) {
 Stage Stage::part(std::size_t first, std::size_t last) const {
   if (!is_list_) {
     throw UsageError(
-        kWhere,
+        kWhereStage,
         concat("cannot take layers ", first, " to ", last, ": got ", name_, ", expected a list of layers"),
         "a Sequential, a LayerList or a stage per part");
   }
   if (first >= last || last > layers_.size()) {
-    throw UsageError(kWhere, concat("got layers ", first, " to ", last, " of ", name_,
-                                    ", expected some of its ", layers_.size()));
+    throw UsageError(kWhereStage, concat("got layers ", first, " to ", last, " of ", name_,
+                                         ", expected some of its ", layers_.size()));
   }
   Stage stage;
   stage.name_ = name_;

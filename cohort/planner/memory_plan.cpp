@@ -16,7 +16,7 @@
 namespace cohort::planner {
 namespace {
 
-constexpr const char* kWhere = "planner.plan_memory";
+constexpr const char* kWherePlan = "planner.plan_memory";
 
 std::string gradients_of(const config::DistributedConfig& config) {
   if (config.gradients != "auto") return config.gradients;
@@ -27,7 +27,7 @@ std::string gradients_of(const config::DistributedConfig& config) {
 /// What data gives a model, whose fields are input and target. Throws: UsageError for data without target.
 std::vector<data::Field> fields_of(const data::Dataset& data) {
   std::vector<data::Field> fields = data.fields();
-  if (fields.size() < 2) throw UsageError(kWhere, "the data has no target beside its input");
+  if (fields.size() < 2) throw UsageError(kWherePlan, "the data has no target beside its input");
   return fields;
 }
 
@@ -72,7 +72,8 @@ void check_measurable(const std::vector<base::Placement>& placements) {
   for (const base::Placement& placement : placements) {
     // The profiler counts what the CPU's allocator gives out; a GPU's memory comes from another one.
     if (!placement.is_cpu()) {
-      throw UsageError(kWhere, base::concat("only CPU memory is measured: got placement ", placement.name),
+      throw UsageError(kWherePlan,
+                       base::concat("only CPU memory is measured: got placement ", placement.name),
                        "without --measure");
     }
   }

@@ -147,9 +147,9 @@ void reject_offsets(const Tape& tape) {
                    "clone() of the input first");
 }
 
-class Reader {
+class FileReader {
  public:
-  explicit Reader(const std::filesystem::path& path)
+  explicit FileReader(const std::filesystem::path& path)
       : path_(path.string()), file_(checkpoint::SafetensorsFile::open(path)) {
     const auto& metadata = file_.metadata();
     const auto version = metadata.find("format_version");
@@ -259,7 +259,7 @@ LoadedProgram load(const std::filesystem::path& path) {
   // A program may write to its tensors, and inference tensors reject that outside of inference mode.
   const c10::InferenceMode plain_tensors(false);
   const at::NoGradGuard no_grad;
-  Reader reader(path);
+  FileReader reader(path);
   try {
     const json& from = reader.parsed();
     const std::string saved =

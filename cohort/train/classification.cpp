@@ -21,7 +21,7 @@
 namespace cohort::train {
 namespace {
 
-constexpr const char* kWhere = "train.ClassificationTask";
+constexpr const char* kWhereTask = "train.ClassificationTask";
 
 // On an accelerator looking at the loss would wait for it; Trainer looks one step later.
 bool is_finite(const at::Tensor& loss) {
@@ -44,11 +44,11 @@ void check_targets(data::Batch& batch) {
   constexpr const char* kHint =
       "a Task of your own (docs/guide/trainer.md) for regression, segmentation and whatever is no class";
   if (batch.fields.size() < 2) {
-    throw DataError(kWhere, "the samples have no target: the data set has one field only", kHint);
+    throw DataError(kWhereTask, "the samples have no target: the data set has one field only", kHint);
   }
   const at::Tensor& target = batch.target();
   if (target.dim() == 1 && target.scalar_type() == at::kLong) return;
-  throw DataError(kWhere,
+  throw DataError(kWhereTask,
                   base::concat("the targets of a batch are ", text_of(target),
                                ", and a classifier takes Long [", batch.size, "], a class for each sample"),
                   kHint);
@@ -86,12 +86,13 @@ ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module
                                        ClassificationOptions options)
     : runner_(std::move(runner)), optimizer_(optimizer), options_(options) {
   if (options_.accumulate() < 1) {
-    throw UsageError(kWhere,
+    throw UsageError(kWhereTask,
                      base::concat("accumulate: got ", options_.accumulate(), ", expected at least 1"));
   }
   if (options_.script() && runner_.step) {
     throw UsageError(
-        kWhere, "script: a step that overlaps forward and backward on threads of its own cannot be recorded",
+        kWhereTask,
+        "script: a step that overlaps forward and backward on threads of its own cannot be recorded",
         "ClassificationOptions().script(false)");
   }
   add_module("", std::move(module));
@@ -145,8 +146,8 @@ script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scrip
   } catch (const c10::DistError&) {
     throw;
   } catch (const c10::Error& error) {  // LibTorch's, which knows neither the batch nor what it is for
-    throw DataError(kWhere, base::concat(name, " on a batch of inputs ", text_of(input), " and targets ",
-                                         text_of(target), ": ", base::message_of(error)));
+    throw DataError(kWhereTask, base::concat(name, " on a batch of inputs ", text_of(input), " and targets ",
+                                             text_of(target), ": ", base::message_of(error)));
   }
 }
 

@@ -30,14 +30,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kWhere = "train.predict";
+constexpr const char* kWherePredict = "train.predict";
 // The name of the format's first version; files that were exported then are still read.
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
 ImageTask task_of(const config::DataConfig& config, const DatasetSetup& setup,
                   std::optional<std::vector<std::string>> classes) {
   if (!data::is_own_dataset(config.type)) {
-    throw UsageError(kWhere,
+    throw UsageError(kWherePredict,
                      base::concat("data.type is ", config.type,
                                   ", which a library registered: how it makes an input of an image's file is "
                                   "not known here"),
@@ -91,10 +91,10 @@ ImageTask task_from(const std::string& text, const fs::path& file) {
     }
     return task;
   } catch (const json::exception& error) {
-    throw DataError(kWhere, base::concat(file.string(),
-                                         ": what it says about images cannot be "
-                                         "read: ",
-                                         error.what()));
+    throw DataError(kWherePredict, base::concat(file.string(),
+                                                ": what it says about images cannot be "
+                                                "read: ",
+                                                error.what()));
   }
 }
 
@@ -120,11 +120,11 @@ Predictor::Model call_of(torch::nn::AnyModule model, const std::string& precisio
 
 void check_batch_size(std::int64_t batch_size) {
   if (batch_size >= 1) return;
-  throw UsageError(kWhere, base::concat("batch_size: got ", batch_size, ", expected at least 1"));
+  throw UsageError(kWherePredict, base::concat("batch_size: got ", batch_size, ", expected at least 1"));
 }
 
 void check_top(std::int64_t top) {
-  if (top < 1) throw UsageError(kWhere, base::concat("top: got ", top, ", expected at least 1"));
+  if (top < 1) throw UsageError(kWherePredict, base::concat("top: got ", top, ", expected at least 1"));
 }
 
 // `probabilities`: of each class, [classes].
@@ -192,7 +192,8 @@ Predictor Predictor::of_program(const fs::path& file) {
   // Any program can be loaded; only one that export wrote says how an image becomes its input.
   if (text == program.metadata().end() || inputs.front().size() != 1 ||
       inputs.front().front().sizes.empty()) {
-    throw DataError(kWhere, base::concat(file.string(), " does not say how an image becomes an input of it"),
+    throw DataError(kWherePredict,
+                    base::concat(file.string(), " does not say how an image becomes an input of it"),
                     "a file that `cohort export` wrote");
   }
   return {task_from(text->second, file),
@@ -250,8 +251,8 @@ std::vector<Prediction> predict_samples(const config::Config& config, const Trai
   const std::shared_ptr<const data::Dataset> dataset = make_dataset(config.data, Split::kVal, datasets);
   for (const std::int64_t sample : samples) {
     if (sample >= 0 && sample < dataset->size()) continue;
-    throw UsageError(kWhere, base::concat("samples: got ", sample, ", the validation data has ",
-                                          dataset->size(), " samples: 0 to ", dataset->size() - 1));
+    throw UsageError(kWherePredict, base::concat("samples: got ", sample, ", the validation data has ",
+                                                 dataset->size(), " samples: 0 to ", dataset->size() - 1));
   }
   const std::vector<std::string> classes = trained.classes.value_or(dataset->classes());
   const ModelSetup setup{.input = input_field(config.data, datasets.channels_last, *dataset),

@@ -18,7 +18,7 @@ namespace cohort::base {
 namespace fs = std::filesystem;
 namespace {
 
-[[noreturn]] void reject(const fs::path& path, const std::string& what, int error) {
+[[noreturn]] void reject_path(const fs::path& path, const std::string& what, int error) {
   std::string hint;
   if (error == ENOSPC || error == EFBIG || error == EDQUOT) hint = "freeing space, or another folder";
   if (error == ENOENT || error == ENOTDIR) hint = concat("making the folder ", path.parent_path().string());
@@ -33,7 +33,7 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   // In the target's folder, since rename() does not go from one file system to another.
   temporary_ = concat(path_.string(), ".tmp.", ::getpid(), ".", number++);
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file_ < 0) reject(path_, concat("write ", path_.string()), errno);
+  if (file_ < 0) reject_path(path_, concat("write ", path_.string()), errno);
 }
 
 AtomicFile::~AtomicFile() {
@@ -45,7 +45,7 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::fail(int error) {
   ::close(std::exchange(file_, -1));
   ::unlink(temporary_.c_str());
-  reject(path_, concat("write ", path_.string(), " (", num_bytes_, " bytes)"), error);
+  reject_path(path_, concat("write ", path_.string(), " (", num_bytes_, " bytes)"), error);
 }
 
 void AtomicFile::write(const void* data, std::size_t num_bytes) {
@@ -70,7 +70,7 @@ void AtomicFile::commit() {
   if (::fsync(file_) != 0 && errno != EINVAL) fail(errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail(errno);
   // NFS may report an error of a write as late as here.
-  if (::close(std::exchange(file_, -1)) != 0) reject(path_, concat("close ", path_.string()), errno);
+  if (::close(std::exchange(file_, -1)) != 0) reject_path(path_, concat("close ", path_.string()), errno);
   sync_folder(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }
 
@@ -82,10 +82,10 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
 
 void sync_folder(const fs::path& folder) {
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) reject(folder, concat("open folder ", folder.string()), errno);
+  if (file < 0) reject_path(folder, concat("open folder ", folder.string()), errno);
   const int error = ::fsync(file) == 0 ? 0 : errno;
   ::close(file);
-  if (error != 0 && error != EINVAL) reject(folder, concat("sync folder ", folder.string()), error);
+  if (error != 0 && error != EINVAL) reject_path(folder, concat("sync folder ", folder.string()), error);
 }
 
 }  // namespace cohort::base

@@ -20,14 +20,14 @@ namespace {
 using Clock = FlightEntry::Clock;
 using Ranks = std::vector<int>;
 
-std::int64_t milliseconds(Clock::duration duration) {
+std::int64_t whole_milliseconds(Clock::duration duration) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
 }
 
 // How long it is in its state; for what failed, how long that took.
 std::int64_t duration_of(const FlightEntry& entry) {
-  return milliseconds(entry.state == CallState::kFailed ? entry.since - entry.begun
-                                                        : Clock::now() - entry.since);
+  return whole_milliseconds(entry.state == CallState::kFailed ? entry.since - entry.begun
+                                                              : Clock::now() - entry.since);
 }
 
 // The call that a rank is at: what failed, else what it waits for, else what is under way, else the last.
@@ -105,7 +105,7 @@ std::string table(const std::vector<std::array<std::string, 5>>& rows) {
 std::string describe(const FlightEntry& entry) {
   return base::concat(entry.signature.text(), ": ", since(to_string(entry.state), duration_of(entry)),
                       entry.state == CallState::kDone
-                          ? base::concat(", took ", milliseconds(entry.since - entry.begun), " ms")
+                          ? base::concat(", took ", whole_milliseconds(entry.since - entry.begun), " ms")
                           : "");
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 using base::concat;
 
-[[noreturn]] void fail(const std::string& where, const std::string& what, const std::string& hint = "") {
+[[noreturn]] void fail_at(const std::string& where, const std::string& what, const std::string& hint = "") {
   throw ConfigError("config.load", concat(where, ": ", what), hint);
 }
 
@@ -41,9 +41,9 @@ std::string suggestion(std::string_view section, std::string_view name) {
 [[noreturn]] void fail_unknown_key(const std::string& where, const std::string& key,
                                    const std::string& value) {
   const std::string renamed = renamed_to(key, value);
-  if (!renamed.empty()) fail(where, concat("the key '", key, "' was renamed"), renamed);
+  if (!renamed.empty()) fail_at(where, concat("the key '", key, "' was renamed"), renamed);
   const std::size_t dot = key.find('.');
-  fail(where, concat("unknown key '", key, "'"), suggestion(key.substr(0, dot), key.substr(dot + 1)));
+  fail_at(where, concat("unknown key '", key, "'"), suggestion(key.substr(0, dot), key.substr(dot + 1)));
 }
 
 // Digits and underscores have no case, so "no small letter" is the test.
@@ -56,26 +56,26 @@ bool is_flat_style(std::string_view name) {
   for (const ConfigKey& key : config_keys()) {
     // "lr: 0.1" at the top level: the section is missing, or the indentation.
     if (key.short_name() == name) {
-      fail(where, concat("unknown key '", name, "'"),
-           concat("the nearest one, ", key.name, " (inside '", key.section(), ":')"));
+      fail_at(where, concat("unknown key '", name, "'"),
+              concat("the nearest one, ", key.name, " (inside '", key.section(), ":')"));
     }
   }
   std::vector<std::string> flat;
   for (const FlatKey& key : flat_keys()) flat.emplace_back(key.name);
   const auto near = base::nearest_name(name, flat);  // in any case
   if (is_flat_style(name) || (near && base::edit_distance(name, *near) == 0)) {
-    fail(where, concat("unknown key '", name, "'"),
-         near ? concat("the nearest one, ", *near) : concat("one of the flat keys ", base::join(flat)));
+    fail_at(where, concat("unknown key '", name, "'"),
+            near ? concat("the nearest one, ", *near) : concat("one of the flat keys ", base::join(flat)));
   }
-  fail(where,
-       concat("unknown section '", name,
-              "': expected one of model, data, optim, schedule, train, distributed, comm, run"),
-       concat("the nearest one, ", base::least_changed_name(name, config_sections())));
+  fail_at(where,
+          concat("unknown section '", name,
+                 "': expected one of model, data, optim, schedule, train, distributed, comm, run"),
+          concat("the nearest one, ", base::least_changed_name(name, config_sections())));
 }
 
 std::string key_name(const YAML::Node& node, const YamlSource& source) {
   if (!node.IsScalar())
-    fail(source.at(node.Mark()), concat("got ", describe(node), " as a key, expected a name"));
+    fail_at(source.at(node.Mark()), concat("got ", describe(node), " as a key, expected a name"));
   return node.Scalar();
 }
 
@@ -109,8 +109,8 @@ std::vector<double> read_argument(const std::string& shown, const YAML::Node& no
     return as_double(item);
   };
   if (!read_list(node, number, values)) {
-    fail(source.at(node.Mark()),
-         concat(shown, ": got ", describe(node), ", expected a number, true, false or a list of numbers"));
+    fail_at(source.at(node.Mark()),
+            concat(shown, ": got ", describe(node), ", expected a number, true, false or a list of numbers"));
   }
   return values;
 }
@@ -129,7 +129,7 @@ TransformConfig read_transform(const std::string& shown, const YAML::Node& node,
         const std::string name = key_name(item.first, source);
         if (!transform.args.emplace(name, read_argument(concat(inner, ".", name), item.second, source))
                  .second) {
-          fail(source.at(item.first.Mark()), concat(inner, ": '", name, "' stands twice"));
+          fail_at(source.at(item.first.Mark()), concat(inner, ": '", name, "' stands twice"));
         }
       }
     } else if (!arguments.IsNull()) {
@@ -139,8 +139,9 @@ TransformConfig read_transform(const std::string& shown, const YAML::Node& node,
     }
   }
   if (transform.name.empty()) {
-    fail(source.at(node.Mark()), concat(shown, ": got ", describe(node),
-                                        ", expected a transform such as RandomHorizontalFlip or Resize: 64"));
+    fail_at(source.at(node.Mark()),
+            concat(shown, ": got ", describe(node),
+                   ", expected a transform such as RandomHorizontalFlip or Resize: 64"));
   }
   return transform;
 }
@@ -152,11 +153,11 @@ std::map<std::string, std::string> read_map(const std::string& shown, const YAML
     const std::string name = key_name(item.first, source);
     const std::optional<std::string> value = as_text(item.second);
     if (!value) {
-      fail(source.at(item.second.Mark()),
-           concat(shown, ".", name, ": got ", describe(item.second), ", expected one value"));
+      fail_at(source.at(item.second.Mark()),
+              concat(shown, ".", name, ": got ", describe(item.second), ", expected one value"));
     }
     if (!map.emplace(name, *value).second) {
-      fail(source.at(item.first.Mark()), concat(shown, ": '", name, "' stands twice"));
+      fail_at(source.at(item.first.Mark()), concat(shown, ": '", name, "' stands twice"));
     }
   }
   return map;
@@ -203,8 +204,8 @@ struct Assign {
 void ConfigReader::read_document(const YAML::Node& document, const YamlSource& source) {
   if (document.IsNull()) return;
   if (!document.IsMap()) {
-    fail(source.at(document.Mark()),
-         concat("got ", describe(document), ", expected sections (model:, data:, optim:, ...)"));
+    fail_at(source.at(document.Mark()),
+            concat("got ", describe(document), ", expected sections (model:, data:, optim:, ...)"));
   }
   bool flat = false;
   for (const auto& item : document) {
@@ -219,7 +220,7 @@ void ConfigReader::read_document(const YAML::Node& document, const YamlSource& s
     const std::string name = key_name(item.first, source);
     const YAML::Mark mark = item.first.Mark();
     // yaml-cpp keeps both of two equal keys and says nothing.
-    if (!seen.insert(name).second) fail(source.at(mark), concat("'", name, "' stands twice"));
+    if (!seen.insert(name).second) fail_at(source.at(mark), concat("'", name, "' stands twice"));
     if (find_flat_key(name) != nullptr) {
       read_flat(name, item.second, source, mark);
     } else if (std::find(sections.begin(), sections.end(), name) != sections.end()) {
@@ -234,7 +235,7 @@ void ConfigReader::read_section(const std::string& section, const YAML::Node& no
                                 const YamlSource& source) {
   if (node.IsNull()) return;
   if (!node.IsMap()) {
-    fail(source.at(node.Mark()), concat(section, ": got ", describe(node), ", expected keys with values"));
+    fail_at(source.at(node.Mark()), concat(section, ": got ", describe(node), ", expected keys with values"));
   }
   for (const auto& item : node) {
     const std::string name = key_name(item.first, source);
@@ -265,7 +266,8 @@ void ConfigReader::read_flat(const std::string& name, const YAML::Node& node, co
 void ConfigReader::read_num_gpus(const YAML::Node& node, const YamlSource& source) {
   const std::optional<int64_t> count = as_int(node);
   if (!count || *count < 0) {
-    fail(source.at(node.Mark()), concat("NUM_GPUS: got ", describe(node), ", expected a whole number >= 0"));
+    fail_at(source.at(node.Mark()),
+            concat("NUM_GPUS: got ", describe(node), ", expected a whole number >= 0"));
   }
   config_.train.device = *count == 0 ? "cpu" : "auto";
   // Both keys count as set, so that the same file cannot also set them under their own names.
@@ -279,8 +281,8 @@ void ConfigReader::read_num_gpus(const YAML::Node& node, const YamlSource& sourc
 void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, const YAML::Node& node,
                             const YamlSource& source, const YAML::Mark& mark) {
   if (!std::visit(Assign{shown, node, source}, key.target(config_))) {
-    fail(source.at(node.IsNull() ? mark : node.Mark()),
-         concat(shown, ": got ", describe(node), ", expected ", expectation(key)));
+    fail_at(source.at(node.IsNull() ? mark : node.Mark()),
+            concat(shown, ": got ", describe(node), ", expected ", expectation(key)));
   }
   // The value is already in its member. That does no harm: an error ends the whole load.
   const std::string rejected = rejected_value(key, config_);
@@ -290,7 +292,7 @@ void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, cons
     if (close) hint = concat(shown, ": ", *close);
     const std::string renamed = node.IsScalar() ? renamed_to(key.name, node.Scalar()) : "";
     if (!renamed.empty()) hint = concat(renamed, " (it was renamed)");
-    fail(source.at(node.Mark()), concat(shown, ": got ", rejected, ", expected ", expectation(key)), hint);
+    fail_at(source.at(node.Mark()), concat(shown, ": got ", rejected, ", expected ", expectation(key)), hint);
   }
   read_.insert(key.name);
   // Of overrides a later one wins, but two names of one thing must agree there too.
@@ -305,10 +307,10 @@ void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, cons
 }
 
 void ConfigReader::fail_two_names(const ConfigKey& key, const SetBy& first, const SetBy& now) {
-  fail(now.where,
-       concat(now.shown, " is ", now.value, " but ", first.shown, " is ", first.value, " (", first.where,
-              "): both mean ", key.name),
-       "one of them only");
+  fail_at(now.where,
+          concat(now.shown, " is ", now.value, " but ", first.shown, " is ", first.value, " (", first.where,
+                 "): both mean ", key.name),
+          "one of them only");
 }
 
 void ConfigReader::note_set(const ConfigKey& key, const std::string& shown, const YamlSource& source,
@@ -323,8 +325,8 @@ void ConfigReader::note_set(const ConfigKey& key, const std::string& shown, cons
       first.shown != shown && find_flat_key(first.shown) != nullptr && find_flat_key(shown) != nullptr;
   if (both_names_of_decay && first.value == now.value) return;
   if (both_names_of_decay) fail_two_names(key, first, now);
-  fail(now.where, concat("'", shown, "' is set twice: first as ", first.shown, " (", first.where, ")"),
-       "one of them only");
+  fail_at(now.where, concat("'", shown, "' is set twice: first as ", first.shown, " (", first.where, ")"),
+          "one of them only");
 }
 
 void ConfigReader::read_override(const std::string& text) {
@@ -332,7 +334,7 @@ void ConfigReader::read_override(const std::string& text) {
   const std::string where = source.at({});
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
-    fail(where, "expected key=value", "optim.lr=0.1");
+    fail_at(where, "expected key=value", "optim.lr=0.1");
   }
   const std::string name = text.substr(0, equals);
   const std::string written = text.substr(equals + 1);
@@ -350,7 +352,7 @@ void ConfigReader::read_override(const std::string& text) {
     const std::string prefix = concat(map, ".");
     if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
     const std::optional<std::string> option = as_text(value);
-    if (!option) fail(where, concat("got ", describe(value), ", expected one value"));
+    if (!option) fail_at(where, concat("got ", describe(value), ", expected one value"));
     auto* target = std::get<std::map<std::string, std::string>*>(find_key(map)->target(config_));
     (*target)[name.substr(prefix.size())] = *option;
     return;
@@ -361,7 +363,8 @@ void ConfigReader::read_override(const std::string& text) {
   if (std::find(sections.begin(), sections.end(), section) == sections.end()) {
     fail_unknown_top(dot == std::string::npos ? name : section, where);
   }
-  if (dot == std::string::npos) fail(where, concat("'", name, "' is a section"), concat(name, ".KEY=value"));
+  if (dot == std::string::npos)
+    fail_at(where, concat("'", name, "' is a section"), concat(name, ".KEY=value"));
   fail_unknown_key(where, name, written);
 }
 

@@ -7,8 +7,6 @@
 namespace cohort::config {
 namespace {
 
-constexpr double kMany = 9007199254740992.0;  // 2^53: every whole number up to here is a double
-
 // A data set that a library registers makes its samples as it likes. The keys of images are without effect
 // for it, which warn_unused() says.
 std::vector<std::string> own_kinds() {
@@ -17,10 +15,6 @@ std::vector<std::string> own_kinds() {
 
 // Which names exist is known to the registries of other modules, which this module may not include. They also
 // grow with each plug-in. So an unknown name is an error of the registry, not of the table.
-bool is_not_empty(const std::string& text) {
-  return !text.empty();
-}
-
 }  // namespace
 
 std::vector<ConfigKey> model_keys() {

@@ -5,15 +5,9 @@
 namespace cohort::config {
 namespace {
 
-constexpr double kMany = 9007199254740992.0;  // 2^53: every whole number up to here is a double
-
 // The name becomes part of the run folder's name, so it must not lead out of runs/.
 bool is_name(const std::string& text) {
   return text.find('/') == std::string::npos && text != "." && text != "..";
-}
-
-bool is_not_empty(const std::string& text) {
-  return !text.empty();
 }
 
 }  // namespace

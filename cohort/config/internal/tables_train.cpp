@@ -9,17 +9,11 @@
 namespace cohort::config {
 namespace {
 
-constexpr double kMany = 9007199254740992.0;  // 2^53: every whole number up to here is a double
-
 bool is_device(const std::string& text) {
   if (text == "auto" || text == "cpu" || text == "cuda") return true;
   // At most four digits: a longer number would overflow where LibTorch parses the device.
   return text.size() > 5 && text.size() <= 9 && text.starts_with("cuda:") &&
          std::all_of(text.begin() + 5, text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
-}
-
-bool is_not_empty(const std::string& text) {
-  return !text.empty();
 }
 
 }  // namespace

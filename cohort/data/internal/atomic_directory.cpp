@@ -19,16 +19,17 @@ namespace cohort::data {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kWhere = "data.dataset_tools";
+constexpr const char* kWhereDirectory = "data.dataset_tools";
 constexpr const char* kMarker = ".cohort-data";
 
 DataError rejection(const fs::path& folder, const std::string& why) {
-  return {kWhere, base::concat(folder.string(), " exists: ", why), "another folder, or remove it"};
+  return {kWhereDirectory, base::concat(folder.string(), " exists: ", why), "another folder, or remove it"};
 }
 
 void check(const std::error_code& error, const std::string& what, const fs::path& path) {
   if (error)
-    throw SystemError(kWhere, base::concat("cannot ", what, " ", path.string(), ": ", error.message()));
+    throw SystemError(kWhereDirectory,
+                      base::concat("cannot ", what, " ", path.string(), ": ", error.message()));
 }
 
 bool is_removed(const base::Fd& marker) {
@@ -66,7 +67,7 @@ AtomicDirectory::AtomicDirectory(const std::string& final) {
   final_ = fs::path(final);
   if (!final_.has_filename()) final_ = final_.parent_path();  // a slash at the end
   if (fs::exists(final_, error) && !(fs::is_directory(final_, error) && fs::is_empty(final_, error))) {
-    throw DataError(kWhere, final + " exists already", "another folder, or remove it");
+    throw DataError(kWhereDirectory, final + " exists already", "another folder, or remove it");
   }
   partial_ = final_;
   partial_ += ".partial";

@@ -18,13 +18,13 @@ namespace cohort::pipeline {
 namespace {
 
 using base::concat;
-constexpr const char* kWhere = "pipeline.step";
+constexpr const char* kWhereBatch = "pipeline.step";
 
 }  // namespace
 
 std::vector<std::int64_t> split_sizes(std::int64_t num_samples, const PipelineOptions& options) {
   if (num_samples < 1)
-    throw UsageError(kWhere, concat("got a batch of ", num_samples, " samples, expected at least 1"));
+    throw UsageError(kWhereBatch, concat("got a batch of ", num_samples, " samples, expected at least 1"));
   std::vector<std::int64_t> sizes;
   if (options.split_size > 0) {
     for (std::int64_t done = 0; done < num_samples; done += options.split_size) {
@@ -48,18 +48,19 @@ std::vector<std::int64_t> split_sizes(const Tensors& inputs, const Tensors& targ
       if (!tensor.defined()) continue;
       if (tensor.dim() == 0) {
         throw UsageError(
-            kWhere, concat(what, " ", i, " has no dimension, expected [N, ...]: it is cut along the first"));
+            kWhereBatch,
+            concat(what, " ", i, " has no dimension, expected [N, ...]: it is cut along the first"));
       }
       if (samples < 0) samples = tensor.size(0);
       if (tensor.size(0) != samples) {
-        throw UsageError(kWhere, concat(what, " ", i, " has ", tensor.size(0), " samples, expected ", samples,
-                                        " as input 0"));
+        throw UsageError(kWhereBatch, concat(what, " ", i, " has ", tensor.size(0), " samples, expected ",
+                                             samples, " as input 0"));
       }
     }
   };
   check(inputs, "input");
   check(targets, "target");
-  if (samples < 0) throw UsageError(kWhere, "got no input, expected at least one tensor");
+  if (samples < 0) throw UsageError(kWhereBatch, "got no input, expected at least one tensor");
   return split_sizes(samples, options);
 }
 

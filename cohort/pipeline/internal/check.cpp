@@ -13,18 +13,18 @@ namespace cohort::pipeline {
 namespace {
 
 using base::concat;
-constexpr const char* kWhere = "pipeline.Pipeline";
+constexpr const char* kWhereCheck = "pipeline.Pipeline";
 
 }  // namespace
 
 void check_options(const std::vector<Stage>& stages, const PipelineOptions& options) {
-  if (stages.empty()) throw UsageError(kWhere, "got no stages, expected at least one");
+  if (stages.empty()) throw UsageError(kWhereCheck, "got no stages, expected at least one");
   if (options.placements.empty()) {
-    throw UsageError(kWhere, "got no placements, expected one for each stage",
+    throw UsageError(kWhereCheck, "got no placements, expected one for each stage",
                      "{.placements = base::parse_placements(\"cpu:0,cpu:1\")}");
   }
   if ((options.num_micro_batches > 0) == (options.split_size > 0)) {
-    throw UsageError(kWhere,
+    throw UsageError(kWhereCheck,
                      concat("got num_micro_batches = ", options.num_micro_batches,
                             " and split_size = ", options.split_size, ", expected one of them above 0"));
   }
@@ -32,27 +32,27 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
     const int num_stages = static_cast<int>(stages.size());
     // The next stage gets every output anyway.
     if (skip.from < 0 || skip.output < 0 || skip.to >= num_stages || skip.to < skip.from + 2) {
-      throw UsageError(kWhere,
+      throw UsageError(kWhereCheck,
                        concat("got a skip of output ", skip.output, " from stage ", skip.from, " to stage ",
                               skip.to, ", expected one that passes a stage, of ", num_stages));
     }
   }
   if (options.group && options.placements.size() != static_cast<std::size_t>(options.group.size())) {
-    throw UsageError(kWhere,
+    throw UsageError(kWhereCheck,
                      concat("got ", options.placements.size(), " placements, expected one for each of the ",
                             options.group.size(), " ranks"));
   }
   // Placements take turns by a lock, and ranks share none.
   if (options.run_ahead >= static_cast<int>(options.placements.size()) ||
       (options.run_ahead >= 0 && options.group)) {
-    throw UsageError(kWhere, concat("got run_ahead = ", options.run_ahead, ", expected one of ",
-                                    options.placements.size(), " placements of one process"));
+    throw UsageError(kWhereCheck, concat("got run_ahead = ", options.run_ahead, ", expected one of ",
+                                         options.placements.size(), " placements of one process"));
   }
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const bool is_mine =
         !options.group || static_cast<int>(i % options.placements.size()) == options.group.rank();
     if (stages[i].is_remote() && is_mine) {
-      throw UsageError(kWhere, concat("stage ", i, " is on this rank, got Stage::remote()"));
+      throw UsageError(kWhereCheck, concat("stage ", i, " is on this rank, got Stage::remote()"));
     }
   }
   if (options.schedule != Schedule::kZeroBubble) return;
@@ -60,7 +60,7 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
     const Stage& stage = stages[i];
     if (stage.is_remote()) continue;
     if (stage.recomputes()) {
-      throw UsageError(kWhere,
+      throw UsageError(kWhereCheck,
                        concat("stage ", i, " (", stage.name(),
                               ") is recomputed, so zb_h1 cannot take its input and weight gradients apart"),
                        "schedule 1f1b with recomputation");
@@ -73,7 +73,7 @@ void check_distinct(const PipelineOptions& options) {
   const auto& placements = options.placements;
   for (auto each = placements.begin(); each != placements.end(); ++each) {
     if (std::find(placements.begin(), each, *each) == each) continue;
-    throw UsageError(kWhere, concat("placement ", each->name, " stands twice, for one thread"),
+    throw UsageError(kWhereCheck, concat("placement ", each->name, " stands twice, for one thread"),
                      concat(each->name, "/a and ", each->name, "/b, which share the cores"));
   }
 }
@@ -88,7 +88,7 @@ void check_tied(const Setup& setup) {
       };
       // Both stages add to one grad(), which lies on one device.
       if (fresh || device(found->second) == device(stage)) continue;
-      throw UsageError(kWhere,
+      throw UsageError(kWhereCheck,
                        concat("stages ", found->second, " and ", stage, " share a parameter, but are on ",
                               device(found->second), " and ", device(stage)),
                        "placements of one device for stages with tied parameters");

@@ -19,7 +19,7 @@ namespace {
 
 using base::concat;
 using torch::autograd::AutogradContext;
-constexpr const char* kWhere = "pipeline.forward";
+constexpr const char* kWhereForward = "pipeline.forward";
 
 struct State : torch::CustomClassHolder {
   std::shared_ptr<Batch> batch;
@@ -40,13 +40,13 @@ struct ModuleNode : torch::autograd::Function<ModuleNode> {
 
 Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_anchor) {
   if (at::GradMode::is_enabled()) {
-    throw UsageError(kWhere, "backward with create_graph goes through a pipeline, which has no graph",
+    throw UsageError(kWhereForward, "backward with create_graph goes through a pipeline, which has no graph",
                      "the model without a pipeline where second derivatives are taken");
   }
   // The engine's own sign that this backward accumulates gradients, and was asked for no others.
   if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
     throw UsageError(
-        kWhere,
+        kWhereForward,
         "torch::autograd::grad(), or backward() with `inputs`, goes through a pipeline, whose parameters "
         "get their gradients by backward() alone",
         "loss.backward(), and read the gradients with grad()");
@@ -55,14 +55,14 @@ Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_anc
   State& state = static_cast<State&>(*capsule);
   if (autograd::is_device_autograd_thread()) {
     throw UsageError(
-        kWhere,
+        kWhereForward,
         "backward goes through a pipeline within a backward on a GPU, whose thread the stages wait for",
         "the pipeline outside of autograd::recompute");
   }
   const Tensors gradients = autograd::take_gradients(of_the_anchor.front());
   const auto batch = std::exchange(state.batch, nullptr);
   if (!batch)
-    throw UsageError(kWhere, "backward goes through a pipeline's result twice",
+    throw UsageError(kWhereForward, "backward goes through a pipeline's result twice",
                      "one backward for each forward");
   Tensors full(state.attached.size());
   for (std::size_t i = 0, next = 0; i < full.size(); ++i) {

@@ -18,7 +18,7 @@
 namespace cohort::planner {
 namespace {
 
-constexpr const char* kWhere = "planner.plan_memory";
+constexpr const char* kWhereRunner = "planner.plan_memory";
 
 // The placement of what is called `name`; null for the rest.
 const base::Placement* placement_of(const std::string& name,
@@ -108,7 +108,7 @@ void plan_placed_layers(MemoryPlan& plan, const PlannedModel& model, const Model
 
 void check_one_process(const config::DistributedConfig& config) {
   if (config.nproc_per_node <= 1) return;
-  throw UsageError(kWhere,
+  throw UsageError(kWhereRunner,
                    base::concat(config.model, " is planned for one process, got distributed.nproc_per_node ",
                                 config.nproc_per_node),
                    "distributed.nproc_per_node=1, which is what each rank takes");
@@ -117,7 +117,7 @@ void check_one_process(const config::DistributedConfig& config) {
 void check_no_placed_layers(const config::DistributedConfig& config, const MemoryOptions& options,
                             const char* hint) {
   if (options.place.empty()) return;
-  throw UsageError(kWhere,
+  throw UsageError(kWhereRunner,
                    base::concat("layers on placements of their own, and ", config.model, ", were asked for"),
                    hint);
 }
@@ -170,7 +170,7 @@ class ModelParallelPlan : public RunnerPlan {
  public:
   void check(const config::DistributedConfig& config, const MemoryOptions& options) const override {
     if (options.place.empty()) {
-      throw UsageError(kWhere,
+      throw UsageError(kWhereRunner,
                        "distributed.model is model_parallel, and distributed.device_map does not say which "
                        "layers are where",
                        "distributed.device_map.LAYER=cpu:1");
@@ -249,7 +249,8 @@ class RegisteredPlan : public RunnerPlan {
     check_one_process(config);
     check_no_placed_layers(config, options, "distributed.model=plain");
     if (!options.measure) return;
-    throw UsageError(kWhere, base::concat("the plan of ", config.model, " is its own, and is not measured"),
+    throw UsageError(kWhereRunner,
+                     base::concat("the plan of ", config.model, " is its own, and is not measured"),
                      "without --measure");
   }
   std::vector<base::Placement> prepare(const config::DistributedConfig& config,
@@ -267,7 +268,7 @@ class RegisteredPlan : public RunnerPlan {
         .activations = [&](std::int64_t samples) { return in.step.activations(samples); },
         .peak = [&](std::int64_t samples) { return in.step.peak(samples); }};
     const std::vector<parallel::PlannedPlace> places = type_.plan_memory(plain, options_);
-    if (places.empty()) throw UsageError(kWhere, base::concat(plan.runner, " planned no place"));
+    if (places.empty()) throw UsageError(kWhereRunner, base::concat(plan.runner, " planned no place"));
     MemoryUse all;
     for (const parallel::PlannedPlace& place : places) {
       plan.places.push_back({.name = place.name, .samples = place.samples, .predicted = place.use});

@@ -27,8 +27,8 @@ using base::concat;
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
-constexpr const char* kWhere = "script.backward";
-constexpr const char* kWhat = "a scripted function";
+constexpr const char* kWhereReplayed = "script.backward";
+constexpr const char* kReplayedWhat = "a scripted function";
 
 // Note [A chain of nodes]
 // Autograd takes a node's gradients when the node is done. So that those which are final early are taken
@@ -53,13 +53,13 @@ struct BackwardRun {
 };
 
 [[noreturn]] void throw_changed(const std::string& what) {
-  throw UsageError(kWhere,
+  throw UsageError(kWhereReplayed,
                    concat("a tensor ", what, " that backward needs was changed in place since forward"),
                    "the operator that does not work in place, and the optimizer's step after backward");
 }
 
 [[noreturn]] void throw_filled() {
-  throw UsageError(kWhere,
+  throw UsageError(kWhereReplayed,
                    "a sparse gradient, or zeros without memory, came to a program that had met none, and "
                    "gradients behind it are not finite",
                    "the step once more: from now on the function runs again where that happens");
@@ -157,7 +157,7 @@ class ReplayedBackward : public Node {
 
 void ReplayedBackward::check_unreleased() const {
   if (is_released_) {
-    throw UsageError(kWhere,
+    throw UsageError(kWhereReplayed,
                      "a second backward goes through a scripted function whose values have been freed",
                      "backward() with retain_graph the first time");
   }
@@ -213,7 +213,7 @@ Tensors at_places(const Tensors& all, const std::vector<std::size_t>& places) {
 }
 
 Tensors ReplayedBackward::apply(Tensors&& gradients) {
-  check_no_graph(kWhat);
+  check_no_graph(kReplayedWhat);
   check_unreleased();
   const Trace& recorded = program->recorded();
   const bool is_filled = has_implicit_zeros(gradients);

@@ -35,8 +35,8 @@ using base::concat;
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
-constexpr const char* kWhere = "script.backward";
-constexpr const char* kWhat = "a scripted function";
+constexpr const char* kWhereRecorded = "script.backward";
+constexpr const char* kRecordedWhat = "a scripted function";
 
 class RecordedBackward : public Node {
  public:
@@ -155,7 +155,7 @@ void RecordedBackward::forget() {
 }
 
 Tensors RecordedBackward::apply(Tensors&& gradients) {
-  check_no_graph(kWhat);
+  check_no_graph(kRecordedWhat);
   const std::vector<bool> is_given = defined(gradients);
   if (is_none(is_given)) return Tensors(places.size());
   Tensors found = run(gradients), result;
@@ -203,7 +203,7 @@ void run_where_backward_runs(c10::Device device, std::function<void()> fn) {
 
 void check_no_graph(const char* what) {
   if (!at::GradMode::is_enabled()) return;
-  throw UsageError(kWhere,
+  throw UsageError(kWhereRecorded,
                    concat("backward with create_graph goes through ", what, ", which is cut off there"),
                    "the plain function where second derivatives are taken");
 }

@@ -33,7 +33,7 @@ using parallel::ModelRunnerOptions;
 namespace {
 
 using base::concat;
-constexpr const char* kWhere = "train.make_model_runner";
+constexpr const char* kWhereRunner = "train.make_model_runner";
 // On each placement of an interleaved pipeline: two halve its idle time, each further one costs a hand-over
 // more for less.
 constexpr int kInterleavedStages = 2;
@@ -72,7 +72,8 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
     if (used.contains(entry.first)) continue;
     std::vector<std::string> names;
     for (const core::NamedLayer& layer : layers) names.push_back(layer.first);
-    throw ConfigError(kWhere, concat("distributed.device_map: the model has no layer \"", entry.first, "\""),
+    throw ConfigError(kWhereRunner,
+                      concat("distributed.device_map: the model has no layer \"", entry.first, "\""),
                       base::least_changed_name(entry.first, names));
   }
   std::vector<PlacedLayers> parts;
@@ -85,7 +86,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
       continue;
     }
     if (best == nullptr) {
-      throw ConfigError(kWhere, concat("distributed.device_map says nothing of the layer ", name),
+      throw ConfigError(kWhereRunner, concat("distributed.device_map says nothing of the layer ", name),
                         concat("distributed.device_map.", name, "=cpu:0"));
     }
     const base::Placement& placement = best->second;
@@ -112,7 +113,7 @@ std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
   options.optimizer_factor = given.optimizer_states ? given.optimizer_states() : 0;
   options.by_bytes = !in_parts;
   if (!given.example_input) {
-    throw UsageError(kWhere, "layers are to be measured, and example_input is not given",
+    throw UsageError(kWhereRunner, "layers are to be measured, and example_input is not given",
                      "ModelRunnerOptions::example_input, or device_map");
   }
   // BatchPlan::micro_batch, which a caller without a configuration does not have.
@@ -126,7 +127,7 @@ std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
     balance = pipeline::balance(pipeline::profile_layers(model, batch, profile), options);
   } catch (const std::exception& error) {
     throw UsageError(
-        kWhere,
+        kWhereRunner,
         concat("the layers could not be measured on a batch ", batch.sizes(), ": ", base::message_of(error)),
         in_parts && batch.size(0) == 1
             ? "fewer distributed.micro_batches, or a larger train.batch_size: each part has one sample"
@@ -224,7 +225,7 @@ PipelineParts pipeline_parts(const ModelRunnerOptions& given,
     const PlacedLayers& part = cut.placed[stage];
     const base::Placement& expected = options.placements[stage % options.placements.size()];
     if (part.placement == expected) continue;
-    throw ConfigError(kWhere,
+    throw ConfigError(kWhereRunner,
                       concat("distributed.device_map: stage ", stage, " of the pipeline begins with layer ",
                              cut.layers[part.first].first, " on ", part.placement.name, ", expected ",
                              expected.name, ", as stages take turns on placements"));

@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string number(double value) {
+std::string json_number(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   char text[40];
@@ -55,7 +55,7 @@ std::string csv_row(const std::vector<std::string>& columns, const MetricRow& ro
   std::string line = std::to_string(row.epoch) + "," + std::to_string(row.step);
   for (const std::string& column : columns) {
     const std::optional<double> value = row.find(column);
-    line += "," + (value ? number(*value) : std::string());
+    line += "," + (value ? json_number(*value) : std::string());
   }
   return line + "\n";
 }

@@ -21,18 +21,18 @@ namespace {
 
 using base::concat;
 
-std::string number(const char* format, double value) {
+std::string format_number(const char* format, double value) {
   std::array<char, 48> text;
   std::snprintf(text.data(), text.size(), format, value);
   return text.data();
 }
 
 std::string rate_text(double rate) {
-  return number(rate < 10 ? "%.1f" : "%.0f", rate) + " samples/s";
+  return format_number(rate < 10 ? "%.1f" : "%.0f", rate) + " samples/s";
 }
 
 std::string percent(double share, const char* format) {
-  return number(format, 100 * share) + "%";
+  return format_number(format, 100 * share) + "%";
 }
 
 /// The bar's `cells` cells, filled to `share` in eighths of a cell.
@@ -96,9 +96,9 @@ std::string format_duration(double seconds) {
 
 std::string format_bytes(int64_t bytes) {
   const auto value = static_cast<double>(bytes);
-  if (value >= 1073741824.0) return number("%.1f GiB", value / 1073741824.0);
-  if (value >= 1048576.0) return number("%.0f MiB", value / 1048576.0);
-  return number("%.0f KiB", value / 1024.0);
+  if (value >= 1073741824.0) return format_number("%.1f GiB", value / 1073741824.0);
+  if (value >= 1048576.0) return format_number("%.0f MiB", value / 1048576.0);
+  return format_number("%.0f KiB", value / 1024.0);
 }
 
 std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode) {
@@ -114,7 +114,7 @@ std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode)
   // The importance marks the bar, whose text is made last, when it is known how many columns are left.
   parts.push_back({"", 40});
   parts.push_back({counter("", n.step, n.steps), 80});
-  if (n.loss) parts.push_back({"loss " + number("%.4f", *n.loss), 90});
+  if (n.loss) parts.push_back({"loss " + format_number("%.4f", *n.loss), 90});
   if (n.accuracy) parts.push_back({"acc " + percent(*n.accuracy, "%.2f"), 85});
   if (n.samples_per_second) parts.push_back({rate_text(*n.samples_per_second), 70});
   if (n.data_wait) parts.push_back({"wait " + percent(*n.data_wait, "%.1f"), 50});
@@ -150,9 +150,9 @@ std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode)
 std::string progress_plain_line(const ProgressNumbers& n) {
   std::string line =
       concat(n.phase, counter(" epoch ", n.epoch, n.epochs), counter(" step ", n.step, n.steps));
-  if (n.loss) line += "  loss " + number("%.4f", *n.loss);
+  if (n.loss) line += "  loss " + format_number("%.4f", *n.loss);
   if (n.accuracy) line += "  accuracy " + percent(*n.accuracy, "%.2f");
-  if (n.lr) line += "  lr " + number("%.4g", *n.lr);
+  if (n.lr) line += "  lr " + format_number("%.4g", *n.lr);
   if (n.samples_per_second) line += "  " + rate_text(*n.samples_per_second);
   if (n.data_wait) line += "  data wait " + percent(*n.data_wait, "%.1f");
   if (n.memory_bytes) line += "  memory " + format_bytes(*n.memory_bytes);

@@ -23,7 +23,7 @@ namespace {
 constexpr int kMaxScans = 500;
 
 /// Where the pixels of one row are, and how they become those of the output.
-enum class RowKind { kDirect, kRgbToGray, kCmykToRgb, kCmykToGray };
+enum class JpegRow { kDirect, kRgbToGray, kCmykToRgb, kCmykToGray };
 
 }  // namespace
 
@@ -38,7 +38,7 @@ struct JpegReader::State : JpegMemory {
   bool truncated = false;
   bool accept_damage = false;
   bool ends_well = false;  ///< with an end marker: then the file is not truncated
-  RowKind rows = RowKind::kDirect;
+  JpegRow rows = JpegRow::kDirect;
   std::vector<uint8_t> scratch;
   std::string name;
   size_t file_bytes = 0;
@@ -145,17 +145,17 @@ bool JpegReader::State::read_header(const std::byte* data, size_t size, ColorMod
   // libjpeg-turbo 3 writes samples of 12 bits as two bytes; our buffers have one for each.
   if (info.data_precision != BITS_IN_JSAMPLE) ERREXIT1(&info, JERR_BAD_PRECISION, info.data_precision);
   const bool gray = color == ColorMode::kGray;
-  rows = RowKind::kDirect;
+  rows = JpegRow::kDirect;
   if (info.num_components == 1) {
     info.out_color_space = gray ? JCS_GRAYSCALE : JCS_RGB;
   } else if (info.num_components == 3) {
     info.out_color_space = JCS_RGB;
     if (gray) {
-      rows = RowKind::kRgbToGray;
+      rows = JpegRow::kRgbToGray;
     }
   } else {
     info.out_color_space = JCS_CMYK;
-    rows = gray ? RowKind::kCmykToGray : RowKind::kCmykToRgb;
+    rows = gray ? JpegRow::kCmykToGray : JpegRow::kCmykToRgb;
   }
   return true;
 }
@@ -172,7 +172,7 @@ bool JpegReader::State::can_skip() const {
 }
 
 void JpegReader::State::read_row(const Region& region, int64_t offset, uint8_t* out) {
-  if (rows == RowKind::kDirect && offset == 0 && region.width == static_cast<int64_t>(info.output_width)) {
+  if (rows == JpegRow::kDirect && offset == 0 && region.width == static_cast<int64_t>(info.output_width)) {
     JSAMPROW row = out;
     jpeg_read_scanlines(&info, &row, 1);
     return;
@@ -181,16 +181,16 @@ void JpegReader::State::read_row(const Region& region, int64_t offset, uint8_t* 
   jpeg_read_scanlines(&info, &row, 1);
   const uint8_t* first = row + offset * info.output_components;
   switch (rows) {
-    case RowKind::kDirect:
+    case JpegRow::kDirect:
       std::memcpy(out, first, static_cast<size_t>(region.width * info.output_components));
       break;
-    case RowKind::kRgbToGray:
+    case JpegRow::kRgbToGray:
       rgb_to_gray(first, region.width, out);
       break;
-    case RowKind::kCmykToRgb:
+    case JpegRow::kCmykToRgb:
       inverted_cmyk_to_rgb(first, region.width, out);
       break;
-    case RowKind::kCmykToGray:
+    case JpegRow::kCmykToGray:
       inverted_cmyk_to_rgb(first, region.width, row);
       rgb_to_gray(row, region.width, out);
       break;
@@ -233,8 +233,8 @@ void JpegReader::State::decode_rows(const Region& region, uint8_t* out) {
     JSAMPROW row = scratch.data();
     jpeg_read_scanlines(&info, &row, 1);
   }
-  const int64_t out_stride = region.width * (rows == RowKind::kDirect      ? info.output_components
-                                             : rows == RowKind::kCmykToRgb ? 3
+  const int64_t out_stride = region.width * (rows == JpegRow::kDirect      ? info.output_components
+                                             : rows == JpegRow::kCmykToRgb ? 3
                                                                            : 1);
   // Note [Truncation does not depend on the crop]: a file without its end marker is read to the last row.
   const int64_t bottom = region.top + region.height;
@@ -296,7 +296,7 @@ ImageHeader JpegReader::open(std::span<const std::byte> file, ColorMode color, c
 
 void JpegReader::read(const Region& region, Image& out) {
   State& state = *state_;
-  const bool gray = state.rows == RowKind::kRgbToGray || state.rows == RowKind::kCmykToGray ||
+  const bool gray = state.rows == JpegRow::kRgbToGray || state.rows == JpegRow::kCmykToGray ||
                     state.info.out_color_space == JCS_GRAYSCALE;
   out.reshape(region.height, region.width, gray ? 1 : 3);
   state.scratch.resize(std::max<size_t>(state.scratch.size(), size_t{state.info.image_width} * 4 + 64));

@@ -23,7 +23,7 @@ namespace {
 constexpr unsigned char kEnd[12] = {0, 0, 0, 0, 'I', 'E', 'N', 'D', 0xAE, 0x42, 0x60, 0x82};
 
 /// What libpng hands over, and how it becomes the output.
-enum class RowKind { kDirect, kRgbToGray, kGrayToRgb, kGray16ToGray, kGray16ToRgb };
+enum class PngRow { kDirect, kRgbToGray, kGrayToRgb, kGray16ToGray, kGray16ToRgb };
 
 }  // namespace
 
@@ -35,7 +35,7 @@ struct PngReader::State {
   char message[256] = "";
   bool truncated = false;
   bool ends_well = false;
-  RowKind rows = RowKind::kDirect;
+  PngRow rows = PngRow::kDirect;
   const std::byte* next = nullptr;
   size_t left = 0;
   size_t file_bytes = 0;
@@ -51,8 +51,8 @@ struct PngReader::State {
   int64_t in_channels() const { return png_get_channels(png, info); }
   int64_t bytes_per_pixel() const { return in_channels() * png_get_bit_depth(png, info) / 8; }
   int64_t out_channels() const {
-    const bool colour = rows == RowKind::kGrayToRgb || rows == RowKind::kGray16ToRgb;
-    return colour ? 3 : rows == RowKind::kDirect ? in_channels() : 1;
+    const bool colour = rows == PngRow::kGrayToRgb || rows == PngRow::kGray16ToRgb;
+    return colour ? 3 : rows == PngRow::kDirect ? in_channels() : 1;
   }
   bool start(bool interlaced);
   void destroy();
@@ -129,10 +129,10 @@ void PngReader::State::choose_conversions(ColorMode color) {
   const int type = png_get_color_type(png, info);
   const int depth = png_get_bit_depth(png, info);
   bool gray_in = false;
-  rows = RowKind::kDirect;
+  rows = PngRow::kDirect;
   // Pillow clips gray of 16 bits and takes the high byte of other kinds; png_set_strip_16() does the second.
   if (type == PNG_COLOR_TYPE_GRAY && depth == 16) {
-    rows = gray_out ? RowKind::kGray16ToGray : RowKind::kGray16ToRgb;
+    rows = gray_out ? PngRow::kGray16ToGray : PngRow::kGray16ToRgb;
     return;
   }
   if (type == PNG_COLOR_TYPE_PALETTE) {
@@ -145,7 +145,7 @@ void PngReader::State::choose_conversions(ColorMode color) {
   // Dropped, not blended, as Pillow's convert("RGB") does.
   png_set_strip_alpha(png);
   if (gray_in != gray_out) {
-    rows = gray_in ? RowKind::kGrayToRgb : RowKind::kRgbToGray;
+    rows = gray_in ? PngRow::kGrayToRgb : PngRow::kRgbToGray;
   }
 }
 
@@ -163,19 +163,19 @@ bool PngReader::State::start(bool interlaced) {
 
 void PngReader::State::convert_row(const uint8_t* row, int64_t count, uint8_t* out) const {
   switch (rows) {
-    case RowKind::kDirect:
+    case PngRow::kDirect:
       std::memcpy(out, row, static_cast<size_t>(count * in_channels()));
       break;
-    case RowKind::kRgbToGray:
+    case PngRow::kRgbToGray:
       rgb_to_gray(row, count, out);
       break;
-    case RowKind::kGrayToRgb:
+    case PngRow::kGrayToRgb:
       gray_to_rgb(row, count, out);
       break;
-    case RowKind::kGray16ToGray:
+    case PngRow::kGray16ToGray:
       gray16_to_gray(row, count, out);
       break;
-    case RowKind::kGray16ToRgb:
+    case PngRow::kGray16ToRgb:
       for (int64_t i = 0; i < count; ++i) {
         gray16_to_gray(row + 2 * i, 1, out + 3 * i);
         out[3 * i + 1] = out[3 * i + 2] = out[3 * i];

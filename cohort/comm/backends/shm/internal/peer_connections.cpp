@@ -30,7 +30,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook(200);  // between looks whether another rank has failed
+constexpr milliseconds kPeerLook(200);  // between looks whether another rank has failed
 
 // How to reach a rank.
 struct Contact {
@@ -137,12 +137,12 @@ std::vector<Contact> read_contacts(KeyValueStore& kv_store, int size, base::Dead
   std::vector<std::string> keys;
   for (int rank = 0; rank < size; ++rank) keys.push_back(base::concat("contact/", rank));
   // Not by waits at the store: LibTorch's client writes a warning about each that ends early.
-  auto next_look = base::Deadline(kLook);
+  auto next_look = base::Deadline(kPeerLook);
   const auto have_come = [&] {
     if (kv_store.has_all(keys)) return true;
     if (next_look.expired()) {
       check_not_given_up(kv_store);
-      next_look = base::Deadline(kLook);
+      next_look = base::Deadline(kPeerLook);
     }
     return false;
   };
@@ -234,7 +234,7 @@ void PeerConnections::accept_others(const base::Fd& listener, KeyValueStore& kv_
   };
   std::vector<base::Fd> strangers;  // connected, but have not said who they are
   std::vector<int> suspects;        // nobody listened at the last look
-  auto next_look = base::Deadline(kLook);
+  auto next_look = base::Deadline(kPeerLook);
   while (!missing().empty()) {
     const bool is_over = deadline.expired();  // before the look: one that came in time counts
     std::vector<pollfd> watched{{listener.get(), POLLIN, 0}};
@@ -272,7 +272,7 @@ void PeerConnections::accept_others(const base::Fd& listener, KeyValueStore& kv_
                                                      connections_.size(), " did not connect"));
     }
     if (!next_look.expired()) continue;
-    next_look = base::Deadline(kLook);
+    next_look = base::Deadline(kPeerLook);
     check_not_given_up(kv_store);
     std::vector<int> silent;
     for (const int peer : missing()) {
