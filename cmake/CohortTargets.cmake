@@ -92,6 +92,7 @@ function(_cohort_discover_suites name labels timeout waits)
   add_custom_command(TARGET ${name}_test POST_BUILD BYPRODUCTS "${suites}" VERBATIM
     COMMAND "${CMAKE_COMMAND}" -DPROGRAM=$<TARGET_FILE:${name}_test> -DPREFIX=${name} "-DLABELS=${labels}"
       -DTIMEOUT=${timeout} "-DWAITS=${waits}" "-DOUTPUT=${suites}" -P "${discover}")
+  set_property(TARGET ${name}_test APPEND PROPERTY LINK_DEPENDS "${discover}")
   file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/${name}_include.cmake"
     "if(EXISTS \"${suites}\")\n  include(\"${suites}\")\nelse()\n  add_test(${name}_NOT_BUILT ${name}_NOT_BUILT)\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${CMAKE_CURRENT_BINARY_DIR}/${name}_include.cmake")
@@ -122,6 +123,7 @@ function(cohort_test name)
   if(torch)
     target_precompile_headers(${name}_test REUSE_FROM cohort_test_headers)
     target_link_libraries(${name}_test PRIVATE cohort_test_main)
+    math(EXPR timeout "2 * ${timeout}")  # of all cases together; main.cpp ends one that takes too long
     _cohort_discover_suites(${name} "${arg_LABELS}" ${timeout} "${arg_WAITS}")
   else()
     target_link_libraries(${name}_test PRIVATE GTest::gtest_main)
@@ -134,6 +136,9 @@ function(cohort_test name)
   endif()
 endfunction()
 
+set(COHORT_PROGRAM_FLAGS cohort_flags)
+set(COHORT_PROGRAM_HEADERS cohort_program_headers)
+
 # cohort_program(NAME SOURCES file... LIBS target...)
 # An executable that is not installed: a benchmark, an example or a fuzzer's replay.
 function(cohort_program name)
@@ -144,9 +149,9 @@ function(cohort_program name)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
     return()
   endif()
-  target_link_libraries(${name} PRIVATE ${arg_LIBS} cohort_flags)
-  if(torch AND TARGET cohort_program_headers)
-    target_precompile_headers(${name} REUSE_FROM cohort_program_headers)
+  target_link_libraries(${name} PRIVATE ${arg_LIBS} ${COHORT_PROGRAM_FLAGS})
+  if(torch AND TARGET ${COHORT_PROGRAM_HEADERS})
+    target_precompile_headers(${name} REUSE_FROM ${COHORT_PROGRAM_HEADERS})
   endif()
 endfunction()
 

@@ -27,11 +27,15 @@ if [ -n "$clang" ]; then
   set -- -Wno-unknown-warning-option "$@"
   if [ -n "$header" ]; then set -- -Xclang -fpch-instantiate-templates -Xclang -fno-pch-timestamp "$@"; fi
 fi
-if [ -n "$header" ]; then rm -f "$header"; fi  # of another compiler, it would be read
+if [ -n "$header" ]; then rm -f "$header" "$header.sum"; fi  # of another compiler, it would be read
 if [ -z "$ccache" ]; then exec "$compiler" "$@"; fi
 CCACHE_PCH_EXTSUM=1 "$ccache" "$compiler" "$@"
-if [ -n "$header" ]; then
-  # The first word of the list of dependencies is the target; a space in a path is escaped.
-  { "$compiler" --version; printf '%s\n' "$@" | grep -E '^-[DOfgmsW]|^-std' ; sed 's/^[^:]*: *//; s/ *\\$//' "$list" |
-    sed 's/\\ /\x01/g' | tr ' ' '\n' | sed 's/\x01/ /g' | grep . | tr '\n' '\0' | xargs -0 cat; } | sha256sum >"$header.sum"
+if [ -z "$header" ] || [ ! -f "$list" ]; then exit 0; fi
+# The files of the list: the first line begins with the target, and a space in a path is escaped. Where one is not found
+# there is no sum, and ccache hashes the precompiled header itself.
+files="$header.files"
+sed '1s/^[^:]*: *//; s/ *\\$//' "$list" | sed 's/\\ /\x01/g' | tr ' ' '\n' | sed 's/\x01/ /g; s/\\#/#/g; s/\$\$/$/g' | grep . >"$files"
+if { "$compiler" --version && printf '%s\n' "$@" | grep -E '^-[DUOfgmsW]|^-std' && tr '\n' '\0' <"$files" | xargs -0 cat; } >"$files.all"; then
+  sha256sum <"$files.all" >"$header.sum"
 fi
+rm -f "$files" "$files.all"

@@ -9,14 +9,26 @@ export CCACHE_SLOPPINESS="${CCACHE_SLOPPINESS:-pch_defines,time_macros}"
 # The build that is installed and trained with. .ci/run names the tests' own, so that the library is compiled once.
 COHORT_PRESET="${COHORT_PRESET:-release}"
 
+# test_clang: the version of the clang that compiles the tests, if there is one. CMakeLists.txt looks in the same order.
+test_clang() {
+  local program
+  for program in clang++-19 clang++-18 clang++-17 clang++-16; do
+    if command -v "$program" >/dev/null; then
+      "$program" --version | head -n 1 || true
+      return 0
+    fi
+  done
+}
+
 # configure PRESET ARGUMENT...: runs CMake when something that it depends on changed; Ninja sees to the rest.
 configure() {
   local preset="$1" folder="$COHORT_ROOT/build/$1" stamp
   shift
   local -a arguments=("$@" "${COHORT_SYSROOT_ARGUMENTS[@]}")
-  stamp=$(hash_of "$COHORT_ROOT/CMakePresets.json" "$COHORT_ROOT" "${CXX:-}" "$(command -v cmake)" "${arguments[@]}")
+  stamp=$(hash_of "$COHORT_ROOT/CMakePresets.json" "$COHORT_ROOT" "${CXX:-}" "$(command -v cmake)" "$(test_clang)" "${arguments[@]}")
   if stamp_holds "configure-$preset" "$stamp" && [ -f "$folder/build.ninja" ]; then return 0; fi
-  rm -f "$folder/CMakeCache.txt"
+  # A precompiled header of another version of the same compiler is an error.
+  rm -f "$folder/CMakeCache.txt" "$folder"/CMakeFiles/*/cmake_pch.hxx.gch "$folder"/tests/CMakeFiles/*/cmake_pch.hxx.gch
   run_logged "configure-$preset" "configuring the build ($preset)" \
     cmake -S "$COHORT_ROOT" --preset "$preset" "${arguments[@]}"
   set_stamp "configure-$preset" "$stamp"

@@ -183,25 +183,32 @@ ensure_libraries() {
 }
 
 # ensure_test_clang: clang compiles the tests in half of g++'s time (cmake/compile.sh). Where it cannot be had within three
-# minutes, g++ compiles them. A compiler that the caller names compiles everything.
+# minutes, g++ compiles them, and the next try is on another day.
 ensure_test_clang() {
-  local name program
-  for program in clang++-19 clang++-18 clang++-17 clang++-16; do
-    if command -v "$program" >/dev/null; then return 0; fi
-  done
-  if [ -n "${CXX:-}${COHORT_NO_INSTALL:-}" ] || [ "$(install_mode)" = private ] || ! command -v apt-get >/dev/null; then return 0; fi
-  local -a apt=(env DEBIAN_FRONTEND=noninteractive apt-get)
-  if [ "$(install_mode)" = sudo ]; then apt=(sudo "${apt[@]}"); fi
+  local name
+  if [ -n "$(test_clang)" ] || [ -n "${CXX:-}${COHORT_NO_INSTALL:-}" ] || ! command -v apt-get >/dev/null; then return 0; fi
+  if stamp_holds no-test-clang "$(date +%F)"; then return 0; fi
+  local -a as_root=()
+  case "$(install_mode)" in
+    private) return 0 ;;
+    sudo)
+      as_root=(sudo)
+      sudo -v || return 0
+      ;;
+  esac
   for name in clang-19 clang-18 clang-17 clang-16; do
-    if [ -z "$(download_size apt-get "$name")" ]; then continue; fi
+    if ! apt-get -s install --no-remove --no-install-recommends "$name" >/dev/null 2>&1; then continue; fi
     say "Installing $name ($(download_size apt-get "$name") to download), which compiles the tests in half of g++'s time"
-    if try_logged clang-download timeout -k 10 180 "${apt[@]}" install -y --no-install-recommends --download-only "$name" &&
-      try_logged clang-install "${apt[@]}" install -y --no-install-recommends "$name"; then
+    if try_logged clang-install "${as_root[@]}" timeout -k 10 180 env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y --no-remove --no-install-recommends --download-only "$name" &&
+      try_logged clang-install "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y --no-remove --no-install-recommends "$name"; then
       return 0
     fi
     break
   done
   say "No clang 16 to 19 can be had here: g++ compiles the tests, in twice the time."
+  set_stamp no-test-clang "$(date +%F)"
 }
 
 # ensure_compiler: C++20 needs GCC 11 or clang 14.

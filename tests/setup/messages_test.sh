@@ -28,6 +28,7 @@ without() {
   fake_program "$folder" dpkg-query 'printf installed'
   fake_program "$folder" cmake 'echo cmake version 3.25.1'
   fake_program "$folder" ninja 'echo 1.11.1'
+  fake_program "$folder" clang++-19 'exit 0'
   printf '%s\n' "$folder"
 }
 
