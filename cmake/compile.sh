@@ -29,7 +29,11 @@ if [ -n "$clang" ]; then
 fi
 if [ -n "$header" ]; then rm -f "$header" "$header.sum"; fi  # of another compiler, it would be read
 if [ -z "$ccache" ]; then exec "$compiler" "$@"; fi
-CCACHE_PCH_EXTSUM=1 "$ccache" "$compiler" "$@"
+if [ -n "$header" ] && [ -n "$clang" ]; then
+  "$compiler" "$@"  # it holds the paths of its headers: from another folder's, clang reads each of them twice
+else
+  CCACHE_PCH_EXTSUM=1 "$ccache" "$compiler" "$@"
+fi
 if [ -z "$header" ] || [ ! -f "$list" ]; then exit 0; fi
 # The files of the list: the first line begins with the target, and a space in a path is escaped. Where one is not found
 # there is no sum, and ccache hashes the precompiled header itself.
