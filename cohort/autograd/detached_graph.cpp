@@ -35,10 +35,6 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using Tensors = DetachedGraph::Tensors;
 
-std::string describe_part(const at::Tensor& tensor) {
-  return base::concat(tensor.scalar_type(), tensor.sizes());
-}
-
 bool autocast_is_on() {
   return at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
 }
@@ -330,7 +326,7 @@ void DetachedGraph::check_captured() const {
   for (std::size_t i = 0; i < captured_.size(); ++i) {
     if (version_of(captured_[i]) != versions_[i]) {
       throw UsageError(words_.where,
-                       base::concat("a parameter ", describe_part(captured_[i]),
+                       base::concat("a parameter ", captured_[i].scalar_type(), captured_[i].sizes(),
                                     " that fn uses was changed between ", words_.between),
                        "step the optimizer after backward");
     }

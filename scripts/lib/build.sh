@@ -9,10 +9,14 @@ export CCACHE_SLOPPINESS="${CCACHE_SLOPPINESS:-pch_defines,time_macros}"
 # The build that is installed and trained with. .ci/run names the tests' own, so that the library is compiled once.
 COHORT_PRESET="${COHORT_PRESET:-release}"
 
-# test_clang: the version of the clang that compiles the tests, if there is one. CMakeLists.txt looks in the same order.
+# What may compile the tests, the first that is there; CMakeLists.txt looks in the same order.
+TEST_CLANGS=(clang-19 clang-18 clang-17 clang-16)
+
+# test_clang: its version, if there is one.
 test_clang() {
-  local program
-  for program in clang++-19 clang++-18 clang++-17 clang++-16; do
+  local name program
+  for name in "${TEST_CLANGS[@]}"; do
+    program="${name/clang/clang++}"
     if command -v "$program" >/dev/null; then
       "$program" --version | head -n 1 || true
       return 0

@@ -196,7 +196,7 @@ ensure_test_clang() {
       sudo -v || return 0
       ;;
   esac
-  for name in clang-19 clang-18 clang-17 clang-16; do
+  for name in "${TEST_CLANGS[@]}"; do
     if ! apt-get -s install --no-remove --no-install-recommends "$name" >/dev/null 2>&1; then continue; fi
     say "Installing $name ($(download_size apt-get "$name") to download), which compiles the tests in half of g++'s time"
     if try_logged clang-install "${as_root[@]}" timeout -k 10 180 env DEBIAN_FRONTEND=noninteractive \

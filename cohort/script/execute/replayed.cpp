@@ -28,7 +28,6 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 
 constexpr const char* kWhereReplayed = "script.backward";
-constexpr const char* kReplayedWhat = "a scripted function";
 
 // Note [A chain of nodes]
 // Autograd takes a node's gradients when the node is done. So that those which are final early are taken
@@ -213,7 +212,7 @@ Tensors at_places(const Tensors& all, const std::vector<std::size_t>& places) {
 }
 
 Tensors ReplayedBackward::apply(Tensors&& gradients) {
-  check_no_graph(kReplayedWhat);
+  check_no_graph("a scripted function");
   check_unreleased();
   const Trace& recorded = program->recorded();
   const bool is_filled = has_implicit_zeros(gradients);

@@ -36,7 +36,6 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 
 constexpr const char* kWhereRecorded = "script.backward";
-constexpr const char* kRecordedWhat = "a scripted function";
 
 class RecordedBackward : public Node {
  public:
@@ -155,7 +154,7 @@ void RecordedBackward::forget() {
 }
 
 Tensors RecordedBackward::apply(Tensors&& gradients) {
-  check_no_graph(kRecordedWhat);
+  check_no_graph("a scripted function");
   const std::vector<bool> is_given = defined(gradients);
   if (is_none(is_given)) return Tensors(places.size());
   Tensors found = run(gradients), result;
