@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "cohort/launch/worker.h"
 #include "tests/support/port.h"
+#include "tests/support/process_state.h"
 #include "tests/support/temp_dir.h"
 
 /// Runs `cohort run` as a shell does.
@@ -61,13 +61,6 @@ class Job {
 inline bool comes(const std::filesystem::path& file) {
   for (int i = 0; i < 6000 && !std::filesystem::exists(file); ++i) ::poll(nullptr, 0, 10);
   return std::filesystem::exists(file);
-}
-
-inline bool gone(pid_t pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string text;
-  std::getline(stat, text);
-  return text.empty() || text.find(") Z") != std::string::npos || text.find(") X") != std::string::npos;
 }
 
 }  // namespace cohort::test

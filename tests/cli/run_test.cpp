@@ -15,6 +15,7 @@
 #include "tests/cli/program.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
+#include "tests/support/process_state.h"
 
 namespace cohort::test {
 namespace {
@@ -133,13 +134,13 @@ TEST_F(RunTest, RanksAndWhatTheyStartedDieWithALauncherThatIsKilled) {
   for (const char* name : {"rank0", "rank1", "child0", "child1"}) {
     ASSERT_TRUE(comes(dir / name));
     pids.push_back(std::stoi(read_file(dir / name)));
-    EXPECT_FALSE(gone(pids.back())) << name;
+    EXPECT_FALSE(has_ended(pids.back())) << name;
   }
   job.worker().signal(SIGKILL);
   EXPECT_EQ(job.wait(), 137);
   for (const pid_t pid : pids) {
-    for (int i = 0; i < 1000 && !gone(pid); ++i) ::poll(nullptr, 0, 10);
-    EXPECT_TRUE(gone(pid));
+    for (int i = 0; i < 1000 && !has_ended(pid); ++i) ::poll(nullptr, 0, 10);
+    EXPECT_TRUE(has_ended(pid));
   }
   for (int i = 0; i < 1000 && !std::filesystem::is_empty(temporary); ++i) ::poll(nullptr, 0, 10);
   EXPECT_TRUE(std::filesystem::is_empty(temporary)) << "the folder of error files is left";
@@ -461,12 +462,9 @@ TEST_F(RunTest, CtrlZStopsTheRanksTooAndTheyContinue) {
   Job job = shell({"--nproc-per-node", "1"}, "mkfifo end; echo $$ > pid.tmp; mv pid.tmp pid; read x < end");
   ASSERT_TRUE(comes(dir / "pid"));
   const std::string rank = read_file(dir / "pid").substr(0, read_file(dir / "pid").find('\n'));
-  const auto is_stopped = [](const std::string& pid) {
-    return read_file("/proc/" + pid + "/stat").find(") T") != std::string::npos;
-  };
   const auto wait_until_stopped = [&](const std::string& pid, bool stopped) {
-    for (int i = 0; i < 1000 && is_stopped(pid) != stopped; ++i) ::poll(nullptr, 0, 10);
-    EXPECT_EQ(is_stopped(pid), stopped);
+    for (int i = 0; i < 1000 && is_stopped(std::stoi(pid)) != stopped; ++i) ::poll(nullptr, 0, 10);
+    EXPECT_EQ(is_stopped(std::stoi(pid)), stopped);
   };
   job.worker().signal(SIGTSTP);
   wait_until_stopped(rank, true);

@@ -12,6 +12,7 @@
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/mpirun.h"
+#include "tests/support/process_state.h"
 #include "tests/support/processes.h"
 #include "tests/support/profiled_calls.h"
 #include "tests/support/ranks.h"
@@ -48,10 +49,7 @@ class Ranks {
     for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
       const std::string name = entry.path().filename().string();
       if (!name.starts_with("pid ")) continue;
-      std::ifstream stat("/proc/" + name.substr(4) + "/stat");
-      std::string text;
-      std::getline(stat, text);
-      if (!text.empty() && text.find(") Z ") == std::string::npos) ++found;  // nobody may have reaped it yet
+      if (!test::has_ended(std::stoi(name.substr(4)))) ++found;
     }
     return found;
   }

@@ -20,6 +20,7 @@
 #include "cohort/comm/group.h"
 #include "tests/support/environment.h"
 #include "tests/support/listeners.h"
+#include "tests/support/process_state.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -269,14 +270,8 @@ TEST_F(SpawnTest, RanksDieWithTheProcessThatSpawnedThem) {
   ASSERT_EQ(::kill(rank, 0), 0);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  const auto gone = [&] {  // or a zombie that init has not reaped yet
-    std::ifstream stat("/proc/" + std::to_string(rank) + "/stat");
-    std::string text;
-    std::getline(stat, text);
-    return text.empty() || text.find(") Z") != std::string::npos || text.find(") X") != std::string::npos;
-  };
-  for (int i = 0; i < 500 && !gone(); ++i) std::this_thread::sleep_for(milliseconds(10));
-  EXPECT_TRUE(gone());
+  for (int i = 0; i < 500 && !test::has_ended(rank); ++i) std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_TRUE(test::has_ended(rank));
 }
 
 TEST_F(SpawnTest, AProgramThatALauncherMayStartTooSpawnsOnlyWithoutOne) {

@@ -19,6 +19,7 @@
 #include "tests/support/deadline_slack.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
+#include "tests/support/process_state.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -52,16 +53,9 @@ std::string run(WorkerOptions options, int* status = nullptr) {
   return text;
 }
 
-bool gone(pid_t pid) {  // or a zombie that init has not reaped yet
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string text;
-  std::getline(stat, text);
-  return text.empty() || text.find(") Z") != std::string::npos || text.find(") X") != std::string::npos;
-}
-
 bool is_gone_soon(pid_t pid) {
-  for (int i = 0; i < 1000 && !gone(pid); ++i) std::this_thread::sleep_for(milliseconds(10));
-  return gone(pid);
+  for (int i = 0; i < 1000 && !test::has_ended(pid); ++i) std::this_thread::sleep_for(milliseconds(10));
+  return test::has_ended(pid);
 }
 
 pid_t pid_in(const std::filesystem::path& file) {
@@ -214,7 +208,7 @@ TEST(WorkerTest, TheGuardKillsWhatRanksHaveStartedWhenTheLauncherIsKilled) {
     for (;;) ::pause();
   }
   const pid_t rank = pid_in(dir / "rank"), child = pid_in(dir / "child");
-  EXPECT_FALSE(gone(rank) || gone(child));
+  EXPECT_FALSE(test::has_ended(rank) || test::has_ended(child));
   ::kill(launcher, SIGKILL);
   ::waitpid(launcher, nullptr, 0);
   EXPECT_TRUE(is_gone_soon(rank));

@@ -15,6 +15,7 @@
 
 #include "cohort/base/threads/deadline.h"
 #include "tests/support/port.h"
+#include "tests/support/process_state.h"
 #include "tests/support/temp_dir.h"
 
 namespace cohort::test {
@@ -50,6 +51,8 @@ class RankProcesses {
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   void send(int rank, int signal) { ::kill(running_.at(static_cast<std::size_t>(rank)), signal); }
+  /// Whether SIGSTOP holds `rank`.
+  bool is_stopped(int rank) const { return test::is_stopped(running_.at(static_cast<std::size_t>(rank))); }
   std::string output(int rank) const {
     return std::filesystem::exists(output_path(rank)) ? read_file(output_path(rank)) : "";
   }

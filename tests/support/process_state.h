@@ -1,0 +1,31 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <fstream>
+#include <string>
+
+/// What /proc says of a process.
+namespace cohort::test {
+
+/// The state letter of proc(5), such as 'R'; 'X' where there is no such process.
+inline char process_state(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const std::size_t name_end = text.rfind(") ");  // the program's name may hold a parenthesis
+  return name_end == std::string::npos ? 'X' : text.at(name_end + 2);
+}
+
+/// Whether it has ended; what is left may wait for its parent.
+inline bool has_ended(pid_t pid) {
+  const char state = process_state(pid);
+  return state == 'X' || state == 'Z';
+}
+
+/// Whether SIGSTOP or a debugger's like holds it.
+inline bool is_stopped(pid_t pid) {
+  return process_state(pid) == 'T';
+}
+
+}  // namespace cohort::test
