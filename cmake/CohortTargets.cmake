@@ -102,8 +102,8 @@ endfunction()
 # One GoogleTest executable, NAME_test. Of one with LibTorch every suite becomes a ctest test `NAME.Suite`, which runs each
 # case in a process of its own; of others every case becomes one, `NAME.Suite.Case`. NAME is the module, or MODULE_part
 # where a part needs no LibTorch and is to run under sanitizers too. WAITS: suites of these names, or where each case is a
-# ctest test all of them, wait for deadlines and processes more than they compute. Two of them share a core: ctest is given
-# two slots for each core.
+# ctest test all of them, wait for deadlines and processes more than they compute. Two of them share a core (ctest is given two
+# slots for each core), and ./test runs one that failed so once more, alone; their label is `waits`.
 function(cohort_test name)
   cmake_parse_arguments(arg "" "WAITS" "SOURCES;LIBS;LABELS" ${ARGN})
   add_executable(${name}_test ${arg_SOURCES})
@@ -130,6 +130,7 @@ function(cohort_test name)
     set(processors 2)
     if(arg_WAITS)
       set(processors 1)
+      list(APPEND arg_LABELS waits)
     endif()
     gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 120
       PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${timeout} PROCESSORS ${processors} ENVIRONMENT "OMP_NUM_THREADS=1")

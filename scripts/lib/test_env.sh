@@ -84,3 +84,36 @@ ensure_test_libtorch() {
     ensure_libtorch
   fi
 }
+
+# set_test_environment: what each test is run with.
+set_test_environment() {
+  export COHORT_PYTHON="$COHORT_TEST_VENV/bin/python" OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+}
+
+# failures_of LOG: the assertions that failed in the tests that ctest's log says failed, 100 lines at most.
+failures_of() {
+  awk '
+    /^[0-9]+\/[0-9]+ Testing: / {lines = $0 "\n"; left = 0}
+    /: Failure$|^\[  FAILED  \]|^FAILED |ended by signal|ERROR: / {left = 8}
+    left > 0 {lines = lines "  " $0 "\n"; left--}
+    /^Test Failed\.$|^Test time exceeded|^Test timeout/ {printf "%s", lines}' "$1" | head -n 100
+}
+
+# passes_alone: after ctest failed. Shows the assertions that failed again, as the end of a long output is what is read.
+# Tests of label `waits` ran beside others on one core, where a deadline may pass too early: where only such failed, they run
+# once more, alone. Whether they pass then.
+passes_alone() {
+  local folder="$COHORT_ROOT/build/test" log="$COHORT_LOGS/tests-alone.log" failed pattern
+  say
+  say "What failed:"
+  failures_of "$folder/Testing/Temporary/LastTest.log"
+  failed=$(sed 's/^[0-9]*://' "$folder/Testing/Temporary/LastTestsFailed.log")
+  pattern="^($(paste -s -d '|' <<<"${failed//[^a-zA-Z0-9_$'\n']/.}"))\$"
+  if ! ctest --test-dir "$folder" -N -R "$pattern" -LE waits | grep -q 'Total Tests: 0'; then return 1; fi
+  say "They wait for deadlines, and ran beside others. Once more, alone:"
+  if ! ctest --test-dir "$folder" -R "$pattern" --output-on-failure >"$log" 2>&1; then
+    failures_of "$folder/Testing/Temporary/LastTest.log"
+    return 1
+  fi
+  say "Passed alone: $(paste -s -d ' ' <<<"$failed")"
+}

@@ -81,7 +81,7 @@ expect "the disk is full" 1 "MB free, but" env "PATH=$full" "$clone/test" --setu
 cat >"$SCRATCH/call" <<SCRIPT
 set -euo pipefail
 COHORT_COMMAND=./quickstart COHORT_ROOT='$clone'
-for part in common packages python; do . '$clone/scripts/lib/'\$part.sh; done
+for part in common packages python test_env; do . '$clone/scripts/lib/'\$part.sh; done
 make_state_folder
 SCRIPT
 # call FUNCTION-TEXT
@@ -101,4 +101,24 @@ expect "no network is told" 0 "the network (or the package index) cannot be reac
 expect "no build for this Python is told" 0 "the package index has no build for this Python" \
   cause "ERROR: No matching distribution found for torch==2.13.0"
 expect "no memory is told" 0 "memory ran out (try --jobs 1)" cause "g++: fatal error: Killed signal terminated program cc1plus"
+
+# Of two tests one failed. ctest is a function: with -N it counts the tests without label `waits` among them.
+mkdir -p "$clone/build/test/Testing/Temporary"
+printf '7:comm.LateCallTest\n8:launch.Other\n' >"$clone/build/test/Testing/Temporary/LastTestsFailed.log"
+cat >"$clone/build/test/Testing/Temporary/LastTest.log" <<'LOG'
+1/2 Testing: base.Other
+passing.cpp:3: Failure
+Test Passed.
+2/2 Testing: comm.LateCallTest
+late_call_test.cpp:12: Failure
+Test Failed.
+LOG
+# alone OTHERS STATUS
+alone() {
+  call "ctest() { case \"\$*\" in *' -N '*'^(comm.LateCallTest|launch.Other)'*) echo 'Total Tests: $1' ;; *) return $2 ;; esac; }; passes_alone"
+}
+expect "the assertion that failed is shown, of no test that passed" 1 \
+  "What failed: 2/2 Testing: comm.LateCallTest late_call_test.cpp:12: Failure" alone 1 0
+expect "a test that waits passes alone" 0 "Passed alone: comm.LateCallTest launch.Other" alone 0 0
+expect "a test that waits fails alone" 1 "Once more, alone:" alone 0 1
 finish
