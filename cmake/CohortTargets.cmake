@@ -103,7 +103,7 @@ endfunction()
 # case in a process of its own; of others every case becomes one, `NAME.Suite.Case`. NAME is the module, or MODULE_part
 # where a part needs no LibTorch and is to run under sanitizers too. WAITS: suites of these names, or where each case is a
 # ctest test all of them, wait for deadlines and processes more than they compute. Two of them share a core (ctest is given two
-# slots for each core), and ./test runs one that failed so once more, alone; their label is `waits`.
+# slots for each core), and ./test runs one that failed so once more, alone: build/test/waiting_tests.txt.
 function(cohort_test name)
   cmake_parse_arguments(arg "" "WAITS" "SOURCES;LIBS;LABELS" ${ARGN})
   add_executable(${name}_test ${arg_SOURCES})
@@ -115,6 +115,9 @@ function(cohort_test name)
   target_link_libraries(${name}_test PRIVATE ${arg_LIBS} cohort_test_support cohort_test_flags)
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
+  endif()
+  if(arg_WAITS)
+    set_property(GLOBAL APPEND_STRING PROPERTY COHORT_WAITING_TESTS "^${name}\\..*(${arg_WAITS})\n")
   endif()
   set(timeout 300)
   if(COHORT_SANITIZE)
@@ -130,7 +133,6 @@ function(cohort_test name)
     set(processors 2)
     if(arg_WAITS)
       set(processors 1)
-      list(APPEND arg_LABELS waits)
     endif()
     gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 120
       PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${timeout} PROCESSORS ${processors} ENVIRONMENT "OMP_NUM_THREADS=1")

@@ -23,7 +23,7 @@ inline bool has_ended(pid_t pid) {
   return state == 'X' || state == 'Z';
 }
 
-/// Whether SIGSTOP or a debugger's like holds it.
+/// Whether SIGSTOP holds it.
 inline bool is_stopped(pid_t pid) {
   return process_state(pid) == 'T';
 }
