@@ -106,19 +106,19 @@ forget_failures() { rm -f "$COHORT_ROOT/build/test/Testing/Temporary/LastTestsFa
 # Tests that wait for deadlines ran beside others on one core, where a deadline may pass too early: where at most three
 # failed, all of them such, they run once more, alone. Whether they pass then.
 passes_alone() {
-  local folder="$COHORT_ROOT/build/test" log="$COHORT_LOGS/tests-alone.log" list failed pattern all
-  list="$folder/Testing/Temporary/LastTestsFailed.log"
-  if [ ! -s "$list" ]; then return 1; fi  # no test ran
+  local folder="$COHORT_ROOT/build/test" log="$COHORT_LOGS/tests-alone.log" results failed pattern all
+  results="$folder/Testing/Temporary"
+  if [ ! -s "$results/LastTestsFailed.log" ]; then return 1; fi  # no test ran
   say
   say "What failed:"
-  failures_of "$folder/Testing/Temporary/LastTest.log"
-  failed=$(sed 's/^[0-9]*://' "$list")
-  all=$(sed -nE 's|^[0-9]+/([0-9]+) Testing: .*|\1|p' "$folder/Testing/Temporary/LastTest.log" | tail -n 1)
+  failures_of "$results/LastTest.log"
+  failed=$(sed 's/^[0-9]*://' "$results/LastTestsFailed.log")
+  all=$(sed -nE 's|^[0-9]+/([0-9]+) Testing: .*|\1|p' "$results/LastTest.log" | tail -n 1)
   if [ "$(wc -l <<<"$failed")" -gt 3 ] || grep -qvE -f "$folder/waiting_tests.txt" <<<"$failed"; then return 1; fi
   say "They wait for deadlines, and ran beside others. Once more, alone:"
   pattern="^($(paste -s -d '|' <<<"${failed//[^a-zA-Z0-9_$'\n']/.}"))\$"
   if ! ctest --test-dir "$folder" -R "$pattern" --no-tests=error --output-on-failure >"$log" 2>&1; then
-    failures_of "$folder/Testing/Temporary/LastTest.log"
+    failures_of "$results/LastTest.log"
     return 1
   fi
   say "100% tests passed out of $all, these when they ran alone: $(paste -s -d ' ' <<<"$failed")"

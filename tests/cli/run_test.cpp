@@ -138,10 +138,7 @@ TEST_F(RunTest, RanksAndWhatTheyStartedDieWithALauncherThatIsKilled) {
   }
   job.worker().signal(SIGKILL);
   EXPECT_EQ(job.wait(), 137);
-  for (const pid_t pid : pids) {
-    for (int i = 0; i < 1000 && !has_ended(pid); ++i) ::poll(nullptr, 0, 10);
-    EXPECT_TRUE(has_ended(pid));
-  }
+  for (const pid_t pid : pids) EXPECT_TRUE(ends_within(pid, std::chrono::seconds(10)));
   for (int i = 0; i < 1000 && !std::filesystem::is_empty(temporary); ++i) ::poll(nullptr, 0, 10);
   EXPECT_TRUE(std::filesystem::is_empty(temporary)) << "the folder of error files is left";
 }
@@ -461,14 +458,15 @@ TEST_F(RunTest, CtrlZStopsTheRanksTooAndTheyContinue) {
   // but waits.
   Job job = shell({"--nproc-per-node", "1"}, "mkfifo end; echo $$ > pid.tmp; mv pid.tmp pid; read x < end");
   ASSERT_TRUE(comes(dir / "pid"));
-  const std::string rank = read_file(dir / "pid").substr(0, read_file(dir / "pid").find('\n'));
-  const auto wait_until_stopped = [&](const std::string& pid, bool stopped) {
-    for (int i = 0; i < 1000 && is_stopped(std::stoi(pid)) != stopped; ++i) ::poll(nullptr, 0, 10);
-    EXPECT_EQ(is_stopped(std::stoi(pid)), stopped);
+  const pid_t rank = std::stoi(read_file(dir / "pid"));
+  const auto wait_until_stopped = [](pid_t pid, bool stopped) {
+    EXPECT_TRUE(base::poll_until([&] { return is_stopped(pid) == stopped; },
+                                 base::Deadline(std::chrono::seconds(10))))
+        << pid << (stopped ? " is not stopped" : " is stopped");
   };
   job.worker().signal(SIGTSTP);
   wait_until_stopped(rank, true);
-  wait_until_stopped(std::to_string(job.worker().pid()), true);  // last, and what a shell waits for
+  wait_until_stopped(job.worker().pid(), true);  // last, and what a shell waits for
   job.worker().signal(SIGCONT);
   wait_until_stopped(rank, false);
   write_file(dir / "end", "x\n");

@@ -54,8 +54,7 @@ std::string run(WorkerOptions options, int* status = nullptr) {
 }
 
 bool is_gone_soon(pid_t pid) {
-  for (int i = 0; i < 1000 && !test::has_ended(pid); ++i) std::this_thread::sleep_for(milliseconds(10));
-  return test::has_ended(pid);
+  return test::ends_within(pid, std::chrono::seconds(10));
 }
 
 pid_t pid_in(const std::filesystem::path& file) {

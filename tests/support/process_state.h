@@ -2,8 +2,11 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <fstream>
 #include <string>
+
+#include "cohort/base/threads/wait.h"
 
 /// What /proc says of a process.
 namespace cohort::test {
@@ -21,6 +24,11 @@ inline char process_state(pid_t pid) {
 inline bool has_ended(pid_t pid) {
   const char state = process_state(pid);
   return state == 'X' || state == 'Z';
+}
+
+/// Whether it has ended before `timeout` is over.
+inline bool ends_within(pid_t pid, std::chrono::milliseconds timeout) {
+  return base::poll_until([&] { return has_ended(pid); }, base::Deadline(timeout));
 }
 
 /// Whether SIGSTOP holds it.
