@@ -12,15 +12,24 @@ COHORT_PRESET="${COHORT_PRESET:-release}"
 # What may compile the tests, the first that is there; CMakeLists.txt looks in the same order.
 TEST_CLANGS=(clang-19 clang-18 clang-17 clang-16)
 
-# test_clang: its version, if there is one.
+# test_clang: that program, if there is one.
 test_clang() {
-  local name program
+  local name
   for name in "${TEST_CLANGS[@]}"; do
-    program="${name/clang/clang++}"
-    if command -v "$program" >/dev/null; then
-      "$program" --version | head -n 1 || true
-      return 0
-    fi
+    if command -v "${name/clang/clang++}"; then return 0; fi
+  done
+}
+
+# version_of PROGRAM: its first line on that, or nothing.
+version_of() { if [ -n "$1" ]; then "$1" --version | head -n 1 || true; fi; }
+
+# has_sanitizers CLANG: whether it can link what scripts/sanitize asks for; it takes the newest g++'s headers, which may
+# not be there.
+has_sanitizers() {
+  local kind
+  for kind in address,undefined thread; do
+    if ! printf '#include <filesystem>\n#include <ranges>\nint main() {}\n' |
+      "$1" -std=c++20 "-fsanitize=$kind" -x c++ - -o "$COHORT_STATE/probe" >/dev/null 2>&1; then return 1; fi
   done
 }
 
@@ -29,7 +38,7 @@ configure() {
   local preset="$1" folder="$COHORT_ROOT/build/$1" stamp
   shift
   local -a arguments=("$@" "${COHORT_SYSROOT_ARGUMENTS[@]}")
-  stamp=$(hash_of "$COHORT_ROOT/CMakePresets.json" "$COHORT_ROOT" "${CXX:-}" "$(command -v cmake)" "$(test_clang)" "${arguments[@]}")
+  stamp=$(hash_of "$COHORT_ROOT/CMakePresets.json" "$COHORT_ROOT" "${CXX:-}" "$(command -v cmake)" "$(version_of "$(test_clang)")" "${arguments[@]}")
   if stamp_holds "configure-$preset" "$stamp" && [ -f "$folder/build.ninja" ]; then return 0; fi
   # A precompiled header of another version of the same compiler is an error.
   rm -f "$folder/CMakeCache.txt" "$folder"/CMakeFiles/*/cmake_pch.hxx.gch "$folder"/tests/CMakeFiles/*/cmake_pch.hxx.gch

@@ -68,10 +68,14 @@ ensure_python_headers() {
 }
 
 # ensure_test_libtorch [FOLDER]: one that was named, else that of the test environment, so that one wheel is enough and
-# C++ and the oracles compute with the same library.
+# C++ and the oracles compute with the same library. Its folder is kept in .cohort/test-libtorch.path.
 ensure_test_libtorch() {
+  find_test_libtorch "${1:-}"
+  printf '%s\n' "$COHORT_LIBTORCH" >"$COHORT_STATE/test-libtorch.path"
+}
+find_test_libtorch() {
   local folder
-  if [ -n "${1:-}" ]; then
+  if [ -n "$1" ]; then
     find_libtorch "$1"
     return 0
   fi
@@ -99,15 +103,23 @@ failures_of() {
     /^Test Failed\.$|^Test time exceeded|^Test timeout/ {printf "%s", lines}' "$1" | head -n 100
 }
 
-# forget_failures: before ctest, which leaves its list of failed tests as it was where it runs none.
-forget_failures() { rm -f "$COHORT_ROOT/build/test/Testing/Temporary/LastTestsFailed.log"; }
+# run_tests PRESET CTEST-OPTION...: all but those labelled slow, and shows the assertions that failed again, as the end of a
+# long output is what is read. Tests that wait for deadlines ran beside others on one core, where a deadline may pass too
+# early: where at most three failed, all of them such, they run once more, alone. Leaves ctest's log of the first time in
+# FirstTest.log. Status: whether all passed.
+run_tests() {
+  local folder="$COHORT_ROOT/build/$1" results="$COHORT_ROOT/build/$1/Testing/Temporary" status=0
+  shift
+  rm -f "$results/LastTestsFailed.log"  # ctest leaves it as it was where it runs no test
+  ctest --test-dir "$folder" -j "$(test_slots)" -LE slow --output-on-failure --no-tests=error "$@" || status=$?
+  cp "$results/LastTest.log" "$results/FirstTest.log"
+  if [ "$status" -eq 0 ]; then return 0; fi
+  passes_alone "$folder"
+}
 
-# passes_alone: after ctest failed. Shows the assertions that failed again, as the end of a long output is what is read.
-# Tests that wait for deadlines ran beside others on one core, where a deadline may pass too early: where at most three
-# failed, all of them such, they run once more, alone. Whether they pass then.
+# passes_alone FOLDER: of run_tests, after ctest failed.
 passes_alone() {
-  local folder="$COHORT_ROOT/build/test" log="$COHORT_LOGS/tests-alone.log" results failed pattern all
-  results="$folder/Testing/Temporary"
+  local folder="$1" log="$COHORT_LOGS/tests-alone.log" results="$1/Testing/Temporary" failed pattern all
   if [ ! -s "$results/LastTestsFailed.log" ]; then return 1; fi  # no test ran
   say
   say "What failed:"
