@@ -1,6 +1,9 @@
 // main() of a program of tests that link LibTorch. With --each_case_alone=SUITE every case of the suite runs in a process
 // of its own, forked from this one, which has loaded LibTorch (0.3 s) and started no thread. So no case sees what another
 // left behind, and a crash or a case without an end ends one case. Status 77: all cases were skipped.
+//
+// Such a process ends without the destructors of LibTorch's global objects, which take 0.17 s, more than most cases. The
+// destructors of what a case made run as always: exit() runs them first.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -10,6 +13,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -72,6 +76,19 @@ int wait_for(pid_t child, const std::string& name) {
   return 1;
 }
 
+#ifndef COHORT_IS_SANITIZED  // what looks for leaks comes last
+// exit() calls it after the destructors of all objects with static storage that were made after this call, and before
+// those of objects that were made as the program was loaded.
+void end_before_the_destructors_of_globals() {
+  on_exit(
+      [](int status, void*) {
+        std::fflush(nullptr);
+        _exit(status);
+      },
+      nullptr);
+}
+#endif
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -89,6 +106,9 @@ int main(int argc, char** argv) {
     std::printf("there is no case of %s\n", suite.c_str());
     return 1;
   }
+#ifndef COHORT_IS_SANITIZED
+  end_before_the_destructors_of_globals();
+#endif
   std::signal(SIGCHLD, SIG_DFL);  // ignored, it would hide how a child ended
   std::size_t failed = 0, skipped = 0;
   for (const std::string& name : names) {
