@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kNumel = 200'000;
 
-CheckpointContent content_of(int64_t value) {
+CheckpointContent large_content_of(int64_t value) {
   return {{{"a", at::full({kNumel}, value, at::kLong)}, {"b", at::full({3}, value, at::kLong)}},
           {{"m", at::full({kNumel}, value, at::kLong)}},
           {{"value", value}}};
@@ -75,7 +75,7 @@ TEST(CrashChild, DISABLED_SavesForEver) {
   RunCheckpoints checkpoints(child_folder(), {.keep = 2});
   for (int64_t i = 1; i < 100'000; ++i) {
     // One name in three is saved again, so that replacing is killed too.
-    checkpoints.save("step_" + std::to_string(i / 3 * 3), content_of(i), {.is_best = i % 4 == 0});
+    checkpoints.save("step_" + std::to_string(i / 3 * 3), large_content_of(i), {.is_best = i % 4 == 0});
     if (::write(3, &i, sizeof i) != sizeof i) break;
   }
 }
@@ -85,15 +85,15 @@ TEST(CrashChild, DISABLED_SavesBeyondTheFileSizeLimit) {
   const rlimit limit{kNumel * 4, kNumel * 4};  // half of a file; root has no privilege over it
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
   RunCheckpoints checkpoints(child_folder());
-  COHORT_EXPECT_THROW_WITH(checkpoints.save("step_2", content_of(2)), SystemError,
+  COHORT_EXPECT_THROW_WITH(checkpoints.save("step_2", large_content_of(2)), SystemError,
                            "model.safetensors: File too large");
-  COHORT_EXPECT_THROW_WITH(checkpoints.save("step_2", content_of(2)), SystemError, "(needs 1600");
-  COHORT_EXPECT_THROW_WITH(checkpoints.save("step_2", content_of(2)), SystemError, "Try: free space");
+  COHORT_EXPECT_THROW_WITH(checkpoints.save("step_2", large_content_of(2)), SystemError, "(needs 1600");
+  COHORT_EXPECT_THROW_WITH(checkpoints.save("step_2", large_content_of(2)), SystemError, "Try: free space");
 }
 
 TEST(CrashTest, NoSpaceLeftIsNamedAndThePreviousCheckpointSurvives) {
   test::TempDir dir;
-  RunCheckpoints(dir.path()).save("step_1", content_of(1));
+  RunCheckpoints(dir.path()).save("step_1", large_content_of(1));
   int out = -1;
   const pid_t child = start_child("SavesBeyondTheFileSizeLimit", dir.path(), &out);
   int status = -1;

@@ -34,7 +34,7 @@ CheckpointContent content_of(int64_t value, int64_t best) {
           {{"value", value}, {"best", best}}};
 }
 
-int64_t value_of(const CheckpointContent& content) {
+int64_t checked_value_of(const CheckpointContent& content) {
   const auto value = content.state.at("value").get<int64_t>();
   for (const TensorMap* tensors : {&content.model, &content.optimizer}) {
     EXPECT_TRUE(tensors->at(0).second.eq(value).all().item<bool>());
@@ -56,41 +56,44 @@ struct Scenario {
   }
 };
 
-void save(const fs::path& folder, const std::string& name, int64_t value, int64_t best,
-          RunCheckpointsOptions options = kKeepOne) {
+void save_value(const fs::path& folder, const std::string& name, int64_t value, int64_t best,
+                RunCheckpointsOptions options = kKeepOne) {
   RunCheckpoints(folder, options).save(name, content_of(value, best), {.is_best = value == best});
 }
 
 void prepare_two(const fs::path& folder) {
-  save(folder, "epoch_1", 1, 1);
-  save(folder, "epoch_2", 2, 1);
+  save_value(folder, "epoch_1", 1, 1);
+  save_value(folder, "epoch_2", 2, 1);
 }
 
 std::vector<Scenario> scenarios() {
   return {
-      {"the first save", [](const fs::path&) {}, [](const fs::path& f) { save(f, "epoch_1", 1, 1); }, {0, 1}},
-      {"a new best", prepare_two, [](const fs::path& f) { save(f, "epoch_3", 3, 3); }, {2, 3}},
-      {"not the best", prepare_two, [](const fs::path& f) { save(f, "epoch_3", 3, 1); }, {2, 3}},
-      {"a name again", prepare_two, [](const fs::path& f) { save(f, "epoch_2", 3, 3); }, {2, 3}, true},
+      {"the first save",
+       [](const fs::path&) {},
+       [](const fs::path& f) { save_value(f, "epoch_1", 1, 1); },
+       {0, 1}},
+      {"a new best", prepare_two, [](const fs::path& f) { save_value(f, "epoch_3", 3, 3); }, {2, 3}},
+      {"not the best", prepare_two, [](const fs::path& f) { save_value(f, "epoch_3", 3, 1); }, {2, 3}},
+      {"a name again", prepare_two, [](const fs::path& f) { save_value(f, "epoch_2", 3, 3); }, {2, 3}, true},
       {"the only name again",
-       [](const fs::path& f) { save(f, "epoch_1", 1, 1); },
-       [](const fs::path& f) { save(f, "epoch_1", 3, 3); },
+       [](const fs::path& f) { save_value(f, "epoch_1", 1, 1); },
+       [](const fs::path& f) { save_value(f, "epoch_1", 3, 3); },
        {1, 3},
        true},
       {"the best's name again",
        [](const fs::path& f) {
-         save(f, "best_model", 1, 1);
-         save(f, "latest", 2, 1);
+         save_value(f, "best_model", 1, 1);
+         save_value(f, "latest", 2, 1);
        },
-       [](const fs::path& f) { save(f, "best_model", 3, 3); },
+       [](const fs::path& f) { save_value(f, "best_model", 3, 3); },
        {2, 3},
        true,
        true},
       {"going back",
        [](const fs::path& f) {
-         save(f, "epoch_1", 1, 1, kKeepAll);
-         save(f, "epoch_2", 2, 2, kKeepAll);
-         save(f, "epoch_3", 3, 2, kKeepAll);
+         save_value(f, "epoch_1", 1, 1, kKeepAll);
+         save_value(f, "epoch_2", 2, 2, kKeepAll);
+         save_value(f, "epoch_3", 3, 2, kKeepAll);
        },
        [](const fs::path& f) { RunCheckpoints(f).go_back_to(f / "epoch_1"); },
        {3, 1}},
@@ -100,7 +103,7 @@ std::vector<Scenario> scenarios() {
          fs::rename(f / "epoch_1", f / ".epoch_1~old.cohort-elsewhere-4-1-1");
          write_file(f / ".epoch_3.cohort-elsewhere-4-1-1" / "model.safetensors", "half");
        },
-       [](const fs::path& f) { save(f, "epoch_3", 3, 1); },
+       [](const fs::path& f) { save_value(f, "epoch_3", 3, 1); },
        {2, 3}},
   };
 }
@@ -131,14 +134,14 @@ bool kill_during(const Scenario& scenario, const fs::path& folder, const FileCal
 void expect_whole(const Scenario& scenario, const fs::path& folder, bool killed) {
   const RunCheckpoints checkpoints(folder);
   const auto usable = checkpoints.load_usable();
-  const int64_t value = usable ? value_of(usable->content) : 0;
+  const int64_t value = usable ? checked_value_of(usable->content) : 0;
   EXPECT_EQ(std::count(scenario.values.begin(), scenario.values.end(), value), 1) << value;
   EXPECT_TRUE(killed || value == scenario.values.back()) << value;
   if (usable) {
     const auto best = checkpoints.find("best");
     if (follow_link(folder / "last")) {
       ASSERT_TRUE(best.has_value());
-      EXPECT_TRUE(scenario.is_best(value_of(RunCheckpoints::load(*best)), usable->content)) << *best;
+      EXPECT_TRUE(scenario.is_best(checked_value_of(RunCheckpoints::load(*best)), usable->content)) << *best;
     }
   }
 }
@@ -152,14 +155,14 @@ void expect_continues(const Scenario& scenario, const fs::path& folder) {
     run.go_back_to(usable->folder);
     const auto link = follow_link(folder / "best");
     ASSERT_TRUE(link.has_value());
-    best = value_of(RunCheckpoints::load(*link));
+    best = checked_value_of(RunCheckpoints::load(*link));
     EXPECT_TRUE(scenario.is_best(best, usable->content)) << best;
     names.push_back(link->filename());
   }
   run.save("epoch_9", content_of(9, best), {.is_best = best == 9});
   std::sort(names.begin(), names.end());
   EXPECT_EQ(names_in(folder), names);
-  EXPECT_EQ(value_of(RunCheckpoints::load(*follow_link(folder / "best"))), best);
+  EXPECT_EQ(checked_value_of(RunCheckpoints::load(*follow_link(folder / "best"))), best);
   EXPECT_EQ(read_file(folder / "notes.txt"), "mine");
 }
 
@@ -208,14 +211,14 @@ TEST_F(KillTest, AtEachSystemCallWhereThereAreNoLinks) {
 }
 
 TEST_F(KillTest, AtEachSystemCallANameOfAnOlderVersionIsReplaced) {
-  const Scenario scenario{"", {}, [](const fs::path& f) { save(f, "latest", 3, 1); }, {2, 3}, true};
+  const Scenario scenario{"", {}, [](const fs::path& f) { save_value(f, "latest", 3, 1); }, {2, 3}, true};
   for (const FileCallLimits& limits : {FileCallLimits(), FileCallLimits{.can_exchange = false}}) {
     bool killed = true;
     for (int moment = 0; killed && !HasFailure(); ++moment) {
       SCOPED_TRACE(moment);
       test::TempDir dir;
-      save(dir.path(), "best_model", 1, 1);
-      save(dir.path(), "latest", 2, 1);
+      save_value(dir.path(), "best_model", 1, 1);
+      save_value(dir.path(), "latest", 2, 1);
       for (const char* name : {"best_model", "latest"}) {
         Manifest manifest = read_manifest(dir / name);
         manifest.name = manifest.best = "";
@@ -230,18 +233,18 @@ TEST_F(KillTest, AtEachSystemCallANameOfAnOlderVersionIsReplaced) {
 }
 
 TEST_F(KillTest, AtEachSystemCallWhatReplacesTheBestAndIsNotIsNotTheBest) {
-  const Scenario scenario{"", {}, [](const fs::path& f) { save(f, "best_model", 3, 0); }, {}, true};
+  const Scenario scenario{"", {}, [](const fs::path& f) { save_value(f, "best_model", 3, 0); }, {}, true};
   for (const FileCallLimits& limits : {FileCallLimits(), FileCallLimits{.can_exchange = false}}) {
     bool killed = true;
     for (int moment = 0; killed; ++moment) {
       test::TempDir dir;
-      save(dir.path(), "best_model", 1, 1);
-      save(dir.path(), "latest", 2, 1);
+      save_value(dir.path(), "best_model", 1, 1);
+      save_value(dir.path(), "latest", 2, 1);
       killed = kill_during(scenario, dir.path(), limits, moment);
       for (const bool is_repaired : {false, true}) {
         if (is_repaired) RunCheckpoints(dir.path()).go_back_to(*RunCheckpoints(dir.path()).find("last"));
         const auto best = RunCheckpoints(dir.path()).find_and_load("best");
-        EXPECT_TRUE(!best || value_of(best->content) == 1) << "moment " << moment;
+        EXPECT_TRUE(!best || checked_value_of(best->content) == 1) << "moment " << moment;
       }
     }
   }

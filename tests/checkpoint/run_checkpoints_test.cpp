@@ -29,7 +29,7 @@ CheckpointContent content_of(int64_t value) {
           {{"epoch", value}}};
 }
 
-std::vector<std::string> names_in(const fs::path& folder) {
+std::vector<std::string> checkpoints_in(const fs::path& folder) {
   std::vector<std::string> names;
   for (const auto& item : fs::directory_iterator(folder)) {
     if (item.path().filename() != ".lock") names.push_back(item.path().filename());
@@ -66,8 +66,8 @@ TEST_F(RunCheckpointsTest, WhatWasSavedIsLoaded) {
   RunCheckpoints checkpoints(folder());
   EXPECT_FALSE(checkpoints.find("last") || checkpoints.find("best") || checkpoints.find("auto"));
   EXPECT_EQ(checkpoints.save("epoch_0001", content_of(1), {.is_best = true}), folder() / "epoch_0001");
-  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_0001", "last"}));
-  EXPECT_EQ(names_in(folder() / "epoch_0001"),
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"best", "epoch_0001", "last"}));
+  EXPECT_EQ(checkpoints_in(folder() / "epoch_0001"),
             (Names{"model.safetensors", "optimizer.safetensors", "state.json"}));
   EXPECT_EQ(fs::read_symlink(folder() / "last"), "epoch_0001");
   const CheckpointContent loaded = RunCheckpoints::load(*checkpoints.find("last"));
@@ -100,9 +100,9 @@ TEST_F(RunCheckpointsTest, NewestAreKeptAndLastAndBestStay) {
   for (int64_t i = 1; i <= 6; ++i) {
     checkpoints.save("epoch_" + std::to_string(i), content_of(i), {.is_best = i == 2});
   }
-  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_2", "epoch_5", "epoch_6", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"best", "epoch_2", "epoch_5", "epoch_6", "last"}));
   checkpoints.save("epoch_7", content_of(7), {.is_best = true});
-  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_6", "epoch_7", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"best", "epoch_6", "epoch_7", "last"}));
 }
 
 TEST_F(RunCheckpointsTest, TheLastCheckpointSaysWhichIsTheBestWhateverTheLink) {
@@ -114,7 +114,7 @@ TEST_F(RunCheckpointsTest, TheLastCheckpointSaysWhichIsTheBestWhateverTheLink) {
   EXPECT_EQ(checkpoints.find("best")->filename(), "epoch_1");
   checkpoints.save("epoch_3", content_of(3));
   EXPECT_EQ(fs::read_symlink(folder() / "best"), "epoch_1");
-  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_1", "epoch_3", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"best", "epoch_1", "epoch_3", "last"}));
 }
 
 TEST_F(RunCheckpointsTest, GoingBackTakesTheBestOfThen) {
@@ -132,7 +132,7 @@ TEST_F(RunCheckpointsTest, ABestOfAnotherHistoryIsNotTheBest) {
   for (int64_t i = 1; i <= 4; ++i) {
     checkpoints.save("epoch_" + std::to_string(i), content_of(i), {.is_best = i == 1 || i == 4});
   }
-  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_3", "epoch_4", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"best", "epoch_3", "epoch_4", "last"}));
   checkpoints.go_back_to(folder() / "epoch_3");  // whose best was epoch_1
   EXPECT_FALSE(fs::exists(fs::symlink_status(folder() / "best")));
   COHORT_EXPECT_THROW_WITH(checkpoints.find("best"), DataError, "epoch_1, which is not there");
@@ -160,7 +160,7 @@ TEST_F(RunCheckpointsTest, AfterGoingBackABestOfLaterIsNotTheBestWhateverItsName
   EXPECT_FALSE(checkpoints.best_of(folder() / "latest"));
   checkpoints.go_back_to(folder() / "latest");
   EXPECT_FALSE(checkpoints.find("best"));
-  EXPECT_EQ(names_in(folder()), (Names{"best_model", "last", "latest"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"best_model", "last", "latest"}));
 }
 
 TEST_F(RunCheckpointsTest, CheckpointsThatDoNotNameTheBestHaveTheLinks) {
@@ -169,14 +169,14 @@ TEST_F(RunCheckpointsTest, CheckpointsThatDoNotNameTheBestHaveTheLinks) {
   RunCheckpoints checkpoints(folder(), {.keep = 1});
   EXPECT_EQ(checkpoints.find("best")->filename(), "epoch_2");
   checkpoints.save("epoch_4", content_of(4));
-  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_2", "epoch_4", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"best", "epoch_2", "epoch_4", "last"}));
 }
 
 TEST_F(RunCheckpointsTest, FoldersThatAreNotCheckpointsAreLeftAlone) {
   write_file(folder() / "mine" / "notes.txt", "hello");
   RunCheckpoints checkpoints(folder(), {.keep = 1});
   for (int64_t i = 1; i <= 3; ++i) checkpoints.save("e" + std::to_string(i), content_of(i));
-  EXPECT_EQ(names_in(folder()), (Names{"e3", "last", "mine"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"e3", "last", "mine"}));
 }
 
 TEST_F(RunCheckpointsTest, CopiesAndRenamedCheckpointsAreLeftAlone) {
@@ -191,7 +191,7 @@ TEST_F(RunCheckpointsTest, CopiesAndRenamedCheckpointsAreLeftAlone) {
   RunCheckpoints checkpoints(folder(), {.keep = 2});
   checkpoints.save("epoch_4", content_of(4));
   // They take no place of those that are kept either.
-  EXPECT_EQ(names_in(folder()),
+  EXPECT_EQ(checkpoints_in(folder()),
             (Names{"before_new_lr", "epoch_0", "epoch_3", "epoch_4", "epoch_5", "last", "my_favourite"}));
   EXPECT_EQ(RunCheckpoints::load(folder() / "my_favourite").state["epoch"], 1);
   checkpoints.save("epoch_5", content_of(5));
@@ -210,7 +210,7 @@ TEST_F(RunCheckpointsTest, OfAnOlderVersionOnlyTheTrainersNamesAreRemoved) {
     fs::copy(folder() / "epoch_1", folder() / copy, fs::copy_options::recursive);
   fs::rename(folder() / "epoch_2", folder() / "step_00000007");
   RunCheckpoints(folder(), {.keep = 1}).save("epoch_4", content_of(4));
-  EXPECT_EQ(names_in(folder()), (Names{"epoch_", "epoch_1_copy", "epoch_4", "last", "mine"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"epoch_", "epoch_1_copy", "epoch_4", "last", "mine"}));
 }
 
 TEST_F(RunCheckpointsTest, WhatWasGivenUpIsNotFallenBackToAndGoesFirst) {
@@ -225,7 +225,7 @@ TEST_F(RunCheckpointsTest, WhatWasGivenUpIsNotFallenBackToAndGoesFirst) {
   EXPECT_EQ(listed[1].filename(), "epoch_2");
   EXPECT_EQ(listed[3].filename(), "epoch_6");
   RunCheckpoints(folder(), {.keep = 4}).save("epoch_4", content_of(14));
-  EXPECT_EQ(names_in(folder()), (Names{"epoch_1", "epoch_2", "epoch_3", "epoch_4", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"epoch_1", "epoch_2", "epoch_3", "epoch_4", "last"}));
 }
 
 /// A checkpoint as the test below knows it.
@@ -264,7 +264,7 @@ class RandomRun {
     Names names{"last"};
     for (const auto& [name, saved] : there_) names.push_back(name);
     std::sort(names.begin(), names.end());
-    ASSERT_EQ(names_in(checkpoints_.folder()), names);
+    ASSERT_EQ(checkpoints_in(checkpoints_.folder()), names);
     int64_t newest = 0;
     for (const auto& [name, saved] : there_) {
       if (is_of_line(saved) && !saved.is_damaged) newest = std::max(newest, saved.value());
@@ -327,7 +327,7 @@ TEST_F(RunCheckpointsTest, ABestThatIsReplacedByOneThatIsNotIsNoBest) {
   checkpoints.save("latest", content_of(1), {.is_best = true});
   checkpoints.save("latest", content_of(3));
   EXPECT_FALSE(checkpoints.find("best"));
-  EXPECT_EQ(names_in(folder()), (Names{"last", "latest"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"last", "latest"}));
 }
 
 TEST_F(RunCheckpointsTest, WhatAKilledProcessHadMovedAwayIsFoundByItsName) {
@@ -346,7 +346,7 @@ TEST_F(RunCheckpointsTest, SavingUnderANameThatIsThereReplacesIt) {
   checkpoints.save("epoch_1", content_of(5));
   EXPECT_EQ(RunCheckpoints::load(folder() / "last").state["epoch"], 5);
   EXPECT_EQ(old.model[0].second.max().item<int64_t>(), 1);
-  EXPECT_EQ(names_in(folder()), (Names{"epoch_1", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"epoch_1", "last"}));
 }
 
 TEST_F(RunCheckpointsTest, SomethingElseOfThatNameIsMovedAsideAndKept) {
@@ -355,7 +355,7 @@ TEST_F(RunCheckpointsTest, SomethingElseOfThatNameIsMovedAsideAndKept) {
   RunCheckpoints checkpoints(folder(), {.keep = 1});
   checkpoints.save("epoch_1", content_of(1));
   checkpoints.save("epoch_2", content_of(2));
-  EXPECT_EQ(names_in(folder()), (Names{"epoch_1.replaced-1", "epoch_2", "epoch_2.replaced-1", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"epoch_1.replaced-1", "epoch_2", "epoch_2.replaced-1", "last"}));
   EXPECT_EQ(read_file(folder() / "epoch_1.replaced-1" / "notes.txt"), "mine");
   EXPECT_EQ(read_file(folder() / "epoch_2.replaced-1"), "a file");
   EXPECT_NE(log_.find("epoch_1 was no checkpoint that can be read and was saved under this name; it is "),
@@ -386,7 +386,7 @@ TEST_F(RunCheckpointsTest, LeftoversAreSweptByASaveAndNothingElse) {
   Names expected{exported,  alive, ".epoch_4.cohort-x-1-1", ".other", "epoch_1", "epoch_2", "epoch_3",
                  "epoch_6", "last"};
   std::sort(expected.begin(), expected.end());
-  EXPECT_EQ(names_in(folder()), expected);
+  EXPECT_EQ(checkpoints_in(folder()), expected);
   EXPECT_EQ(RunCheckpoints::load(folder() / "epoch_2").state["epoch"], 2);
 }
 
@@ -396,12 +396,12 @@ TEST_F(RunCheckpointsTest, ReadersChangeNothing) {
     write_file(folder() / name / "model.safetensors", "half");
   }
   fs::rename(folder() / "epoch_3", folder() / of_ended_process("epoch_3~old"));
-  const Names before = names_in(folder());
+  const Names before = checkpoints_in(folder());
   const RunCheckpoints reader(folder());
   EXPECT_EQ(RunCheckpoints::load(*reader.find("auto")).state["epoch"], 3);
   EXPECT_EQ(RunCheckpoints::load(*reader.find("last")).state["epoch"], 3);
   EXPECT_EQ(reader.list().size(), 3u);
-  EXPECT_EQ(names_in(folder()), before);
+  EXPECT_EQ(checkpoints_in(folder()), before);
 }
 
 TEST_F(RunCheckpointsTest, WhereAnotherProcessSavesASaveIsRejected) {
@@ -410,7 +410,7 @@ TEST_F(RunCheckpointsTest, WhereAnotherProcessSavesASaveIsRejected) {
   RunCheckpoints checkpoints(folder());
   COHORT_EXPECT_THROW_WITH(checkpoints.save("epoch_4", content_of(4)), SystemError, " is in use by process ");
   EXPECT_EQ(checkpoints.find("auto")->filename(), "epoch_3");
-  EXPECT_EQ(names_in(folder()), (Names{"epoch_1", "epoch_2", "epoch_3", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"epoch_1", "epoch_2", "epoch_3", "last"}));
 }
 
 TEST_F(RunCheckpointsTest, DamageIsNamedAndAutoFallsBackWithAWarning) {
@@ -499,7 +499,7 @@ TEST_F(RunCheckpointsTest, AFailedSaveLeavesNothingBehind) {
   bad = content_of(4);
   bad.state["text"] = "\xff";
   COHORT_EXPECT_THROW_WITH(checkpoints.save("epoch_4", bad), UsageError, "cannot be written as JSON");
-  EXPECT_EQ(names_in(folder()), (Names{"epoch_1", "epoch_2", "epoch_3", "last"}));
+  EXPECT_EQ(checkpoints_in(folder()), (Names{"epoch_1", "epoch_2", "epoch_3", "last"}));
 }
 
 }  // namespace

@@ -13,9 +13,9 @@
 namespace cohort::comm {
 namespace {
 
-using Op = ReduceOp::RedOpType;
+using RedOpType = ReduceOp::RedOpType;
 
-const std::vector<std::pair<Op, const char*>> kOps = {
+const std::vector<std::pair<RedOpType, const char*>> kReductions = {
     {ReduceOp::SUM, "SUM"}, {ReduceOp::AVG, "AVG"},  {ReduceOp::PRODUCT, "PRODUCT"},
     {ReduceOp::MIN, "MIN"}, {ReduceOp::MAX, "MAX"},  {ReduceOp::BAND, "BAND"},
     {ReduceOp::BOR, "BOR"}, {ReduceOp::BXOR, "BXOR"}};
@@ -35,7 +35,7 @@ std::vector<at::Tensor> inputs(const Group& group, std::int64_t size, at::Scalar
   return all;
 }
 
-bool is_bitwise(Op op) {
+bool is_bitwise(RedOpType op) {
   return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
 }
 
@@ -44,7 +44,7 @@ bool averages_whole_numbers(const std::string& backend) {
   return backend != "gloo";
 }
 
-at::Tensor reduced(const std::vector<at::Tensor>& all, Op op) {
+at::Tensor reduced(const std::vector<at::Tensor>& all, RedOpType op) {
   const at::ScalarType dtype = all[0].scalar_type();
   at::Tensor result = all[0].to(at::isFloatingType(dtype) ? at::kDouble : at::kLong);
   for (std::size_t i = 1; i < all.size(); ++i) {
@@ -78,7 +78,7 @@ at::Tensor reduced(const std::vector<at::Tensor>& all, Op op) {
 }
 
 // Averages are rounded once in the type; all else is exact.
-void expect_equal(const at::Tensor& got, const at::Tensor& expected, Op op, const std::string& what) {
+void expect_equal(const at::Tensor& got, const at::Tensor& expected, RedOpType op, const std::string& what) {
   if (op == ReduceOp::AVG && at::isFloatingType(got.scalar_type())) {
     EXPECT_TRUE(at::allclose(got.to(at::kDouble), expected.to(at::kDouble), 8e-3, 0)) << what;
   } else {
@@ -95,11 +95,11 @@ class ConformanceTest : public testing::TestWithParam<std::tuple<const char*, in
 
 // "AVG of int" and the like, where UsageError said so before anything travelled.
 std::set<std::string> rejections(
-    const std::string& backend, int size, const std::function<Pending(Group&, at::Tensor&, Op)>& call,
-    const std::function<void(const Group&, const at::Tensor&, Op, std::int64_t)>& check) {
+    const std::string& backend, int size, const std::function<Pending(Group&, at::Tensor&, RedOpType)>& call,
+    const std::function<void(const Group&, const at::Tensor&, RedOpType, std::int64_t)>& check) {
   std::set<std::string> rejected;
   for (const at::ScalarType dtype : kNumbers) {
-    for (const auto& [op, name] : kOps) {
+    for (const auto& [op, name] : kReductions) {
       if (is_bitwise(op) && at::isFloatingType(dtype)) continue;  // means nothing
       if (op == ReduceOp::AVG && !averages_whole_numbers(backend) && !at::isFloatingType(dtype)) continue;
       try {
@@ -120,8 +120,9 @@ std::set<std::string> rejections(
 
 TEST_P(ConformanceTest, AllReduce) {
   const auto rejected = rejections(
-      backend(), size(), [](Group& group, at::Tensor& tensor, Op op) { return group.all_reduce(tensor, op); },
-      [](const Group& group, const at::Tensor& tensor, Op op, std::int64_t numel) {
+      backend(), size(),
+      [](Group& group, at::Tensor& tensor, RedOpType op) { return group.all_reduce(tensor, op); },
+      [](const Group& group, const at::Tensor& tensor, RedOpType op, std::int64_t numel) {
         expect_equal(tensor, reduced(inputs(group, numel, tensor.scalar_type()), op), op,
                      base::concat("op ", int(op), " of ", tensor.dtype().name(), ", ", numel, " numbers"));
       });
@@ -131,8 +132,10 @@ TEST_P(ConformanceTest, AllReduce) {
 TEST_P(ConformanceTest, Reduce) {
   const auto rejected = rejections(
       backend(), size(),
-      [](Group& group, at::Tensor& tensor, Op op) { return group.reduce(tensor, group.size() - 1, op); },
-      [](const Group& group, const at::Tensor& tensor, Op op, std::int64_t numel) {
+      [](Group& group, at::Tensor& tensor, RedOpType op) {
+        return group.reduce(tensor, group.size() - 1, op);
+      },
+      [](const Group& group, const at::Tensor& tensor, RedOpType op, std::int64_t numel) {
         if (group.rank() != group.size() - 1) return;
         expect_equal(tensor, reduced(inputs(group, numel, tensor.scalar_type()), op), op, "reduce");
       });
@@ -141,7 +144,7 @@ TEST_P(ConformanceTest, Reduce) {
 
 TEST_P(ConformanceTest, ReduceScatter) {
   for (const at::ScalarType dtype : kNumbers) {
-    for (const Op op : {ReduceOp::SUM, ReduceOp::MAX}) {
+    for (const RedOpType op : {ReduceOp::SUM, ReduceOp::MAX}) {
       run([&](Group& group) {
         for (const std::int64_t part : kSizes) {
           const std::int64_t whole = part * group.size();

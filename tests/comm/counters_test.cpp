@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "cohort/base/timeline.h"
+#include "tests/comm/trace_events.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/ranks.h"
 
@@ -49,14 +50,6 @@ TEST(CountersTest, CallsBytesAndTimesAreCountedByCollective) {
   });
 }
 
-std::vector<json> named(const json& trace, const std::string& name) {
-  std::vector<json> found;
-  for (const json& event : trace.at("traceEvents")) {
-    if (event.at("name") == name) found.push_back(event);
-  }
-  return found;
-}
-
 TEST(CountersTest, OnTheTimelineCallsThatOverlapHaveRowsOfTheirOwn) {
   Timeline::start();
   test::run_ranks(1, "fake", [](Group& group) {
@@ -71,12 +64,13 @@ TEST(CountersTest, OnTheTimelineCallsThatOverlapHaveRowsOfTheirOwn) {
   Timeline::stop();
   const json trace = json::parse(Timeline::json());
   std::map<int, std::string> rows;
-  for (const json& event : named(trace, "thread_name")) rows[event.at("tid")] = event.at("args").at("name");
-  const auto row = [&](const char* name) { return rows.at(named(trace, name).at(0).at("tid")); };
+  for (const json& event : test::events_named(trace, "thread_name"))
+    rows[event.at("tid")] = event.at("args").at("name");
+  const auto row = [&](const char* name) { return rows.at(test::events_named(trace, name).at(0).at("tid")); };
   EXPECT_EQ(row("all_reduce"), "world");
   EXPECT_EQ(row("broadcast"), "world (2)");
   EXPECT_EQ(row("all_gather"), "world");
-  EXPECT_EQ(named(trace, "all_reduce").at(0).at("args").at("bytes"), 24);
+  EXPECT_EQ(test::events_named(trace, "all_reduce").at(0).at("args").at("bytes"), 24);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTime(1500);
+constexpr milliseconds kMakingTime(1500);
 constexpr int kMaxRequests = 24;  // of a rank that makes a group
 
 // What the other one says of making a group with `stopped`, which stops before its request number `at`;
@@ -36,17 +36,17 @@ std::string error_beside(const std::string& backend, int stopped, int at) {
       if (requests++ == at) gate.wait();
     });
     try {
-      make_group(store, stopped, 2, backend, 4 * kTime, "127.0.0.1");
+      make_group(store, stopped, 2, backend, 4 * kMakingTime, "127.0.0.1");
     } catch (const std::exception&) {  // of what came of the other one
     }
   });
   std::string text;
-  const base::Deadline waited(kTime);
+  const base::Deadline waited(kMakingTime);
   try {
-    make_group(hash, 1 - stopped, 2, backend, kTime, "127.0.0.1");
+    make_group(hash, 1 - stopped, 2, backend, kMakingTime, "127.0.0.1");
   } catch (const Error& error) {
     text = error.what();
-    EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack()) << "request " << at << ": " << text;
+    EXPECT_LT(waited.elapsed(), kMakingTime + test::deadline_slack()) << "request " << at << ": " << text;
   }
   gate.open();
   rank.join();

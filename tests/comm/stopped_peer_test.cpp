@@ -19,7 +19,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr milliseconds kTime(600);
+constexpr milliseconds kCallTime(600);
 
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);
@@ -48,7 +48,7 @@ TEST(StoppedPeerChild, DISABLED_Rank) {
       call();
       ADD_FAILURE() << what << " came to an end";
     } catch (const Error& error) {
-      EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack()) << what << ": " << error.what();
+      EXPECT_LT(waited.elapsed(), kCallTime + test::deadline_slack()) << what << ": " << error.what();
       // The store goes silent with rank 0, which keeps it.
       const std::string name = base::concat("rank ", stopped);
       const std::string text = error.what();
@@ -57,7 +57,7 @@ TEST(StoppedPeerChild, DISABLED_Rank) {
     }
   };
   at::Tensor t = at::ones({1000});
-  const CallOptions late{kTime};
+  const CallOptions late{kCallTime};
   expect_late("all_reduce", [&] { groups[0].all_reduce(t, ReduceOp::SUM, late).wait(); });
   expect_late("recv", [&] { groups[1].recv(t, stopped, 0, late).wait(); });
   expect_late("barrier", [&] { groups[2].barrier(late); });

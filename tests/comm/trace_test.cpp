@@ -11,6 +11,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/timeline.h"
+#include "tests/comm/trace_events.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -23,14 +24,6 @@ using base::Timeline;
 using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-std::vector<json> named(const json& trace, const std::string& name) {
-  std::vector<json> found;
-  for (const json& event : trace.at("traceEvents")) {
-    if (event.at("name") == name) found.push_back(event);
-  }
-  return found;
-}
 
 TEST(TraceChild, DISABLED_Rank) {
   const std::string ahead = std::getenv("CLOCK_AHEAD_MS");
@@ -52,16 +45,18 @@ void expect_aligned(const std::string& ahead) {
   EXPECT_EQ(ranks.wait(), std::vector<int>(3, 0)) << ranks.output(0);
   const json trace = json::parse(test::read_file(ranks.folder() / "trace.json"));
   std::map<int, double> together;
-  for (const json& event : named(trace, "together")) together[event.at("pid")] = event.at("ts").get<double>();
+  for (const json& event : test::events_named(trace, "together"))
+    together[event.at("pid")] = event.at("ts").get<double>();
   ASSERT_EQ(together.size(), 3U);
   EXPECT_GE(together[0], 500e3) << "the beginning is that of the first rank";
   for (const int rank : {1, 2})
     EXPECT_NEAR(together[rank], together[0], 450e3) << "clock ahead by " << ahead << " ms";
-  const auto sums = named(trace, "all_reduce");
+  const auto sums = test::events_named(trace, "all_reduce");
   ASSERT_EQ(sums.size(), 3U);
   for (const json& sum : sums) EXPECT_EQ(sum.at("args").at("bytes"), 24);
   std::map<int, std::string> names;
-  for (const json& event : named(trace, "process_name")) names[event.at("pid")] = event.at("args").at("name");
+  for (const json& event : test::events_named(trace, "process_name"))
+    names[event.at("pid")] = event.at("args").at("name");
   EXPECT_EQ(names, (std::map<int, std::string>{{0, "rank 0"}, {1, "rank 1"}, {2, "rank 2"}}));
 }
 

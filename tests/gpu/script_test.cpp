@@ -16,7 +16,7 @@
 namespace cohort::script {
 namespace {
 
-using namespace test;
+using namespace trainings;
 
 class GpuScriptTest : public cohort::test::GpuTest {
  protected:

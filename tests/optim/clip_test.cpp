@@ -4,7 +4,6 @@
 #include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
-#include <limits>
 
 #include "cohort/base/error.h"
 #include "tests/optim/support.h"
@@ -14,7 +13,6 @@ namespace cohort::optim {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Tensors with_gradients() {
   Tensors parameters = test::fresh_parameters();
@@ -24,7 +22,7 @@ Tensors with_gradients() {
 
 TEST(ClipTest, EqualsPythonsClipGradNorm) {
   const std::vector<std::pair<std::string, double>> cases = {
-      {"clip_2", 2.0}, {"clip_inf", kInfinity}, {"clip_1", 1.0}};
+      {"clip_2", 2.0}, {"clip_inf", test::kInfinity}, {"clip_1", 1.0}};
   for (const auto& [name, norm_type] : cases) {
     Tensors parameters = with_gradients();
     const double norm = clip_grad_norm_(parameters, 0.5, norm_type);
@@ -59,11 +57,11 @@ TEST(ClipTest, DtypesMayBeMixed) {
 
 TEST(ClipTest, NormsThatAreNotFiniteAreRejectedWhenAsked) {
   Tensors parameters = with_gradients();
-  parameters[0].mutable_grad().view(-1)[0] = kInfinity;
+  parameters[0].mutable_grad().view(-1)[0] = test::kInfinity;
   COHORT_EXPECT_THROW_WITH(clip_grad_norm_(parameters, 1.0, 2.0, true), UsageError,
                            "the norm of the gradients is inf");
   EXPECT_TRUE(test::same_bits(parameters[1].grad(), test::value(1, 1)));
-  EXPECT_EQ(clip_grad_norm_(parameters, 1.0), kInfinity);
+  EXPECT_EQ(clip_grad_norm_(parameters, 1.0), test::kInfinity);
   EXPECT_TRUE(std::isnan(parameters[0].grad().view(-1)[0].item<float>()));
   EXPECT_TRUE(at::equal(parameters[1].grad(), at::zeros_like(parameters[1])));
 }

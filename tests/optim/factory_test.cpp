@@ -84,9 +84,9 @@ COHORT_REGISTER_OPTIMIZER("unfilled", [](const OptimizerOptions&, std::vector<Pa
   return std::make_unique<Unfilled>(std::move(groups));
 });
 
-class SignSGD : public Optimizer {
+class ScaledSignSGD : public Optimizer {
  public:
-  SignSGD(std::vector<ParamGroup> groups, double lr, double scale)
+  ScaledSignSGD(std::vector<ParamGroup> groups, double lr, double scale)
       : Optimizer(std::move(groups)), scale_(scale) {
     fill_options({.lr = lr});
   }
@@ -103,8 +103,8 @@ class SignSGD : public Optimizer {
 };
 
 COHORT_REGISTER_OPTIMIZER("sign_sgd", [](const OptimizerOptions& options, std::vector<ParamGroup> groups) {
-  return std::make_unique<SignSGD>(std::move(groups), options.lr.value_or(0.01),
-                                   options.extra.number("scale", 1));
+  return std::make_unique<ScaledSignSGD>(std::move(groups), options.lr.value_or(0.01),
+                                         options.extra.number("scale", 1));
 });
 
 TEST(FactoryTest, ARegisteredOptimizerIsMadeByNameWithItsOptions) {

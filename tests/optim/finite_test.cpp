@@ -16,7 +16,6 @@ namespace cohort::optim {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 bool finds(const at::Tensor& gradient) {
   at::Tensor parameter = at::zeros(gradient.sizes(), gradient.options().layout(at::kStrided));
@@ -31,7 +30,7 @@ TEST(FiniteTest, OneElementOfAnyPlaceAndTypeIsFound) {
     for (const std::int64_t size : {1, 7, 16, 33, 600'000}) {
       const at::Tensor plain = at::ones({size}, type);
       EXPECT_FALSE(finds(plain)) << type << size;
-      for (const double bad : {kInfinity, -kInfinity, std::nan("")}) {
+      for (const double bad : {test::kInfinity, -test::kInfinity, std::nan("")}) {
         for (const std::int64_t place : {std::int64_t{0}, size / 2, size - 1}) {
           const at::Tensor gradient = plain.clone();
           gradient[place] = bad;
@@ -50,13 +49,13 @@ TEST(FiniteTest, TheLargestAndTheSmallestNumbersAreFinite) {
   EXPECT_FALSE(finds(at::zeros({0})));
   const at::Tensor both = at::cat({at::full({50}, 1e30), at::full({50}, 1e-30), at::full({50}, 1.5)});
   EXPECT_FALSE(finds(both));  // each bit of an exponent is set in one of them
-  both[149] = kInfinity;
+  both[149] = test::kInfinity;
   EXPECT_TRUE(finds(both));
 }
 
 TEST(FiniteTest, EveryLayoutIsRead) {
   const at::Tensor wide = at::ones({4, 6});
-  wide[2][3] = kInfinity;
+  wide[2][3] = test::kInfinity;
   EXPECT_TRUE(finds(wide.t()));
   EXPECT_TRUE(finds(wide.slice(1, 2, 5)));
   EXPECT_FALSE(finds(wide.slice(1, 0, 3)));
@@ -76,7 +75,7 @@ TEST(FiniteTest, AScalarAndWhatIsAddedUp) {
   EXPECT_TRUE(found.any());
   EXPECT_FALSE(found.on_cpu);
   found = {};
-  found.add(non_finite_scalar(at::scalar_tensor(kInfinity)));
+  found.add(non_finite_scalar(at::scalar_tensor(test::kInfinity)));
   EXPECT_TRUE(found.on_cpu);
 }
 
@@ -108,7 +107,7 @@ TEST(FiniteTest, ClippingKnowsFiniteGradientsOfAnySize) {
         }
         // One element decides, and nothing is changed then.
         const at::Tensor before = parameters[0].grad().clone();
-        parameters[1].mutable_grad()[2] = kInfinity;
+        parameters[1].mutable_grad()[2] = test::kInfinity;
         EXPECT_TRUE(clip_grad_norm_unless_non_finite_({{.params = parameters}}, max_norm / 2).on_cpu);
         EXPECT_TRUE(at::equal(parameters[0].grad(), before));
       }
@@ -123,7 +122,7 @@ TEST(FiniteTest, ClippingDoesNotTouchGradientsWhoseNormIsNotFinite) {
   EXPECT_FALSE(clip_grad_norm_unless_non_finite_({{.params = parameters}}, 0.5).any());
   clip_grad_norm_(same, 0.5);
   EXPECT_TRUE(test::same_bits(parameters[0].grad(), same[0].grad()));
-  parameters[0].mutable_grad().view(-1)[0] = kInfinity;
+  parameters[0].mutable_grad().view(-1)[0] = test::kInfinity;
   EXPECT_TRUE(clip_grad_norm_unless_non_finite_({{.params = parameters}}, 0.5).any());
   EXPECT_TRUE(test::same_bits(parameters[2].grad(), same[2].grad()));
   EXPECT_FALSE(clip_grad_norm_unless_non_finite_({{.params = test::fresh_parameters()}}, 1.0).any());
@@ -176,7 +175,7 @@ TEST(FiniteTest, AStepThatIsNotMadeLeavesNoTrace) {
         for (int step = 1; step <= 5; ++step) {
           if (step == bad_step) {
             for (at::Tensor& parameter : parameters)
-              parameter.mutable_grad() = at::full_like(parameter, kInfinity);
+              parameter.mutable_grad() = at::full_like(parameter, test::kInfinity);
             optimizer->step_unless(found);
             if (step == 4) expect_same_state(*optimizer, *peer);
           }

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/generated/variable_factories.h>
 
 #include <fstream>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -14,6 +15,8 @@
 
 /// Parameters and gradients as in tests/optim/golden/optim.py.
 namespace cohort::test {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 inline const std::vector<std::vector<std::int64_t>> kShapes = {{5, 3, 2, 2}, {37}, {130}};
 

@@ -13,8 +13,8 @@ namespace cohort {
 namespace {
 
 // Two layers and a norm; every rank's own values unless the seed is one.
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(std::uint64_t seed, at::ScalarType type = at::kDouble) {
+struct PartlyUsedNetImpl : torch::nn::Module {
+  explicit PartlyUsedNetImpl(std::uint64_t seed, at::ScalarType type = at::kDouble) {
     at::manual_seed(seed);
     first = register_module("first", torch::nn::Linear(5, 7));
     second = register_module("second", torch::nn::Linear(7, 3));
@@ -26,33 +26,33 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear first = nullptr, second = nullptr, unused = nullptr;
   torch::nn::BatchNorm1d norm = nullptr;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(PartlyUsedNet);
 
 at::Tensor input_of(std::int64_t samples) {
   return at::arange(samples * 5, at::kDouble).view({samples, 5}).sin();
 }
 
-void backward(Net& net, const at::Tensor& input) {
+void backward(PartlyUsedNet& net, const at::Tensor& input) {
   if (input.size(0) == 0) return;
   net->forward(input).square().mean().backward();
 }
 
 // at::manual_seed is the process's: ranks that are threads make their models one after the other.
-Net make_net(std::uint64_t seed) {
+PartlyUsedNet make_partly_used(std::uint64_t seed) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  return Net(seed);
+  return PartlyUsedNet(seed);
 }
 
 TEST(GradientAveragerTest, SharesOfAnySizeGiveTheGradientOfTheJoinedBatch) {
   const at::Tensor input = input_of(6);
-  Net whole = make_net(1);
+  PartlyUsedNet whole = make_partly_used(1);
   backward(whole, input);
   const std::vector<std::vector<std::int64_t>> shares = {{2, 2, 2}, {3, 2, 1}, {5, 1, 0}, {0, 6, 0}};
   for (const auto& share : shares) {
     for (const std::int64_t chunk_bytes : {std::int64_t{1}, std::int64_t{200}, std::int64_t{1} << 20}) {
       test::run_ranks(3, chunk_bytes == 200 ? "gloo" : "shm", [&](comm::Group& group) {
-        Net net = make_net(1);
+        PartlyUsedNet net = make_partly_used(1);
         parallel::GradientAverager averager(group, {.chunk_bytes = chunk_bytes});
         const auto rank = static_cast<std::size_t>(group.rank());
         std::int64_t begin = 0;
@@ -79,7 +79,7 @@ TEST(GradientAveragerTest, RepeatedAveragesGiveTheSameBitsOnEveryRankAndOverEith
   std::vector<at::Tensor> results(8);
   for (int round = 0; round < 4; ++round) {
     test::run_ranks(2, round % 2 == 0 ? "gloo" : "shm", [&](comm::Group& group) {
-      Net net = make_net(1);
+      PartlyUsedNet net = make_partly_used(1);
       parallel::GradientAverager averager(group);
       for (int step = 0; step < 3; ++step) {
         net->zero_grad();
@@ -94,7 +94,7 @@ TEST(GradientAveragerTest, RepeatedAveragesGiveTheSameBitsOnEveryRankAndOverEith
 
 TEST(GradientAveragerTest, ALossThatIsNotFiniteOnOneRankIsKnownToAllAndChangesNothing) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
-    Net net = make_net(1);
+    PartlyUsedNet net = make_partly_used(1);
     parallel::GradientAverager averager(group);
     backward(net, input_of(4));
     const at::Tensor before = net->first->weight.grad().clone();
@@ -107,9 +107,9 @@ TEST(GradientAveragerTest, ALossThatIsNotFiniteOnOneRankIsKnownToAllAndChangesNo
 }
 
 TEST(GradientAveragerTest, ParametersAndBuffersBecomeThoseOfRank0) {
-  const Net expected = make_net(10);
+  const PartlyUsedNet expected = make_partly_used(10);
   test::run_ranks(3, "gloo", [&](comm::Group& group) {
-    Net net = make_net(10 + static_cast<std::uint64_t>(group.rank()));
+    PartlyUsedNet net = make_partly_used(10 + static_cast<std::uint64_t>(group.rank()));
     net->norm->running_mean.fill_(group.rank());
     parallel::GradientAverager averager(group);
     averager.broadcast(*net);

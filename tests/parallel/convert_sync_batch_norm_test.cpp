@@ -55,7 +55,7 @@ struct PartsImpl : nn::Cloneable<PartsImpl> {
 };
 TORCH_MODULE(Parts);
 
-nn::Sequential make_net() {
+nn::Sequential make_normed_net() {
   nn::Sequential net(nn::Conv2d(nn::Conv2dOptions(3, 6, 3)), Parts(),
                      nn::BatchNorm2d(nn::BatchNormOptions(6).affine(false)));
   net->to(at::kDouble);
@@ -67,7 +67,7 @@ at::Tensor images(std::int64_t count) {
 }
 
 TEST(ConvertSyncBatchNormTest, ReplacesTheNormsOfSequentialsAndKeepsTheirState) {
-  nn::Sequential whole = make_net();
+  nn::Sequential whole = make_normed_net();
   whole->forward(images(4));  // running statistics of its own
   std::vector<nn::Sequential> copies;
   for (int rank = 0; rank < 2; ++rank) {

@@ -17,8 +17,8 @@ using test::share_of;
 using test::Stack;
 using test::wave;
 
-struct NormedImpl : torch::nn::Module {
-  NormedImpl() {
+struct OptionalSecondImpl : torch::nn::Module {
+  OptionalSecondImpl() {
     first = register_module("first", torch::nn::Linear(5, 4));
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
     second = register_module("second", torch::nn::Linear(4, 3));
@@ -31,10 +31,10 @@ struct NormedImpl : torch::nn::Module {
   torch::nn::Linear first = nullptr, second = nullptr;
   torch::nn::BatchNorm1d norm = nullptr;
 };
-TORCH_MODULE(Normed);
+TORCH_MODULE(OptionalSecond);
 
-Normed make_normed() {
-  return seeded(1, [] { return Normed(); });
+OptionalSecond make_optional_second() {
+  return seeded(1, [] { return OptionalSecond(); });
 }
 
 void expect_buffers(const torch::nn::Module& module, const torch::nn::Module& want) {
@@ -53,7 +53,7 @@ TEST(DistributedAloneTest, AForwardTravelsNowhereAndChangesNoGradient) {
       DistributedOptions options;
       options.find_unused_parameters = finds_unused;
       options.static_graph = graph == "static";
-      DistributedDataParallel<Normed> model(make_normed(), group, options);
+      DistributedDataParallel<OptionalSecond> model(make_optional_second(), group, options);
       const at::Tensor mine = share_of(wave(9), group.rank(), 3);
       for (int step = 0; step < 25; ++step) {  // through both groupings of the buckets
         model.set_weight(step % 2 == 0 ? std::optional<double>(3) : std::nullopt);
@@ -87,7 +87,7 @@ TEST(DistributedAloneTest, BatchesThatAreSkippedScaleNothing) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     DistributedOptions options;
     options.find_unused_parameters = true;
-    DistributedDataParallel<Normed> model(make_normed(), group, options);
+    DistributedDataParallel<OptionalSecond> model(make_optional_second(), group, options);
     {
       const auto silent = model.no_sync();
       model.forward(wave(4)).sum().backward();
@@ -102,8 +102,8 @@ TEST(DistributedAloneTest, BatchesThatAreSkippedScaleNothing) {
 
 TEST(DistributedAloneTest, EvaluationHasTheBuffersOfRank0OnEveryRank) {
   test::run_ranks(3, "shm", [](comm::Group& group) {
-    DistributedDataParallel<Normed> model(make_normed(), group);
-    Normed first = make_normed();  // what rank 0 has
+    DistributedDataParallel<OptionalSecond> model(make_optional_second(), group);
+    OptionalSecond first = make_optional_second();  // what rank 0 has
     for (int step = 0; step < 3; ++step) {
       model.forward(wave(6) * (group.rank() + 1) + step).square().mean().backward();
       first->forward(wave(6) + step);
@@ -121,8 +121,8 @@ TEST(DistributedAloneTest, BuffersOfForwardsThatDoNotReduceAreSynchronizedOnDema
   test::run_ranks(3, "gloo", [](comm::Group& group) {
     DistributedOptions options;
     options.ignored = {"norm.running_var"};
-    DistributedDataParallel<Normed> model(make_normed(), group, options);
-    Normed first = make_normed(), own = make_normed();
+    DistributedDataParallel<OptionalSecond> model(make_optional_second(), group, options);
+    OptionalSecond first = make_optional_second(), own = make_optional_second();
     {
       const auto silent = model.no_sync();
       model.forward(wave(6) * (group.rank() + 1)).square().mean().backward();
@@ -139,7 +139,7 @@ TEST(DistributedAloneTest, BuffersOfForwardsThatDoNotReduceAreSynchronizedOnDema
 // The graph has saved the running statistics; the second backward is rejected where they were written to.
 TEST(DistributedAloneTest, BuffersThatAreTheSameAlreadyAreNotWrittenTo) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
-    DistributedDataParallel<Normed> model(make_normed(), group);
+    DistributedDataParallel<OptionalSecond> model(make_optional_second(), group);
     model.forward(wave(6)).square().mean().backward();
     model->eval();
     const at::Tensor x = wave(4).requires_grad_();
@@ -150,11 +150,11 @@ TEST(DistributedAloneTest, BuffersThatAreTheSameAlreadyAreNotWrittenTo) {
 }
 
 TEST(DistributedAloneTest, AModelIsTrainedInEvaluationModeToo) {
-  Normed whole = make_normed();
+  OptionalSecond whole = make_optional_second();
   whole->eval();
   whole->forward(wave(6)).square().mean().backward();
   test::run_ranks(2, "shm", [&](comm::Group& group) {
-    DistributedDataParallel<Normed> model(make_normed(), group);
+    DistributedDataParallel<OptionalSecond> model(make_optional_second(), group);
     model->eval();
     model.forward(share_of(wave(6), group.rank(), 2)).square().mean().backward();
     EXPECT_TRUE(at::allclose(model->first->weight.grad(), whole->first->weight.grad(), 1e-12, 0));

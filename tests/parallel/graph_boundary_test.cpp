@@ -24,12 +24,12 @@ using namespace std::chrono_literals;
 namespace nn = torch::nn;
 using base::Placement;
 
-nn::Sequential make_net() {
+nn::Sequential make_perceptron() {
   at::manual_seed(3);
   return nn::Sequential(nn::Linear(6, 8), nn::Tanh(), nn::Linear(8, 4));
 }
 
-at::Tensor input_of(bool requires_grad = true) {
+at::Tensor boundary_input(bool requires_grad = true) {
   return at::arange(30, at::kFloat).view({5, 6}).sin().requires_grad_(requires_grad);
 }
 
@@ -64,8 +64,8 @@ DevicePart part_of(const char* place, nn::Sequential net, const at::Tensor& x) {
 }
 
 TEST(GraphBoundaryTest, ValuesAndGradientsAreThoseOfThePlainCall) {
-  nn::Sequential net = make_net();
-  at::Tensor x = input_of(), y = input_of();
+  nn::Sequential net = make_perceptron();
+  at::Tensor x = boundary_input(), y = boundary_input();
   const at::Tensor plain = net->forward(x.tanh());
   plain.square().sum().backward();
   const Tensors expected = gradients_of(net);
@@ -80,7 +80,7 @@ TEST(GraphBoundaryTest, ForwardAndBackwardRunOnThePlacementsThread) {
   const auto worker = worker_of("cpu:0");
   const auto id = worker->run("id", [] { return std::this_thread::get_id(); });
   std::set<std::thread::id> forward, backward;
-  at::Tensor x = input_of();
+  at::Tensor x = boundary_input();
   const at::Tensor y = run(
       worker,
       [&](const at::Tensor& t) {
@@ -117,7 +117,7 @@ TEST(GraphBoundaryTest, BackwardsOfThePartsOfOneCallRunAtTheSameTime) {
   const auto meeting = std::make_shared<Meeting>();
   std::vector<DevicePart> parts;
   for (const char* place : {"cpu:0/a", "cpu:0/b"}) {
-    parts.push_back({PartName(place), worker_of(place), {input_of()}, [meeting](const Tensors& in) {
+    parts.push_back({PartName(place), worker_of(place), {boundary_input()}, [meeting](const Tensors& in) {
                        at::Tensor y = in.front() * 3;
                        y.register_hook([meeting](const at::Tensor& gradient) {
                          meeting->meet();
@@ -134,8 +134,8 @@ TEST(GraphBoundaryTest, BackwardsOfThePartsOfOneCallRunAtTheSameTime) {
 }
 
 TEST(GraphBoundaryTest, PartsThatShareParametersAddTheirGradientsInOrder) {
-  nn::Sequential net = make_net();
-  const at::Tensor a = input_of(false), b = a + 1, c = a * 2;
+  nn::Sequential net = make_perceptron();
+  const at::Tensor a = boundary_input(false), b = a + 1, c = a * 2;
   const auto loss_of = [](const at::Tensor& y) { return y.square().sum(); };
   Tensors each;
   std::vector<Tensors> single;
@@ -170,8 +170,8 @@ TEST(GraphBoundaryTest, LargeGradientsAreAddedOnTheWorkers) {
 }
 
 TEST(GraphBoundaryTest, SeveralForwardsBeforeOneBackwardAndARetainedGraph) {
-  nn::Sequential net = make_net();
-  at::Tensor x = input_of();
+  nn::Sequential net = make_perceptron();
+  at::Tensor x = boundary_input();
   const auto worker = worker_of("cpu:0");
   const auto twice = [&](const auto& forward) {
     const at::Tensor loss = (forward(x) * forward(x.cos())).sum();
@@ -187,16 +187,16 @@ TEST(GraphBoundaryTest, SeveralForwardsBeforeOneBackwardAndARetainedGraph) {
 }
 
 TEST(GraphBoundaryTest, ASecondBackwardWithoutRetainIsRejected) {
-  at::Tensor x = input_of();
+  at::Tensor x = boundary_input();
   const at::Tensor y = run(worker_of("cpu:0"), [](const at::Tensor& t) { return t.exp().sum(); }, x);
   y.backward();
   COHORT_EXPECT_THROW_WITH(y.backward(), UsageError, "whose graph has been freed");
 }
 
 TEST(GraphBoundaryTest, WithoutGradientsItIsAPlainCall) {
-  nn::Sequential net = make_net();
+  nn::Sequential net = make_perceptron();
   const at::NoGradGuard no_grad;
-  const at::Tensor x = input_of(false);
+  const at::Tensor x = boundary_input(false);
   const at::Tensor y = run(worker_of("cpu:0"), net, x);
   EXPECT_FALSE(y.requires_grad());
   EXPECT_TRUE(at::equal(y, net->forward(x)));
@@ -217,7 +217,7 @@ TEST(GraphBoundaryTest, UnusedResultsAndUnusedParametersHaveNoGradient) {
 }
 
 TEST(GraphBoundaryTest, NestedInputsAndResultsAndResultsWithoutGradient) {
-  std::map<std::string, at::Tensor> input{{"a", input_of()}, {"index", at::tensor({1, 0})}};
+  std::map<std::string, at::Tensor> input{{"a", boundary_input()}, {"index", at::tensor({1, 0})}};
   const auto result = run(
       worker_of("cpu:0"),
       [](const std::map<std::string, at::Tensor>& in, double scale) {
@@ -235,8 +235,8 @@ TEST(GraphBoundaryTest, NestedInputsAndResultsAndResultsWithoutGradient) {
 }
 
 TEST(GraphBoundaryTest, AutogradGradAsksForSomeGradientsAndLeavesTheOthersAlone) {
-  nn::Sequential net = make_net();
-  at::Tensor x = input_of();
+  nn::Sequential net = make_perceptron();
+  at::Tensor x = boundary_input();
   const Tensors wanted{x, net->parameters().front()};
   const Tensors expected = torch::autograd::grad({net->forward(x).square().sum()}, wanted);
   const Tensors found = torch::autograd::grad({run(worker_of("cpu:0"), net, x).square().sum()}, wanted);
@@ -245,9 +245,9 @@ TEST(GraphBoundaryTest, AutogradGradAsksForSomeGradientsAndLeavesTheOthersAlone)
 }
 
 TEST(GraphBoundaryTest, PartsCallPartsInOneDirection) {
-  nn::Sequential first = make_net();
+  nn::Sequential first = make_perceptron();
   nn::Linear second(4, 2);
-  at::Tensor x = input_of(), y = input_of();
+  at::Tensor x = boundary_input(), y = boundary_input();
   second->forward(first->forward(x)).sum().backward();
   const Tensors expected = gradients_of(first);
   const auto outer = worker_of("cpu:0/a"), inner = worker_of("cpu:0/b");
@@ -260,8 +260,8 @@ TEST(GraphBoundaryTest, PartsCallPartsInOneDirection) {
 }
 
 TEST(GraphBoundaryTest, RecomputationWithinAPart) {
-  nn::Sequential net = make_net();
-  at::Tensor x = input_of(), y = input_of();
+  nn::Sequential net = make_perceptron();
+  at::Tensor x = boundary_input(), y = boundary_input();
   net->forward(x).square().sum().backward();
   const Tensors expected = gradients_of(net);
   const auto again = [&](const at::Tensor& t) { return autograd::recompute(net, t); };
@@ -271,35 +271,35 @@ TEST(GraphBoundaryTest, RecomputationWithinAPart) {
 }
 
 TEST(GraphBoundaryTest, HooksOfParametersRunOnceOnTheThreadThatCalledBackward) {
-  nn::Sequential net = make_net();
+  nn::Sequential net = make_perceptron();
   const at::Tensor weight = net->parameters().front();
   std::vector<std::thread::id> calls;
   weight.register_hook([&](const at::Tensor& gradient) {
     calls.push_back(std::this_thread::get_id());
     return gradient * 2;
   });
-  net->forward(input_of()).sum().backward();
+  net->forward(boundary_input()).sum().backward();
   const Tensors expected = gradients_of(net);
   calls.clear();
-  run(worker_of("cpu:0"), net, input_of()).sum().backward();
+  run(worker_of("cpu:0"), net, boundary_input()).sum().backward();
   EXPECT_EQ(calls, std::vector{std::this_thread::get_id()});
   expect_equal(gradients_of(net), expected);
 }
 
 TEST(GraphBoundaryTest, ErrorsNameThePart) {
-  nn::Sequential net = make_net();
+  nn::Sequential net = make_perceptron();
   std::vector<DevicePart> parts;
-  parts.push_back(part_of("cpu:0/a", net, input_of()));
+  parts.push_back(part_of("cpu:0/a", net, boundary_input()));
   parts.push_back(part_of("cpu:0/b", net, at::ones({2, 5})));
   COHORT_EXPECT_THROW_WITH(run_on_devices(std::move(parts)), c10::Error, "in part on cpu:0/b");
   const auto worker = worker_of("cpu:0");
   COHORT_EXPECT_THROW_WITH(
       run(
-          worker, [](const at::Tensor&) -> at::Tensor { throw DataError("test", "no"); }, input_of()),
+          worker, [](const at::Tensor&) -> at::Tensor { throw DataError("test", "no"); }, boundary_input()),
       DataError, "a part on cpu:0: [test] no");
   COHORT_EXPECT_THROW_WITH(
       run(
-          worker, [](const at::Tensor&) -> at::Tensor { throw std::out_of_range("far"); }, input_of()),
+          worker, [](const at::Tensor&) -> at::Tensor { throw std::out_of_range("far"); }, boundary_input()),
       Error, "a part on cpu:0: far");
   const at::Tensor y = run(
       worker,
@@ -308,16 +308,16 @@ TEST(GraphBoundaryTest, ErrorsNameThePart) {
         z.register_hook([](const at::Tensor&) -> at::Tensor { throw DataError("test", "in backward"); });
         return z.sum();
       },
-      input_of());
+      boundary_input());
   COHORT_EXPECT_THROW_WITH(y.backward(), DataError, "a part on cpu:0: [test] in backward");
-  EXPECT_TRUE(run(worker, net, input_of()).defined()) << "the next step runs";
+  EXPECT_TRUE(run(worker, net, boundary_input()).defined()) << "the next step runs";
 }
 
 TEST(GraphBoundaryTest, APartThatHangsIsNamedAndTheNextStepRuns) {
   const auto gate = std::make_shared<test::Gate>(), entered = std::make_shared<test::Gate>();
   std::vector<DevicePart> parts;
   parts.push_back(
-      {PartName("replica 1"), worker_of("cpu:0"), {input_of()}, [gate, entered](const Tensors& in) {
+      {PartName("replica 1"), worker_of("cpu:0"), {boundary_input()}, [gate, entered](const Tensors& in) {
          entered->open();
          gate->wait();
          return in;
@@ -326,15 +326,15 @@ TEST(GraphBoundaryTest, APartThatHangsIsNamedAndTheNextStepRuns) {
   COHORT_EXPECT_THROW_WITH(run_on_devices(std::move(parts), {.timeout = 5ms}), TimeoutError,
                            "for replica 1 forward on thread cpu:0");
   entered->wait();  // before it nothing is stuck
-  nn::Sequential net = make_net();
-  EXPECT_TRUE(at::equal(run(worker, net, input_of()), net->forward(input_of())));
+  nn::Sequential net = make_perceptron();
+  EXPECT_TRUE(at::equal(run(worker, net, boundary_input()), net->forward(boundary_input())));
   gate->open();
 }
 
 TEST(GraphBoundaryTest, WhatCannotBeRightIsRejected) {
-  nn::Sequential net = make_net();
+  nn::Sequential net = make_perceptron();
   const auto worker = worker_of("cpu:0");
-  at::Tensor x = input_of();
+  at::Tensor x = boundary_input();
   const at::Tensor outside = x * 2;
   COHORT_EXPECT_THROW_WITH(run(
                                worker, [&](const at::Tensor& t) { return t + outside; }, x),

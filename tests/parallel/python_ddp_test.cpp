@@ -26,7 +26,7 @@ namespace nn = torch::nn;
 
 constexpr int kSteps = 50, kRanks = 2, kSamples = 6;  // samples of one rank
 
-nn::Sequential make_net() {
+nn::Sequential make_conv_net() {
   return test::seeded(5, [] {
     return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(3, 8, 3).padding(1)), nn::BatchNorm2d(8), nn::ReLU(),
                           nn::MaxPool2d(2), nn::Conv2d(nn::Conv2dOptions(8, 16, 3).padding(1)),
@@ -44,11 +44,11 @@ TEST(PythonDdpTest, TwoRanksEndWithTheBitsOfPythons) {
     return std::pair(at::randn({kSteps, kRanks, kSamples, 3, 12, 12}),
                      at::randint(10, {kSteps, kRanks, kSamples}, at::kLong));
   });
-  checkpoint::save_safetensors(folder / "start.safetensors", checkpoint::module_state(*make_net()));
+  checkpoint::save_safetensors(folder / "start.safetensors", checkpoint::module_state(*make_conv_net()));
   checkpoint::save_safetensors(folder / "samples.safetensors", {{"inputs", inputs}, {"targets", targets}});
 
   test::run_ranks(kRanks, "gloo", [&](comm::Group& group) {
-    DistributedDataParallel<nn::Sequential> model(make_net(), group);
+    DistributedDataParallel<nn::Sequential> model(make_conv_net(), group);
     torch::optim::SGD optimizer(model->parameters(),
                                 torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(1e-3));
     at::Tensor losses = at::empty({kSteps});

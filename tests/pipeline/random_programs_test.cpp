@@ -11,11 +11,11 @@
 namespace cohort::pipeline {
 namespace {
 
-using test::Captured;
-using test::RandomProgram;
-using test::Tensors;
+using cohort::test::Captured;
+using cohort::test::RandomProgram;
+using cohort::test::Tensors;
 
-const test::Seeds kSeeds = test::Seeds::usual(200);
+const cohort::test::Seeds kSeeds = cohort::test::Seeds::usual(200);
 constexpr int kStages = 3;
 constexpr std::int64_t kSize = 4;  // of a micro-batch
 
@@ -120,11 +120,12 @@ TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
       try {
         found = run_pipeline(theirs, make_inputs(seed), target, schedule);
       } catch (const std::exception& error) {
-        EXPECT_TRUE(test::contains_one_of(error.what(), kRejections)) << seed << " " << error.what();
+        EXPECT_TRUE(cohort::test::contains_one_of(error.what(), kRejections)) << seed << " " << error.what();
         ++rejected;
         continue;
       }
-      EXPECT_TRUE(test::random_calls::near(expected, found, 0)) << seed << " " << static_cast<int>(schedule);
+      EXPECT_TRUE(cohort::test::random_calls::near(expected, found, 0))
+          << seed << " " << static_cast<int>(schedule);
       ++compared;
     }
   }

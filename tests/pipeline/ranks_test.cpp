@@ -24,7 +24,7 @@ struct Result {
   Tensors gradients;
 };
 
-struct Case {
+struct RanksCase {
   Schedule schedule;
   std::vector<std::size_t> cuts;
 };
@@ -40,12 +40,12 @@ PipelineOptions two(Schedule schedule) {
 
 TEST(RanksTest, TwoRanksHaveTheBitsOfTwoThreads) {
   const at::Tensor input = torch::randn({11, 10}), target = torch::randn({11, 5});
-  const std::vector<Case> cases{{Schedule::kFillDrain, {3}},
-                                {Schedule::kOneFOneB, {4}},
-                                {Schedule::kInterleaved, {2, 4, 6}},
-                                {Schedule::kZeroBubble, {3}}};
+  const std::vector<RanksCase> cases{{Schedule::kFillDrain, {3}},
+                                     {Schedule::kOneFOneB, {4}},
+                                     {Schedule::kInterleaved, {2, 4, 6}},
+                                     {Schedule::kZeroBubble, {3}}};
   for (const char* backend : {"gloo", "shm"}) {
-    for (const Case& each : cases) {
+    for (const RanksCase& each : cases) {
       SCOPED_TRACE(base::concat(backend, ", ", to_string(each.schedule)));
       auto whole = mlp();
       Pipeline threads(cut(whole, each.cuts), two(each.schedule));

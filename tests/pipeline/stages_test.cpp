@@ -233,15 +233,15 @@ TEST(StagesTest, AreCutAtTheirLayersOnly) {
                            "got layers 0 to 8 of Sequential, expected some of its 7");
 }
 
-struct ScaleImpl : torch::nn::Module {
-  ScaleImpl() : scale(register_parameter("scale", torch::arange(1, 5, torch::kFloat))) {}
+struct ScaleByImpl : torch::nn::Module {
+  ScaleByImpl() : scale(register_parameter("scale", torch::arange(1, 5, torch::kFloat))) {}
   at::Tensor forward(at::Tensor x) { return x.mul_(scale); }
   at::Tensor scale;
 };
-TORCH_MODULE(Scale);
+TORCH_MODULE(ScaleBy);
 
 TEST(StagesTest, MayScaleTheBatchByAParameter) {
-  const torch::nn::Sequential model{Scale(), torch::nn::Linear(4, 4), torch::nn::Linear(4, 2)};
+  const torch::nn::Sequential model{ScaleBy(), torch::nn::Linear(4, 4), torch::nn::Linear(4, 2)};
   auto whole = model;
   const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
   plain_step([&](const at::Tensor& x) { return whole->forward(x.clone()); }, input, target, {3, 3});
@@ -261,7 +261,7 @@ TEST(StagesTest, MayScaleTheBatchByAParameter) {
 // micro-batch, and that of a batch which is cut with detach(): what one writes is data to the next.
 TEST(StagesTest, MicroBatchesShareNoHistoryOfTheBatch) {
   torch::nn::Linear last(4, 2);
-  Scale scale;
+  ScaleBy scale;
   std::vector<std::string> states;
   // It takes another way where an input has a graph.
   auto first = [&states, scale](const at::Tensor& x) mutable {

@@ -64,13 +64,13 @@ TEST(StoppedRankChild, DISABLED_Rank) {
   std::_Exit(::testing::Test::HasFailure() ? 1 : 0);
 }
 
-struct Case {
+struct StoppedCase {
   const char* backend;
   int stopped;
   int action;  // before which it stops
 };
 
-class StoppedRankTest : public ::testing::TestWithParam<Case> {};
+class StoppedRankTest : public ::testing::TestWithParam<StoppedCase> {};
 
 TEST_P(StoppedRankTest, TheStepEndsAtItsDeadlineAndNamesIt) {
   const auto [backend, stopped, action] = GetParam();
@@ -84,9 +84,10 @@ TEST_P(StoppedRankTest, TheStepEndsAtItsDeadlineAndNamesIt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StoppedRankTest,
-                         ::testing::Values(Case{"shm", 1, 0}, Case{"shm", 0, 3}, Case{"gloo", 1, 2}),
+                         ::testing::Values(StoppedCase{"shm", 1, 0}, StoppedCase{"shm", 0, 3},
+                                           StoppedCase{"gloo", 1, 2}),
                          [](const auto& info) {
-                           const Case& each = info.param;
+                           const StoppedCase& each = info.param;
                            return base::concat(each.backend, "_rank", each.stopped, "_action", each.action);
                          });
 

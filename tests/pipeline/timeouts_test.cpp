@@ -93,14 +93,14 @@ bool hold_and_compare(const Program& program, const Place& place, Then then, mil
   }
 }
 
-struct Case {
+struct HeldCase {
   std::size_t program;
   Place place;
   Then then;
 };
 
-std::vector<Case> all_cases(const std::vector<Program>& programs) {
-  std::vector<Case> all;
+std::vector<HeldCase> all_cases(const std::vector<Program>& programs) {
+  std::vector<HeldCase> all;
   for (std::size_t i = 0; i < programs.size(); ++i) {
     for (const Place& place : programs[i].places()) {
       for (const Then then : {Then::kWaits, Then::kContinues}) all.push_back({i, place, then});
@@ -110,10 +110,10 @@ std::vector<Case> all_cases(const std::vector<Program>& programs) {
 }
 
 // Each kind of place once, in any program and stage, for either caller.
-std::vector<Case> some_of(std::vector<Case> cases) {
+std::vector<HeldCase> some_of(std::vector<HeldCase> cases) {
   std::shuffle(cases.begin(), cases.end(), std::mt19937(1));
   std::set<std::tuple<ActionKind, Point, Then>> seen;
-  std::erase_if(cases, [&](const Case& each) {
+  std::erase_if(cases, [&](const HeldCase& each) {
     return !seen.emplace(each.place.action.kind, each.place.point, each.then).second;
   });
   return cases;
@@ -131,9 +131,9 @@ TEST(TimeoutsTest, AStageHeldAtAnyActionTouchesNoLaterStep) {
     const Tensors results = sound.results(sound.step());
     expected.push_back({results, sound.buffers});
   }
-  std::vector<Case> cases = all_cases(all);
+  std::vector<HeldCase> cases = all_cases(all);
   if (std::getenv("COHORT_HOLD_EVERYWHERE") == nullptr) cases = some_of(std::move(cases));
-  for (const Case& each : cases) {
+  for (const HeldCase& each : cases) {
     const Program& program = all[each.program];
     SCOPED_TRACE(base::concat(to_string(program.schedule), ", use ", static_cast<int>(program.use), ", ",
                               to_string(each.place.action), ", point ", static_cast<int>(each.place.point),

@@ -20,21 +20,21 @@ namespace {
 using test::litter;
 using test::same_bits;
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
+struct StatefulNetImpl : torch::nn::Module {
+  StatefulNetImpl() {
     state = register_buffer("state", at::ones({3}));
     weight = register_parameter("weight", at::full({3}, 0.5));
   }
   at::Tensor forward(const at::Tensor& x) { return (x * weight + state).exp(); }
   at::Tensor state, weight;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(StatefulNet);
 
 // Calls a net and its script on what `input` says.
-void expect_like_eager(const std::function<at::Tensor(Net net, int call)>& input) {
+void expect_like_eager(const std::function<at::Tensor(StatefulNet net, int call)>& input) {
   for (const bool has_gradients : {false, true}) {
     const at::AutoGradMode mode(has_gradients);
-    Net net;
+    StatefulNet net;
     auto fast = script(net);
     for (int call = 0; call < 10; ++call) {
       const at::Tensor x = input(net, call);
@@ -50,14 +50,15 @@ void expect_like_eager(const std::function<at::Tensor(Net net, int call)>& input
 }
 
 TEST(CapturedInputsTest, ABufferOfTheModuleIsAnInputInTheFirstCalls) {
-  expect_like_eager([](Net net, int call) { return call < 3 ? net->state : at::full({3}, -1.0); });
-  expect_like_eager([](Net net, int call) { return call < 5 ? net->state.view({3}) : at::full({3}, -1.0); });
+  expect_like_eager([](StatefulNet net, int call) { return call < 3 ? net->state : at::full({3}, -1.0); });
   expect_like_eager(
-      [](Net net, int call) { return call < 5 ? net->state.detach() : at::full({3}, -1.0 * call); });
+      [](StatefulNet net, int call) { return call < 5 ? net->state.view({3}) : at::full({3}, -1.0); });
+  expect_like_eager(
+      [](StatefulNet net, int call) { return call < 5 ? net->state.detach() : at::full({3}, -1.0 * call); });
 }
 
 TEST(CapturedInputsTest, CallsWithABufferOfTheModuleAreCounted) {
-  Net net;
+  StatefulNet net;
   auto fast = script(net);
   const at::NoGradGuard no_grad;
   for (int call = 0; call < 4; ++call) fast(net->state);
@@ -67,8 +68,10 @@ TEST(CapturedInputsTest, CallsWithABufferOfTheModuleAreCounted) {
 }
 
 TEST(CapturedInputsTest, ABufferOfTheModuleIsAnInputInLaterCalls) {
-  expect_like_eager([](Net net, int call) { return call >= 4 ? net->state : at::full({3}, 1.0 + call); });
-  expect_like_eager([](Net net, int call) { return call % 2 == 1 ? net->state : at::full({3}, 1.0 + call); });
+  expect_like_eager(
+      [](StatefulNet net, int call) { return call >= 4 ? net->state : at::full({3}, 1.0 + call); });
+  expect_like_eager(
+      [](StatefulNet net, int call) { return call % 2 == 1 ? net->state : at::full({3}, 1.0 + call); });
 }
 
 // What it writes to its input is then written to the buffer, with a history that its parameters see.
@@ -105,10 +108,13 @@ TEST(CapturedInputsTest, ABufferThatIsAnInputIsWrittenToWithGradients) {
 }
 
 TEST(CapturedInputsTest, AParameterOfTheModuleIsAnInputInSomeCalls) {
-  expect_like_eager([](Net net, int call) { return call < 3 ? net->weight.detach() : at::full({3}, -1.0); });
-  expect_like_eager([](Net net, int call) { return call >= 4 ? net->weight.detach() : at::full({3}, -1.0); });
   expect_like_eager(
-      [](Net net, int call) { return call < 3 ? net->weight : at::full({3}, -1.0).requires_grad_(); });
+      [](StatefulNet net, int call) { return call < 3 ? net->weight.detach() : at::full({3}, -1.0); });
+  expect_like_eager(
+      [](StatefulNet net, int call) { return call >= 4 ? net->weight.detach() : at::full({3}, -1.0); });
+  expect_like_eager([](StatefulNet net, int call) {
+    return call < 3 ? net->weight : at::full({3}, -1.0).requires_grad_();
+  });
 }
 
 // A function that writes to what it captured; the input may lie in the same memory.

@@ -57,11 +57,11 @@ void update_in_backward(const at::Tensor& w, Hook hook) {
 }
 
 using Fn = std::function<at::Tensor(const Tensors& weights, const at::Tensor& x)>;
-struct Named {
+struct NamedFn {
   const char* name;
   Fn fn;
 };
-const std::vector<Named> kFunctions = {
+const std::vector<NamedFn> kHookedFunctions = {
     {"w.mm(x)", [](const Tensors& w, const at::Tensor& x) { return w[0].mm(x).mul(2); }},
     {"x.mm(w)", [](const Tensors& w, const at::Tensor& x) { return x.mm(w[0]).mul(2); }},
     {"linear", [](const Tensors& w, const at::Tensor& x) { return at::linear(x, w[0]).mul(2); }},
@@ -103,7 +103,7 @@ Tensors train(const Fn& fn, Hook hook, std::int64_t chunk, bool is_scripted) {
 }
 
 TEST(GradientHooksTest, ThatUpdateTheirWeightLeaveTheOtherGradientsRight) {
-  for (const auto& [name, fn] : kFunctions) {
+  for (const auto& [name, fn] : kHookedFunctions) {
     for (const Hook hook : {Hook::kOnGradient, Hook::kAfterAccumulation}) {
       for (const std::int64_t chunk : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1} << 20}) {
         SCOPED_TRACE(std::string(name) + ", chunks of " + std::to_string(chunk));

@@ -24,8 +24,8 @@ using test::cross_entropy;
 using test::same_bits;
 
 /// Two layers that can be replaced, as members of a model of one's own can.
-struct NetImpl : nn::Module {
-  NetImpl()
+struct ChangingNetImpl : nn::Module {
+  ChangingNetImpl()
       : first(register_module("first", nn::Linear(8, 8))),
         drop(register_module("drop", nn::Dropout(0.5))),
         last(register_module("last", nn::Linear(8, 10))),
@@ -39,13 +39,13 @@ struct NetImpl : nn::Module {
   nn::Linear last;
   at::Tensor scale;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(ChangingNet);
 
-using Change = std::function<void(Net&)>;
+using Change = std::function<void(ChangingNet&)>;
 
 Tensors train(const Change& change, bool scripted, bool whole_step) {
   at::manual_seed(1);
-  Net net;
+  ChangingNet net;
   optim::SGD sgd(net->parameters(), optim::SGDOptions(0.05));
   auto fast = script(net);
   auto step = script_step(net, cross_entropy, sgd);
@@ -87,20 +87,21 @@ void expect_heard(const char* what, const Change& change) {
 }
 
 TEST(InPlaceTest, OfWhatAModelConsistsOfAreHeard) {
-  expect_heard("nothing", [](Net&) {});
-  expect_heard("training flag", [](Net& net) { net->eval(); });
-  expect_heard("training flag of one layer", [](Net& net) { net->drop->eval(); });
-  expect_heard("frozen", [](Net& net) { net->first->weight.set_requires_grad(false); });
-  expect_heard("dtype", [](Net& net) { net->to(at::kDouble); });
-  expect_heard("parameter's memory", [](Net& net) { net->last->weight.set_data(at::randn({10, 8})); });
-  expect_heard("values in place", [](Net& net) {
+  expect_heard("nothing", [](ChangingNet&) {});
+  expect_heard("training flag", [](ChangingNet& net) { net->eval(); });
+  expect_heard("training flag of one layer", [](ChangingNet& net) { net->drop->eval(); });
+  expect_heard("frozen", [](ChangingNet& net) { net->first->weight.set_requires_grad(false); });
+  expect_heard("dtype", [](ChangingNet& net) { net->to(at::kDouble); });
+  expect_heard("parameter's memory",
+               [](ChangingNet& net) { net->last->weight.set_data(at::randn({10, 8})); });
+  expect_heard("values in place", [](ChangingNet& net) {
     const at::NoGradGuard no_grad;
     net->last->weight.mul_(2);
   });
   // The optimizer has the old ones: the new ones get gradients, and nobody steps them.
   expect_heard("module replaced",
-               [](Net& net) { net->last = net->replace_module("last", nn::Linear(8, 10)); });
-  expect_heard("parameter replaced", [](Net& net) { net->replace_scale(); });
+               [](ChangingNet& net) { net->last = net->replace_module("last", nn::Linear(8, 10)); });
+  expect_heard("parameter replaced", [](ChangingNet& net) { net->replace_scale(); });
 }
 
 // A tensor that a function captured, and that no module watches.

@@ -7,7 +7,7 @@
 namespace cohort::script {
 namespace {
 
-using namespace test;
+using namespace trainings;
 
 TEST(ScriptModelsTest, MlpWithBatchNormAndDropout) {
   const auto make = [] { return cohort::test::small_mlp(); };

@@ -22,7 +22,7 @@
 #include "nets.h"
 
 /// Whole trainings, eager and scripted, with everything that a training loop does.
-namespace cohort::script::test {
+namespace cohort::script::trainings {
 
 using cohort::test::cross_entropy;
 using cohort::test::same_bits;
@@ -140,4 +140,4 @@ inline models::ModelOptions options_of(const char* name, std::int64_t channels, 
   return options;
 }
 
-}  // namespace cohort::script::test
+}  // namespace cohort::script::trainings

@@ -38,7 +38,7 @@ using test::TempDir;
 
 constexpr std::int64_t kSteps = 5;  // of an epoch
 
-data::Loader make_loader() {
+data::Loader make_random_loader() {
   at::manual_seed(7);
   const at::Tensor input = at::randn({kSteps * 8, 6});
   return data::Loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{input, input.argmax(1)}),
@@ -114,7 +114,7 @@ TEST(NonFiniteTest, AnInfiniteGradientOfAFiniteLossChangesNothing) {
         Steep net(3 * accumulate);
         ClassificationTask task(net.ptr(), make(optimizer, net->parameters()), nullptr,
                                 ClassificationOptions().clip_norm(clip_norm).accumulate(accumulate));
-        data::Loader loader = make_loader();
+        data::Loader loader = make_random_loader();
         Trainer trainer(TrainerOptions().stop_on_non_finite(false));
         const auto watch = std::make_shared<HangDetector>(*net);
         trainer.add_callback(watch);
@@ -240,13 +240,13 @@ TEST(KeptBuffersTest, ASparseBufferIsPutBackToo) {
 TEST(NonFiniteTest, AnInfiniteGradientStopsTheRunAndNamesTheParameter) {
   Steep net(3);
   ClassificationTask task(net.ptr(), make("sgd", net->parameters()), nullptr);
-  data::Loader loader = make_loader();
+  data::Loader loader = make_random_loader();
   COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions()).fit(task, loader), NumericError,
                            "a gradient of step 3 (epoch 1) is not finite; the first is that of steep");
 }
 
 TEST(NonFiniteTest, AModelThatReportsNoLayersIsToldByItsInputAndOutput) {
-  data::Loader loader = make_loader();
+  data::Loader loader = make_random_loader();
   Steep broken(0);
   broken->steep.data().fill_(std::nan(""));
   ClassificationTask task(torch::nn::AnyModule(broken), make("sgd", broken->parameters()), nullptr);
@@ -272,7 +272,7 @@ TEST(NonFiniteTest, TheBadStepIsLeftOutOfTheMeanAndTheGoodStepAfterItIsNot) {
   for (const Case& each :
        {Case{{}, 3.0}, Case{{3}, 3.0}, Case{{1}, 3.5}, Case{{5}, 2.5}, Case{{2, 3}, 10.0 / 3}}) {
     LateTask task(each.bad);
-    data::Loader loader = make_loader();
+    data::Loader loader = make_random_loader();
     FitResult result;
     const std::string log = log_of(
         [&] { result = Trainer(TrainerOptions().stop_on_non_finite(false).log_every(2)).fit(task, loader); });
@@ -286,7 +286,7 @@ TEST(NonFiniteTest, TheBadStepIsLeftOutOfTheMeanAndTheGoodStepAfterItIsNot) {
 TEST(NonFiniteTest, TheVeryLastStepIsLookedAt) {
   for (const std::int64_t max_steps : {0, 4}) {
     LateTask task({max_steps == 0 ? 2 * kSteps : max_steps});
-    data::Loader loader = make_loader();
+    data::Loader loader = make_random_loader();
     COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().epochs(2).max_steps(max_steps)).fit(task, loader),
                              NumericError, "is not finite");
   }
@@ -296,7 +296,7 @@ TEST(NonFiniteTest, NoCheckpointIsSavedOfAStepThatEndsTheRun) {
   for (const std::int64_t bad : {3, 5, 10}) {
     TempDir dir;
     LateTask task({bad});
-    data::Loader loader = make_loader();
+    data::Loader loader = make_random_loader();
     COHORT_EXPECT_THROW_WITH(
         Trainer(TrainerOptions().epochs(2).run_dir(dir.path()).save_every_steps(1)).fit(task, loader),
         NumericError, base::concat("the loss of step ", bad, " "));
@@ -320,7 +320,7 @@ TEST(NonFiniteTest, NoCheckpointIsSavedOfParametersThatAreNotFinite) {
   for (const bool stops : {true, false}) {
     TempDir dir;
     Overflowing task;
-    data::Loader loader = make_loader();
+    data::Loader loader = make_random_loader();
     COHORT_EXPECT_THROW_WITH(
         Trainer(TrainerOptions().epochs(2).run_dir(dir.path()).save_every_steps(1).stop_on_non_finite(stops))
             .fit(task, loader),
@@ -334,7 +334,7 @@ TEST(NonFiniteTest, ARunThatFailsWhereItWentOnIsToldToTakeAnEarlierCheckpoint) {
   const auto options = [&](const std::string& resume) {
     return TrainerOptions().epochs(2).run_dir(dir.path()).save_every_steps(1).resume(resume);
   };
-  data::Loader loader = make_loader();
+  data::Loader loader = make_random_loader();
   for (const char* resume : {"", "auto"}) {  // as a run that has diverged fails at each start anew
     LateTask task({4});
     task.step = *resume == '\0' ? 0 : 3;
@@ -361,7 +361,7 @@ TEST(NonFiniteTest, AStartWhoseFirstStepIsNotFiniteDoesNotCount) {
   };
   TempDir dir;
   const auto options = TrainerOptions().epochs(1).run_dir(dir.path()).save_every_steps(1).keep(0);
-  data::Loader loader = make_loader();
+  data::Loader loader = make_random_loader();
   LateTask good({});
   Trainer(options).fit(good, loader);
   const checkpoint::RunCheckpoints checkpoints(dir / "checkpoints");

@@ -35,7 +35,7 @@ struct Case {
   bool freeze_norms = false;
 };
 
-constexpr std::int64_t kSamples = 26;  // three steps of 9, 9 and 8: no share but the first's divides
+constexpr std::int64_t kRankSamples = 26;  // three steps of 9, 9 and 8: no share but the first's divides
 constexpr std::int64_t kGlobalBatch = 9;
 
 TEST(RankDeviceTest, ARankTakesItsOwnGpuOrTheOneThatItSees) {
@@ -118,7 +118,7 @@ struct NumbersTask : Task {
   bool tells_before = true;  // that it will average
 };
 
-std::shared_ptr<data::Dataset> data_of(const Case& of, std::int64_t samples = kSamples) {
+std::shared_ptr<data::Dataset> data_of(const Case& of, std::int64_t samples = kRankSamples) {
   std::vector<std::int64_t> shape = {samples};
   shape.insert(shape.end(), of.shape.begin(), of.shape.end());
   std::int64_t numel = 1;
