@@ -59,6 +59,8 @@ COHORT_DEFINE_ERROR(CommError);
 COHORT_DEFINE_ERROR(PeerError);
 /// The processes of a job could not meet.
 COHORT_DEFINE_ERROR(RendezvousError);
+/// What another process threw, where no other type fits.
+COHORT_DEFINE_ERROR(RemoteError);
 
 #undef COHORT_DEFINE_ERROR
 

@@ -81,6 +81,23 @@ TEST(FutureTest, AValueIsTakenOnce) {
   COHORT_EXPECT_THROW_WITH(none.ready(), UsageError, "not there");
 }
 
+TEST(FutureTest, CallbacksRunOnceItIsThere) {
+  Promise<int> promise("a number");
+  Future<int> future = promise.future();
+  int before = 0, after = 0;
+  future.on_ready([&] { before += future.ready() ? 1 : 100; });
+  EXPECT_EQ(before, 0);
+  promise.run([] { return 7; });
+  EXPECT_EQ(before, 1);
+  future.on_ready([&] { ++after; });
+  EXPECT_EQ(after, 1) << "at once where it is there";
+  EXPECT_EQ(future.get(patience()), 7);
+
+  Future<void> lost = Promise<void>("lost").future();
+  lost.on_ready([&] { ++after; });
+  EXPECT_EQ(after, 2) << "for an error too";
+}
+
 // Results that are set while somebody begins to wait, gives up or looks.
 TEST(FutureTest, ARandomScheduleLosesNoResult) {
   std::mt19937 random(1);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <random>
 #include <set>
@@ -40,6 +41,34 @@ TEST(ThreadPoolTest, RunsAsManyAtATimeAsItMay) {
   for (int i = 0; i < 40; ++i) EXPECT_EQ(futures[static_cast<std::size_t>(i)].get(patience()), i);
   EXPECT_EQ(most, 2);
   EXPECT_EQ(started, 2);
+}
+
+// Functions that wait for functions of the same pool: each gives its place to the next.
+TEST(ThreadPoolTest, FunctionsThatWaitForOthersOfThePoolDoNotUseItUp) {
+  ThreadPool pool({.name = "t", .max_threads = 2});
+  std::function<int(int)> depth = [&](int left) {
+    if (left == 0) return 0;
+    Future<int> below = pool.submit("below", [&, left] { return depth(left - 1); });
+    const ThreadPool::Waiting waiting;
+    return below.get(patience()) + 1;
+  };
+  EXPECT_EQ(pool.submit("top", [&] { return depth(20); }).get(patience()), 20);
+
+  // Of the threads that this made two run at a time.
+  std::atomic<int> running{0}, most{0};
+  std::vector<Future<void>> futures;
+  for (int i = 0; i < 40; ++i) {
+    futures.push_back(pool.submit("count", [&] {
+      const int now = ++running;
+      for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
+      }
+      std::this_thread::sleep_for(1ms);
+      --running;
+    }));
+  }
+  for (Future<void>& future : futures) future.get(patience());
+  EXPECT_EQ(most, 2);
+  const ThreadPool::Waiting outside;  // on a thread of no pool
 }
 
 TEST(ThreadPoolTest, MakesNoThreadWhereOneIsIdle) {

@@ -34,12 +34,23 @@ bool State::abandon() {
 
 void State::finish(std::exception_ptr error) noexcept {
   error_ = std::move(error);
+  std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard lock(mutex_);
     on_done();
     done_.store(true, std::memory_order_release);
+    callbacks.swap(callbacks_);
   }
   finished_.notify_all();
+  for (const auto& callback : callbacks) callback();
+}
+
+void State::on_ready(std::function<void()> fn) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done()) return callbacks_.push_back(std::move(fn));
+  }
+  fn();
 }
 
 void Task::run() noexcept {

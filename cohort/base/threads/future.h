@@ -10,6 +10,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cohort/base/threads/deadline.h"
 
@@ -43,6 +44,7 @@ class State {
   bool abandon();
   /// It is done: its value is there, or this error.
   void finish(std::exception_ptr error) noexcept;
+  void on_ready(std::function<void()> fn);
 
  protected:
   /// For a message: "the answer on thread cpu:1, which is idle".
@@ -60,6 +62,7 @@ class State {
   std::condition_variable finished_;
   std::exception_ptr error_;  // written before done_
   bool is_abandoned_ = false;
+  std::vector<std::function<void()>> callbacks_;  // under the mutex, until it is done
 };
 
 template <typename T, typename Base = State>
@@ -137,6 +140,9 @@ class Future {
   /// Returns whether it was there before the deadline. Throws: UsageError at once where this thread and the
   /// one of a SerialQueue would wait for each other; not where the deadline has passed already.
   bool wait(Deadline deadline) const { return state().wait(deadline); }
+  /// Has `fn`, which must not throw, called once the result is there: by the thread that sets it, or by this one at once
+  /// where it is there.
+  void on_ready(std::function<void()> fn) const { state().on_ready(std::move(fn)); }
   /// Nobody waits any more: who computes it is late until it is there. False where it is there: get() says
   /// how.
   bool abandon() const { return state().abandon(); }

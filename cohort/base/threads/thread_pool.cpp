@@ -1,5 +1,5 @@
 // One queue, under the pool's mutex, feeds all threads. A thread is made where more functions wait than
-// threads are idle, up to the limit. A function that was abandoned while it runs raises the limit by one; its
+// threads are idle, up to the limit, for which those do not count that wait for another function. A function that was abandoned while it runs raises the limit by one; its
 // thread ends after it and lowers the limit again. A task's mutex may be held when the pool's is taken, never
 // the other way round. Functions run and are destroyed under neither.
 #include "cohort/base/threads/thread_pool.h"
@@ -26,6 +26,9 @@ struct Shared : std::enable_shared_from_this<Shared> {
 
   void post(const std::shared_ptr<PooledTask>& task);
   void allow_one_more() noexcept;
+  void begin_wait() noexcept;
+  void end_wait() noexcept;
+  void start_if_needed() noexcept;
   void start();
   void run();
   std::shared_ptr<PooledTask> take();
@@ -38,6 +41,7 @@ struct Shared : std::enable_shared_from_this<Shared> {
   std::map<std::thread::id, std::thread> threads;
   int alive = 0;
   std::size_t num_idle = 0;
+  int num_waiting = 0;  // of the threads that are alive: their functions wait for others
   int limit;
   bool stopping = false;
   bool has_stopped = false;
@@ -45,7 +49,7 @@ struct Shared : std::enable_shared_from_this<Shared> {
 
 namespace {
 
-thread_local const Shared* pool_of_thread = nullptr;
+thread_local Shared* pool_of_thread = nullptr;
 
 }  // namespace
 
@@ -79,7 +83,7 @@ void Shared::post(const std::shared_ptr<PooledTask>& task) {
                                                   options.name, ", which has been stopped"));
     }
     queue.push_back(task);
-    if (num_idle < queue.size() && alive < limit) {
+    if (num_idle < queue.size() && alive - num_waiting < limit) {
       try {
         start();
       } catch (const std::system_error& error) {
@@ -95,17 +99,39 @@ void Shared::post(const std::shared_ptr<PooledTask>& task) {
 void Shared::allow_one_more() noexcept {
   const std::lock_guard lock(mutex);
   ++limit;
-  if (queue.empty() || alive >= limit) return;
+  start_if_needed();
+}
+
+void Shared::start_if_needed() noexcept {
+  if (queue.empty() || num_idle >= queue.size() || alive - num_waiting >= limit) return;
   try {
     start();
   } catch (...) {  // the next post() tries again
   }
 }
 
+void Shared::begin_wait() noexcept {
+  {
+    const std::lock_guard lock(mutex);
+    ++num_waiting;
+    start_if_needed();
+  }
+  changed.notify_one();
+}
+
+void Shared::end_wait() noexcept {
+  const std::lock_guard lock(mutex);
+  --num_waiting;
+}
+
 std::shared_ptr<PooledTask> Shared::take() {
   std::unique_lock lock(mutex);
   ++num_idle;
-  wait_for_task(changed, lock, [this] { return !queue.empty() || stopping; });
+  // Where functions have waited there are threads above the limit.
+  wait_for_task(changed, lock, [this] {
+    if (queue.empty()) return stopping;
+    return alive - static_cast<int>(num_idle) - num_waiting < limit;
+  });
   --num_idle;
   if (queue.empty()) return nullptr;
   std::shared_ptr<PooledTask> task = std::move(queue.front());
@@ -177,6 +203,15 @@ ThreadPool::ThreadPool(Options options)
   if (shared_->limit >= 1) return;
   throw UsageError("base.thread_pool", concat("max_threads of the pool ", shared_->options.name, " is ",
                                               shared_->limit, ", expected at least 1"));
+}
+
+ThreadPool::Waiting::Waiting() {
+  if (thread_pool_detail::pool_of_thread == nullptr) return;
+  shared_ = thread_pool_detail::pool_of_thread->shared_from_this();
+  shared_->begin_wait();
+}
+ThreadPool::Waiting::~Waiting() {
+  if (shared_ != nullptr) shared_->end_wait();
 }
 
 ThreadPool::~ThreadPool() {

@@ -65,6 +65,19 @@ class ThreadPool {
         what, std::move(fn), [this](auto task) { post(std::move(task)); });
   }
 
+  /// A function of a pool that waits for another one: while this lives, a further thread may run in its place, so that
+  /// functions which wait for functions of the same pool cannot use it up. On another thread it does nothing.
+  class Waiting {
+   public:
+    Waiting();
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    std::shared_ptr<thread_pool_detail::Shared> shared_;
+  };
+
   /// Runs what was given, then ends the threads. Those that are still busy when `patience` is over are left
   /// behind: each ends after the function that it is in, and what has not begun fails. Returns how many are
   /// left; called again, it does not wait. On a thread of the pool it leaves all behind.
