@@ -1,0 +1,282 @@
+// Two rules make the order of frames. Of a channel one message is cut at a time, so a channel's messages begin and end in
+// order. Short messages, of one frame, go before the next piece of a long one, but at most one piece's worth of them, so
+// neither can starve the other.
+//
+// The window holds back messages that have not begun, never pieces of those that have: a message that has begun always
+// ends. Where the next message in turn does not fit, no other begins in its place, or a large one would wait for ever.
+//
+// A message is kept until it is acknowledged. After a new link each that was not goes again, from its first byte and under
+// its number, and the other side drops what it had. Its bytes count once in the window.
+#include "cohort/net/internal/outbox.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/net/internal/bytes.h"
+
+namespace cohort::net {
+namespace {
+
+iovec part_of(const void* data, std::size_t size) {
+  return {const_cast<void*>(data), size};
+}
+
+// The table in front of a message's first bytes.
+std::string table_of(const Message& message) {
+  std::string table;
+  put(table, message.channel);
+  put(table, static_cast<std::uint32_t>(1 + message.payloads.size()));
+  put(table, static_cast<std::uint64_t>(message.header.size()));
+  for (const Payload& payload : message.payloads)
+    put(table, static_cast<std::uint64_t>(payload.bytes.size()));
+  return table;
+}
+
+// Appends the bytes [begin, end) of the message: header and payloads, one after the other.
+void append_bytes(std::vector<iovec>& parts, const Message& message, std::size_t begin, std::size_t end) {
+  std::size_t start = 0;
+  const auto append = [&](const void* data, std::size_t size) {
+    const std::size_t from = std::max(begin, start), to = std::min(end, start + size);
+    if (from < to) parts.push_back(part_of(static_cast<const std::byte*>(data) + (from - start), to - from));
+    start += size;
+  };
+  append(message.header.data(), message.header.size());
+  for (const Payload& payload : message.payloads) {
+    if (start >= end) break;
+    append(payload.bytes.data(), payload.bytes.size());
+  }
+}
+
+}  // namespace
+
+void Outbox::push(Message message) {
+  if (message.payloads.size() > kMaxPayloads) {
+    throw UsageError("net.send", base::concat("a message has ", message.payloads.size(),
+                                              " payloads, expected at most ", kMaxPayloads));
+  }
+  if (message.header.size() > kMaxHeaderBytes) {
+    throw UsageError("net.send",
+                     base::concat("the header of a message has ", message.header.size(),
+                                  " bytes, expected at most ", kMaxHeaderBytes),
+                     "a payload");
+  }
+  const std::uint32_t channel = message.channel;
+  std::deque<Message>& queue = queues_[channel];
+  queue.push_back(std::move(message));
+  ++num_queued_;
+  if (queue.size() == 1 && !num_uncut_.contains(channel)) put_in_turn(channel);
+}
+
+void Outbox::push_control(FrameKind kind) {
+  controls_.push_back(kind);
+}
+
+void Outbox::put_in_turn(std::uint32_t channel) {
+  const auto queue = queues_.find(channel);
+  if (queue == queues_.end()) return;
+  (queue->second.front().num_bytes() <= kPieceBytes ? short_turns_ : long_turns_).push_back(channel);
+}
+
+// Whose channel is next: short messages first, unless they had a piece's worth and a long one waits.
+const std::deque<std::uint32_t>& Outbox::next_turns() const {
+  if (short_turns_.empty()) return long_turns_;
+  if (!long_turns_.empty() && short_bytes_ >= kPieceBytes) return long_turns_;
+  return short_turns_;
+}
+
+bool Outbox::may_make_frame() const {
+  return !controls_.empty() || !cutting_.empty() || !resend_.empty() || may_begin();
+}
+
+bool Outbox::may_begin() const {
+  if (!resend_.empty()) return false;  // they go first
+  const auto& turns = next_turns();
+  if (turns.empty()) return false;
+  const std::uint64_t cost = cost_of(queues_.at(turns.front()).front().num_bytes());
+  return bytes_on_the_way() == 0 || bytes_on_the_way() + cost <= window_;
+}
+
+std::uint64_t Outbox::begin_next() {
+  std::deque<std::uint32_t>& turns = &next_turns() == &short_turns_ ? short_turns_ : long_turns_;
+  const std::uint32_t channel = turns.front();
+  turns.pop_front();
+  const auto queue = queues_.find(channel);
+  Begun begun;
+  begun.message = std::move(queue->second.front());
+  begun.size = begun.message.num_bytes();
+  queue->second.pop_front();
+  if (queue->second.empty()) queues_.erase(queue);
+  --num_queued_;
+  begun_cost_ += cost_of(begun.size);
+  const std::uint64_t number = next_number_++;
+  begun_.emplace(number, std::move(begun));
+  num_uncut_[channel] = 1;
+  return number;
+}
+
+void Outbox::cut(std::uint64_t number, std::uint64_t acknowledged, std::uint64_t released) {
+  Begun& begun = begun_.at(number);
+  const bool begins = begun.position == 0 && begun.frames == 0;
+  const std::size_t end = std::min(begun.size, begun.position + kPieceBytes);
+  const std::string table = begins ? table_of(begun.message) : std::string();
+  Frame frame;
+  append_bytes(frame.parts, begun.message, begun.position, end);
+  FrameHeader header;
+  header.kind = begins ? FrameKind::kBegin : FrameKind::kData;
+  header.length = static_cast<std::uint32_t>(table.size() + end - begun.position);
+  header.message = number;
+  header.acknowledged = acknowledged;
+  header.released = released;
+  frame.head = encode(header) + table;
+  frame.size = kFrameHeaderBytes + header.length;
+  frame.message = number;
+  begun.position = end;
+  ++begun.frames;
+  frames_.push_back(std::move(frame));
+}
+
+void Outbox::make_frame(std::uint64_t acknowledged, std::uint64_t released) {
+  if (!controls_.empty()) {
+    FrameHeader header;
+    header.kind = controls_.front();
+    header.acknowledged = acknowledged;
+    header.released = released;
+    controls_.pop_front();
+    frames_.push_back({encode(header), {}, kFrameHeaderBytes, 0});
+    return;
+  }
+  const bool short_ones_wait = may_begin() && &next_turns() == &short_turns_ && short_bytes_ < kPieceBytes;
+  std::uint64_t number = 0;
+  if (!cutting_.empty() && !short_ones_wait) {
+    number = cutting_.front();
+    cutting_.pop_front();
+  } else if (!resend_.empty()) {  // one after the other: two may be of one channel
+    number = resend_.front();
+    resend_.pop_front();
+  } else {
+    number = begin_next();
+  }
+  cut(number, acknowledged, released);
+  const Begun& begun = begun_.at(number);
+  if (begun.size <= kPieceBytes) {
+    short_bytes_ += cost_of(begun.size);
+  } else {
+    short_bytes_ = 0;
+  }
+  if (begun.position < begun.size) {
+    cutting_.push_back(number);
+    return;
+  }
+  end_cutting(begun.message.channel);
+}
+
+// Of a message of the channel all is in frames, or none of it is needed any more.
+void Outbox::end_cutting(std::uint32_t channel) {
+  const auto uncut = num_uncut_.find(channel);
+  if (--uncut->second > 0) return;
+  num_uncut_.erase(uncut);
+  put_in_turn(channel);
+}
+
+bool Outbox::gather(std::vector<iovec>& parts, std::uint64_t acknowledged, std::uint64_t released,
+                    std::size_t most_bytes, std::size_t most_parts) {
+  std::size_t bytes = 0, skipped = first_written_;
+  bool is_new = false;
+  for (std::size_t i = 0; bytes < most_bytes && parts.size() < most_parts; ++i) {
+    if (i == frames_.size()) {
+      if (!may_make_frame()) break;
+      make_frame(acknowledged, released);
+      is_new = true;
+    }
+    const auto append = [&](const iovec& part) {
+      const std::size_t skip = std::min(skipped, part.iov_len);
+      skipped -= skip;
+      if (part.iov_len > skip)
+        parts.push_back(part_of(static_cast<const std::byte*>(part.iov_base) + skip, part.iov_len - skip));
+    };
+    const Frame& frame = frames_[i];
+    append(part_of(frame.head.data(), frame.head.size()));
+    for (const iovec& part : frame.parts) append(part);
+    bytes += frame.size;
+  }
+  return is_new;
+}
+
+void Outbox::written(std::size_t num_bytes) {
+  first_written_ += num_bytes;
+  while (!frames_.empty() && first_written_ >= frames_.front().size) {
+    first_written_ -= frames_.front().size;
+    if (frames_.front().message != 0) {
+      Begun& begun = begun_.at(frames_.front().message);
+      --begun.frames;
+      begun.was_sent = begun.was_sent || begun.is_sent();
+    }
+    frames_.pop_front();
+  }
+}
+
+std::size_t Outbox::num_unsent() const {
+  const auto is_unsent = [](const auto& entry) { return !entry.second.is_sent(); };
+  return num_queued_ + static_cast<std::size_t>(std::count_if(begun_.begin(), begun_.end(), is_unsent));
+}
+
+void Outbox::on_peer_state(std::uint64_t message, std::uint64_t released) {
+  while (!begun_.empty() && begun_.begin()->first <= message) {
+    const auto& [number, begun] = *begun_.begin();
+    if (!begun.was_sent) {
+      throw CommError("net.acknowledge",
+                      base::concat("message ", number, " was acknowledged before all of it was sent"));
+    }
+    // It had come over an earlier link. What is in frames has to be written; else it is not sent again.
+    if (!begun.is_sent()) {
+      if (begun.position > 0 || begun.frames > 0) break;
+      resend_.erase(std::find(resend_.begin(), resend_.end(), number));
+      end_cutting(begun.message.channel);
+    }
+    begun_.erase(begun_.begin());
+  }
+  if (message >= next_number_ || released > begun_cost_) {
+    throw CommError("net.acknowledge", base::concat("message ", message, " was acknowledged and ", released,
+                                                    " bytes released, but ", next_number_ - 1,
+                                                    " messages and ", begun_cost_, " bytes were sent"));
+  }
+  released_ = std::max(released_, released);
+}
+
+void Outbox::restart(std::uint64_t received_by_peer) {
+  if (received_by_peer >= next_number_) {
+    throw CommError("net.acknowledge",
+                    base::concat("the peer has message ", received_by_peer, " of ", next_number_ - 1));
+  }
+  frames_.clear();
+  first_written_ = 0;
+  controls_.clear();
+  cutting_.clear();
+  resend_.clear();
+  begun_.erase(begun_.begin(), begun_.upper_bound(received_by_peer));
+  num_uncut_.clear();
+  for (auto& [number, begun] : begun_) {
+    begun.position = 0;
+    begun.frames = 0;
+    resend_.push_back(number);
+    ++num_uncut_[begun.message.channel];
+  }
+  short_turns_.clear();
+  long_turns_.clear();
+  for (const auto& [channel, queue] : queues_) {
+    if (!num_uncut_.contains(channel)) put_in_turn(channel);
+  }
+}
+
+std::vector<Message> Outbox::take_all() {
+  std::vector<Message> messages;
+  for (auto& [number, begun] : begun_) messages.push_back(std::move(begun.message));
+  for (auto& [channel, queue] : queues_) {
+    for (Message& message : queue) messages.push_back(std::move(message));
+  }
+  *this = Outbox(window_);
+  return messages;
+}
+
+}  // namespace cohort::net

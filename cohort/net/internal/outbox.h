@@ -1,0 +1,104 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cohort/net/internal/frame.h"
+#include "cohort/net/message.h"
+
+namespace cohort::net {
+
+/// Bytes that a message counts for in the window: its own, and what it takes to keep it.
+inline std::size_t cost_of(std::size_t bytes) {
+  return bytes + 256;
+}
+
+/// What goes to a peer: messages are queued, cut into frames, and kept until the peer has them.
+///
+/// Reads no clock and does no input or output: gather() says which bytes to write next, written() how many were.
+/// Threads: one at a time.
+class Outbox {
+ public:
+  /// `window`: bytes that may be on their way (cost_of()); a message that is larger goes alone.
+  explicit Outbox(std::size_t window) : window_(window) {}
+
+  /// Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
+  void push(Message message);
+  /// A frame of the header alone goes before all that has no frame yet.
+  void push_control(FrameKind kind);
+
+  /// Appends the next bytes to write, as the window allows: about `most_bytes`, in about `most_parts` parts. New
+  /// frames carry `acknowledged` and `released`. Returns whether there are new ones.
+  bool gather(std::vector<iovec>& parts, std::uint64_t acknowledged, std::uint64_t released,
+              std::size_t most_bytes = 512 * 1024, std::size_t most_parts = 128);
+  void written(std::size_t num_bytes);
+  /// Whether gather() would give something.
+  bool has_bytes() const { return !frames_.empty() || may_make_frame(); }
+
+  /// The peer has all messages up to `message`, and has used `released` bytes in all.
+  /// Throws: CommError where it cannot.
+  void on_peer_state(std::uint64_t message, std::uint64_t released);
+  /// There is no link any more, or a new one: what the peer has not got goes whole, in the order of its numbers.
+  /// Throws: CommError where the peer says that it has what was never sent.
+  void restart(std::uint64_t received_by_peer);
+  /// The messages that the peer may not have got: begun ones in order, then those of each channel. Empties the box.
+  std::vector<Message> take_all();
+
+  std::size_t num_queued() const { return num_queued_; }  ///< messages that have not begun
+  std::size_t num_unsent() const;                         ///< that are not wholly written
+  std::size_t num_kept() const { return begun_.size(); }  ///< that have begun and are not acknowledged
+  std::uint64_t bytes_on_the_way() const { return begun_cost_ - released_; }
+  bool is_blocked() const { return num_queued_ > 0 && !may_begin(); }  ///< by the window
+
+ private:
+  struct Begun {
+    Message message;
+    std::size_t size = 0;      // bytes
+    std::size_t position = 0;  // of the bytes: so many are in frames
+    int frames = 0;            // that are not written yet
+    bool was_sent = false;     // whole, over this link or an earlier one
+    bool is_sent() const { return position == size && frames == 0; }
+  };
+  struct Frame {
+    std::string head;           // header, and the table of a message that begins
+    std::vector<iovec> parts;   // of the message
+    std::size_t size = 0;       // of both
+    std::uint64_t message = 0;  // 0: none
+  };
+
+  bool may_make_frame() const;
+  bool may_begin() const;
+  const std::deque<std::uint32_t>& next_turns() const;
+  void make_frame(std::uint64_t acknowledged, std::uint64_t released);
+  std::uint64_t begin_next();
+  void cut(std::uint64_t number, std::uint64_t acknowledged, std::uint64_t released);
+  void put_in_turn(std::uint32_t channel);
+  void end_cutting(std::uint32_t channel);
+
+  std::size_t window_;
+  // Not begun: by channel, and the channels in turn, by the size of their first message. A channel is in turn while it
+  // has a message and none of it is in `cutting_` or `resend_`: `num_uncut_` counts those.
+  std::map<std::uint32_t, std::deque<Message>> queues_;
+  std::map<std::uint32_t, int> num_uncut_;
+  std::deque<std::uint32_t> short_turns_, long_turns_;
+  std::size_t num_queued_ = 0;
+  // Begun, by number. `resend_`: after a new link, to be begun again, in order. `cutting_`: those of which a part is in
+  // frames, in turn.
+  std::map<std::uint64_t, Begun> begun_;
+  std::deque<std::uint64_t> resend_, cutting_;
+  std::uint64_t next_number_ = 1;
+  std::uint64_t begun_cost_ = 0, released_ = 0;
+  std::size_t short_bytes_ = 0;  // of short messages since the last piece of a long one
+  // Made, and not all written.
+  std::deque<FrameKind> controls_;
+  std::deque<Frame> frames_;
+  std::size_t first_written_ = 0;  // bytes of the first frame
+};
+
+}  // namespace cohort::net

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+/// What processes of a job send each other.
+namespace cohort::net {
+
+/// Memory, and what keeps it alive.
+struct Payload {
+  std::shared_ptr<const void> owner;
+  std::span<const std::byte> bytes;
+};
+
+/// A short part and any number of payloads, which are not copied: they stay as they are until the message is gone.
+struct Message {
+  std::uint32_t channel = 0;  ///< messages of one channel arrive in the order in which they were sent
+  std::string header;
+  std::vector<Payload> payloads;
+  /// Of a message that came: while it lives, the bytes count towards what the sender may have on its way. Drop it once
+  /// the message is in the hands of whom it is for.
+  std::shared_ptr<void> credit;
+
+  std::size_t num_bytes() const {
+    std::size_t sum = header.size();
+    for (const Payload& payload : payloads) sum += payload.bytes.size();
+    return sum;
+  }
+};
+
+/// The most payloads of one message, and the most bytes of its header.
+inline constexpr std::size_t kMaxPayloads = 16'000;
+inline constexpr std::size_t kMaxHeaderBytes = std::size_t{64} << 20;
+
+}  // namespace cohort::net
