@@ -1,0 +1,304 @@
+// One thread runs the loop; every thread may send. A mutex guards all sessions. A thread that sends writes to the socket
+// itself while the socket takes bytes; else the loop writes once the socket is writable. What a session gives (messages, an
+// end) is collected under the mutex and handed over without it, on the loop's thread, so a handler may send and close.
+//
+// asio says when a socket, a listener or a process (its pidfd) is ready; reading and writing are plain system calls, whose
+// buffers are the memory where bytes belong.
+#include "cohort/net/internal/loop.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <asio/post.hpp>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/net/internal/host.h"
+
+namespace cohort::net::node_detail {
+namespace {
+
+constexpr std::size_t kBufferBytes = 256 * 1024;
+constexpr std::size_t kMaxParts = 1024;  // of a system call (IOV_MAX)
+
+std::string new_incarnation() {
+  return std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" +
+         base::random_word();
+}
+std::uint64_t new_number() {
+  return std::stoull(base::random_word().substr(0, 15), nullptr, 16) + 1;
+}
+
+DownKind down_kind(EndKind kind) {
+  switch (kind) {
+    case EndKind::kDied:
+      return DownKind::kDied;
+    case EndKind::kSilent:
+      return DownKind::kSilent;
+    case EndKind::kLeft:
+      return DownKind::kLeft;
+    case EndKind::kFailed:
+      return DownKind::kFailed;
+  }
+  return DownKind::kFailed;
+}
+
+}  // namespace
+
+void PeerState::send(Message message) {
+  if (const auto of = loop.lock()) of->send(*this, std::move(message));
+}
+
+PeerMetrics PeerState::metrics() const {
+  const auto of = loop.lock();
+  return of ? of->metrics(*this) : counts;
+}
+
+bool PeerState::is_down() const {
+  const auto of = loop.lock();
+  return !of || of->is_down(*this);
+}
+
+Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
+    : options_(std::move(options)),
+      handler_(std::move(handler)),
+      incarnation_(new_incarnation()),
+      place_(place_of_process()),
+      began_(begin_of(::getpid())),
+      work_(io_.get_executor()),
+      timer_(io_),
+      buffer_(kBufferBytes) {}
+
+void Loop::start() {
+  thread_ = std::thread([self = shared_from_this()] { self->io_.run(); });
+}
+
+void Loop::stop() {
+  io_.stop();
+  if (thread_.joinable()) {
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      thread_.detach();  // a handler held the last node; the thread keeps the loop until it ends
+    } else {
+      thread_.join();
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  for (const auto& connection : handshakes_) close_connection(*connection);
+  for (const auto& peer : peers_) {
+    if (peer->connection) close_connection(*peer->connection);
+    peer->process.reset();
+    peer->session.end(EndKind::kLeft, "was left");
+  }
+  peers_.clear();
+  handshakes_.clear();
+  listeners_.clear();
+  changed_.notify_all();
+}
+
+void Loop::hand_over(std::vector<Event> events) {
+  for (Event& event : events) {
+    if (event.is_new) handler_->on_connect(event.peer);
+    if (event.message) handler_->on_message(event.peer, *std::move(event.message));
+    if (event.down) handler_->on_down(event.peer, *std::move(event.down));
+  }
+}
+
+SessionOptions Loop::session_options() const {
+  SessionOptions options;
+  options.window = options_.window;
+  options.heartbeat = options_.heartbeat;
+  options.silence = options_.silence;
+  return options;
+}
+
+std::shared_ptr<PeerState> Loop::make_peer(Session::Role role) {
+  // The session's wake is called by whoever drops a message, who may hold any mutex: it posts.
+  const auto later = std::make_shared<std::weak_ptr<PeerState>>();
+  auto peer = std::make_shared<PeerState>(weak_from_this(), role, session_options(),
+                                          options_.allocate ? options_.allocate : Allocate(allocate_aligned),
+                                          [self = weak_from_this(), later] {
+                                            const auto loop = self.lock();
+                                            const auto peer = later->lock();
+                                            if (loop && peer && !peer->wake_is_posted.exchange(true))
+                                              loop->post_settle(peer);
+                                          });
+  *later = peer;
+  peers_.insert(peer);
+  return peer;
+}
+
+std::string Loop::listen(const std::string& text) {
+  const SocketAddress address = resolve(text);
+  if (!options_.secret && !address.is_unix() && !address.is_loopback()) {
+    throw UsageError("net.listen",
+                     base::concat("strangers can reach ", text, ", and this process has no secret"),
+                     "COHORT_SECRET_FILE, or a loopback address");
+  }
+  std::string bound;
+  base::Fd fd = listen_at(address, bound);
+  const std::lock_guard lock(mutex_);
+  listeners_.push_back(std::make_shared<asio::posix::stream_descriptor>(io_, fd.release()));
+  wait_to_accept(listeners_.back());
+  return bound;
+}
+
+// Under the mutex, on any thread. Errors of the socket are left to the loop, which reads them.
+void Loop::flush(PeerState& state) {
+  const std::shared_ptr<Connection> connection = state.connection;
+  if (!connection || connection->is_closed || connection->handshake || connection->waits_to_write) return;
+  while (state.session.wants_to_write()) {
+    parts_.clear();
+    state.session.gather(parts_);
+    if (parts_.empty()) return;
+    msghdr message{};
+    message.msg_iov = parts_.data();
+    message.msg_iovlen = std::min(parts_.size(), kMaxParts);
+    const ssize_t size = ::sendmsg(connection->file.native_handle(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && errno == EAGAIN) return wait_to_write(connection);
+    if (size < 0) return;
+    state.counts.bytes_sent += static_cast<std::uint64_t>(size);
+    state.session.written(static_cast<std::size_t>(size), Time::clock::now());
+  }
+}
+
+// What follows from a session's state: its end, a new link, the time of its next tick.
+void Loop::settle(const std::shared_ptr<PeerState>& peer, Time now) {
+  PeerState& state = *peer;
+  if (now >= state.session.next_time()) {
+    state.session.tick(now);
+    flush(state);
+  }
+  const std::shared_ptr<Connection> connection = state.connection;
+  if (state.session.has_left() && connection && !connection->is_closed && !connection->handshake) {
+    ::shutdown(connection->file.native_handle(), SHUT_WR);  // the peer closes once it has read the goodbye
+  }
+  const bool is_gone = state.session.has_left() && !connection;
+  if (state.session.ended() || is_gone) {
+    if (peers_.erase(peer) == 0) return;
+    if (connection) close_connection(*connection);
+    handshakes_.remove(connection);
+    state.connection.reset();
+    state.process.reset();
+    if (state.session.ended()) {
+      const End& end = *state.session.ended();
+      // Nobody has a caller that never had a link.
+      if (state.session.num_links() > 0) {
+        events_.push_back({peer, false, std::nullopt,
+                           Down{down_kind(end.kind), base::concat(state.own_name, " ", end.text),
+                                state.session.take_unacknowledged()}});
+      }
+    } else {
+      state.session.end(EndKind::kLeft, "was left");
+    }
+    changed_.notify_all();
+    return;
+  }
+  if (state.session.wants_link(now)) start_link(peer, now);
+  arm(state.session.next_time());
+}
+
+void Loop::post_settle(const std::shared_ptr<PeerState>& peer) {
+  asio::post(io_, [self = weak_from_this(), peer] {
+    const auto loop = self.lock();
+    if (!loop) return;
+    loop->locked([&] {
+      peer->wake_is_posted = false;
+      peer->session.tick(Time::clock::now());
+      loop->flush(*peer);
+      loop->settle(peer, Time::clock::now());
+    });
+  });
+}
+
+void Loop::settle_all() {
+  const Time now = Time::clock::now();
+  while (!handshakes_.empty() && handshakes_.front()->deadline <= now) {
+    const auto late = handshakes_.front();
+    lose(late, now, "the handshake took too long");
+  }
+  if (!handshakes_.empty()) arm(handshakes_.front()->deadline);
+  const std::vector<std::shared_ptr<PeerState>> peers(peers_.begin(), peers_.end());
+  for (const auto& peer : peers) settle(peer, now);
+}
+
+void Loop::arm(Time time) {
+  if (time >= armed_) return;
+  armed_ = time;
+  timer_.expires_at(time);
+  timer_.async_wait([this](const asio::error_code& error) {
+    if (error) return;  // there is an earlier time
+    locked([&] {
+      armed_ = Time::max();
+      settle_all();
+    });
+  });
+}
+
+std::shared_ptr<PeerState> Loop::connect(const std::string& address, base::Deadline deadline) {
+  if (std::this_thread::get_id() == thread_.get_id()) {
+    throw UsageError("net.connect", "a handler cannot wait for a connection", "another thread");
+  }
+  const SocketAddress resolved = resolve(address);
+  std::unique_lock lock(mutex_);
+  if (is_closing_) throw UsageError("net.connect", "this node has been closed");
+  const std::shared_ptr<PeerState> peer = make_peer(Session::Role::kCaller);
+  PeerState& state = *peer;
+  state.address = resolved;
+  state.number = new_number();
+  post_settle(peer);
+  const auto is_known = [&] { return state.session.num_links() > 0 || state.session.ended(); };
+  base::wait(changed_, lock, is_known, deadline);
+  if (state.session.num_links() > 0) return peer;
+  const std::string why = state.session.ended() ? state.session.ended()->text : state.last_error;
+  state.session.end(EndKind::kFailed, why);
+  post_settle(peer);
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
+  throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ", waited, " ms",
+                                                    why.empty() ? "" : ": ", why));
+}
+
+std::vector<std::string> Loop::close(base::Deadline deadline) {
+  std::vector<std::string> left;
+  {
+    std::unique_lock lock(mutex_);
+    is_closing_ = true;
+    for (const auto& peer : peers_) {
+      peer->session.leave();
+      post_settle(peer);
+    }
+    base::wait(changed_, lock, [&] { return peers_.empty(); }, deadline);
+    for (const auto& peer : peers_) left.push_back(peer->own_name);
+  }
+  stop();
+  return left;
+}
+
+void Loop::send(PeerState& state, Message message) {
+  const std::lock_guard lock(mutex_);
+  if (state.session.ended()) return;
+  ++state.counts.messages_sent;
+  state.session.send(std::move(message));
+  flush(state);
+}
+
+PeerMetrics Loop::metrics(const PeerState& state) {
+  const std::lock_guard lock(mutex_);
+  PeerMetrics metrics = state.counts;
+  metrics.bytes_on_the_way = state.session.outbox().bytes_on_the_way();
+  metrics.queued = state.session.outbox().num_unsent();
+  return metrics;
+}
+
+bool Loop::is_down(const PeerState& state) {
+  const std::lock_guard lock(mutex_);
+  return state.session.ended().has_value();
+}
+
+}  // namespace cohort::net::node_detail

@@ -1,0 +1,159 @@
+#pragma once
+
+#include <asio/io_context.hpp>
+#include <asio/posix/stream_descriptor.hpp>
+#include <asio/steady_timer.hpp>
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cohort/base/threads/deadline.h"
+#include "cohort/net/internal/handshake.h"
+#include "cohort/net/internal/session.h"
+#include "cohort/net/internal/socket.h"
+#include "cohort/net/node_options.h"
+#include "cohort/net/peer.h"
+
+/// What a node is made of. Included by the sources of the node alone: asio's headers are long.
+namespace cohort::net::node_detail {
+
+class Loop;
+struct PeerState;
+
+/// A socket: first of a handshake, then of a peer.
+struct Connection {
+  Connection(asio::io_context& io, int fd) : file(io, fd) {}
+
+  asio::posix::stream_descriptor file;
+  std::optional<Handshake> handshake;  // until it is done
+  std::string output;                  // of the handshake, not written yet
+  std::shared_ptr<PeerState> peer;     // a caller's from the start
+  Time deadline;                       // of the handshake
+  bool is_connecting = false;
+  bool is_closed = false;
+  bool waits_to_write = false;
+};
+
+struct PeerState : Peer {
+  PeerState(std::weak_ptr<Loop> of, Session::Role as, SessionOptions options, Allocate allocate,
+            std::function<void()> wake)
+      : loop(std::move(of)),
+        role(as),
+        session(as, options, std::move(allocate), std::move(wake), Time::clock::now()) {}
+
+  const std::string& name() const override { return own_name; }
+  const std::string& incarnation() const override { return own_incarnation; }
+  void send(Message message) override;
+  PeerMetrics metrics() const override;
+  bool is_down() const override;
+
+  const std::weak_ptr<Loop> loop;
+  const Session::Role role;
+  std::string own_name, own_incarnation;  // set before anybody has the peer
+  // Under the loop's mutex.
+  Session session;
+  std::uint64_t number = 0;  // of the session
+  std::optional<SocketAddress> address;
+  std::shared_ptr<Connection> connection;
+  std::unique_ptr<asio::posix::stream_descriptor> process;  // readable when it has ended
+  std::string last_error;                                   // why it could not be connected to
+  PeerMetrics counts;
+  std::atomic<bool> wake_is_posted{false};
+};
+
+class Loop : public std::enable_shared_from_this<Loop> {
+ public:
+  Loop(NodeOptions options, std::shared_ptr<Handler> handler);
+  void start();
+  void stop();
+
+  std::string listen(const std::string& address);
+  std::shared_ptr<PeerState> connect(const std::string& address, base::Deadline deadline);
+  std::vector<std::string> close(base::Deadline deadline);
+
+  void send(PeerState& peer, Message message);
+  PeerMetrics metrics(const PeerState& peer);
+  bool is_down(const PeerState& peer);
+
+ private:
+  struct Event {
+    std::shared_ptr<PeerState> peer;
+    bool is_new = false;
+    std::optional<Message> message;
+    std::optional<Down> down;
+  };
+
+  template <typename Fn>
+  void locked(const Fn& fn);
+  void hand_over(std::vector<Event> events);
+  std::shared_ptr<PeerState> make_peer(Session::Role role);
+  SessionOptions session_options() const;
+
+  void wait_to_accept(const std::shared_ptr<asio::posix::stream_descriptor>& listener);
+  bool accept_all(asio::posix::stream_descriptor& listener);
+  void start_link(const std::shared_ptr<PeerState>& peer, Time now);
+  void add_connection(const std::shared_ptr<Connection>& connection, Session::Role role, Time now);
+  void wait_to_read(const std::shared_ptr<Connection>& connection);
+  void wait_to_write(const std::shared_ptr<Connection>& connection);
+  void on_writable(const std::shared_ptr<Connection>& connection);
+  void read(const std::shared_ptr<Connection>& connection);
+  bool read_handshake(const std::shared_ptr<Connection>& connection, Time now);
+  bool read_frames(const std::shared_ptr<Connection>& connection, Time now);
+  void write_handshake(const std::shared_ptr<Connection>& connection);
+  Hello own_hello(const PeerState& peer) const;
+  bool answer_hello(const std::shared_ptr<Connection>& connection);
+  void finish_handshake(const std::shared_ptr<Connection>& connection, Time now);
+  void watch(const std::shared_ptr<PeerState>& peer, const Hello& hello);
+  void on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t process);
+  void lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,
+            bool is_rejected = false);
+  void close_connection(Connection& connection);
+  void take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages);
+  void flush(PeerState& peer);
+  void settle(const std::shared_ptr<PeerState>& peer, Time now);
+  void settle_all();
+  void arm(Time time);
+  void post_settle(const std::shared_ptr<PeerState>& peer);
+
+  const NodeOptions options_;
+  const std::shared_ptr<Handler> handler_;
+  const std::string incarnation_, place_;
+  const std::uint64_t began_;
+
+  asio::io_context io_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_;
+  asio::steady_timer timer_;
+  std::thread thread_;
+  std::vector<std::byte> buffer_;  // of the thread
+
+  std::mutex mutex_;  // of all below, and of the peers' states
+  std::condition_variable changed_;
+  std::vector<Event> events_;  // to be handed over once the mutex is free
+  std::set<std::shared_ptr<PeerState>> peers_;
+  std::list<std::shared_ptr<Connection>> handshakes_;  // that are not done, the oldest first
+  std::vector<std::shared_ptr<asio::posix::stream_descriptor>> listeners_;
+  std::vector<iovec> parts_;
+  Time armed_ = Time::max();
+  bool is_closing_ = false;
+};
+
+// On the loop's thread: runs `fn` under the mutex, then hands over what came of it.
+template <typename Fn>
+void Loop::locked(const Fn& fn) {
+  std::vector<Event> events;
+  {
+    const std::lock_guard lock(mutex_);
+    fn();
+    events.swap(events_);
+  }
+  hand_over(std::move(events));
+}
+
+}  // namespace cohort::net::node_detail

@@ -1,0 +1,366 @@
+// From a socket to a session: accepting, connecting, the handshake, reading. What is written is in loop.cpp.
+//
+// A process that ends is seen twice: its socket ends, and its pidfd becomes readable. The rest of the socket is read first,
+// so nothing that it sent is lost.
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <asio/post.hpp>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/net/internal/host.h"
+#include "cohort/net/internal/loop.h"
+
+namespace cohort::net::node_detail {
+namespace {
+
+constexpr std::size_t kMaxStrangers = 64;  // connections that have not proved that they know the secret
+constexpr int kReadsInTurn = 8;            // of one socket, before the others have theirs
+constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
+
+}  // namespace
+
+void Loop::wait_to_accept(const std::shared_ptr<asio::posix::stream_descriptor>& listener) {
+  listener->async_wait(
+      asio::posix::stream_descriptor::wait_read, [this, listener](const asio::error_code& error) {
+        if (error) return;
+        locked([&] {
+          if (accept_all(*listener)) return wait_to_accept(listener);
+          // The listener stays readable: asked again at once, it would take a core.
+          const auto pause = std::make_shared<asio::steady_timer>(io_, kPauseWithoutDescriptors);
+          pause->async_wait([this, pause, listener](const asio::error_code& ended) {
+            if (!ended) locked([&] { wait_to_accept(listener); });
+          });
+        });
+      });
+}
+
+// False where a connection waits for which there is no descriptor.
+bool Loop::accept_all(asio::posix::stream_descriptor& listener) {
+  const Time now = Time::clock::now();
+  while (true) {
+    base::Fd fd = accept_from(listener.native_handle());
+    if (!fd.is_open()) {
+      // Of another user, or none left. Without descriptors the connection stays, and the oldest stranger goes.
+      if (errno != EMFILE && errno != ENFILE) return true;
+      if (handshakes_.empty()) return false;
+      const auto oldest = handshakes_.front();
+      lose(oldest, now, "there were no descriptors left");
+      continue;
+    }
+    std::size_t strangers = 0;
+    std::shared_ptr<Connection> oldest;
+    for (const auto& connection : handshakes_) {
+      if (connection->handshake->is_trusted() || connection->peer) continue;
+      if (++strangers == 1) oldest = connection;
+    }
+    if (strangers >= kMaxStrangers) lose(oldest, now, "too many strangers came");
+    add_connection(std::make_shared<Connection>(io_, fd.release()), Session::Role::kListener, now);
+  }
+}
+
+void Loop::add_connection(const std::shared_ptr<Connection>& connection, Session::Role role, Time now) {
+  const bool is_caller = role == Session::Role::kCaller;
+  connection->handshake.emplace(is_caller ? Handshake::Role::kCaller : Handshake::Role::kListener,
+                                options_.secret, base::random_word());
+  connection->deadline = now + options_.handshake;
+  handshakes_.push_back(connection);
+  arm(connection->deadline);
+  if (is_caller) {
+    connection->is_connecting = true;
+    wait_to_write(connection);
+  } else {
+    wait_to_read(connection);
+  }
+}
+
+void Loop::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
+  PeerState& state = *peer;
+  if (state.connection) return;
+  state.session.start_link();
+  try {
+    base::Fd fd = start_connect(*state.address);
+    if (!fd.is_open()) {
+      const int error = errno;
+      state.last_error = std::strerror(error);
+      // A local socket that is gone may be that of a process which has not ended: its pidfd says.
+      return state.session.connect_failed((error == ECONNREFUSED || error == ENOENT) && !state.process, now);
+    }
+    state.connection = std::make_shared<Connection>(io_, fd.release());
+  } catch (const SystemError& error) {
+    state.last_error = base::message_of(error);
+    return state.session.connect_failed(false, now);
+  }
+  state.connection->peer = peer;
+  add_connection(state.connection, Session::Role::kCaller, now);
+}
+
+void Loop::wait_to_read(const std::shared_ptr<Connection>& connection) {
+  connection->file.async_wait(asio::posix::stream_descriptor::wait_read,
+                              [this, connection](const asio::error_code& error) {
+                                if (error) return;
+                                locked([&] {
+                                  if (connection->is_closed) return;
+                                  read(connection);
+                                  if (!connection->is_closed) wait_to_read(connection);
+                                });
+                              });
+}
+
+void Loop::wait_to_write(const std::shared_ptr<Connection>& connection) {
+  connection->waits_to_write = true;
+  connection->file.async_wait(asio::posix::stream_descriptor::wait_write,
+                              [this, connection](const asio::error_code& error) {
+                                if (error) return;
+                                locked([&] {
+                                  if (!connection->is_closed) on_writable(connection);
+                                });
+                              });
+}
+
+void Loop::on_writable(const std::shared_ptr<Connection>& connection) {
+  connection->waits_to_write = false;
+  if (connection->is_connecting) {
+    connection->is_connecting = false;
+    if (const int error = connect_error(connection->file.native_handle()); error != 0) {
+      return lose(connection, Time::clock::now(), std::strerror(error), error == ECONNREFUSED);
+    }
+    wait_to_read(connection);
+  }
+  if (connection->handshake) return write_handshake(connection);
+  flush(*connection->peer);
+  settle(connection->peer, Time::clock::now());
+}
+
+void Loop::read(const std::shared_ptr<Connection>& connection) {
+  const Time now = Time::clock::now();
+  for (int i = 0; i < kReadsInTurn && !connection->is_closed; ++i) {
+    if (!(connection->handshake ? read_handshake(connection, now) : read_frames(connection, now))) break;
+  }
+  if (connection->peer && !connection->handshake) {
+    flush(*connection->peer);
+    settle(connection->peer, now);
+  }
+}
+
+// Both return whether there may be more to read.
+bool Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time now) {
+  const ssize_t size = ::read(connection->file.native_handle(), buffer_.data(), 1024);
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
+  if (size <= 0) {
+    lose(connection, now,
+         size == 0 ? "the connection was closed during the handshake" : std::strerror(errno));
+    return false;
+  }
+  try {
+    connection->handshake->feed(
+        {reinterpret_cast<const char*>(buffer_.data()), static_cast<std::size_t>(size)});
+    if (connection->handshake->is_time_for_hello() && !answer_hello(connection)) return false;
+  } catch (const CommError& error) {
+    if (connection->peer) {
+      Session& session = connection->peer->session;
+      const bool was_up = session.num_links() > 0;
+      session.end(was_up ? EndKind::kDied : EndKind::kFailed,
+                  (was_up ? "died: " : "") + base::message_of(error));
+    }
+    lose(connection, now, base::message_of(error));
+    return false;
+  }
+  write_handshake(connection);
+  if (!connection->is_closed && connection->handshake->is_done()) finish_handshake(connection, now);
+  return !connection->is_closed;
+}
+
+bool Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) {
+  PeerState& state = *connection->peer;
+  const std::span<std::byte> target = state.session.target();
+  const iovec parts[] = {{target.data(), target.size()}, {buffer_.data(), buffer_.size()}};
+  const std::size_t first = target.empty() ? 1 : 0;
+  const ssize_t got = ::readv(connection->file.native_handle(), parts + first, static_cast<int>(2 - first));
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
+  if (got <= 0) {
+    lose(connection, now, got == 0 ? "the connection was closed" : std::strerror(errno));
+    return false;
+  }
+  const auto size = static_cast<std::size_t>(got);
+  state.counts.bytes_received += size;
+  std::vector<Message> messages;
+  const std::size_t in_place = std::min(size, target.size());
+  if (in_place > 0) state.session.filled(in_place, now, messages);
+  if (size > in_place) state.session.consume(std::span(buffer_).first(size - in_place), now, messages);
+  take_messages(connection->peer, messages);
+  if (state.session.ended()) return false;
+  return size == target.size() + buffer_.size() || (first == 1 && size == buffer_.size());
+}
+
+void Loop::take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages) {
+  peer->counts.messages_received += messages.size();
+  for (Message& message : messages) events_.push_back({peer, false, std::move(message), std::nullopt});
+}
+
+void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
+  connection->output += connection->handshake->take_output();
+  while (!connection->output.empty()) {
+    const ssize_t size = ::send(connection->file.native_handle(), connection->output.data(),
+                                connection->output.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && errno == EAGAIN) {
+      if (!connection->waits_to_write) wait_to_write(connection);
+      return;
+    }
+    if (size < 0) return lose(connection, Time::clock::now(), std::strerror(errno));
+    connection->output.erase(0, static_cast<std::size_t>(size));
+  }
+}
+
+Hello Loop::own_hello(const PeerState& peer) const {
+  Hello hello;
+  hello.name = options_.name;
+  hello.incarnation = incarnation_;
+  hello.session = peer.number;
+  hello.links = static_cast<std::uint64_t>(peer.session.num_links());
+  hello.received = peer.session.received();
+  hello.place = place_;
+  hello.process = ::getpid();
+  hello.began = began_;
+  return hello;
+}
+
+// A caller says who it is. A listener finds, or makes, the peer of the session that the caller names. False where the
+// connection is of no use.
+bool Loop::answer_hello(const std::shared_ptr<Connection>& connection) {
+  Handshake& handshake = *connection->handshake;
+  if (connection->peer) {
+    handshake.set_hello(own_hello(*connection->peer));
+    return true;
+  }
+  const Hello& hello = handshake.peer();
+  for (const auto& peer : peers_) {
+    const PeerState& state = *peer;
+    if (state.role == Session::Role::kListener && state.number == hello.session &&
+        state.own_incarnation == hello.incarnation && !state.session.ended()) {
+      connection->peer = peer;
+    }
+  }
+  if (!connection->peer && hello.links == 0 && !is_closing_) {
+    connection->peer = make_peer(Session::Role::kListener);
+    PeerState& state = *connection->peer;
+    state.own_name = hello.name;
+    state.own_incarnation = hello.incarnation;
+    state.number = hello.session;
+  }
+  if (connection->peer) {
+    handshake.set_hello(own_hello(*connection->peer));
+    return true;
+  }
+  Hello unknown;  // session 0
+  unknown.name = options_.name;
+  unknown.incarnation = incarnation_;
+  handshake.set_hello(unknown);
+  write_handshake(connection);
+  lose(connection, Time::clock::now(), "the session is not known");
+  return false;
+}
+
+void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time now) {
+  const std::shared_ptr<PeerState> peer = connection->peer;
+  PeerState& state = *peer;
+  const Hello hello = connection->handshake->peer();
+  const std::string rest = connection->handshake->take_rest();
+  handshakes_.remove(connection);
+  if (state.role == Session::Role::kCaller) {
+    if (state.own_incarnation.empty()) {
+      state.own_name = hello.name;
+      state.own_incarnation = hello.incarnation;
+    }
+    if (state.own_incarnation != hello.incarnation) {
+      state.session.end(EndKind::kDied, "died: another process has taken its place");
+    } else if (hello.session == 0) {
+      state.session.end(EndKind::kDied,
+                        state.session.num_links() == 0 ? "is leaving" : "has given this process up");
+    }
+  } else if (state.connection && state.connection != connection) {
+    close_connection(*state.connection);  // it is broken, and this side has not seen it
+    state.session.link_down(now);
+  }
+  connection->handshake.reset();
+  if (state.session.ended()) {
+    close_connection(*connection);
+    if (state.connection == connection) state.connection.reset();
+    return settle(peer, now);
+  }
+  state.connection = connection;
+  state.session.link_up(hello.received, now);
+  ++state.counts.links;
+  if (state.role == Session::Role::kListener && state.session.num_links() == 1) {
+    events_.push_back({peer, true, std::nullopt, std::nullopt});
+  }
+  watch(peer, hello);
+  if (!rest.empty()) {
+    std::vector<Message> messages;
+    state.session.consume(std::as_bytes(std::span(rest)), now, messages);
+    take_messages(peer, messages);
+  }
+  changed_.notify_all();
+}
+
+void Loop::watch(const std::shared_ptr<PeerState>& peer, const Hello& hello) {
+  PeerState& state = *peer;
+  if (state.process || hello.place != place_ || hello.process == ::getpid()) return;
+  base::Fd fd = watch_process(static_cast<pid_t>(hello.process), hello.began);
+  if (!fd.is_open()) {
+    if (begin_of(static_cast<pid_t>(hello.process)) == hello.began) return;  // the kernel cannot watch it
+    return asio::post(io_, [this, peer, process = hello.process] {           // it has ended already
+      locked([&] { on_process_end(peer, process); });
+    });
+  }
+  state.process = std::make_unique<asio::posix::stream_descriptor>(io_, fd.release());
+  state.process->async_wait(asio::posix::stream_descriptor::wait_read,
+                            [this, peer, process = hello.process](const asio::error_code& error) {
+                              if (!error) locked([&] { on_process_end(peer, process); });
+                            });
+}
+
+void Loop::on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t process) {
+  const Time now = Time::clock::now();
+  const std::shared_ptr<Connection> connection = peer->connection;
+  while (connection && !connection->is_closed && !connection->handshake && !peer->session.ended() &&
+         read_frames(connection, now)) {
+  }
+  peer->session.end(EndKind::kDied, base::concat("died (process ", process, ")"));
+  settle(peer, now);
+}
+
+void Loop::close_connection(Connection& connection) {
+  if (connection.is_closed) return;
+  connection.is_closed = true;
+  asio::error_code ignored;
+  connection.file.close(ignored);
+}
+
+void Loop::lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,
+                bool is_rejected) {
+  close_connection(*connection);
+  handshakes_.remove(connection);
+  if (!connection->peer) return;
+  const std::shared_ptr<PeerState> peer = connection->peer;
+  PeerState& state = *peer;
+  if (state.connection != connection) return;
+  state.connection.reset();
+  state.last_error = error;
+  if (connection->handshake) {
+    if (state.role == Session::Role::kCaller)
+      state.session.connect_failed(is_rejected && !state.process, now);
+  } else {
+    state.session.link_down(now);
+  }
+  settle(peer, now);
+}
+
+}  // namespace cohort::net::node_detail

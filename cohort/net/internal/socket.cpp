@@ -1,0 +1,162 @@
+// TCP sockets send at once (TCP_NODELAY), and are writable only while less than 256 KiB wait in the kernel
+// (TCP_NOTSENT_LOWAT): what lies there cannot be overtaken by a short message.
+#include "cohort/net/internal/socket.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+
+#include "cohort/base/error.h"
+#include "cohort/base/host.h"
+
+namespace cohort::net {
+namespace {
+
+constexpr std::string_view kUnix = "unix:";
+constexpr int kUnsentBytes = 256 * 1024;
+
+SocketAddress unix_address(std::string_view name) {
+  SocketAddress address;
+  auto& to = reinterpret_cast<sockaddr_un&>(address.storage);
+  if (name.empty() || name.size() >= sizeof to.sun_path) {
+    throw UsageError("net.address", base::concat("the name of a local socket has ", name.size(),
+                                                 " bytes, expected 1 to ", sizeof to.sun_path - 1));
+  }
+  to.sun_family = AF_UNIX;
+  name.copy(to.sun_path, name.size());
+  if (name[0] == '@') to.sun_path[0] = '\0';
+  address.size =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size() + (name[0] == '@' ? 0 : 1));
+  return address;
+}
+
+SocketAddress tcp_address(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon + 1 == text.size()) {
+    throw UsageError("net.address", base::concat("'", text, "' is no address"),
+                     "host:port, [ipv6]:port or unix:/path");
+  }
+  std::string host = text.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int status =
+      ::getaddrinfo(host.empty() ? nullptr : host.c_str(), text.c_str() + colon + 1, &hints, &found);
+  if (status != 0) {
+    throw RendezvousError("net.address",
+                          base::concat("the address ", text, " is not known: ", ::gai_strerror(status)));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
+  SocketAddress address;
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  address.size = found->ai_addrlen;
+  return address;
+}
+
+base::Fd open_socket(const SocketAddress& address) {
+  base::Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.is_open())
+    throw SystemError("net.socket", base::concat("no socket can be had: ", std::strerror(errno)));
+  return fd;
+}
+
+void set_options(int fd) {
+  const int on = 1;
+  // They fail for a local socket, which needs neither.
+  static_cast<void>(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
+  static_cast<void>(::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes));
+}
+
+std::string bound_address(int fd, const SocketAddress& wanted) {
+  if (wanted.is_unix()) return wanted.text;
+  sockaddr_storage storage{};
+  socklen_t size = sizeof storage;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &size);
+  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
+  ::getnameinfo(reinterpret_cast<sockaddr*>(&storage), size, host, sizeof host, port, sizeof port,
+                NI_NUMERICHOST | NI_NUMERICSERV);
+  std::string name = host;
+  if (name == "0.0.0.0" || name == "::") name = base::host_name();  // all of this host's
+  if (name.find(':') != std::string::npos) name = "[" + name + "]";
+  return name + ":" + port;
+}
+
+}  // namespace
+
+bool SocketAddress::is_loopback() const {
+  if (storage.ss_family == AF_INET) {
+    const auto& in = reinterpret_cast<const sockaddr_in&>(storage);
+    return (ntohl(in.sin_addr.s_addr) >> 24) == 127;
+  }
+  if (storage.ss_family == AF_INET6) {
+    const auto& in = reinterpret_cast<const sockaddr_in6&>(storage);
+    return IN6_IS_ADDR_LOOPBACK(&in.sin6_addr);
+  }
+  return false;
+}
+
+SocketAddress resolve(const std::string& text) {
+  SocketAddress address =
+      text.starts_with(kUnix) ? unix_address(std::string_view(text).substr(kUnix.size())) : tcp_address(text);
+  address.text = text;
+  return address;
+}
+
+base::Fd listen_at(const SocketAddress& address, std::string& bound) {
+  base::Fd fd = open_socket(address);
+  const int on = 1;
+  static_cast<void>(::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0 ||
+      ::listen(fd.get(), 1024) != 0) {
+    throw RendezvousError("net.listen",
+                          base::concat("cannot listen at ", address.text, ": ", std::strerror(errno)));
+  }
+  bound = bound_address(fd.get(), address);
+  return fd;
+}
+
+base::Fd accept_from(int listener) {
+  base::Fd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!fd.is_open()) return fd;
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  sockaddr_storage own{};
+  socklen_t own_size = sizeof own;
+  ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &own_size);
+  if (own.ss_family == AF_UNIX) {
+    if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return base::Fd();
+    if (peer.uid != ::geteuid() && peer.uid != 0) return base::Fd();
+  }
+  set_options(fd.get());
+  return fd;
+}
+
+base::Fd start_connect(const SocketAddress& address) {
+  base::Fd fd = open_socket(address);
+  set_options(fd.get());
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0) return fd;
+  if (errno == EINPROGRESS) return fd;
+  const int error = errno;
+  fd.close();
+  errno = error;
+  return fd;
+}
+
+int connect_error(int socket) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
+  return error;
+}
+
+}  // namespace cohort::net

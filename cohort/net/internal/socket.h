@@ -1,0 +1,37 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <string>
+#include <string_view>
+
+#include "cohort/base/files/fd.h"
+
+/// Sockets by address: "host:port", "[::1]:port", "unix:/path", "unix:@name" (Linux's abstract names).
+namespace cohort::net {
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  std::string text;  ///< as it was written
+
+  bool is_unix() const { return storage.ss_family == AF_UNIX; }
+  bool is_loopback() const;
+};
+
+/// Throws: UsageError for a text that is no address; RendezvousError for a host that is not known.
+SocketAddress resolve(const std::string& text);
+
+/// A socket that listens and does not block; `bound` gets its address, with the port that it was given.
+/// Throws: RendezvousError.
+base::Fd listen_at(const SocketAddress& address, std::string& bound);
+
+/// The next connection, which does not block; empty where there is none now, or it is of another user's process.
+base::Fd accept_from(int listener);
+
+/// A socket that connects and does not block. Writable: it has, or connect_error() says why not.
+base::Fd start_connect(const SocketAddress& address);
+/// 0, or an errno.
+int connect_error(int socket);
+
+}  // namespace cohort::net

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/base/threads/deadline.h"
+#include "cohort/net/node_options.h"
+#include "cohort/net/peer.h"
+
+/// Processes of a job that talk to each other: messages arrive once, whatever happens to connections, and a peer that is
+/// gone is known. No LibTorch.
+///
+///     struct Printer : net::Handler {
+///       void on_message(net::Peer& peer, net::Message message) override { print(peer.name(), message.header); }
+///     };
+///     net::Node node({.name = "trainer/0", .secret = base::Secret::of_process()}, std::make_shared<Printer>());
+///     std::string address = node.listen("127.0.0.1:0");            // tell it the others
+///     auto peer = node.connect(other_address, base::Deadline(30s));
+///     peer->send({.channel = 1, .header = "hello"});
+///     node.close(base::Deadline(10s));                             // says goodbye once all has arrived
+namespace cohort::net {
+
+namespace node_detail {
+class Loop;
+}
+
+/// A process among others. One thread does its input and output. Threads: any.
+class Node {
+ public:
+  Node(NodeOptions options, std::shared_ptr<Handler> handler);
+  /// Without close() peers see this process's death.
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  /// Listens at "host:port" (port 0: any), "unix:/path" or "unix:@name", and returns the address for others.
+  /// Throws: UsageError for an address that strangers can reach where there is no secret; RendezvousError where it
+  /// cannot listen there.
+  std::string listen(const std::string& address);
+
+  /// Connects, and tries again until the deadline. Throws: RendezvousError that says what stood in the way.
+  std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline);
+
+  /// Says goodbye to all peers once they have all messages, and ends the thread. Returns the names of those that did not
+  /// take theirs before the deadline. Messages that come meanwhile are still handed over.
+  std::vector<std::string> close(base::Deadline deadline);
+
+ private:
+  std::shared_ptr<node_detail::Loop> loop_;
+};
+
+}  // namespace cohort::net

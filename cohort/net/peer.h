@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/net/message.h"
+
+/// The other processes, as a node shows them. cohort/net/node.h
+namespace cohort::net {
+
+/// Why a peer is gone.
+enum class DownKind {
+  kDied,    ///< its process has ended, or another one has taken its place
+  kSilent,  ///< nothing was heard of it
+  kLeft,    ///< it said goodbye
+  kFailed,  ///< it sent what no peer may send
+};
+struct Down {
+  DownKind kind = DownKind::kDied;
+  std::string text;                     ///< "ps/1 died (process 4711)"
+  std::vector<Message> unacknowledged;  ///< messages to it that it may not have got
+};
+
+struct PeerMetrics {
+  std::uint64_t messages_sent = 0, messages_received = 0;
+  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< of sockets
+  std::uint64_t bytes_on_the_way = 0;                ///< sent, and not yet used by the peer
+  std::size_t queued = 0;  ///< messages that wait for the peer's window, or the socket
+  int links = 0;           ///< connections so far
+};
+
+/// Another process. Lives as long as somebody holds it. Threads: any.
+class Peer {
+ public:
+  virtual ~Peer() = default;
+  virtual const std::string& name() const = 0;
+  /// Differs from that of each other process, also of one with the same name later.
+  virtual const std::string& incarnation() const = 0;
+  /// Comes back at once, and copies no payload: their memory must stay as it is until the message is gone. After the
+  /// peer's end messages are dropped. Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
+  virtual void send(Message message) = 0;
+  virtual PeerMetrics metrics() const = 0;
+  virtual bool is_down() const = 0;
+};
+
+/// What a node calls, on its thread, one call at a time. Must neither wait nor throw.
+class Handler {
+ public:
+  virtual ~Handler() = default;
+  /// Somebody has connected. Before its first message.
+  virtual void on_connect(const std::shared_ptr<Peer>&) {}
+  /// Each message once, those of a channel in order.
+  virtual void on_message(const std::shared_ptr<Peer>& peer, Message message) = 0;
+  /// The last call for this peer.
+  virtual void on_down(const std::shared_ptr<Peer>&, Down) {}
+};
+
+}  // namespace cohort::net
