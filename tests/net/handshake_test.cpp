@@ -1,0 +1,152 @@
+#include "cohort/net/internal/handshake.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <random>
+
+#include "cohort/base/error.h"
+#include "tests/support/throws.h"
+
+namespace cohort::net {
+namespace {
+
+using Role = Handshake::Role;
+
+Hello hello_named(const std::string& name) {
+  Hello hello;
+  hello.name = name;
+  hello.incarnation = name + " of today";
+  hello.session = 7;
+  hello.links = 2;
+  hello.received = 1'000'000'000'000;
+  hello.place = "here";
+  hello.process = 4711;
+  hello.began = 99;
+  return hello;
+}
+
+// Both sides' bytes, in pieces of at most `piece`, until nothing is left to say.
+void talk(Handshake& caller, Handshake& listener, std::size_t piece) {
+  const auto pass = [&](Handshake& from, Handshake& to) {
+    const std::string bytes = from.take_output();
+    for (std::size_t i = 0; i < bytes.size(); i += piece) to.feed(bytes.substr(i, piece));
+    if (to.is_time_for_hello()) to.set_hello(hello_named(&to == &caller ? "caller" : "listener"));
+    return !bytes.empty();
+  };
+  for (bool is_talking = true; is_talking;) {
+    is_talking = pass(caller, listener);
+    is_talking = pass(listener, caller) || is_talking;
+  }
+}
+
+std::string word(char of) {
+  return std::string(32, of);
+}
+
+TEST(HandshakeTest, BothSidesLearnWhoTheOtherIsInPiecesOfAnySize) {
+  const base::Secret secret = base::Secret::make();
+  for (const std::size_t piece : {1U, 2U, 7U, 60U, 4000U}) {
+    Handshake caller(Role::kCaller, secret, word('a')), listener(Role::kListener, secret, word('b'));
+    talk(caller, listener, piece);
+    ASSERT_TRUE(caller.is_done() && listener.is_done()) << piece;
+    EXPECT_EQ(caller.peer().name, "listener");
+    const Hello& hello = listener.peer();
+    EXPECT_EQ(hello.name, "caller");
+    EXPECT_EQ(hello.incarnation, "caller of today");
+    EXPECT_EQ(hello.session, 7U);
+    EXPECT_EQ(hello.links, 2U);
+    EXPECT_EQ(hello.received, 1'000'000'000'000U);
+    EXPECT_EQ(hello.place, "here");
+    EXPECT_EQ(hello.process, 4711);
+    EXPECT_EQ(hello.began, 99U);
+  }
+}
+
+TEST(HandshakeTest, BytesBehindItAreKept) {
+  Handshake caller(Role::kCaller, std::nullopt, word('a')),
+      listener(Role::kListener, std::nullopt, word('b'));
+  listener.feed(caller.take_output());
+  caller.feed(listener.take_output());
+  caller.set_hello(hello_named("caller"));
+  listener.feed(caller.take_output());
+  listener.set_hello(hello_named("listener"));
+  caller.feed(listener.take_output() + "first frame");
+  ASSERT_TRUE(caller.is_done());
+  EXPECT_EQ(caller.take_rest(), "first frame");
+}
+
+TEST(HandshakeTest, AnotherSecretIsSeenByBothBeforeANameIsTold) {
+  const base::Secret secret = base::Secret::make(), other = base::Secret::make();
+  const std::optional<base::Secret> none;
+  for (const auto& [mine, theirs] :
+       {std::pair(std::optional(secret), std::optional(other)), {secret, none}, {none, secret}}) {
+    Handshake caller(Role::kCaller, mine, word('a')), listener(Role::kListener, theirs, word('b'));
+    listener.feed(caller.take_output());
+    COHORT_EXPECT_THROW_WITH(caller.feed(listener.take_output()), CommError,
+                             "who listens there does not know");
+    EXPECT_FALSE(caller.is_time_for_hello());
+  }
+  // A caller that does not check.
+  Handshake caller(Role::kCaller, secret, word('a')), listener(Role::kListener, secret, word('b'));
+  listener.feed(caller.take_output());
+  listener.take_output();
+  COHORT_EXPECT_THROW_WITH(listener.feed(std::string(64, '0')), CommError, "who connected does not know");
+  EXPECT_FALSE(listener.is_trusted());
+}
+
+TEST(HandshakeTest, CodesCannotBeSentBackOrPlayedAgain) {
+  const base::Secret secret = base::Secret::make();
+  {  // the listener's own code, sent back
+    Handshake caller(Role::kCaller, secret, word('a')), listener(Role::kListener, secret, word('b'));
+    listener.feed(caller.take_output());
+    const std::string answer = listener.take_output();
+    EXPECT_THROW(listener.feed(answer.substr(answer.size() - 64)), CommError);
+  }
+  // What a caller once said, said again to a listener with another word.
+  Handshake caller(Role::kCaller, secret, word('a')), first(Role::kListener, secret, word('b'));
+  const std::string begin = caller.take_output();
+  first.feed(begin);
+  caller.feed(first.take_output());
+  const std::string code = caller.take_output();
+  Handshake second(Role::kListener, secret, word('c'));
+  second.feed(begin);
+  EXPECT_THROW(second.feed(code), CommError);
+}
+
+TEST(HandshakeTest, StrangersAndOtherVersionsAreRejectedAtOnce) {
+  const base::Secret secret = base::Secret::make();
+  Handshake http(Role::kListener, secret, word('b'));
+  COHORT_EXPECT_THROW_WITH(http.feed("G"), CommError, "no handshake");
+  Handshake later(Role::kListener, secret, word('b'));
+  COHORT_EXPECT_THROW_WITH(later.feed("COHORTNT\2" + std::string(40, '\0')), CommError, "speaks version 2");
+  Handshake caller(Role::kCaller, secret, word('a'));
+  COHORT_EXPECT_THROW_WITH(caller.feed("\3" + std::string(1, '\0')), CommError, "speaks version 3");
+  Handshake flooded(Role::kListener, secret, word('b'));
+  flooded.feed("COHORTNT");
+  EXPECT_THROW(flooded.feed(std::string(100'000, 'x')), CommError);
+}
+
+// Whatever a stranger says, it is sent away, and never trusted.
+TEST(HandshakeTest, RandomBytesAreNeverTrusted) {
+  std::mt19937 random(3);
+  const base::Secret secret = base::Secret::make();
+  for (int round = 0; round < 3'000; ++round) {
+    const Role role = random() % 2 == 0 ? Role::kCaller : Role::kListener;
+    Handshake handshake(role, secret, word('a'));
+    std::string bytes = role == Role::kListener ? std::string("COHORTNT\1\0", 10) : std::string("\1\0", 2);
+    for (std::size_t i = random() % 300; i > 0; --i) bytes += static_cast<char>(random() % 256);
+    try {
+      while (!bytes.empty()) {
+        const std::size_t size = 1 + random() % bytes.size();
+        handshake.feed(bytes.substr(0, size));
+        bytes.erase(0, size);
+      }
+    } catch (const CommError&) {
+    }
+    ASSERT_FALSE(handshake.is_trusted());
+  }
+}
+
+}  // namespace
+}  // namespace cohort::net
