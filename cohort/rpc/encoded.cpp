@@ -1,0 +1,104 @@
+#include "cohort/rpc/encoded.h"
+
+#include "cohort/base/error.h"
+
+namespace cohort::rpc {
+namespace {
+
+constexpr int kMaxDepth = 200;
+
+[[noreturn]] void reject(const std::string& what) {
+  throw CommError("rpc.decode", what, "the same program on all workers");
+}
+
+}  // namespace
+
+void Writer::count(std::uint64_t value) {
+  while (value >= 0x80) {
+    encoded_.bytes.push_back(static_cast<char>(value | 0x80));
+    value >>= 7;
+  }
+  encoded_.bytes.push_back(static_cast<char>(value));
+}
+
+void Writer::text(std::string_view value) {
+  count(value.size());
+  bytes(value.data(), value.size());
+}
+
+void Writer::tensor(const at::Tensor& value) {
+  number(value.defined());
+  if (value.defined()) encoded_.tensors.push_back(value);
+}
+
+void Writer::append(Encoded other) {
+  encoded_.bytes += other.bytes;
+  for (at::Tensor& tensor : other.tensors) encoded_.tensors.push_back(std::move(tensor));
+}
+
+const char* Reader::take(std::size_t size) {
+  const std::size_t left = encoded_.bytes.size() - position_;
+  if (size > left) reject(base::concat("a value needs ", size, " bytes, but ", left, " are left"));
+  const char* const data = encoded_.bytes.data() + position_;
+  position_ += size;
+  return data;
+}
+
+std::uint64_t Reader::any_count() {
+  std::uint64_t value = 0;
+  for (int shift = 0;; shift += 7) {
+    const auto byte = static_cast<unsigned char>(*take(1));
+    if (shift > 56) reject("a count has more than 9 bytes");
+    value |= static_cast<std::uint64_t>(byte & 0x7F) << shift;
+    if ((byte & 0x80) == 0) return value;
+  }
+}
+
+std::size_t Reader::count() {
+  const std::uint64_t value = any_count();
+  const std::size_t left = encoded_.bytes.size() - position_;
+  if (value > left)
+    reject(base::concat(value, " elements are said to follow, but ", left, " bytes are left"));
+  return value;
+}
+
+std::string Reader::text() {
+  const std::size_t size = count();
+  return std::string(take(size), size);
+}
+
+at::Tensor Reader::tensor() {
+  if (!number<bool>()) return at::Tensor();
+  if (next_tensor_ == encoded_.tensors.size()) {
+    reject(base::concat("more tensors are said to be there than the ", next_tensor_, " that came"));
+  }
+  return encoded_.tensors[next_tensor_++];
+}
+
+void Reader::finish() const {
+  if (position_ != encoded_.bytes.size() || next_tensor_ != encoded_.tensors.size()) {
+    reject(base::concat(encoded_.bytes.size() - position_, " bytes and ",
+                        encoded_.tensors.size() - next_tensor_, " tensors are left behind the last value"));
+  }
+}
+
+Encoded Reader::rest() {
+  Encoded rest;
+  rest.bytes = encoded_.bytes.substr(position_);
+  rest.tensors.assign(encoded_.tensors.begin() + static_cast<std::ptrdiff_t>(next_tensor_),
+                      encoded_.tensors.end());
+  position_ = encoded_.bytes.size();
+  next_tensor_ = encoded_.tensors.size();
+  return rest;
+}
+
+Reader::Level::Level(Reader& reader) : reader_(reader) {
+  if (reader.depth_ == kMaxDepth) reject(base::concat("values are nested deeper than ", kMaxDepth));
+  ++reader.depth_;
+}
+
+void Reader::reject_alternative(std::size_t index, std::size_t size) {
+  reject(base::concat("alternative ", index, " of a variant that has ", size));
+}
+
+}  // namespace cohort::rpc
