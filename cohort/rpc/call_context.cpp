@@ -1,0 +1,27 @@
+#include "cohort/rpc/call_context.h"
+
+namespace cohort::rpc {
+namespace {
+
+thread_local const CallContext* current = nullptr;
+
+}  // namespace
+
+const CallContext* current_call() {
+  return current;
+}
+std::stop_token stop_token() {
+  return current == nullptr ? std::stop_token() : current->stop;
+}
+base::Deadline remaining_deadline() {
+  return current == nullptr ? base::Deadline::never() : current->deadline;
+}
+
+CallScope::CallScope(const CallContext& context) : outer_(current) {
+  current = &context;
+}
+CallScope::~CallScope() {
+  current = outer_;
+}
+
+}  // namespace cohort::rpc

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <stop_token>
+#include <string>
+
+#include "cohort/base/threads/deadline.h"
+
+/// What a running handler may ask about the call that it answers.
+namespace cohort::rpc {
+
+struct CallContext {
+  std::string caller;  ///< the worker's name
+  base::Deadline deadline = base::Deadline::never();
+  std::stop_token stop;
+};
+
+/// The call that this thread answers; null outside of handlers.
+const CallContext* current_call();
+
+/// Asks to stop once the caller has its error, is gone, or does not wait any more. Never, outside of handlers.
+std::stop_token stop_token();
+
+/// When the caller of the handler that runs here gets its error; never, outside of handlers.
+base::Deadline remaining_deadline();
+
+/// Makes a call the current one while it lives.
+class CallScope {
+ public:
+  explicit CallScope(const CallContext& context);
+  ~CallScope();
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+
+ private:
+  const CallContext* const outer_;
+};
+
+}  // namespace cohort::rpc

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <functional>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "cohort/base/threads/future.h"
+#include "cohort/base/threads/thread_pool.h"
+#include "cohort/rpc/call_context.h"
+#include "cohort/rpc/codec.h"
+
+namespace cohort::rpc {
+
+/// The result of a remote call, or of a handler that answers later. A copy is of the same result; one takes it.
+///
+///     rpc::Future<at::Tensor> sum = agent.rpc_async<add>("ps/0", x, y);
+///     at::Tensor z = sum.get();             // or throws what the function threw there
+///
+/// A remote function may return one: its call is answered once the result is there, and no thread waits for it.
+template <typename T>
+class Future {
+ public:
+  using Value = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+
+  Future() = default;
+  explicit Future(base::Future<Encoded> encoded) : encoded_(std::move(encoded)) {}
+
+  bool ready() const { return encoded_.ready(); }
+  /// Returns whether it was there before the deadline.
+  bool wait(base::Deadline deadline) const {
+    const base::ThreadPool::Waiting waiting;
+    return encoded_.wait(deadline);
+  }
+  /// Has `fn`, which must not throw, called once it is there: by the thread that sets it, or at once.
+  void on_ready(std::function<void()> fn) const { encoded_.on_ready(std::move(fn)); }
+
+  /// Returns the value, once, or throws the error. A remote call ends at its own deadline; within a handler no wait is
+  /// longer than the deadline of the call that it answers.
+  T get() { return get(remaining_deadline()); }
+  T get(base::Deadline deadline) {
+    const Encoded encoded = take(deadline);
+    Reader in(encoded);
+    Value value = decode<Value>(in);
+    in.finish();
+    if constexpr (!std::is_void_v<T>) return value;
+  }
+  /// The same, not decoded.
+  Encoded take(base::Deadline deadline) {
+    const base::ThreadPool::Waiting waiting;
+    return encoded_.get(deadline);
+  }
+
+ private:
+  base::Future<Encoded> encoded_;
+};
+
+/// Sets a result for a handler that answers later. One that is destroyed without gives its future an error.
+template <typename T>
+class Promise {
+ public:
+  using Value = typename Future<T>::Value;
+
+  Promise() : encoded_("a result that a handler promised") {}
+
+  Future<T> future() const { return Future<T>(encoded_.future()); }
+  void set_value(const Value& value) {
+    encoded_.run([&] {
+      Writer out;
+      encode(out, value);
+      return out.take();
+    });
+  }
+  void set_value()
+    requires std::is_void_v<T>
+  {
+    set_value(std::monostate());
+  }
+  void set_error(std::exception_ptr error) { encoded_.set_error(std::move(error)); }
+
+ private:
+  base::Promise<Encoded> encoded_;
+};
+
+}  // namespace cohort::rpc

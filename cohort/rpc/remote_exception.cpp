@@ -1,0 +1,103 @@
+// Types travel by name. The table lists a derived class before its base, so the first that fits is the nearest. Errors
+// of Cohort keep their type, and their text says twice where they come from: the call, and what failed there.
+#include "cohort/rpc/remote_exception.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <new>
+#include <stdexcept>
+#include <string_view>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+
+namespace cohort::rpc {
+namespace {
+
+constexpr std::string_view kWhere = "rpc.call";
+
+struct ExceptionType {
+  std::string_view name;
+  bool (*fits)(const std::exception&);
+  void (*raise)(const std::string& text);
+};
+
+template <typename T>
+bool fits(const std::exception& error) {
+  return dynamic_cast<const T*>(&error) != nullptr;
+}
+
+template <typename T>
+ExceptionType of_cohort(std::string_view name) {
+  return {name, fits<T>, [](const std::string& text) { throw T(kWhere, text); }};
+}
+template <typename T>
+ExceptionType of_std(std::string_view name) {
+  return {name, fits<T>, [](const std::string& text) { throw T(text); }};
+}
+template <typename T>
+ExceptionType of_c10(std::string_view name) {
+  return {name, fits<T>, [](const std::string& text) {
+            throw T({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, text);
+          }};
+}
+
+const auto& kinds() {
+  static const std::array all = {
+      of_cohort<UsageError>("UsageError"),
+      of_cohort<ConfigError>("ConfigError"),
+      of_cohort<DataError>("DataError"),
+      of_cohort<SystemError>("SystemError"),
+      of_cohort<NumericError>("NumericError"),
+      of_cohort<TimeoutError>("TimeoutError"),
+      of_cohort<CommError>("CommError"),
+      of_cohort<PeerError>("PeerError"),
+      of_cohort<RendezvousError>("RendezvousError"),
+      of_cohort<RemoteError>("RemoteError"),
+      of_c10<c10::IndexError>("c10::IndexError"),
+      of_c10<c10::ValueError>("c10::ValueError"),
+      of_c10<c10::TypeError>("c10::TypeError"),
+      of_c10<c10::NotImplementedError>("c10::NotImplementedError"),
+      of_c10<c10::LinAlgError>("c10::LinAlgError"),
+      of_c10<c10::OutOfMemoryError>("c10::OutOfMemoryError"),
+      of_c10<c10::Error>("c10::Error"),
+      of_std<std::invalid_argument>("std::invalid_argument"),
+      of_std<std::domain_error>("std::domain_error"),
+      of_std<std::length_error>("std::length_error"),
+      of_std<std::out_of_range>("std::out_of_range"),
+      of_std<std::logic_error>("std::logic_error"),
+      of_std<std::range_error>("std::range_error"),
+      of_std<std::overflow_error>("std::overflow_error"),
+      of_std<std::underflow_error>("std::underflow_error"),
+      of_std<std::runtime_error>("std::runtime_error"),
+      ExceptionType{"std::bad_alloc", fits<std::bad_alloc>,
+                    [](const std::string&) { throw std::bad_alloc(); }},
+  };
+  return all;
+}
+
+}  // namespace
+
+RemoteException describe_exception(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& caught) {
+    for (const ExceptionType& kind : kinds()) {
+      if (kind.fits(caught)) return {std::string(kind.name), base::message_of(caught)};
+    }
+    return {"", base::message_of(caught)};
+  } catch (...) {
+    return {"", "an object was thrown that is no std::exception"};
+  }
+}
+
+void throw_remote(const RemoteException& exception, const std::string& where) {
+  const std::string text = base::concat(where, ": ", exception.text);
+  for (const ExceptionType& kind : kinds()) {
+    if (kind.name == exception.type) kind.raise(text);
+  }
+  throw RemoteError(kWhere, text);
+}
+
+}  // namespace cohort::rpc
