@@ -1,0 +1,70 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/base/key_value_store.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/rpc/agent_types.h"
+#include "cohort/rpc/function.h"
+#include "cohort/rpc/future.h"
+
+/// Calls of functions in other processes.
+///
+///     at::Tensor embed(const at::Tensor& words);
+///     COHORT_REMOTE(embed);                              // in a source of all programs
+///
+///     rpc::Agent agent("trainer/0", rank, world_size, store);
+///     rpc::Future<at::Tensor> x = agent.rpc_async<&embed>("ps/0", words);
+///     at::Tensor y = agent.rpc_sync<&embed>(rpc::to("ps/1").within(100ms), words);
+///     agent.shutdown(base::Deadline(30s));
+namespace cohort::rpc {
+
+class AgentState;
+
+/// One of the workers of a job. Several may live in a process. Threads: any.
+class Agent {
+ public:
+  /// Joins the workers of the job: returns once this one is connected with all. `store` is one that all have.
+  /// Collective. Throws: UsageError for a name that is taken, empty, longer than 127 bytes, of other characters than
+  /// letters, digits and _-:./, or that is a device; RendezvousError that names who is missing.
+  Agent(std::string name, int id, int world_size, base::KeyValueStore& store, AgentOptions options = {});
+  /// Without shutdown() the other workers see a death.
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  const WorkerInfo& self() const;
+  /// Workers whose names match: '*' stands for any text. In the order of their ids.
+  std::vector<WorkerInfo> workers(const std::string& pattern = "*") const;
+
+  /// Calls `function` on a worker, or on this one. The arguments' tensors must stay as they are until the result is there.
+  /// The result is an error if the function throws (with its type), if the worker dies (PeerError), or once the time is
+  /// over (TimeoutError): the earlier of the target's and, within a handler, what is left of the call that it answers.
+  /// Throws: UsageError for an unknown worker, or where the worker has the function with another signature.
+  template <auto function, typename... Args>
+  auto rpc_async(const Target& target, Args&&... args) {
+    using Result = typename FunctionType<decltype(function)>::Returned;
+    return Future<Result>(
+        call(target, name_of<function>(), encode_arguments<function>(std::forward<Args>(args)...)));
+  }
+  template <auto function, typename... Args>
+  auto rpc_sync(const Target& target, Args&&... args) {
+    return rpc_async<function>(target, std::forward<Args>(args)...).get();
+  }
+
+  /// Waits until all workers have come here and every call is answered, and leaves. Calls of others are answered
+  /// meanwhile. Collective. Throws: TimeoutError that names who has not come, and what this one waits for.
+  void shutdown(base::Deadline deadline);
+
+  AgentMetrics metrics() const;
+
+ private:
+  base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments);
+
+  std::shared_ptr<AgentState> state_;
+};
+
+}  // namespace cohort::rpc

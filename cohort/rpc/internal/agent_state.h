@@ -1,0 +1,97 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "cohort/base/key_value_store.h"
+#include "cohort/base/threads/thread_pool.h"
+#include "cohort/net/node.h"
+#include "cohort/rpc/agent_types.h"
+#include "cohort/rpc/call_context.h"
+#include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/timers.h"
+#include "cohort/rpc/remote_exception.h"
+
+namespace cohort::rpc {
+
+/// What an agent is made of: the calls that it made, the calls that it answers, and the workers.
+class AgentState : public std::enable_shared_from_this<AgentState> {
+ public:
+  AgentState(WorkerInfo self, AgentOptions options);
+  void join(int world_size, base::KeyValueStore& store);
+  base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments);
+  void shutdown(base::Deadline deadline);
+  void stop();
+
+  const WorkerInfo& self() const { return self_; }
+  std::vector<WorkerInfo> workers() const;
+  AgentMetrics metrics() const;
+
+ private:
+  struct Worker {
+    WorkerInfo info;
+    std::map<std::string, std::string> signatures;
+    std::shared_ptr<net::Peer> peer;  // null: this one
+    std::string down;                 // why it is gone; empty: it is not
+    bool has_come_to_shutdown = false;
+  };
+  // A call that this agent made.
+  struct Pending {
+    explicit Pending(const char* what) : promise(what) {}
+    base::Promise<Encoded> promise;
+    std::string worker, function;
+    std::chrono::milliseconds timeout{0};
+    Timers::Key timer;
+  };
+  // A call that it answers.
+  struct Running {
+    std::stop_source stop;
+    Timers::Key timer;
+  };
+  using RunningKey = std::pair<std::string, std::uint64_t>;  // the caller's name, its number of the call
+  class Handler;
+
+  void connect(int world_size, const std::vector<std::string>& addresses, base::Deadline deadline);
+  void on_connect(const std::shared_ptr<net::Peer>& peer);
+  void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message);
+  void take(const std::string& from, net::Message message);
+  void on_down(const std::string& worker, const std::string& why);
+  void on_call(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
+  void run(const RunningKey& key, const std::string& function, const Encoded& arguments,
+           const CallContext& context);
+  void on_error(std::uint64_t id, const RemoteException& exception);
+  void on_cancel(const RunningKey& key);
+  void on_leaving(const std::string& worker);
+  void answer(const RunningKey& key, Encoded result, const std::exception_ptr& error);
+  void finish(std::uint64_t id, Encoded result, const std::exception_ptr& error);
+  void fail(std::uint64_t id, const std::exception_ptr& error) { finish(id, {}, error); }
+  void expire(std::uint64_t id);
+  void send(const std::string& worker, Encoded message);
+  std::string describe(std::uint64_t id, const Pending& pending) const;
+  const Worker& find_worker(const std::string& name) const;
+  std::string missing_at_shutdown() const;
+
+  const WorkerInfo self_;
+  const AgentOptions options_;
+  std::unique_ptr<base::ThreadPool> pool_;
+  std::unique_ptr<Timers> timers_;
+  std::unique_ptr<net::Node> node_;
+
+  mutable std::mutex mutex_;  // of all below
+  std::condition_variable changed_;
+  std::map<std::string, Worker> workers_;
+  std::map<std::string, std::shared_ptr<net::Peer>> early_;  // connected before the workers were known
+  std::map<std::uint64_t, Pending> pending_;
+  std::map<RunningKey, Running> running_;
+  std::uint64_t next_call_ = 1;
+  AgentMetrics metrics_;
+};
+
+}  // namespace cohort::rpc

@@ -1,0 +1,105 @@
+// A message's header begins with a table: how many tensors, and for each its element type, whether it requires grad and its
+// sizes. Behind it stand the bytes of the values. Each tensor is one payload, contiguous.
+#include "cohort/rpc/internal/wire.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "cohort/base/error.h"
+
+namespace cohort::rpc {
+namespace {
+
+constexpr std::size_t kMaxDims = 64;
+constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 46;
+
+[[noreturn]] void reject_message(const std::string& what) {
+  throw CommError("rpc.receive", what, "the same program on all workers");
+}
+
+bool is_dense_type(at::ScalarType type) {
+  return at::isIntegralType(type, true) || at::isFloatingType(type) || at::isComplexType(type);
+}
+
+at::Tensor to_travel(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_meta() || !is_dense_type(tensor.scalar_type())) {
+    throw UsageError("rpc.send", base::concat("a tensor of ", tensor.toString(), " cannot travel"),
+                     "a dense tensor: tensor.to_dense(), tensor.dequantize()");
+  }
+  // resolve_*: views of complex numbers may hold a pending operation.
+  return tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+}
+
+}  // namespace
+
+net::Message to_message(std::uint32_t channel, Encoded encoded) {
+  Writer table;
+  table.count(encoded.tensors.size());
+  net::Message message;
+  message.channel = channel;
+  for (const at::Tensor& given : encoded.tensors) {
+    const at::Tensor tensor = to_travel(given);
+    table.number(static_cast<std::int8_t>(tensor.scalar_type()));
+    table.number(given.requires_grad() && given.is_leaf());
+    table.count(static_cast<std::uint64_t>(tensor.dim()));
+    for (const std::int64_t size : tensor.sizes()) table.count(static_cast<std::uint64_t>(size));
+    const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
+    message.payloads.push_back({std::make_shared<at::Tensor>(tensor), {data, tensor.nbytes()}});
+  }
+  message.header = table.take().bytes + encoded.bytes;
+  return message;
+}
+
+Encoded to_encoded(net::Message& message) {
+  const Encoded header{std::move(message.header), {}};
+  Reader table(header);
+  const std::size_t num_tensors = table.count();
+  if (num_tensors != message.payloads.size()) {
+    reject_message(base::concat(num_tensors, " tensors are said to come, but ", message.payloads.size(),
+                                " payloads came"));
+  }
+  Encoded encoded;
+  for (const net::Payload& payload : message.payloads) {
+    const auto type = table.number<std::int8_t>();
+    if (type < 0 || type >= static_cast<int>(at::ScalarType::NumOptions) ||
+        !is_dense_type(static_cast<at::ScalarType>(type))) {
+      reject_message(base::concat("a tensor has elements of type ", static_cast<int>(type)));
+    }
+    const bool requires_grad = table.number<bool>();
+    const std::size_t num_dims = table.count();
+    if (num_dims > kMaxDims) reject_message(base::concat("a tensor has ", num_dims, " dimensions"));
+    std::vector<std::int64_t> sizes(num_dims);
+    std::uint64_t numel = 1, strides = 1;
+    for (std::int64_t& size : sizes) {
+      size = static_cast<std::int64_t>(table.any_count());
+      numel *= static_cast<std::uint64_t>(size);
+      // Also beside a size of 0, for LibTorch multiplies them.
+      if (size < 0 ||
+          __builtin_mul_overflow(strides, std::max<std::uint64_t>(static_cast<std::uint64_t>(size), 1),
+                                 &strides) ||
+          strides > kMaxElements) {
+        reject_message("a tensor has more elements than memory has bytes");
+      }
+    }
+    const auto options = at::TensorOptions(static_cast<at::ScalarType>(type));
+    std::uint64_t bytes = 0;
+    if (__builtin_mul_overflow(numel, static_cast<std::uint64_t>(options.dtype().itemsize()), &bytes) ||
+        bytes != payload.bytes.size()) {
+      reject_message(
+          base::concat("a tensor of ", numel, " elements came with ", payload.bytes.size(), " bytes"));
+    }
+    void* const data = const_cast<std::byte*>(payload.bytes.data());
+    at::Tensor tensor = at::from_blob(data, sizes, [owner = payload.owner](void*) {}, options);
+    if (requires_grad && at::isIntegralType(tensor.scalar_type(), true))
+      reject_message("whole numbers require grad");
+    if (requires_grad) tensor.set_requires_grad(true);
+    encoded.tensors.push_back(std::move(tensor));
+  }
+  encoded.bytes = table.rest().bytes;
+  return encoded;
+}
+
+}  // namespace cohort::rpc
