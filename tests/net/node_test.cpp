@@ -245,6 +245,7 @@ TEST(NodeTest, AStoppedProcessIsSilentAndOneThatContinuesSoonIsNot) {
   processes.send(0, SIGCONT);
   EXPECT_TRUE(test::comes_true([&] { return a.heard->count() == 1; }));
   processes.send(0, SIGSTOP);
+  test::wait_until([&] { return processes.is_stopped(0); });
   const auto begin = Clock::now();
   peer->send(message_of(0, "second"));
   ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));

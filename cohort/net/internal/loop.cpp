@@ -92,6 +92,7 @@ void Loop::stop() {
   for (const auto& connection : handshakes_) close_connection(*connection);
   for (const auto& peer : peers_) {
     if (peer->connection) close_connection(*peer->connection);
+    peer->connection.reset();  // each holds the other
     peer->process.reset();
     peer->session.end(EndKind::kLeft, "was left");
   }
