@@ -189,7 +189,9 @@ TEST(NodeTest, BrokenConnectionsLoseAndRepeatNothing) {
   for (const Message& message : a.heard->take()) {
     const std::size_t number = std::stoul(message.header);
     EXPECT_EQ(number % 3, message.channel);
-    if (last[message.channel] != 0) EXPECT_EQ(number, last[message.channel] + 3);
+    if (last[message.channel] != 0) {
+      EXPECT_EQ(number, last[message.channel] + 3);
+    }
     last[message.channel] = number;
     for (const Payload& payload : message.payloads) {
       const Message sent = message_of(0, "", payload.bytes.size());

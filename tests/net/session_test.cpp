@@ -139,7 +139,9 @@ TEST(OutboxTest, WhatIsNotAcknowledgedGoesAgainAndComesOnce) {
   ASSERT_EQ(receiver.messages.size(), 4U);
   int next = 0;
   for (const Message& message : receiver.messages) {
-    if (message.channel == 1) EXPECT_EQ(message.header, std::to_string(next++));
+    if (message.channel == 1) {
+      EXPECT_EQ(message.header, std::to_string(next++));
+    }
   }
   receiver.messages.clear();
   box.on_peer_state(receiver.box.acknowledged(), receiver.released->bytes);
