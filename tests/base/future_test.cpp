@@ -10,6 +10,7 @@
 
 #include "cohort/base/apart.h"
 #include "cohort/base/error.h"
+#include "tests/support/patience.h"
 #include "tests/support/throws.h"
 
 namespace cohort::base {
@@ -17,9 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Deadline patience() {
-  return Deadline(60s);
-}
+using test::patience;
 
 TEST(FutureTest, HasTheValueOrWhatWasThrown) {
   Promise<std::unique_ptr<int>> number("a number");

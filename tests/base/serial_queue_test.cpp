@@ -18,6 +18,7 @@
 #include "cohort/base/timeline.h"
 #include "tests/support/gate.h"
 #include "tests/support/messages.h"
+#include "tests/support/patience.h"
 #include "tests/support/throws.h"
 
 namespace cohort::base {
@@ -25,9 +26,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Deadline patience() {
-  return Deadline(60s);
-}
+using test::patience;
 
 TEST(SerialQueueTest, RunsInOrderOnItsCoresAndReturnsValues) {
   const CpuSet last({CpuSet::of_process().ids().back()});

@@ -13,6 +13,7 @@
 
 #include "cohort/base/error.h"
 #include "tests/support/gate.h"
+#include "tests/support/patience.h"
 #include "tests/support/throws.h"
 
 namespace cohort::base {
@@ -20,9 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Deadline patience() {
-  return Deadline(60s);
-}
+using test::patience;
 
 TEST(ThreadPoolTest, RunsAsManyAtATimeAsItMay) {
   std::atomic<int> running{0}, most{0}, started{0};
@@ -69,6 +68,29 @@ TEST(ThreadPoolTest, FunctionsThatWaitForOthersOfThePoolDoNotUseItUp) {
   for (Future<void>& future : futures) future.get(patience());
   EXPECT_EQ(most, 2);
   const ThreadPool::Waiting outside;  // on a thread of no pool
+}
+
+// A thread that is above the limit, since a function waited once, takes the place of one that is stuck.
+TEST(ThreadPoolTest, AThreadAboveTheLimitTakesThePlaceOfOneThatIsStuck) {
+  ThreadPool pool({.name = "t", .max_threads = 1});
+  pool.submit("outer",
+              [&] {
+                Future<void> inner = pool.submit("inner", [] {});
+                const ThreadPool::Waiting waiting;
+                inner.get(patience());
+              })
+      .get(patience());
+  test::Gate gate;
+  std::atomic<bool> is_stuck{false};
+  Future<void> stuck = pool.submit("stuck", [&] {
+    is_stuck = true;
+    gate.wait();
+  });
+  while (!is_stuck) std::this_thread::sleep_for(1ms);
+  Future<void> next = pool.submit("next", [] {});
+  EXPECT_THROW(stuck.get(Deadline(20ms)), TimeoutError);
+  EXPECT_NO_THROW(next.get(Deadline(20s))) << "the gate opens itself after a minute";
+  gate.open();
 }
 
 TEST(ThreadPoolTest, MakesNoThreadWhereOneIsIdle) {

@@ -1,7 +1,8 @@
 // One queue, under the pool's mutex, feeds all threads. A thread is made where more functions wait than
-// threads are idle, up to the limit, for which those do not count that wait for another function. A function that was abandoned while it runs raises the limit by one; its
-// thread ends after it and lowers the limit again. A task's mutex may be held when the pool's is taken, never
-// the other way round. Functions run and are destroyed under neither.
+// threads are idle, up to the limit. A function that waits for another one of the pool does not count: so
+// there may be more threads than the limit, and those above it stay idle. A function that was abandoned while
+// it runs raises the limit by one; its thread ends after it and lowers the limit again. A task's mutex may be
+// held when the pool's is taken, never the other way round. Functions run and are destroyed under neither.
 #include "cohort/base/threads/thread_pool.h"
 
 #include <pthread.h>
@@ -97,9 +98,12 @@ void Shared::post(const std::shared_ptr<PooledTask>& task) {
 }
 
 void Shared::allow_one_more() noexcept {
-  const std::lock_guard lock(mutex);
-  ++limit;
-  start_if_needed();
+  {
+    const std::lock_guard lock(mutex);
+    ++limit;
+    start_if_needed();
+  }
+  changed.notify_one();  // a thread above the old limit may be idle
 }
 
 void Shared::start_if_needed() noexcept {
