@@ -25,6 +25,7 @@
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/process.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/launch/internal/orphan_watchdog.h"
 #include "cohort/launch/limits.h"
@@ -123,9 +124,7 @@ Worker::Worker(const WorkerOptions& options) : own_group_(options.own_group) {
     if (options.watchdog != nullptr) options.watchdog->forget(pid_);
     system_error("start " + options.program, error);
   }
-#ifdef SYS_pidfd_open
-  end_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
-#endif
+  end_ = base::open_process(pid_);
 }
 
 Worker::Worker(Worker&& other) noexcept

@@ -9,32 +9,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
-#include <sstream>
 
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
+#include "cohort/base/process.h"
 
 namespace cohort::checkpoint {
 namespace {
 
 constexpr std::string_view kMark = ".cohort-";
-
-/// When process `pid` started, in clock ticks since boot; empty if there is no such process.
-std::string process_start(const std::string& pid) {
-  std::ifstream file("/proc/" + pid + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  const size_t after_name = text.rfind(')');  // the name may hold spaces and parentheses
-  if (after_name == std::string::npos) {
-    return "";
-  }
-  std::istringstream fields(text.substr(after_name + 1));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) {
-    fields >> field;
-  }
-  return field;
-}
 
 /// The first half of the kernel's name for its time since boot, as a number: two hosts may have one name, and
 /// the first process namespace has the same number everywhere.
@@ -72,7 +55,7 @@ std::string cut_number(std::string& text) {
 
 std::string temporary_name(const std::string& name) {
   const std::string pid = std::to_string(::getpid());
-  return base::concat(".", name, kMark, place(), "-", pid, "-", process_start(pid));
+  return base::concat(".", name, kMark, place(), "-", pid, "-", base::process_start(pid));
 }
 
 std::optional<TemporaryName> parse_temporary_name(const std::string& file_name) {
@@ -90,7 +73,7 @@ std::optional<TemporaryName> parse_temporary_name(const std::string& file_name) 
   Owner state = Owner::kUnknown;
   if (owner == place()) {
     // A process id comes again (in a container it is always 1); together with the start time it does not.
-    state = process_start(pid) == start ? Owner::kRuns : Owner::kEnded;
+    state = base::process_start(pid) == start ? Owner::kRuns : Owner::kEnded;
   }
   return TemporaryName{file_name.substr(1, mark - 1), state};
 }

@@ -7,7 +7,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
+#include "cohort/base/process.h"
 #include "cohort/base/secret.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
@@ -84,7 +84,7 @@ std::shared_ptr<const base::Fd> process_of(pid_t pid) {
   if (const auto fd = known[pid].lock()) {
     if (base::ready_events(fd->get(), POLLIN) == 0) return fd;  // else the number is another process's by now
   }
-  base::Fd opened(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  base::Fd opened = base::open_process(pid);
   if (!opened.is_open()) return nullptr;
   auto fd = std::make_shared<const base::Fd>(std::move(opened));
   known[pid] = fd;
