@@ -34,7 +34,7 @@ void read_session(std::span<const std::byte> bytes) {
   const Time now = Time() + std::chrono::hours(1);
   SessionOptions options;
   options.window = kWindow;
-  Session session(Session::Role::kListener, options, allocate, nullptr, now);
+  Session session(Role::kListener, options, allocate, nullptr, now);
   for (int i = 0; i < 3; ++i) {
     Message message;
     message.header = "ours";
@@ -97,17 +97,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         read_session(std::as_bytes(std::span(bytes)));
         break;
       case 1: {
-        Handshake listener(Handshake::Role::kListener, std::nullopt, std::string(32, 'a'));
+        Handshake listener(Role::kListener, std::nullopt, std::string(32, 'a'));
         talk_to(listener, bytes, true);
         break;
       }
       case 2: {
-        Handshake listener(Handshake::Role::kListener, secret, std::string(32, 'a'));
+        Handshake listener(Role::kListener, secret, std::string(32, 'a'));
         talk_to(listener, bytes, false);
         break;
       }
       case 3: {
-        Handshake caller(Handshake::Role::kCaller, secret, std::string(32, 'a'));
+        Handshake caller(Role::kCaller, secret, std::string(32, 'a'));
         talk_to(caller, bytes, false);
         break;
       }

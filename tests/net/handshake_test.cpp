@@ -11,8 +11,6 @@
 namespace cohort::net {
 namespace {
 
-using Role = Handshake::Role;
-
 Hello hello_named(const std::string& name) {
   Hello hello;
   hello.name = name;
@@ -22,7 +20,7 @@ Hello hello_named(const std::string& name) {
   hello.received = 1'000'000'000'000;
   hello.place = "here";
   hello.process = 4711;
-  hello.began = 99;
+  hello.began = "99";
   return hello;
 }
 
@@ -59,7 +57,7 @@ TEST(HandshakeTest, BothSidesLearnWhoTheOtherIsInPiecesOfAnySize) {
     EXPECT_EQ(hello.received, 1'000'000'000'000U);
     EXPECT_EQ(hello.place, "here");
     EXPECT_EQ(hello.process, 4711);
-    EXPECT_EQ(hello.began, 99U);
+    EXPECT_EQ(hello.began, "99");
   }
 }
 

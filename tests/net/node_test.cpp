@@ -14,6 +14,7 @@
 #include "relay.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
+#include "tests/support/patience.h"
 #include "tests/support/processes.h"
 #include "tests/support/throws.h"
 
@@ -24,9 +25,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
 
-base::Deadline patience() {
-  return base::Deadline(seconds(30));
-}
+using test::patience;
 
 Message message_of(std::uint32_t channel, std::string header, std::size_t size = 0) {
   Message message;

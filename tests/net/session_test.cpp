@@ -258,7 +258,7 @@ TEST(InboxTest, RandomFramesAreMessagesOrAnError) {
 
 TEST(SessionTest, SilenceIsSeenInTimeAndOnesOwnPauseIsNone) {
   Time now = Time() + std::chrono::hours(1);
-  Session session(Session::Role::kCaller, {}, allocate_aligned, nullptr, now);
+  Session session(Role::kCaller, {}, allocate_aligned, nullptr, now);
   session.link_up(0, now);
   const Time begin = now;
   while (!session.ended()) {
@@ -269,10 +269,10 @@ TEST(SessionTest, SilenceIsSeenInTimeAndOnesOwnPauseIsNone) {
       session.written(kFrameHeaderBytes, now);
     }
   }
-  EXPECT_EQ(session.ended()->kind, EndKind::kSilent);
+  EXPECT_EQ(session.ended()->kind, DownKind::kSilent);
   EXPECT_NEAR(static_cast<double>((now - begin) / milliseconds(1)), 2000, 5);
 
-  Session paused(Session::Role::kCaller, {}, allocate_aligned, nullptr, now);
+  Session paused(Role::kCaller, {}, allocate_aligned, nullptr, now);
   paused.link_up(0, now);
   paused.tick(now + std::chrono::hours(1));
   EXPECT_FALSE(paused.ended()) << "this process did not run for an hour";
@@ -280,7 +280,7 @@ TEST(SessionTest, SilenceIsSeenInTimeAndOnesOwnPauseIsNone) {
 
 TEST(SessionTest, ACallerTriesAgainWithPausesThatGrow) {
   Time now = Time() + std::chrono::hours(1);
-  Session session(Session::Role::kCaller, {}, allocate_aligned, nullptr, now);
+  Session session(Role::kCaller, {}, allocate_aligned, nullptr, now);
   std::vector<int> pauses;
   for (int i = 0; i < 13; ++i) {
     const Time before = now;
@@ -301,7 +301,7 @@ TEST(SessionTest, ACallerTriesAgainWithPausesThatGrow) {
   session.link_down(now);
   session.connect_failed(true, now);
   ASSERT_TRUE(session.ended());
-  EXPECT_EQ(session.ended()->kind, EndKind::kDied) << "it was there, and is not any more";
+  EXPECT_EQ(session.ended()->kind, DownKind::kDied) << "it was there, and is not any more";
 }
 
 }  // namespace

@@ -23,7 +23,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
-using Role = Session::Role;
 
 struct Faults {
   bool cuts = false, stops = false, deaths = false, goodbye = false, long_silence = false;
@@ -289,7 +288,7 @@ class Simulation {
     if (!sides_[1].is_alive || sides_[1].session->ended() || has_gone(1)) {
       caller.connect_failed(!sides_[1].is_alive || has_gone(1), local(0));
       if (sides_[1].is_alive && sides_[1].session->ended())
-        caller.end(EndKind::kDied, "has given this process up");
+        caller.end(DownKind::kDied, "has given this process up");
       return pump(0);
     }
     if (is_wire_dead_ || !is_running(0) || !is_running(1)) {
@@ -366,7 +365,7 @@ class Simulation {
   void see_death(int side) {
     if (!sides_[side].is_alive) return;
     if (!is_running(side)) return at(sides_[side].stopped_until, [this, side] { see_death(side); });
-    sides_[side].session->end(EndKind::kDied, "died");
+    sides_[side].session->end(DownKind::kDied, "died");
     note_end(side);
   }
 
@@ -378,19 +377,19 @@ class Simulation {
     const bool was_silent =
         faults_.long_silence || faults_.cuts || most_stopped_[1 - side] >= milliseconds(1'500);
     switch (how.kind) {
-      case EndKind::kDied:
+      case DownKind::kDied:
         if (other.is_alive && !has_gone(1 - side) && !other.session->ended())
           fail("a death was seen of a process that lives");
         break;
-      case EndKind::kLeft:
+      case DownKind::kLeft:
         if (!other.has_left) fail("a goodbye was heard that was never said");
         break;
-      case EndKind::kSilent:
+      case DownKind::kSilent:
         if (other.is_alive && !was_silent && !other.session->ended() && !has_gone(1 - side)) {
           fail("a peer that was never silent was given up: " + how.text);
         }
         break;
-      case EndKind::kFailed:
+      case DownKind::kFailed:
         fail("a session failed: " + how.text);
     }
   }

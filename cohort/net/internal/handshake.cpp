@@ -27,7 +27,7 @@ std::string bytes_of(const Hello& hello) {
   put(bytes, hello.received);
   put_text(bytes, hello.place);
   put(bytes, hello.process);
-  put(bytes, hello.began);
+  put_text(bytes, hello.began);
   return bytes;
 }
 
@@ -41,7 +41,7 @@ Hello hello_of(std::string_view bytes) {
   hello.received = reader.number<std::uint64_t>();
   hello.place = reader.text();
   hello.process = reader.number<std::int64_t>();
-  hello.began = reader.number<std::uint64_t>();
+  hello.began = reader.text();
   return hello;
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "cohort/base/secret.h"
+#include "cohort/net/internal/role.h"
 
 namespace cohort::net {
 
@@ -19,7 +20,7 @@ struct Hello {
   std::uint64_t received = 0;  ///< the other side's messages up to this number
   std::string place;           ///< place_of_process()
   std::int64_t process = 0;
-  std::uint64_t began = 0;  ///< begin_of(process)
+  std::string began;  ///< base::process_start() of it
 };
 
 /// Both sides prove that they know the secret of the job, and say who they are. Does no input or output.
@@ -34,8 +35,6 @@ struct Hello {
 /// been checked nothing is parsed but the version, and no name is told.
 class Handshake {
  public:
-  enum class Role { kCaller, kListener };
-
   /// Without a secret both sides are trusted: for sockets that strangers cannot reach. `random`: base::random_word().
   Handshake(Role role, const std::optional<base::Secret>& secret, std::string random);
 

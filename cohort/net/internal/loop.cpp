@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
-#include "cohort/base/exception_text.h"
+#include "cohort/base/process.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/net/internal/host.h"
 
@@ -33,20 +33,6 @@ std::string new_incarnation() {
 }
 std::uint64_t new_number() {
   return std::stoull(base::random_word().substr(0, 15), nullptr, 16) + 1;
-}
-
-DownKind down_kind(EndKind kind) {
-  switch (kind) {
-    case EndKind::kDied:
-      return DownKind::kDied;
-    case EndKind::kSilent:
-      return DownKind::kSilent;
-    case EndKind::kLeft:
-      return DownKind::kLeft;
-    case EndKind::kFailed:
-      return DownKind::kFailed;
-  }
-  return DownKind::kFailed;
 }
 
 }  // namespace
@@ -70,7 +56,7 @@ Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
       handler_(std::move(handler)),
       incarnation_(new_incarnation()),
       place_(place_of_process()),
-      began_(begin_of(::getpid())),
+      began_(base::process_start(std::to_string(::getpid()))),
       work_(io_.get_executor()),
       timer_(io_),
       buffer_(kBufferBytes) {}
@@ -94,7 +80,7 @@ void Loop::stop() {
     if (peer->connection) close_connection(*peer->connection);
     peer->connection.reset();  // each holds the other
     peer->process.reset();
-    peer->session.end(EndKind::kLeft, "was left");
+    peer->session.end(DownKind::kLeft, "was left");
   }
   peers_.clear();
   handshakes_.clear();
@@ -118,7 +104,7 @@ SessionOptions Loop::session_options() const {
   return options;
 }
 
-std::shared_ptr<PeerState> Loop::make_peer(Session::Role role) {
+std::shared_ptr<PeerState> Loop::make_peer(Role role) {
   // The session's wake is called by whoever drops a message, who may hold any mutex: it posts.
   const auto later = std::make_shared<std::weak_ptr<PeerState>>();
   auto peer = std::make_shared<PeerState>(weak_from_this(), role, session_options(),
@@ -192,11 +178,11 @@ void Loop::settle(const std::shared_ptr<PeerState>& peer, Time now) {
       // Nobody has a caller that never had a link.
       if (state.session.num_links() > 0) {
         events_.push_back({peer, false, std::nullopt,
-                           Down{down_kind(end.kind), base::concat(state.own_name, " ", end.text),
+                           Down{end.kind, base::concat(state.own_name, " ", end.text),
                                 state.session.take_unacknowledged()}});
       }
     } else {
-      state.session.end(EndKind::kLeft, "was left");
+      state.session.end(DownKind::kLeft, "was left");
     }
     changed_.notify_all();
     return;
@@ -249,7 +235,7 @@ std::shared_ptr<PeerState> Loop::connect(const std::string& address, base::Deadl
   const SocketAddress resolved = resolve(address);
   std::unique_lock lock(mutex_);
   if (is_closing_) throw UsageError("net.connect", "this node has been closed");
-  const std::shared_ptr<PeerState> peer = make_peer(Session::Role::kCaller);
+  const std::shared_ptr<PeerState> peer = make_peer(Role::kCaller);
   PeerState& state = *peer;
   state.address = resolved;
   state.number = new_number();
@@ -258,7 +244,7 @@ std::shared_ptr<PeerState> Loop::connect(const std::string& address, base::Deadl
   base::wait(changed_, lock, is_known, deadline);
   if (state.session.num_links() > 0) return peer;
   const std::string why = state.session.ended() ? state.session.ended()->text : state.last_error;
-  state.session.end(EndKind::kFailed, why);
+  state.session.end(DownKind::kFailed, why);
   post_settle(peer);
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
   throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ", waited, " ms",

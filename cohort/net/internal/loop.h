@@ -42,7 +42,7 @@ struct Connection {
 };
 
 struct PeerState : Peer {
-  PeerState(std::weak_ptr<Loop> of, Session::Role as, SessionOptions options, Allocate allocate,
+  PeerState(std::weak_ptr<Loop> of, Role as, SessionOptions options, Allocate allocate,
             std::function<void()> wake)
       : loop(std::move(of)),
         role(as),
@@ -55,7 +55,7 @@ struct PeerState : Peer {
   bool is_down() const override;
 
   const std::weak_ptr<Loop> loop;
-  const Session::Role role;
+  const Role role;
   std::string own_name, own_incarnation;  // set before anybody has the peer
   // Under the loop's mutex.
   Session session;
@@ -93,13 +93,13 @@ class Loop : public std::enable_shared_from_this<Loop> {
   template <typename Fn>
   void locked(const Fn& fn);
   void hand_over(std::vector<Event> events);
-  std::shared_ptr<PeerState> make_peer(Session::Role role);
+  std::shared_ptr<PeerState> make_peer(Role role);
   SessionOptions session_options() const;
 
   void wait_to_accept(const std::shared_ptr<asio::posix::stream_descriptor>& listener);
   bool accept_all(asio::posix::stream_descriptor& listener);
   void start_link(const std::shared_ptr<PeerState>& peer, Time now);
-  void add_connection(const std::shared_ptr<Connection>& connection, Session::Role role, Time now);
+  void add_connection(const std::shared_ptr<Connection>& connection, Role role, Time now);
   void wait_to_read(const std::shared_ptr<Connection>& connection);
   void wait_to_write(const std::shared_ptr<Connection>& connection);
   void on_writable(const std::shared_ptr<Connection>& connection);
@@ -124,8 +124,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
 
   const NodeOptions options_;
   const std::shared_ptr<Handler> handler_;
-  const std::string incarnation_, place_;
-  const std::uint64_t began_;
+  const std::string incarnation_, place_, began_;
 
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;

@@ -14,7 +14,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
-#include "cohort/net/internal/host.h"
+#include "cohort/base/process.h"
 #include "cohort/net/internal/loop.h"
 
 namespace cohort::net::node_detail {
@@ -61,18 +61,16 @@ bool Loop::accept_all(asio::posix::stream_descriptor& listener) {
       if (++strangers == 1) oldest = connection;
     }
     if (strangers >= kMaxStrangers) lose(oldest, now, "too many strangers came");
-    add_connection(std::make_shared<Connection>(io_, fd.release()), Session::Role::kListener, now);
+    add_connection(std::make_shared<Connection>(io_, fd.release()), Role::kListener, now);
   }
 }
 
-void Loop::add_connection(const std::shared_ptr<Connection>& connection, Session::Role role, Time now) {
-  const bool is_caller = role == Session::Role::kCaller;
-  connection->handshake.emplace(is_caller ? Handshake::Role::kCaller : Handshake::Role::kListener,
-                                options_.secret, base::random_word());
+void Loop::add_connection(const std::shared_ptr<Connection>& connection, Role role, Time now) {
+  connection->handshake.emplace(role, options_.secret, base::random_word());
   connection->deadline = now + options_.handshake;
   handshakes_.push_back(connection);
   arm(connection->deadline);
-  if (is_caller) {
+  if (role == Role::kCaller) {
     connection->is_connecting = true;
     wait_to_write(connection);
   } else {
@@ -98,7 +96,7 @@ void Loop::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
     return state.session.connect_failed(false, now);
   }
   state.connection->peer = peer;
-  add_connection(state.connection, Session::Role::kCaller, now);
+  add_connection(state.connection, Role::kCaller, now);
 }
 
 void Loop::wait_to_read(const std::shared_ptr<Connection>& connection) {
@@ -166,7 +164,7 @@ bool Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time no
     if (connection->peer) {
       Session& session = connection->peer->session;
       const bool was_up = session.num_links() > 0;
-      session.end(was_up ? EndKind::kDied : EndKind::kFailed,
+      session.end(was_up ? DownKind::kDied : DownKind::kFailed,
                   (was_up ? "died: " : "") + base::message_of(error));
     }
     lose(connection, now, base::message_of(error));
@@ -196,7 +194,7 @@ bool Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) 
   if (size > in_place) state.session.consume(std::span(buffer_).first(size - in_place), now, messages);
   take_messages(connection->peer, messages);
   if (state.session.ended()) return false;
-  return size == target.size() + buffer_.size() || (first == 1 && size == buffer_.size());
+  return size == target.size() + buffer_.size();
 }
 
 void Loop::take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages) {
@@ -243,13 +241,13 @@ bool Loop::answer_hello(const std::shared_ptr<Connection>& connection) {
   const Hello& hello = handshake.peer();
   for (const auto& peer : peers_) {
     const PeerState& state = *peer;
-    if (state.role == Session::Role::kListener && state.number == hello.session &&
+    if (state.role == Role::kListener && state.number == hello.session &&
         state.own_incarnation == hello.incarnation && !state.session.ended()) {
       connection->peer = peer;
     }
   }
   if (!connection->peer && hello.links == 0 && !is_closing_) {
-    connection->peer = make_peer(Session::Role::kListener);
+    connection->peer = make_peer(Role::kListener);
     PeerState& state = *connection->peer;
     state.own_name = hello.name;
     state.own_incarnation = hello.incarnation;
@@ -274,15 +272,15 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
   const Hello hello = connection->handshake->peer();
   const std::string rest = connection->handshake->take_rest();
   handshakes_.remove(connection);
-  if (state.role == Session::Role::kCaller) {
+  if (state.role == Role::kCaller) {
     if (state.own_incarnation.empty()) {
       state.own_name = hello.name;
       state.own_incarnation = hello.incarnation;
     }
     if (state.own_incarnation != hello.incarnation) {
-      state.session.end(EndKind::kDied, "died: another process has taken its place");
+      state.session.end(DownKind::kDied, "died: another process has taken its place");
     } else if (hello.session == 0) {
-      state.session.end(EndKind::kDied,
+      state.session.end(DownKind::kDied,
                         state.session.num_links() == 0 ? "is leaving" : "has given this process up");
     }
   } else if (state.connection && state.connection != connection) {
@@ -298,7 +296,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
   state.connection = connection;
   state.session.link_up(hello.received, now);
   ++state.counts.links;
-  if (state.role == Session::Role::kListener && state.session.num_links() == 1) {
+  if (state.role == Role::kListener && state.session.num_links() == 1) {
     events_.push_back({peer, true, std::nullopt, std::nullopt});
   }
   watch(peer, hello);
@@ -313,13 +311,13 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
 void Loop::watch(const std::shared_ptr<PeerState>& peer, const Hello& hello) {
   PeerState& state = *peer;
   if (state.process || hello.place != place_ || hello.process == ::getpid()) return;
-  base::Fd fd = watch_process(static_cast<pid_t>(hello.process), hello.began);
-  if (!fd.is_open()) {
-    if (begin_of(static_cast<pid_t>(hello.process)) == hello.began) return;  // the kernel cannot watch it
-    return asio::post(io_, [this, peer, process = hello.process] {           // it has ended already
-      locked([&] { on_process_end(peer, process); });
-    });
+  base::Fd fd = base::open_process(static_cast<pid_t>(hello.process));
+  // Its number may be another process's by now: asked after the descriptor is there.
+  if (base::process_start(std::to_string(hello.process)) != hello.began) {
+    return asio::post(
+        io_, [this, peer, process = hello.process] { locked([&] { on_process_end(peer, process); }); });
   }
+  if (!fd.is_open()) return;  // the kernel cannot watch it
   state.process = std::make_unique<asio::posix::stream_descriptor>(io_, fd.release());
   state.process->async_wait(asio::posix::stream_descriptor::wait_read,
                             [this, peer, process = hello.process](const asio::error_code& error) {
@@ -333,7 +331,7 @@ void Loop::on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t p
   while (connection && !connection->is_closed && !connection->handshake && !peer->session.ended() &&
          read_frames(connection, now)) {
   }
-  peer->session.end(EndKind::kDied, base::concat("died (process ", process, ")"));
+  peer->session.end(DownKind::kDied, base::concat("died (process ", process, ")"));
   settle(peer, now);
 }
 
@@ -355,8 +353,7 @@ void Loop::lose(const std::shared_ptr<Connection>& connection, Time now, const s
   state.connection.reset();
   state.last_error = error;
   if (connection->handshake) {
-    if (state.role == Session::Role::kCaller)
-      state.session.connect_failed(is_rejected && !state.process, now);
+    if (state.role == Role::kCaller) state.session.connect_failed(is_rejected && !state.process, now);
   } else {
     state.session.link_down(now);
   }

@@ -48,7 +48,7 @@ void Session::link_up(std::uint64_t received_by_peer, Time now) {
   try {
     outbox_.restart(received_by_peer);
   } catch (const CommError& error) {
-    return end(EndKind::kFailed, base::message_of(error));
+    return end(DownKind::kFailed, base::message_of(error));
   }
   inbox_.restart();
   is_up_ = true;
@@ -75,12 +75,12 @@ void Session::start_link() {
 void Session::connect_failed(bool is_rejected, Time now) {
   if (end_ || is_up_) return;
   if (is_rejected && num_links_ > 0)
-    return end(EndKind::kDied, "died: nobody listens at its address any more");
+    return end(DownKind::kDied, "died: nobody listens at its address any more");
   next_try_ = now + pause_;
   pause_ = std::min(2 * pause_, options_.most_pause);
 }
 
-void Session::end(EndKind kind, std::string text) {
+void Session::end(DownKind kind, std::string text) {
   if (end_) return;
   end_ = End{kind, std::move(text)};
   is_up_ = false;
@@ -88,7 +88,7 @@ void Session::end(EndKind kind, std::string text) {
 
 void Session::on_header(const FrameHeader& header) {
   outbox_.on_peer_state(header.acknowledged, header.released);
-  if (header.kind == FrameKind::kGoodbye) end(EndKind::kLeft, "has left");
+  if (header.kind == FrameKind::kGoodbye) end(DownKind::kLeft, "has left");
 }
 
 template <typename Take>
@@ -98,7 +98,7 @@ void Session::receive(Time now, const Take& take) {
   try {
     take();
   } catch (const CommError& error) {
-    end(EndKind::kFailed, base::message_of(error));
+    end(DownKind::kFailed, base::message_of(error));
   }
   if (!has_news_ && owes_news()) {
     has_news_ = true;
@@ -148,12 +148,12 @@ void Session::tick(Time now) {
   if (end_) return;
   if (!is_up_) {
     if (may_be_given_up() && now - lost_ >= options_.silence) {
-      end(EndKind::kSilent, base::concat("could not be reached for ", options_.silence.count(), " ms"));
+      end(DownKind::kSilent, base::concat("could not be reached for ", options_.silence.count(), " ms"));
     }
     return;
   }
   if (now - heard_ >= options_.silence) {
-    return end(EndKind::kSilent, base::concat("has been silent for ", options_.silence.count(), " ms"));
+    return end(DownKind::kSilent, base::concat("has been silent for ", options_.silence.count(), " ms"));
   }
   if (!has_news_ && owes_news()) {
     has_news_ = true;

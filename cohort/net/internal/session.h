@@ -14,6 +14,8 @@
 
 #include "cohort/net/internal/inbox.h"
 #include "cohort/net/internal/outbox.h"
+#include "cohort/net/internal/role.h"
+#include "cohort/net/peer.h"
 
 namespace cohort::net {
 
@@ -29,9 +31,8 @@ struct SessionOptions {
 };
 
 /// How a session ended.
-enum class EndKind { kDied, kSilent, kLeft, kFailed };
 struct End {
-  EndKind kind;
+  DownKind kind;
   std::string text;  ///< "died (process 4711)", "has been silent for 2000 ms", "has left"
 };
 
@@ -41,8 +42,6 @@ struct End {
 /// Threads: one at a time; credits of messages are given back by any.
 class Session {
  public:
-  enum class Role { kCaller, kListener };
-
   /// `wake` is called when a message's credit is given back, by any thread.
   Session(Role role, SessionOptions options, Allocate allocate, std::function<void()> wake, Time now);
 
@@ -64,7 +63,7 @@ class Session {
     return role_ == Role::kCaller && !end_ && !has_left_ && !is_up_ && now >= next_try_;
   }
   /// What else is known of the end, such as the death of the process.
-  void end(EndKind kind, std::string text);
+  void end(DownKind kind, std::string text);
 
   void consume(std::span<const std::byte> bytes, Time now, std::vector<Message>& messages);
   std::span<std::byte> target() { return end_ ? std::span<std::byte>() : inbox_.target(); }
