@@ -1,5 +1,9 @@
 #include "cohort/rpc/agent.h"
 
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cctype>
 
@@ -11,6 +15,14 @@ namespace {
 
 constexpr std::size_t kMaxNameBytes = 127;
 
+bool is_device(const std::string& name) {
+  try {
+    return c10::Device(name).type() < c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 void check_name(const std::string& name) {
   const auto is_allowed = [](unsigned char c) {
     return std::isalnum(c) != 0 || std::string_view("_-:./").find(c) != std::string_view::npos;
@@ -19,24 +31,10 @@ void check_name(const std::string& name) {
     throw UsageError("rpc.join", base::concat("'", name, "' is no name of a worker"),
                      "1 to 127 letters, digits and _-:./");
   }
-  for (const std::string_view device : {"cpu", "cuda", "mps", "xpu", "meta"}) {
-    if (name == device ||
-        (name.starts_with(device) && name.size() > device.size() && name[device.size()] == ':')) {
-      throw UsageError("rpc.join", base::concat("the worker's name '", name, "' is that of a device"),
-                       "worker/" + name);
-    }
+  if (is_device(name)) {
+    throw UsageError("rpc.join", base::concat("the worker's name '", name, "' is that of a device"),
+                     "worker/" + name);
   }
-}
-
-// '*' stands for any text.
-bool matches(std::string_view name, std::string_view pattern) {
-  if (pattern.empty()) return name.empty();
-  if (pattern[0] != '*')
-    return !name.empty() && name[0] == pattern[0] && matches(name.substr(1), pattern.substr(1));
-  for (std::size_t i = 0; i <= name.size(); ++i) {
-    if (matches(name.substr(i), pattern.substr(1))) return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -63,7 +61,7 @@ const WorkerInfo& Agent::self() const {
 std::vector<WorkerInfo> Agent::workers(const std::string& pattern) const {
   std::vector<WorkerInfo> found;
   for (WorkerInfo& worker : state_->workers()) {
-    if (matches(worker.name, pattern)) found.push_back(std::move(worker));
+    if (::fnmatch(pattern.c_str(), worker.name.c_str(), 0) == 0) found.push_back(std::move(worker));
   }
   return found;
 }

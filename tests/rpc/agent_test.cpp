@@ -13,6 +13,7 @@
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
 #include "tests/support/map_store.h"
+#include "tests/support/patience.h"
 #include "tests/support/processes.h"
 #include "tests/support/throws.h"
 
@@ -23,9 +24,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
 
-base::Deadline patience() {
-  return base::Deadline(seconds(30));
-}
+using test::patience;
 
 // The agents of this process by name, for functions that call on.
 std::mutex agents_mutex;

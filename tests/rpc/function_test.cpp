@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <stdexcept>
 
 #include "cohort/base/error.h"
@@ -34,9 +35,9 @@ std::unique_ptr<int> boxed(std::unique_ptr<int> value) {
   return value;
 }
 
-Promise<std::string>* later = nullptr;
+std::unique_ptr<Promise<std::string>> later;
 Future<std::string> answers_afterwards(std::string question) {
-  later = new Promise<std::string>();
+  later = std::make_unique<Promise<std::string>>();
   return question.empty() ? throw DataError("test", "no question") : later->future();
 }
 COHORT_REMOTE(answers_afterwards);
@@ -97,7 +98,7 @@ TEST(FunctionTest, AFunctionMayAnswerLater) {
   std::string error;
   const auto take_error = [&](Encoded, std::exception_ptr thrown) { error = text_of(thrown); };
   find_function("answers_afterwards").invoke(encode_arguments<answers_afterwards>("why"), take_error);
-  delete later;
+  later.reset();
   EXPECT_NE(error.find("will never come"), std::string::npos) << error;
   find_function("answers_afterwards").invoke(encode_arguments<answers_afterwards>(""), take_error);
   EXPECT_NE(error.find("no question"), std::string::npos) << error;
