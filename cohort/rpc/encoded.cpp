@@ -31,9 +31,15 @@ void Writer::tensor(const at::Tensor& value) {
   if (value.defined()) encoded_.tensors.push_back(value);
 }
 
+void Writer::reference(std::shared_ptr<Reference> value) {
+  number(value != nullptr);
+  if (value != nullptr) encoded_.references.push_back(std::move(value));
+}
+
 void Writer::append(Encoded other) {
   encoded_.bytes += other.bytes;
   for (at::Tensor& tensor : other.tensors) encoded_.tensors.push_back(std::move(tensor));
+  for (auto& reference : other.references) encoded_.references.push_back(std::move(reference));
 }
 
 const char* Reader::take(std::size_t size) {
@@ -75,10 +81,20 @@ at::Tensor Reader::tensor() {
   return encoded_.tensors[next_tensor_++];
 }
 
+std::shared_ptr<Reference> Reader::reference() {
+  if (!number<bool>()) return nullptr;
+  if (next_reference_ == encoded_.references.size()) {
+    reject(base::concat("more references are said to be there than the ", next_reference_, " that came"));
+  }
+  return encoded_.references[next_reference_++];
+}
+
 void Reader::finish() const {
-  if (position_ != encoded_.bytes.size() || next_tensor_ != encoded_.tensors.size()) {
-    reject(base::concat(encoded_.bytes.size() - position_, " bytes and ",
-                        encoded_.tensors.size() - next_tensor_, " tensors are left behind the last value"));
+  if (position_ != encoded_.bytes.size() || next_tensor_ != encoded_.tensors.size() ||
+      next_reference_ != encoded_.references.size()) {
+    reject(base::concat(encoded_.bytes.size() - position_, " bytes, ", encoded_.tensors.size() - next_tensor_,
+                        " tensors and ", encoded_.references.size() - next_reference_,
+                        " references are left behind the last value"));
   }
 }
 
@@ -87,8 +103,11 @@ Encoded Reader::rest() {
   rest.bytes = encoded_.bytes.substr(position_);
   rest.tensors.assign(encoded_.tensors.begin() + static_cast<std::ptrdiff_t>(next_tensor_),
                       encoded_.tensors.end());
+  rest.references.assign(encoded_.references.begin() + static_cast<std::ptrdiff_t>(next_reference_),
+                         encoded_.references.end());
   position_ = encoded_.bytes.size();
   next_tensor_ = encoded_.tensors.size();
+  next_reference_ = encoded_.references.size();
   return rest;
 }
 

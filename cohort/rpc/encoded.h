@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -19,11 +20,14 @@ namespace cohort::rpc {
 static_assert(std::endian::native == std::endian::little,
               "numbers travel in the order of a little-endian machine");
 
+class Reference;
+
 /// What was written. Tensors share the memory of those that were written, so who writes into one of them before it
 /// has been sent changes what is sent.
 struct Encoded {
   std::string bytes;
-  std::vector<at::Tensor> tensors;  ///< the defined ones, in the order in which they were written
+  std::vector<at::Tensor> tensors = {};  ///< the defined ones, in the order in which they were written
+  std::vector<std::shared_ptr<Reference>> references = {};  ///< to objects of workers, likewise
 };
 
 /// Appends values to an `Encoded`.
@@ -39,8 +43,10 @@ class Writer {
   /// A length, and that many bytes.
   void text(std::string_view value);
   void tensor(const at::Tensor& value);
+  /// Null too.
+  void reference(std::shared_ptr<Reference> value);
 
-  /// Bytes and tensors of another value.
+  /// Bytes, tensors and references of another value.
   void append(Encoded other);
 
   Encoded take() { return std::move(encoded_); }
@@ -76,6 +82,7 @@ class Reader {
   std::size_t count();
   std::string text();
   at::Tensor tensor();
+  std::shared_ptr<Reference> reference();
   /// Throws: CommError where something is left.
   void finish() const;
   /// What is left, as a value of its own: nothing is left afterwards.
@@ -102,7 +109,7 @@ class Reader {
   const char* take(std::size_t size);
 
   const Encoded& encoded_;
-  std::size_t position_ = 0, next_tensor_ = 0;
+  std::size_t position_ = 0, next_tensor_ = 0, next_reference_ = 0;
   int depth_ = 0;
 };
 

@@ -11,6 +11,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/rpc/reference.h"
 
 namespace cohort::rpc {
 namespace {
@@ -52,6 +53,7 @@ const auto& kinds() {
       of_cohort<NumericError>("NumericError"),
       of_cohort<TimeoutError>("TimeoutError"),
       of_cohort<CommError>("CommError"),
+      of_cohort<OwnerLostError>("OwnerLostError"),
       of_cohort<PeerError>("PeerError"),
       of_cohort<RendezvousError>("RendezvousError"),
       of_cohort<RemoteError>("RemoteError"),

@@ -174,8 +174,10 @@ TEST(CodecTest, WhatDoesNotFitIsAnError) {
   for (std::size_t size = 0; size < bytes.bytes.size(); ++size) {
     COHORT_EXPECT_THROW_WITH(read({bytes.bytes.substr(0, size), {}}), CommError, "[rpc.decode]");
   }
-  COHORT_EXPECT_THROW_WITH(read({bytes.bytes + "x", {}}), CommError, "1 bytes and 0 tensors are left");
-  COHORT_EXPECT_THROW_WITH(read({bytes.bytes, {at::ones({1})}}), CommError, "0 bytes and 1 tensors are left");
+  COHORT_EXPECT_THROW_WITH(read({bytes.bytes + "x", {}}), CommError,
+                           "1 bytes, 0 tensors and 0 references are left");
+  COHORT_EXPECT_THROW_WITH(read({bytes.bytes, {at::ones({1})}}), CommError,
+                           "0 bytes, 1 tensors and 0 references are left");
   COHORT_EXPECT_THROW_WITH(read({"\xff\xff\xff\xff\x7f", {}}), CommError, "34359738367 elements");
   COHORT_EXPECT_THROW_WITH(read({std::string(12, '\xff'), {}}), CommError, "more than 9 bytes");
   const Encoded none{std::string(1, '\1'), {}};

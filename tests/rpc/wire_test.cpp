@@ -20,7 +20,8 @@ Encoded received(net::Message message) {
     std::memcpy(memory.get(), payload.bytes.data(), payload.bytes.size());
     payload = {memory, {memory.get(), payload.bytes.size()}};
   }
-  return to_encoded(message);
+  add_references(message, {});
+  return to_encoded(message).first;
 }
 
 TEST(WireTest, TensorsOfEachTypeAndShapeArriveAsTheyWere) {
@@ -57,13 +58,28 @@ TEST(WireTest, ALeafThatRequiresGradStaysOne) {
 
 TEST(WireTest, MemoryLivesAsLongAsTheTensor) {
   net::Message message = to_message(0, {"", {at::arange(5)}});
+  add_references(message, {});
   const std::weak_ptr<const void> memory = message.payloads[0].owner;
-  at::Tensor tensor = to_encoded(message).tensors[0];
+  at::Tensor tensor = to_encoded(message).first.tensors[0];
   message = {};
   EXPECT_FALSE(memory.expired());
   EXPECT_EQ(tensor.sum().item<int>(), 10);
   tensor.reset();
   EXPECT_TRUE(memory.expired());
+}
+
+TEST(WireTest, ReferencesArriveAsTheyWere) {
+  net::Message message = to_message(0, {"abc", {at::ones({2})}});
+  add_references(message, {{{1, 1ULL << 40}, 3, {4, 5}}, {{-1, 2}, 0, {0, 6}}});
+  const auto [value, references] = to_encoded(message);
+  EXPECT_EQ(value.bytes, "abc");
+  EXPECT_EQ(value.tensors.size(), 1U);
+  ASSERT_EQ(references.size(), 2U);
+  EXPECT_EQ(references[0].object, (ObjectId{1, 1ULL << 40}));
+  EXPECT_EQ(references[0].owner, 3);
+  EXPECT_EQ(references[0].fork, (ForkId{4, 5}));
+  EXPECT_EQ(references[1].object, (ObjectId{-1, 2}));
+  EXPECT_EQ(references[1].fork, (ForkId{0, 6}));
 }
 
 TEST(WireTest, WhatCannotTravelIsAnErrorAtTheSender) {
@@ -74,6 +90,7 @@ TEST(WireTest, WhatCannotTravelIsAnErrorAtTheSender) {
 
 TEST(WireTest, WhatNoSenderWritesIsAnError) {
   net::Message good = to_message(0, {"abc", {at::ones({2, 3})}});
+  add_references(good, {});
   const auto error_of = [&](const std::function<void(net::Message&)>& change) {
     net::Message message = good;
     change(message);
@@ -91,21 +108,22 @@ TEST(WireTest, WhatNoSenderWritesIsAnError) {
               m.payloads[0].bytes = m.payloads[0].bytes.first(5);
             }).find("came with 5 bytes"),
             std::string::npos);
-  EXPECT_NE(error_of([](net::Message& m) { m.header[1] = 99; }).find("elements of type 99"),
+  EXPECT_NE(error_of([](net::Message& m) { m.header[2] = 99; }).find("elements of type 99"),
             std::string::npos);
-  EXPECT_NE(error_of([](net::Message& m) { m.header[3] = 100; }).find("elements are said"),
+  EXPECT_NE(error_of([](net::Message& m) { m.header[4] = 100; }).find("elements are said"),
             std::string::npos);
   EXPECT_NE(error_of([](net::Message& m) { m.header.clear(); }).find("[rpc.decode]"), std::string::npos);
   // Sizes whose product is beyond any memory.
   net::Message huge = good;
   huge.header =
-      std::string("\1\6\0\2", 4) + std::string(8, '\xff') + "\x7f" + std::string(8, '\xff') + "\x7f";
+      std::string("\0\1\6\0\2", 5) + std::string(8, '\xff') + "\x7f" + std::string(8, '\xff') + "\x7f";
   COHORT_EXPECT_THROW_WITH(to_encoded(huge), CommError, "more elements than memory");
 }
 
 TEST(WireTest, RandomHeadersAreTensorsOrAnError) {
   std::mt19937 random(2);
-  const net::Message good = to_message(0, {"abc", {at::ones({2, 3}), at::ones({4})}});
+  net::Message good = to_message(0, {"abc", {at::ones({2, 3}), at::ones({4})}});
+  add_references(good, {{{1, 2}, 3, {4, 5}}});
   for (int i = 0; i < 20'000; ++i) {
     net::Message message = good;
     for (std::size_t flips = 1 + random() % 3; flips > 0; --flips) {
@@ -113,7 +131,7 @@ TEST(WireTest, RandomHeadersAreTensorsOrAnError) {
           static_cast<char>(random() % (random() % 2 == 0 ? 8 : 256));
     }
     try {
-      for (const at::Tensor& tensor : to_encoded(message).tensors) tensor.to(at::kDouble).sum();
+      for (const at::Tensor& tensor : to_encoded(message).first.tensors) tensor.to(at::kDouble).sum();
     } catch (const CommError&) {
     }
   }

@@ -1,5 +1,6 @@
-// A message's header begins with a table: how many tensors, and for each its element type, whether it requires grad and its
-// sizes. Behind it stand the bytes of the values. Each tensor is one payload, contiguous.
+// A message's header begins with two tables. The first says how many references there are, and for each its object, owner
+// and fork. The second says how many tensors, and for each its element type, whether it requires grad and its sizes. Behind
+// them stand the bytes of the values. Each tensor is one payload, contiguous.
 #include "cohort/rpc/internal/wire.h"
 
 #include <ATen/ATen.h>
@@ -35,7 +36,7 @@ at::Tensor to_travel(const at::Tensor& tensor) {
 
 }  // namespace
 
-net::Message to_message(std::uint32_t channel, Encoded encoded) {
+net::Message to_message(std::uint32_t channel, const Encoded& encoded) {
   Writer table;
   table.count(encoded.tensors.size());
   net::Message message;
@@ -53,9 +54,32 @@ net::Message to_message(std::uint32_t channel, Encoded encoded) {
   return message;
 }
 
-Encoded to_encoded(net::Message& message) {
-  const Encoded header{std::move(message.header), {}};
+void add_references(net::Message& message, const std::vector<WireReference>& references) {
+  Writer table;
+  table.count(references.size());
+  for (const WireReference& reference : references) {
+    table.number(reference.object.creator);
+    table.number(reference.object.number);
+    table.number(reference.owner);
+    table.number(reference.fork.maker);
+    table.number(reference.fork.number);
+  }
+  message.header.insert(0, table.take().bytes);
+}
+
+std::pair<Encoded, std::vector<WireReference>> to_encoded(net::Message& message) {
+  const Encoded header{std::move(message.header), {}, {}};
   Reader table(header);
+  std::vector<WireReference> references;
+  for (std::size_t left = table.count(); left > 0; --left) {
+    WireReference reference;
+    reference.object.creator = table.number<std::int32_t>();
+    reference.object.number = table.number<std::uint64_t>();
+    reference.owner = table.number<std::int32_t>();
+    reference.fork.maker = table.number<std::int32_t>();
+    reference.fork.number = table.number<std::uint64_t>();
+    references.push_back(reference);
+  }
   const std::size_t num_tensors = table.count();
   if (num_tensors != message.payloads.size()) {
     reject_message(base::concat(num_tensors, " tensors are said to come, but ", message.payloads.size(),
@@ -99,7 +123,7 @@ Encoded to_encoded(net::Message& message) {
     encoded.tensors.push_back(std::move(tensor));
   }
   encoded.bytes = table.rest().bytes;
-  return encoded;
+  return {std::move(encoded), std::move(references)};
 }
 
 }  // namespace cohort::rpc

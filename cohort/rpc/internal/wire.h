@@ -1,19 +1,24 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <utility>
+#include <vector>
 
 #include "cohort/net/message.h"
 #include "cohort/rpc/encoded.h"
+#include "cohort/rpc/internal/reference_protocol.h"
 
 /// Encoded values as messages of module net: tensors become payloads, which are not copied where they lie in one piece on
 /// the CPU.
 namespace cohort::rpc {
 
+/// The tensors and bytes of a value: its references are the caller's to add, who knows their forks.
 /// Throws: UsageError for a tensor that cannot travel (sparse, quantized, on a meta device).
-net::Message to_message(std::uint32_t channel, Encoded encoded);
+net::Message to_message(std::uint32_t channel, const Encoded& encoded);
+void add_references(net::Message& message, const std::vector<WireReference>& references);
 
-/// The tensors share the memory that the message was read into. Throws: CommError for what to_message() does not write.
-Encoded to_encoded(net::Message& message);
+/// A value without its references, and those. The tensors share the memory that the message was read into.
+/// Throws: CommError for what to_message() and add_references() do not write.
+std::pair<Encoded, std::vector<WireReference>> to_encoded(net::Message& message);
 
 }  // namespace cohort::rpc

@@ -1,0 +1,280 @@
+// The protocol takes a step under the mutex. What follows from it (messages, functions that waited, values that are freed)
+// happens behind it: a value's destructor may drop references of its own.
+#include "cohort/rpc/internal/references.h"
+
+#include <type_traits>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/thread_pool.h"
+#include "cohort/rpc/call_context.h"
+
+namespace cohort::rpc {
+
+using State = ReferenceProtocol::State;
+
+// Runs `step(effects)` under the mutex, and then what it leads to.
+template <typename Step>
+auto References::run(const Step& step) {
+  ReferenceProtocol::Effects effects;
+  std::vector<std::function<void()>> ready;
+  std::vector<std::shared_ptr<Object>> freed;
+  const auto take = [&] {
+    for (const ReferenceProtocol::HoldId hold : effects.settled) {
+      const auto [begin, end] = waiters_.equal_range(hold);
+      for (auto waiter = begin; waiter != end; ++waiter) {
+        if (--waiter->second->num_waiting == 0) ready.push_back(std::move(waiter->second->fn));
+      }
+      waiters_.erase(begin, end);
+    }
+    for (const ObjectId object : effects.freed) {
+      if (auto found = objects_.extract(object)) freed.push_back(std::move(found.mapped()));
+    }
+  };
+  const auto follow = [&] {
+    if (const auto host = host_.lock()) {
+      for (const auto& [to, message] : effects.messages) host->send_reference_message(to, message);
+    }
+    for (const auto& fn : ready) fn();
+  };
+  std::unique_lock lock(mutex_);
+  if constexpr (std::is_void_v<decltype(step(effects))>) {
+    step(effects);
+    take();
+    lock.unlock();
+    follow();
+  } else {
+    auto result = step(effects);
+    take();
+    lock.unlock();
+    follow();
+    return result;
+  }
+}
+
+std::shared_ptr<Reference> References::wrap(ReferenceProtocol::HoldId hold, const WireReference& wire) {
+  const auto host = host_.lock();
+  return std::make_shared<Reference>(shared_from_this(), hold, wire.object,
+                                     host ? host->worker(wire.owner) : WorkerInfo{"", wire.owner});
+}
+
+std::shared_ptr<Reference> References::create(const WorkerInfo& owner) {
+  const std::lock_guard lock(mutex_);
+  const ReferenceProtocol::HoldId hold = protocol_.create(owner.id);
+  return std::make_shared<Reference>(shared_from_this(), hold, protocol_.describe(hold).object, owner);
+}
+
+WireReference References::describe(const Reference& reference) const {
+  const std::lock_guard lock(mutex_);
+  return protocol_.describe(reference.hold_);
+}
+
+void References::lose(const Reference& reference, std::exception_ptr error) {
+  run([&](auto& effects) {
+    errors_[reference.hold_] = std::move(error);
+    protocol_.lose(reference.hold_, effects);
+  });
+}
+
+void References::clear() {
+  std::map<ObjectId, std::shared_ptr<Object>> objects;
+  const std::lock_guard lock(mutex_);
+  objects.swap(objects_);
+}
+
+std::shared_ptr<Reference> References::create_here(ObjectValue value, std::string made_at) {
+  ReferenceProtocol::HoldId hold = 0;
+  WireReference wire;
+  {
+    const std::lock_guard lock(mutex_);
+    hold = protocol_.create_here();
+    wire = protocol_.describe(hold);
+    auto object = std::make_shared<Object>();
+    object->made_at = std::move(made_at);
+    objects_.emplace(wire.object, std::move(object));
+  }
+  auto reference = wrap(hold, wire);
+  set_value(*reference, std::move(value), nullptr);
+  return reference;
+}
+
+std::shared_ptr<Reference> References::make(const WireReference& asked, std::int32_t holder,
+                                            std::string made_at) {
+  const ReferenceProtocol::HoldId hold = run([&](auto& effects) {
+    auto object = std::make_shared<Object>();
+    object->made_at = std::move(made_at);
+    objects_.emplace(asked.object, std::move(object));
+    return protocol_.make(asked, holder, effects);
+  });
+  return wrap(hold, asked);
+}
+
+void References::set_value(const Reference& reference, ObjectValue value, std::exception_ptr error) {
+  const std::shared_ptr<Object> object = object_of(reference);
+  object->value = std::move(value);
+  object->promise.set_error(std::move(error));
+}
+
+void References::when_settled(const List& references, std::function<void()> fn) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto waiter = std::make_shared<Waiter>();
+    for (const auto& reference : references) {
+      if (protocol_.state(reference->hold_) != State::kWaiting) continue;
+      ++waiter->num_waiting;
+      waiters_.emplace(reference->hold_, waiter);
+    }
+    if (waiter->num_waiting > 0) {
+      waiter->fn = std::move(fn);
+      return;
+    }
+  }
+  fn();
+}
+
+// Under the mutex.
+void References::check_not_lost(const Reference& reference) const {
+  if (protocol_.state(reference.hold_) != State::kLost) return;
+  if (const auto error = errors_.find(reference.hold_); error != errors_.end()) {
+    std::rethrow_exception(error->second);
+  }
+  const auto down = down_.find(reference.owner().id);
+  throw OwnerLostError(
+      "rpc.rref",
+      base::concat(reference.describe(), ": ",
+                   down != down_.end() ? down->second
+                                       : "it was freed, as the worker that passed the reference on died"));
+}
+
+std::vector<WireReference> References::send(const List& references, std::int32_t to) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& reference : references) check_not_lost(*reference);
+  std::vector<WireReference> wires;
+  for (const auto& reference : references) wires.push_back(protocol_.send(reference->hold_, to));
+  return wires;
+}
+
+References::List References::receive(const std::vector<WireReference>& references, std::int32_t from) {
+  List list;
+  for (const WireReference& wire : references) {
+    const ReferenceProtocol::HoldId hold =
+        run([&](auto& effects) { return protocol_.receive(wire, from, effects); });
+    list.push_back(wrap(hold, wire));
+  }
+  return list;
+}
+
+void References::on_message(std::int32_t from, const ReferenceMessage& message) {
+  run([&](auto& effects) { protocol_.on_message(from, message, effects); });
+}
+
+void References::on_down(std::int32_t worker, const std::string& why) {
+  run([&](auto& effects) {
+    down_[worker] = why;
+    protocol_.on_down(worker, effects);
+  });
+}
+
+std::shared_ptr<References::Object> References::object_of(const Reference& reference) const {
+  const std::lock_guard lock(mutex_);
+  check_not_lost(reference);
+  const auto found = objects_.find(reference.object_);
+  if (found == objects_.end()) {
+    throw UsageError("rpc.rref",
+                     base::concat(reference.describe(), " lies on ", reference.owner().name, ", not here"),
+                     "to_here(), or a call of one of its functions");
+  }
+  return found->second;
+}
+
+std::vector<std::string> References::describe_objects() const {
+  const auto host = host_.lock();
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> lines;
+  for (const auto& [id, object] : objects_) {
+    std::vector<std::string> holders;
+    for (const std::int32_t holder : protocol_.holders(id)) {
+      holders.push_back(host ? host->worker(holder).name : std::to_string(holder));
+    }
+    lines.push_back(base::concat("object ", id.creator, '.', id.number, ", made at ", object->made_at,
+                                 ", held by ", base::join(holders)));
+  }
+  return lines;
+}
+
+std::size_t References::num_objects() const {
+  const std::lock_guard lock(mutex_);
+  return objects_.size();
+}
+
+std::size_t References::num_holds() const {
+  const std::lock_guard lock(mutex_);
+  return protocol_.num_holds();
+}
+
+Reference::Reference(std::shared_ptr<References> home, std::uint64_t hold, ObjectId object, WorkerInfo owner)
+    : home_(std::move(home)), hold_(hold), object_(object), owner_(std::move(owner)) {}
+
+Reference::~Reference() {
+  home_->run([&](auto& effects) {
+    home_->errors_.erase(hold_);
+    home_->protocol_.release(hold_, effects);
+  });
+}
+
+bool Reference::is_owner() const {
+  return owner_.id == home_->self_;
+}
+
+bool Reference::is_confirmed() const {
+  const std::lock_guard lock(home_->mutex_);
+  home_->check_not_lost(*this);
+  return home_->protocol_.state(hold_) == State::kConfirmed;
+}
+
+std::string Reference::describe() const {
+  return base::concat("object ", object_.creator, '.', object_.number, " of ", owner_.name);
+}
+
+std::shared_ptr<ReferenceHost> Reference::host() const {
+  {
+    const std::lock_guard lock(home_->mutex_);
+    home_->check_not_lost(*this);
+  }
+  auto host = home_->host_.lock();
+  if (host == nullptr) {
+    throw UsageError("rpc.rref", base::concat(describe(), " is used, but its agent has been stopped"));
+  }
+  return host;
+}
+
+ObjectValue Reference::value(Timeout timeout) const {
+  const std::shared_ptr<References::Object> object = home_->object_of(*this);
+  if (!object->ready.ready()) {
+    const base::ThreadPool::Waiting waiting;
+    base::Deadline deadline(timeout ? *timeout : host()->timeout());
+    base::Future<void>(object->ready).get(deadline.sooner(remaining_deadline()));
+  } else {
+    base::Future<void>(object->ready).get(base::Deadline::never());
+  }
+  return object->value;
+}
+
+void Reference::on_value(std::function<void()> fn) const {
+  home_->object_of(*this)->ready.on_ready(std::move(fn));
+}
+
+base::Future<Encoded> Reference::call(Timeout timeout, const char* function, Encoded arguments) const {
+  Target target(owner_);
+  target.timeout = timeout;
+  return host()->call(target, function, std::move(arguments));
+}
+
+std::shared_ptr<Reference> Reference::make(Timeout timeout, const char* function, Encoded arguments) const {
+  Target target(owner_);
+  target.timeout = timeout;
+  return host()->make(target, function, std::move(arguments));
+}
+
+}  // namespace cohort::rpc

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cohort/rpc/internal/reference_protocol.h"
+#include "cohort/rpc/reference.h"
+
+namespace cohort::rpc {
+
+/// How a worker's references reach the other workers.
+class ReferenceHost {
+ public:
+  virtual ~ReferenceHost() = default;
+  virtual void send_reference_message(std::int32_t to, const ReferenceMessage& message) = 0;
+  virtual base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) = 0;
+  virtual std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments) = 0;
+  /// Of what waits, where nothing else is said.
+  virtual std::chrono::milliseconds timeout() const = 0;
+  /// Throws: CommError for an unknown one.
+  virtual WorkerInfo worker(std::int32_t id) const = 0;
+};
+
+/// The references of a worker, and the objects that it owns. Threads: any.
+class References : public std::enable_shared_from_this<References> {
+ public:
+  using List = std::vector<std::shared_ptr<Reference>>;
+
+  References(std::int32_t self, std::weak_ptr<ReferenceHost> host)
+      : self_(self), host_(std::move(host)), protocol_(self) {}
+
+  /// A reference to an object that `owner` is to be asked for: describe() goes into the message.
+  std::shared_ptr<Reference> create(const WorkerInfo& owner);
+  WireReference describe(const Reference& reference) const;
+  /// The owner cannot be asked: whoever uses the reference gets the error.
+  void lose(const Reference& reference, std::exception_ptr error);
+  /// A reference to an object here. `made_at`: the line that made it.
+  std::shared_ptr<Reference> create_here(ObjectValue value, std::string made_at);
+  /// At the owner: `holder` asks for an object. The reference is for whoever makes its value.
+  std::shared_ptr<Reference> make(const WireReference& asked, std::int32_t holder, std::string made_at);
+  /// The value of an object here, or the error in its place. Once.
+  void set_value(const Reference& reference, ObjectValue value, std::exception_ptr error);
+
+  /// Calls `fn`, which must not throw, once none of the references waits for its owner: at once, or by another thread.
+  void when_settled(const List& references, std::function<void()> fn);
+  /// For a message to `to`. Throws: OwnerLostError where an object is gone.
+  std::vector<WireReference> send(const List& references, std::int32_t to);
+  List receive(const std::vector<WireReference>& references, std::int32_t from);
+  void on_message(std::int32_t from, const ReferenceMessage& message);
+  void on_down(std::int32_t worker, const std::string& why);
+
+  /// Frees all objects, which may have references of their own.
+  void clear();
+
+  /// The objects here: "object 3 of ps/0, made at main.cpp:12, held by trainer/0 and trainer/1".
+  std::vector<std::string> describe_objects() const;
+  std::size_t num_objects() const;
+  std::size_t num_holds() const;
+
+ private:
+  friend class Reference;
+  struct Object {
+    std::string made_at;
+    ObjectValue value;  // before the promise is set
+    base::Promise<void> promise{"the value of a remote object"};
+    base::Future<void> ready = promise.future();
+  };
+  struct Waiter {
+    std::size_t num_waiting = 0;
+    std::function<void()> fn;
+  };
+
+  template <typename Step>
+  auto run(const Step& step);
+  std::shared_ptr<Reference> wrap(ReferenceProtocol::HoldId hold, const WireReference& wire);
+  std::shared_ptr<Object> object_of(const Reference& reference) const;
+  void check_not_lost(const Reference& reference) const;
+
+  const std::int32_t self_;
+  const std::weak_ptr<ReferenceHost> host_;
+  mutable std::mutex mutex_;  // of all below
+  ReferenceProtocol protocol_;
+  std::map<ObjectId, std::shared_ptr<Object>> objects_;
+  std::multimap<ReferenceProtocol::HoldId, std::shared_ptr<Waiter>> waiters_;
+  std::map<std::int32_t, std::string> down_;                        // why
+  std::map<ReferenceProtocol::HoldId, std::exception_ptr> errors_;  // of those whose owner could not be asked
+};
+
+}  // namespace cohort::rpc

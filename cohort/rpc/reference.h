@@ -1,0 +1,73 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <typeindex>
+
+#include "cohort/base/error.h"
+#include "cohort/base/threads/future.h"
+#include "cohort/rpc/agent_types.h"
+#include "cohort/rpc/encoded.h"
+#include "cohort/rpc/object_id.h"
+
+/// What the RRefs of a worker share. Users have RRef<T> (cohort/rpc/rref.h).
+namespace cohort::rpc {
+
+class ReferenceHost;
+class References;
+
+/// The object of a reference is gone, as its owner is.
+class OwnerLostError : public PeerError {
+ public:
+  using PeerError::PeerError;
+};
+
+/// The value of an object, on the worker that owns it.
+struct ObjectValue {
+  std::shared_ptr<void> pointer;
+  std::type_index type = typeid(void);
+  Encoded (*encode)(const void* value) = nullptr;  ///< null: it cannot travel
+};
+
+/// One worker's hold on an object, by which the object lives. Threads: any.
+class Reference {
+ public:
+  Reference(std::shared_ptr<References> home, std::uint64_t hold, ObjectId object, WorkerInfo owner);
+  ~Reference();
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+
+  const WorkerInfo& owner() const { return owner_; }
+  bool is_owner() const;
+  /// Whether the owner knows of this hold. Throws: OwnerLostError.
+  bool is_confirmed() const;
+  /// "object 3 of ps/0".
+  std::string describe() const;
+
+  using Timeout = std::optional<std::chrono::milliseconds>;  // else the agent's
+  /// At the owner: the value once it is made, or what its maker threw. Throws: UsageError elsewhere; TimeoutError.
+  ObjectValue value(Timeout timeout) const;
+  /// At the owner: has `fn`, which must not throw, called once value() would not wait.
+  void on_value(std::function<void()> fn) const;
+
+  /// Calls a function on the owner. Throws: OwnerLostError; a call that is under way then ends with PeerError.
+  base::Future<Encoded> call(Timeout timeout, const char* function, Encoded arguments) const;
+  /// A reference to the result of a function that runs on the owner.
+  std::shared_ptr<Reference> make(Timeout timeout, const char* function, Encoded arguments) const;
+
+ private:
+  friend class References;
+  std::shared_ptr<ReferenceHost> host() const;
+  const std::shared_ptr<References> home_;
+  const std::uint64_t hold_;
+  const ObjectId object_;
+  const WorkerInfo owner_;
+};
+
+/// The value that a reference points to, encoded, from its owner.
+base::Future<Encoded> fetch_value(const std::shared_ptr<Reference>& reference, Reference::Timeout timeout);
+
+}  // namespace cohort::rpc
