@@ -70,6 +70,14 @@ base::Future<Encoded> Agent::call(const Target& target, const char* function, En
   return state_->call(target, function, std::move(arguments));
 }
 
+std::shared_ptr<Reference> Agent::make(const Target& target, const char* function, Encoded arguments) {
+  return state_->make(target, function, std::move(arguments));
+}
+
+std::shared_ptr<Reference> Agent::make_here(ObjectValue value, Target::Line line) {
+  return state_->make_here(std::move(value), line);
+}
+
 void Agent::shutdown(base::Deadline deadline) {
   state_->shutdown(deadline);
 }

@@ -55,6 +55,21 @@ class Agent {
     return rpc_async<function>(target, std::forward<Args>(args)...).get();
   }
 
+  /// Returns a reference to the result of a function that runs on a worker, at once. The result stays there. What the function
+  /// throws is thrown by whoever uses the reference. It has as long as it needs, or as target.within() says.
+  /// Throws: as rpc_async().
+  template <auto function, typename... Args>
+  auto remote(const Target& target, Args&&... args) {
+    using Returned = typename FunctionType<decltype(function)>::Returned;
+    return RRef<Kept<Returned>>(
+        make(target, name_of<function>(), encode_arguments<function>(std::forward<Args>(args)...)));
+  }
+  /// A reference to an object of this worker.
+  template <typename T>
+  auto make_rref(T object, Target::Line line = Target::Line::current()) {
+    return RRef<Kept<T>>(make_here(make_object_value(std::move(object)), line));
+  }
+
   /// Waits until all workers have come here and every call is answered, and leaves. Calls of others are answered
   /// meanwhile. Collective. Throws: TimeoutError that names who has not come, and what this one waits for.
   void shutdown(base::Deadline deadline);
@@ -63,6 +78,8 @@ class Agent {
 
  private:
   base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments);
+  std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments);
+  std::shared_ptr<Reference> make_here(ObjectValue value, Target::Line line);
 
   std::shared_ptr<AgentState> state_;
 };

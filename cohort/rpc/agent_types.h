@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cohort/base/secret.h"
 
@@ -18,11 +20,13 @@ struct WorkerInfo {
   bool operator==(const WorkerInfo&) const = default;
 };
 
-/// Whom to call, and how long to wait.
+/// Whom to call, and how long to wait. Knows the line that made it.
 struct Target {
-  Target(const char* name) : worker(name) {}  // NOLINT: a name is a target
-  Target(std::string name) : worker(std::move(name)) {}
-  Target(const WorkerInfo& info) : worker(info.name) {}
+  using Line = std::source_location;
+  Target(const char* name, Line line = Line::current())
+      : worker(name), line(line) {}  // NOLINT: a name is a target
+  Target(std::string name, Line line = Line::current()) : worker(std::move(name)), line(line) {}
+  Target(const WorkerInfo& info, Line line = Line::current()) : worker(info.name), line(line) {}
   Target within(std::chrono::milliseconds time) const {
     Target target = *this;
     target.timeout = time;
@@ -30,15 +34,17 @@ struct Target {
   }
   std::string worker;
   std::optional<std::chrono::milliseconds> timeout;  ///< else the agent's
+  Line line;
 };
-inline Target to(std::string worker) {
-  return Target(std::move(worker));
+inline Target to(std::string worker, Target::Line line = Target::Line::current()) {
+  return Target(std::move(worker), line);
 }
 
 struct AgentOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);  ///< of a call that has none of its own
-  int num_threads = 16;                ///< handlers at a time; those that wait do not count
-  std::string listen = "127.0.0.1:0";  ///< where the other workers reach this one
+  int num_threads = 16;  ///< handlers at a time; those that wait do not count
+  /// Where the other workers reach this one; auto: 127.0.0.1 where all workers are on one host, else all of its addresses.
+  std::string listen = "auto";
   std::optional<base::Secret> secret = base::Secret::of_process();    ///< of the job; needed beyond loopback
   std::chrono::milliseconds silence = std::chrono::seconds(2);        ///< after which a host is given up
   std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< for all workers to come
@@ -49,6 +55,9 @@ struct AgentMetrics {
   std::size_t calls_pending = 0;     ///< made, and not answered
   std::size_t handlers_running = 0;  ///< or waiting for their turn
   std::uint64_t bytes_sent = 0, bytes_received = 0;
+  std::size_t references = 0;  ///< that this worker has, to objects of any worker
+  std::vector<std::string>
+      objects;  ///< of this worker, that references point to: which line made each, and who holds it
 };
 
 }  // namespace cohort::rpc

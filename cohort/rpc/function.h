@@ -5,13 +5,10 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <tuple>
-#include <type_traits>
 #include <utility>
 #include <variant>
 
-#include "cohort/rpc/codec.h"
-#include "cohort/rpc/future.h"
+#include "cohort/rpc/function_type.h"
 
 /// Functions that other workers may call. Each program of a job registers them, in one source:
 ///
@@ -25,92 +22,28 @@ namespace cohort::rpc {
 /// Takes a result, or an error, once.
 using Reply = std::function<void(Encoded result, std::exception_ptr error)>;
 
+/// Takes a result that stays here, or an error, once.
+using Keep = std::function<void(ObjectValue value, std::exception_ptr error)>;
+
 /// A function by which a worker answers a call.
 struct RemoteFunction {
   std::string signature;  ///< "(Tensor, float64) -> Tensor"
   /// Runs on encoded arguments, and gives the result, or what was thrown, to the reply: before it returns, or later where
   /// the function returns a Future. Does not throw.
   std::function<void(const Encoded& arguments, const Reply& reply)> invoke;
+  /// The same, for a result that stays here.
+  std::function<void(const Encoded& arguments, const Keep& keep)> invoke_and_keep;
 };
-
-namespace function_detail {
-
-template <typename T>
-inline constexpr bool is_future = false;
-template <typename T>
-inline constexpr bool is_future<Future<T>> = true;
-template <typename T>
-struct AwaitedType {
-  using Type = T;
-};
-template <typename T>
-struct AwaitedType<Future<T>> {
-  using Type = T;
-};
-template <typename T>
-using Awaited = typename AwaitedType<T>::Type;
-
-}  // namespace function_detail
-
-/// Parts of the type of a function that can be called.
-template <typename Function>
-struct FunctionType;
-template <typename R, typename... P>
-struct FunctionType<R (*)(P...)> {
-  static_assert(((!std::is_lvalue_reference_v<P> || std::is_const_v<std::remove_reference_t<P>>) && ...),
-                "a remote function cannot change its caller's values: take them by value or const reference");
-  using Arguments = std::tuple<std::remove_cvref_t<P>...>;
-  static constexpr bool is_async = function_detail::is_future<R>;
-  using Returned = function_detail::Awaited<std::remove_cvref_t<R>>;  // by the call
-  using Result = std::conditional_t<std::is_void_v<Returned>, std::monostate, Returned>;
-  static void describe_parameters(TypeText& text) { text.add_list<std::remove_cvref_t<P>...>(); }
-};
-template <typename R, typename... P>
-struct FunctionType<R (*)(P...) noexcept> : FunctionType<R (*)(P...)> {};
-
-/// Returns "(Tensor, float64) -> Tensor".
-template <auto function>
-std::string signature_of() {
-  using Type = FunctionType<decltype(function)>;
-  TypeText text;
-  text.add("(");
-  Type::describe_parameters(text);
-  text.add(") -> ");
-  describe<typename Type::Result>(text);
-  return text.str();
-}
-
-/// Returns the arguments as `function` takes them, encoded: each is converted as in a plain call.
-template <auto function, typename... Args>
-Encoded encode_arguments(Args&&... args) {
-  using Arguments = typename FunctionType<decltype(function)>::Arguments;
-  static_assert(sizeof...(Args) == std::tuple_size_v<Arguments>,
-                "another number of arguments than it has parameters");
-  Writer out;
-  encode(out, Arguments(std::forward<Args>(args)...));
-  return out.take();
-}
-
-/// Decodes a result of `function`. Throws: CommError for bytes that are none.
-template <auto function>
-typename FunctionType<decltype(function)>::Result decode_result(const Encoded& encoded) {
-  Reader in(encoded);
-  auto result = decode<typename FunctionType<decltype(function)>::Result>(in);
-  in.finish();
-  return result;
-}
 
 /// RemoteFunction::invoke of `function`.
 template <auto function>
 void invoke_encoded(const Encoded& encoded, const Reply& reply) {
   using Type = FunctionType<decltype(function)>;
   try {
-    Reader in(encoded);
-    auto arguments = decode<typename Type::Arguments>(in);
-    in.finish();
+    auto arguments = decode_arguments<function>(encoded);
     Writer out;
     if constexpr (Type::is_async) {
-      auto future = std::apply(function, std::move(arguments));
+      auto future = function_detail::apply<function>(std::move(arguments));
       return future.on_ready([future, reply]() mutable {
         Encoded result;
         std::exception_ptr error;
@@ -122,14 +55,47 @@ void invoke_encoded(const Encoded& encoded, const Reply& reply) {
         reply(std::move(result), error);
       });
     } else if constexpr (std::is_void_v<typename Type::Returned>) {
-      std::apply(function, std::move(arguments));
+      function_detail::apply<function>(std::move(arguments));
       encode(out, std::monostate());
     } else {
-      encode<typename Type::Result>(out, std::apply(function, std::move(arguments)));
+      encode<typename Type::Result>(out, function_detail::apply<function>(std::move(arguments)));
     }
     reply(out.take(), nullptr);
   } catch (...) {
     reply({}, std::current_exception());
+  }
+}
+
+/// RemoteFunction::invoke_and_keep of `function`.
+template <auto function>
+void invoke_encoded_and_keep(const Encoded& encoded, const Keep& keep) {
+  using Type = FunctionType<decltype(function)>;
+  using Result = typename Type::Result;
+  try {
+    auto arguments = decode_arguments<function>(encoded);
+    ObjectValue value;
+    if constexpr (Type::is_async) {
+      auto future = function_detail::apply<function>(std::move(arguments));
+      return future.on_ready([future, keep]() mutable {
+        ObjectValue later;
+        std::exception_ptr error;
+        try {
+          const Encoded result = future.take(base::Deadline(std::chrono::seconds(0)));
+          later = make_object_value(decode_result<function>(result));
+        } catch (...) {
+          error = std::current_exception();
+        }
+        keep(std::move(later), error);
+      });
+    } else if constexpr (std::is_void_v<typename Type::Returned>) {
+      function_detail::apply<function>(std::move(arguments));
+      value = make_object_value(std::monostate());
+    } else {
+      value = make_object_value<Result>(function_detail::apply<function>(std::move(arguments)));
+    }
+    keep(std::move(value), nullptr);
+  } catch (...) {
+    keep({}, std::current_exception());
   }
 }
 
@@ -157,7 +123,9 @@ inline const char* registered_name = nullptr;
 template <auto function>
 bool add_at_load(const char* name, const char* file, int line) noexcept {
   registered_name<function> = name;
-  return add_function_at_load(name, {signature_of<function>(), invoke_encoded<function>}, file, line);
+  return add_function_at_load(
+      name, {signature_of<function>(), invoke_encoded<function>, invoke_encoded_and_keep<function>}, file,
+      line);
 }
 
 [[noreturn]] void throw_not_registered(const std::string& signature);
@@ -174,9 +142,15 @@ const char* name_of() {
 
 }  // namespace cohort::rpc
 
-/// COHORT_REMOTE(function): once in a program, at namespace scope, in a source that each program of the job has.
-#define COHORT_REMOTE(function) COHORT_REMOTE_LINE(function, __COUNTER__)
-#define COHORT_REMOTE_LINE(function, number) COHORT_REMOTE_NAMED(function, number)
-#define COHORT_REMOTE_NAMED(function, number)                 \
+/// COHORT_REMOTE(function): once in a program, at namespace scope, in a source that each program of the job has. The function
+/// may be a member, and a template with its arguments.
+#define COHORT_REMOTE(...) COHORT_REMOTE_LINE(__COUNTER__, __VA_ARGS__)
+/// COHORT_REMOTE_LAMBDA(square, [](double x) { return x * x; }): the same for a lambda without captures, which gets this name.
+#define COHORT_REMOTE_LAMBDA(name, ...)                            \
+  static constexpr auto name = +(__VA_ARGS__);                     \
+  [[maybe_unused]] static const bool cohort_remote_lambda_##name = \
+      ::cohort::rpc::function_detail::add_at_load<name>(#name, __FILE__, __LINE__)
+#define COHORT_REMOTE_LINE(number, ...) COHORT_REMOTE_NAMED(number, __VA_ARGS__)
+#define COHORT_REMOTE_NAMED(number, ...)                      \
   [[maybe_unused]] static const bool cohort_remote_##number = \
-      ::cohort::rpc::function_detail::add_at_load<&function>(#function, __FILE__, __LINE__)
+      ::cohort::rpc::function_detail::add_at_load<&__VA_ARGS__>(#__VA_ARGS__, __FILE__, __LINE__)

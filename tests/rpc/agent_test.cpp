@@ -4,11 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 
 #include "cohort/base/error.h"
-#include "cohort/comm/group.h"
-#include "cohort/comm/store_adapter.h"
+#include "cohort/rpc/init.h"
+#include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
@@ -24,15 +25,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
 
+using test::agent_of;
+using test::Job;
 using test::patience;
-
-// The agents of this process by name, for functions that call on.
-std::mutex agents_mutex;
-std::map<std::string, Agent*> agents;
-Agent& agent_of(const std::string& name) {
-  const std::lock_guard lock(agents_mutex);
-  return *agents.at(name);
-}
 
 at::Tensor add(const at::Tensor& a, const at::Tensor& b) {
   return a + b;
@@ -88,37 +83,7 @@ COHORT_REMOTE(left_in_ms_there);
 COHORT_REMOTE(answers_later);
 COHORT_REMOTE(sparse);
 COHORT_REMOTE(blob);
-
-// Agents w0, w1 ... of one process.
-class Job {
- public:
-  explicit Job(int size, AgentOptions options = {}) {
-    std::vector<std::thread> threads;
-    members_.resize(static_cast<std::size_t>(size));
-    for (int id = 0; id < size; ++id) {
-      threads.emplace_back([&, id] {
-        members_[static_cast<std::size_t>(id)] =
-            std::make_unique<Agent>("w" + std::to_string(id), id, size, store_, options);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    const std::lock_guard lock(agents_mutex);
-    for (const auto& agent : members_) agents[agent->self().name] = agent.get();
-  }
-  Agent& operator[](std::size_t id) { return *members_.at(id); }
-  void drop(std::size_t id) { members_.at(id).reset(); }
-  void shutdown() {
-    std::vector<std::thread> threads;
-    for (const auto& agent : members_) {
-      threads.emplace_back([&agent] { agent->shutdown(patience()); });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-
- private:
-  test::MapStore store_;
-  std::vector<std::unique_ptr<Agent>> members_;
-};
+COHORT_REMOTE_LAMBDA(square, [](double x) { return x * x; });
 
 TEST(AgentTest, CallsAreAnsweredByTheWorkerThatIsNamed) {
   Job job(3);
@@ -135,6 +100,7 @@ TEST(AgentTest, CallsAreAnsweredByTheWorkerThatIsNamed) {
   for (int i = 0; i < 8; ++i) results.push_back(job[0].rpc_async<add>("w2", large, at::full({1}, i)));
   EXPECT_EQ(job[0].rpc_sync<whoami>("w2"), "w0");
   for (int i = 0; i < 8; ++i) EXPECT_TRUE(at::equal(results[static_cast<std::size_t>(i)].get(), large + i));
+  EXPECT_EQ(job[0].rpc_sync<square>("w2", 3), 9);
   const std::string text(3 << 20, 'x');
   EXPECT_EQ(job[2].rpc_sync<blob>("w0", text), text);
   EXPECT_GE(job[0].metrics().calls_made, 9U);
@@ -282,15 +248,17 @@ TEST(AgentTest, AWorkerThatDoesNotComeIsNamed) {
 
 // Ranks as processes: rank 1 is killed while it answers.
 TEST(AgentChild, DISABLED_Rank) {
-  const comm::Group group = comm::init_process_group({.backend = "gloo"});
-  comm::StoreAdapter store(group.store());
-  Agent agent("rank/" + std::to_string(group.rank()), group.rank(), group.size(), store);
-  if (group.rank() == 1) {
+  const std::string rank = std::getenv("RANK");
+  COHORT_EXPECT_THROW_WITH(agent(), UsageError, "this process has no agent");
+  init_rpc("rank/" + rank);
+  COHORT_EXPECT_THROW_WITH(init_rpc("other"), UsageError, "this process has an agent");
+  EXPECT_EQ(workers("rank/*").size(), 2U);
+  if (rank == "1") {
     base::sleep(seconds(60), patience());
     return;
   }
-  EXPECT_EQ(agent.rpc_sync<whoami>("rank/1"), "rank/0");
-  Future<void> call = agent.rpc_async<sleep_for>("rank/1", 30'000);
+  EXPECT_EQ(rpc_sync<whoami>("rank/1"), "rank/0");
+  Future<void> call = rpc_async<sleep_for>("rank/1", 30'000);
   std::printf("called\n");
   std::fflush(stdout);
   try {
@@ -310,6 +278,22 @@ TEST(AgentTest, AKilledProcessEndsTheCallsToIt) {
   EXPECT_NE(ranks.output(0).find("[rpc.call] sleep_for on rank/1, call 2: rank/1 died (process "),
             std::string::npos)
       << ranks.output(0);
+}
+
+// The same, to the end.
+TEST(InitChild, DISABLED_Rank) {
+  const std::string rank = std::getenv("RANK");
+  init_rpc("rank/" + rank);
+  EXPECT_EQ(rpc_sync<whoami>(rank == "0" ? "rank/1" : "rank/0"), "rank/" + rank);
+  const RRef<std::string> name = remote<blob>("rank/1", "text");
+  EXPECT_EQ(name.to_here(), "text");
+  shutdown();
+  COHORT_EXPECT_THROW_WITH(agent(), UsageError, "this process has no agent");
+}
+
+TEST(AgentTest, AProcessHasAnAgent) {
+  test::RankProcesses ranks("InitChild", 2);
+  EXPECT_EQ(ranks.wait(), (std::vector<int>{0, 0})) << ranks.output(0) << ranks.output(1);
 }
 
 }  // namespace

@@ -16,23 +16,30 @@
 #include "cohort/rpc/agent_types.h"
 #include "cohort/rpc/call_context.h"
 #include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/references.h"
 #include "cohort/rpc/internal/timers.h"
 #include "cohort/rpc/remote_exception.h"
 
 namespace cohort::rpc {
 
 /// What an agent is made of: the calls that it made, the calls that it answers, and the workers.
-class AgentState : public std::enable_shared_from_this<AgentState> {
+class AgentState : public ReferenceHost, public std::enable_shared_from_this<AgentState> {
  public:
   AgentState(WorkerInfo self, AgentOptions options);
   void join(int world_size, base::KeyValueStore& store);
-  base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments);
+  base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) override;
+  std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments) override;
+  std::shared_ptr<Reference> make_here(ObjectValue value, Target::Line line);
   void shutdown(base::Deadline deadline);
   void stop();
 
   const WorkerInfo& self() const { return self_; }
   std::vector<WorkerInfo> workers() const;
   AgentMetrics metrics() const;
+
+  void send_reference_message(std::int32_t to, const ReferenceMessage& message) override;
+  WorkerInfo worker(std::int32_t id) const override;
+  std::chrono::milliseconds timeout() const override { return options_.timeout; }
 
  private:
   struct Worker {
@@ -54,8 +61,15 @@ class AgentState : public std::enable_shared_from_this<AgentState> {
   struct Running {
     std::stop_source stop;
     Timers::Key timer;
+    bool is_kept = false;  // others than the caller may need what it makes
   };
   using RunningKey = std::pair<std::string, std::uint64_t>;  // the caller's name, its number of the call
+  struct Job {
+    RunningKey key;
+    std::string function;
+    CallContext context;
+    std::shared_ptr<Reference> result;  // null: the caller gets it
+  };
   class Handler;
 
   void connect(int world_size, const std::vector<std::string>& addresses, base::Deadline deadline);
@@ -64,16 +78,24 @@ class AgentState : public std::enable_shared_from_this<AgentState> {
   void take(const std::string& from, net::Message message);
   void on_down(const std::string& worker, const std::string& why);
   void on_call(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
-  void run(const RunningKey& key, const std::string& function, const Encoded& arguments,
-           const CallContext& context);
+  void on_make(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
+  void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
+  void run(const Job& job, const Encoded& arguments);
+  References::List receive_references(const std::vector<WireReference>& wires, const std::string& from);
+  void on_reference(const std::string& from, Reader& in);
+  void keep(const Job& job, ObjectValue value, const std::exception_ptr& error);
   void on_error(std::uint64_t id, const RemoteException& exception);
   void on_cancel(const RunningKey& key);
   void on_leaving(const std::string& worker);
-  void answer(const RunningKey& key, Encoded result, const std::exception_ptr& error);
+  void answer(const RunningKey& key, const Encoded& result, const std::exception_ptr& error);
+  bool end(const RunningKey& key);
   void finish(std::uint64_t id, Encoded result, const std::exception_ptr& error);
   void fail(std::uint64_t id, const std::exception_ptr& error) { finish(id, {}, error); }
   void expire(std::uint64_t id);
   void send(const std::string& worker, Encoded message);
+  void send_when_settled(const std::string& worker, Encoded message,
+                         std::function<void(std::exception_ptr)> on_error);
+  void check_function(const Worker& worker, const char* function) const;
   std::string describe(std::uint64_t id, const Pending& pending) const;
   const Worker& find_worker(const std::string& name) const;
   std::string missing_at_shutdown() const;
@@ -83,11 +105,16 @@ class AgentState : public std::enable_shared_from_this<AgentState> {
   std::unique_ptr<base::ThreadPool> pool_;
   std::unique_ptr<Timers> timers_;
   std::unique_ptr<net::Node> node_;
+  std::shared_ptr<References> references_;
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   std::map<std::string, Worker> workers_;
-  std::map<std::string, std::shared_ptr<net::Peer>> early_;  // connected before the workers were known
+  std::vector<std::string> names_;  // by id
+  // What came before the workers were known.
+  std::map<std::string, std::shared_ptr<net::Peer>> early_;
+  std::vector<std::pair<std::string, net::Message>> early_messages_;
+  bool has_joined_ = false;
   std::map<std::uint64_t, Pending> pending_;
   std::map<RunningKey, Running> running_;
   std::uint64_t next_call_ = 1;

@@ -1,0 +1,201 @@
+// The calls that an agent makes. Each has a number of the agent's own, and ends once: by its answer, its deadline, or the end
+// of its worker. Whoever takes it out of `pending_` ends it.
+#include <limits>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/rpc/internal/agent_messages.h"
+#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/wire.h"
+
+namespace cohort::rpc {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+// Short messages share a channel, so they stay in order and go before long ones; a long one has a channel of its own.
+constexpr std::uint32_t kShortChannel = 0;
+constexpr std::size_t kShortBytes = 64 * 1024;
+
+std::int64_t nanoseconds_left(base::Deadline deadline) {
+  if (deadline.is_never()) return std::numeric_limits<std::int64_t>::max();
+  return std::chrono::duration_cast<nanoseconds>(deadline.remaining()).count();
+}
+
+std::exception_ptr error_of(const RemoteException& exception, const std::string& where) {
+  try {
+    throw_remote(exception, where);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace
+
+std::string AgentState::describe(std::uint64_t id, const Pending& pending) const {
+  return base::concat(pending.function, " on ", pending.worker, ", call ", id);
+}
+
+// Under the mutex.
+void AgentState::check_function(const Worker& worker, const char* function) const {
+  const std::string& signature = find_function(function).signature;
+  const auto there = worker.signatures.find(function);
+  if (there != worker.signatures.end() && there->second == signature) return;
+  const bool is_unknown = there == worker.signatures.end();
+  throw UsageError("rpc.call",
+                   base::concat(worker.info.name, is_unknown ? " has no function " : " has another function ",
+                                function, ": here ", signature, is_unknown ? "" : ", there " + there->second),
+                   "the same program on all workers");
+}
+
+base::Future<Encoded> AgentState::call(const Target& target, const char* function, Encoded arguments) {
+  const milliseconds timeout = target.timeout.value_or(options_.timeout);
+  const base::Deadline deadline = base::Deadline(timeout).sooner(remaining_deadline());
+  Pending pending("the result of a remote call");
+  pending.worker = target.worker;
+  pending.function = function;
+  pending.timeout = timeout;
+  base::Future<Encoded> future = pending.promise.future();
+  std::uint64_t id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const Worker& worker = find_worker(target.worker);
+    check_function(worker, function);
+    id = next_call_++;
+    ++metrics_.calls_made;
+    if (!worker.down.empty()) {
+      pending.promise.set_error(
+          std::make_exception_ptr(PeerError("rpc.call", describe(id, pending) + ": " + worker.down)));
+      return future;
+    }
+    if (!deadline.is_never()) {
+      pending.timer = timers_->add(deadline.end(), [self = weak_from_this(), id] {
+        if (const auto state = self.lock()) state->expire(id);
+      });
+    }
+    pending_.emplace(id, std::move(pending));
+  }
+  Writer out = begin_message(MessageKind::kCall, id);
+  out.text(function);
+  out.number(nanoseconds_left(deadline));
+  out.append(std::move(arguments));
+  send_when_settled(
+      target.worker, out.take(),
+      [self = shared_from_this(), id](const std::exception_ptr& error) { self->fail(id, error); });
+  return future;
+}
+
+std::shared_ptr<Reference> AgentState::make(const Target& target, const char* function, Encoded arguments) {
+  WorkerInfo owner;
+  std::uint64_t id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const Worker& worker = find_worker(target.worker);
+    check_function(worker, function);
+    owner = worker.info;
+    id = next_call_++;
+    ++metrics_.calls_made;
+  }
+  const std::shared_ptr<Reference> reference = references_->create(owner);
+  const WireReference wire = references_->describe(*reference);
+  Writer out = begin_message(MessageKind::kMake, id);
+  out.text(function);
+  out.number(nanoseconds_left(target.timeout ? base::Deadline(*target.timeout) : base::Deadline::never()));
+  out.number(wire.object.number);
+  out.number(wire.fork.number);
+  out.text(base::concat(target.line.file_name(), ':', target.line.line()));
+  out.append(std::move(arguments));
+  send_when_settled(target.worker, out.take(),
+                    [references = references_, reference](const std::exception_ptr& error) {
+                      references->lose(*reference, error);
+                    });
+  return reference;
+}
+
+void AgentState::send_when_settled(const std::string& worker, Encoded message,
+                                   std::function<void(std::exception_ptr)> on_error) {
+  const auto send_it = [self = shared_from_this(), worker, on_error = std::move(on_error)](Encoded settled) {
+    try {
+      self->send(worker, std::move(settled));
+    } catch (...) {  // a tensor that cannot travel, an object that is gone
+      on_error(std::current_exception());
+    }
+  };
+  if (message.references.empty()) return send_it(std::move(message));
+  const References::List references = message.references;
+  references_->when_settled(references, [send_it, message = std::move(message)] { send_it(message); });
+}
+
+void AgentState::send(const std::string& worker, Encoded encoded) {
+  std::shared_ptr<net::Peer> peer;
+  std::int32_t id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = workers_.find(worker);
+    if (found == workers_.end()) return;
+    peer = found->second.peer;
+    id = found->second.info.id;
+  }
+  Reader reader(encoded);
+  reader.number<std::uint8_t>();
+  const auto call = reader.number<std::uint64_t>();
+  net::Message message = to_message(kShortChannel, encoded);
+  add_references(message, references_->send(encoded.references, id));
+  if (message.num_bytes() > kShortBytes) message.channel = static_cast<std::uint32_t>(1 + call % 1'000'000);
+  if (peer != nullptr) return peer->send(std::move(message));
+  if (worker == self_.name) take(self_.name, std::move(message));
+}
+
+void AgentState::send_reference_message(std::int32_t to, const ReferenceMessage& message) {
+  Writer out = begin_message(MessageKind::kReference);
+  out.number(static_cast<std::uint8_t>(message.kind));
+  out.number(message.object.creator);
+  out.number(message.object.number);
+  out.number(message.fork.maker);
+  out.number(message.fork.number);
+  send(worker(to).name, out.take());
+}
+
+void AgentState::on_error(std::uint64_t id, const RemoteException& exception) {
+  std::string where;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pending_.find(id);
+    if (found == pending_.end()) return;
+    where = describe(id, found->second);
+  }
+  fail(id, error_of(exception, where));
+}
+
+void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_ptr& error) {
+  std::map<std::uint64_t, Pending>::node_type call;
+  {
+    const std::lock_guard lock(mutex_);
+    call = pending_.extract(id);
+  }
+  if (call.empty()) return;  // it had its deadline
+  timers_->remove(call.mapped().timer);
+  if (error) {
+    call.mapped().promise.set_error(error);
+  } else {
+    call.mapped().promise.run([&] { return std::move(result); });
+  }
+  changed_.notify_all();
+}
+
+void AgentState::expire(std::uint64_t id) {
+  std::string worker, text;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pending_.find(id);
+    if (found == pending_.end()) return;
+    worker = found->second.worker;
+    text = base::concat(describe(id, found->second), ": no answer within ", found->second.timeout.count(),
+                        " ms, or what was left of the call that it belongs to");
+  }
+  fail(id, std::make_exception_ptr(TimeoutError("rpc.call", text)));
+  send(worker, begin_message(MessageKind::kCancel, id).take());
+}
+
+}  // namespace cohort::rpc

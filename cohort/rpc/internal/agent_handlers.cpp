@@ -1,0 +1,216 @@
+// The calls that an agent answers. Each stands in `running_` until its answer is on its way; a caller that gave up or is gone
+// takes it out, and asks the handler to stop. References that came as arguments may have to wait for their owners first.
+#include <limits>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/rpc/internal/agent_messages.h"
+#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/wire.h"
+
+namespace cohort::rpc {
+
+using std::chrono::nanoseconds;
+
+void AgentState::take(const std::string& from, net::Message message) {
+  try {
+    std::shared_ptr<void> credit = std::move(message.credit);
+    auto [encoded, wires] = to_encoded(message);
+    encoded.references = receive_references(wires, from);
+    Reader in(encoded);
+    const auto kind = static_cast<MessageKind>(in.number<std::uint8_t>());
+    const auto id = in.number<std::uint64_t>();
+    switch (kind) {
+      case MessageKind::kCall:
+        return on_call(from, id, in, std::move(credit));
+      case MessageKind::kMake:
+        return on_make(from, id, in, std::move(credit));
+      case MessageKind::kResult: {
+        if (encoded.references.empty()) return finish(id, in.rest(), nullptr);
+        const References::List references = encoded.references;
+        return references_->when_settled(references, [self = shared_from_this(), id, result = in.rest()] {
+          self->finish(id, result, nullptr);
+        });
+      }
+      case MessageKind::kError:
+        return on_error(id, decode<RemoteException>(in));
+      case MessageKind::kCancel:
+        return on_cancel({from, id});
+      case MessageKind::kReference:
+        return on_reference(from, in);
+      case MessageKind::kLeaving:
+        return on_leaving(from);
+    }
+    throw CommError("rpc.receive", base::concat("a message is of kind ", static_cast<int>(kind)));
+  } catch (const CommError& error) {
+    // Whoever sent it has the secret, so it is another program. Its call ends at its deadline.
+    base::log_error(base::concat("a message of ", from, " is dropped: ", base::message_of(error)));
+  }
+}
+
+References::List AgentState::receive_references(const std::vector<WireReference>& wires,
+                                                const std::string& from) {
+  if (wires.empty()) return {};
+  std::int32_t id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    id = workers_.at(from).info.id;
+  }
+  for (const WireReference& wire : wires) worker(wire.owner);  // throws for an unknown one
+  return references_->receive(wires, id);
+}
+
+void AgentState::on_reference(const std::string& from, Reader& in) {
+  ReferenceMessage message{};
+  message.kind = static_cast<ReferenceMessage::Kind>(in.number<std::uint8_t>());
+  message.object.creator = in.number<std::int32_t>();
+  message.object.number = in.number<std::uint64_t>();
+  message.fork.maker = in.number<std::int32_t>();
+  message.fork.number = in.number<std::uint64_t>();
+  in.finish();
+  std::int32_t id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    id = workers_.at(from).info.id;
+  }
+  references_->on_message(id, message);
+}
+
+void AgentState::on_call(const std::string& caller, std::uint64_t id, Reader& in,
+                         std::shared_ptr<void> credit) {
+  Job job;
+  job.key = {caller, id};
+  job.function = in.text();
+  const auto left = in.number<std::int64_t>();
+  begin(std::move(job), left, in.rest(), std::move(credit));
+}
+
+void AgentState::on_make(const std::string& caller, std::uint64_t id, Reader& in,
+                         std::shared_ptr<void> credit) {
+  Job job;
+  job.key = {caller, id};
+  job.function = in.text();
+  const auto left = in.number<std::int64_t>();
+  WireReference asked;
+  asked.owner = self_.id;
+  {
+    const std::lock_guard lock(mutex_);
+    asked.object.creator = asked.fork.maker = workers_.at(caller).info.id;
+  }
+  asked.object.number = in.number<std::uint64_t>();
+  asked.fork.number = in.number<std::uint64_t>();
+  const std::string line = in.text();
+  job.result = references_->make(asked, asked.fork.maker, base::concat(line, " by ", job.function));
+  begin(std::move(job), left, in.rest(), std::move(credit));
+}
+
+void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments,
+                       std::shared_ptr<void> credit) {
+  job.context.caller = job.key.first;
+  if (nanoseconds_left != std::numeric_limits<std::int64_t>::max()) {
+    job.context.deadline = base::Deadline(nanoseconds(nanoseconds_left));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    Running running;
+    running.is_kept = job.result != nullptr;
+    job.context.stop = running.stop.get_token();
+    if (!job.context.deadline.is_never()) {
+      running.timer = timers_->add(job.context.deadline.end(), [self = weak_from_this(), key = job.key] {
+        if (const auto state = self.lock()) state->on_cancel(key);
+      });
+    }
+    running_.emplace(job.key, std::move(running));
+    ++metrics_.calls_handled;
+  }
+  const References::List references = arguments.references;
+  auto submit = [self = shared_from_this(), job = std::move(job), arguments = std::move(arguments),
+                 credit = std::move(credit)]() mutable {
+    AgentState& state = *self;
+    state.pool_->submit("remote call",
+                        [self = std::move(self), job = std::move(job), arguments = std::move(arguments),
+                         credit = std::move(credit)]() mutable {
+                          credit.reset();
+                          self->run(job, arguments);
+                        });
+  };
+  if (references.empty()) return submit();
+  references_->when_settled(references, std::move(submit));
+}
+
+void AgentState::run(const Job& job, const Encoded& arguments) {
+  const auto self = shared_from_this();
+  if (job.context.stop.stop_requested()) {  // nobody waits any more: it does not begin
+    if (job.result == nullptr) return;
+    return keep(job, {},
+                std::make_exception_ptr(TimeoutError("rpc.remote", job.function + " did not begin in time")));
+  }
+  try {
+    const RemoteFunction found = find_function(job.function);
+    const CallScope scope(job.context);
+    if (job.result == nullptr) {
+      found.invoke(arguments, [self, key = job.key](const Encoded& result, const std::exception_ptr& error) {
+        self->answer(key, result, error);
+      });
+    } else {
+      if (!found.invoke_and_keep) throw UsageError("rpc.remote", job.function + " has no result to keep");
+      found.invoke_and_keep(arguments, [self, job](ObjectValue value, const std::exception_ptr& error) {
+        self->keep(job, std::move(value), error);
+      });
+    }
+  } catch (...) {
+    if (job.result == nullptr) return answer(job.key, {}, std::current_exception());
+    keep(job, {}, std::current_exception());
+  }
+}
+
+// Takes the call out, if somebody still waits for it.
+bool AgentState::end(const RunningKey& key) {
+  std::map<RunningKey, Running>::node_type call;
+  {
+    const std::lock_guard lock(mutex_);
+    call = running_.extract(key);
+  }
+  if (call.empty()) return false;
+  timers_->remove(call.mapped().timer);
+  return true;
+}
+
+void AgentState::keep(const Job& job, ObjectValue value, const std::exception_ptr& error) {
+  references_->set_value(*job.result, std::move(value), error);
+  end(job.key);
+  changed_.notify_all();
+}
+
+void AgentState::answer(const RunningKey& key, const Encoded& result, const std::exception_ptr& error) {
+  if (!end(key)) return;
+  const auto send_error = [self = shared_from_this(), key](const std::exception_ptr& thrown) {
+    Writer out = begin_message(MessageKind::kError, key.second);
+    encode(out, describe_exception(thrown));
+    self->send(key.first, out.take());
+  };
+  if (error) {
+    send_error(error);
+  } else {
+    Writer out = begin_message(MessageKind::kResult, key.second);
+    out.append(result);
+    send_when_settled(key.first, out.take(), send_error);
+  }
+  changed_.notify_all();
+}
+
+void AgentState::on_cancel(const RunningKey& key) {
+  std::map<RunningKey, Running>::node_type call;
+  {
+    const std::lock_guard lock(mutex_);
+    call = running_.extract(key);
+  }
+  if (call.empty()) return;
+  timers_->remove(call.mapped().timer);
+  call.mapped().stop.request_stop();
+  changed_.notify_all();
+}
+
+}  // namespace cohort::rpc
