@@ -1,0 +1,77 @@
+#include "cohort/rpc/init.h"
+
+#include <memory>
+#include <mutex>
+
+#include "cohort/base/error.h"
+#include "cohort/comm/store_adapter.h"
+
+namespace cohort::rpc {
+namespace {
+
+struct Process {
+  std::mutex mutex;
+  comm::Group group;  // keeps the store
+  std::unique_ptr<Agent> agent;
+  bool is_joining = false;
+};
+
+// Never destroyed: a process that ends without shutdown() is a death for the others.
+Process& process() {
+  static auto* const all = new Process;
+  return *all;
+}
+
+}  // namespace
+
+Agent& init_rpc(std::string name, RpcOptions options) {
+  Process& here = process();
+  {
+    const std::lock_guard lock(here.mutex);
+    if (here.agent != nullptr || here.is_joining) {
+      throw UsageError("rpc.init", "this process has an agent", "rpc::Agent, of which it may have several");
+    }
+    here.is_joining = true;
+  }
+  comm::Group group;
+  std::unique_ptr<Agent> made;
+  try {
+    group = options.group
+                ? options.group
+                : comm::init_process_group({.backend = "gloo", .timeout = options.agent.join_timeout});
+    comm::StoreAdapter store(group.store());
+    made = std::make_unique<Agent>(std::move(name), group.rank(), group.size(), store, options.agent);
+  } catch (...) {
+    const std::lock_guard lock(here.mutex);
+    here.is_joining = false;
+    throw;
+  }
+  const std::lock_guard lock(here.mutex);
+  here.group = std::move(group);
+  here.agent = std::move(made);
+  here.is_joining = false;
+  return *here.agent;
+}
+
+Agent& agent() {
+  Process& here = process();
+  const std::lock_guard lock(here.mutex);
+  if (here.agent == nullptr) throw UsageError("rpc.init", "this process has no agent", "rpc::init_rpc(name)");
+  return *here.agent;
+}
+
+void shutdown(std::chrono::milliseconds timeout) {
+  agent().shutdown(base::Deadline(timeout));
+  Process& here = process();
+  std::unique_ptr<Agent> ended;
+  comm::Group group;
+  const std::lock_guard lock(here.mutex);
+  ended = std::move(here.agent);
+  group = std::move(here.group);
+}
+
+std::vector<WorkerInfo> workers(const std::string& pattern) {
+  return agent().workers(pattern);
+}
+
+}  // namespace cohort::rpc

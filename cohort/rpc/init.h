@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/comm/group.h"
+#include "cohort/rpc/agent.h"
+
+/// The agent of a process, as torch.distributed.rpc has one. A program that needs several makes them itself (Agent).
+///
+///     rpc::init_rpc("trainer/0");                  // under cohort run, torchrun, Slurm or mpirun; or alone
+///     at::Tensor x = rpc::rpc_sync<embed>("ps/0", words);
+///     rpc::shutdown();
+namespace cohort::rpc {
+
+struct RpcOptions {
+  AgentOptions agent;
+  comm::Group
+      group;  ///< whose ranks are the workers; none: all ranks of the job, as comm::init_process_group() finds them
+};
+
+/// Joins the workers. The id of this one is its rank. Collective. Returns the process's agent.
+/// Throws: UsageError where this process has one; as Agent() and comm::init_process_group().
+Agent& init_rpc(std::string name, RpcOptions options = {});
+
+/// The process's agent. Throws: UsageError before init_rpc() and after shutdown().
+Agent& agent();
+
+/// Agent::shutdown() of the process's agent, which is gone afterwards. Collective.
+/// Throws: TimeoutError that names who is missing: the agent stays, and it may be tried again.
+void shutdown(std::chrono::milliseconds timeout = std::chrono::minutes(10));
+
+/// The workers whose names match: '*' stands for any text. In the order of their ids.
+std::vector<WorkerInfo> workers(const std::string& pattern = "*");
+
+template <auto function, typename... Args>
+auto rpc_async(const Target& target, Args&&... args) {
+  return agent().rpc_async<function>(target, std::forward<Args>(args)...);
+}
+template <auto function, typename... Args>
+auto rpc_sync(const Target& target, Args&&... args) {
+  return agent().rpc_sync<function>(target, std::forward<Args>(args)...);
+}
+template <auto function, typename... Args>
+auto remote(const Target& target, Args&&... args) {
+  return agent().remote<function>(target, std::forward<Args>(args)...);
+}
+
+}  // namespace cohort::rpc
