@@ -19,8 +19,8 @@
 ///     COHORT_NESTED(Detection, boxes, masks, name)           // beside the struct, in its namespace
 ///
 ///     core::visit_tensors(d, [](const at::Tensor& t) { ... });
-///     core::visit_tensors(d, [](at::Tensor& t, const core::NestedPath& path) { ... path.str(); });  //
-///     ".masks[1]" d = core::to_device(std::move(d), at::kCUDA);
+///     core::visit_tensors(d, [](at::Tensor& t, const core::NestedPath& path) { log(path.str()); });
+///     d = core::to_device(std::move(d), at::kCUDA);
 ///
 /// Numbers, enums and strings are carried along. Any other type does not compile, so that no tensor is passed
 /// over in silence; `template <> struct cohort::core::NestedTraits<T> { static constexpr bool plain = true;

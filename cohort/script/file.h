@@ -10,8 +10,8 @@
 ///
 ///     model->eval();
 ///     auto fast = script::script(model);
-///     { at::NoGradGuard no_grad; fast(x); fast(x); }         // each size of input that is to be saved,
-///     twice fast.save("model.program", {{"made_by", "me"}});
+///     { at::NoGradGuard no_grad; fast(x); fast(x); }  // twice for each size that is to be saved
+///     fast.save("model.program", {{"made_by", "me"}});
 ///     ...
 ///     const script::LoadedProgram program = script::load("model.program");
 ///     at::Tensor y = program(x).front();

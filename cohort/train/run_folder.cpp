@@ -89,20 +89,20 @@ Chosen fresh_folder(const std::string& name) {
 /// Makes the folder `starts`/0001, or the one after the newest. A run that an older version began has none:
 /// what it left in `run` becomes the first.
 fs::path next_start(const fs::path& starts, const fs::path& run) {
-  const auto format_list = [&](int number) {
+  const auto folder_of = [&](int number) {
     const std::string digits = std::to_string(number);
     return starts / (std::string(4 - std::min<std::size_t>(4, digits.size()), '0') + digits);
   };
   if (!fs::exists(starts) && fs::exists(run / "config.yaml")) {
-    fs::create_directories(format_list(1));
+    fs::create_directories(folder_of(1));
     for (const char* file : {"config.yaml", "run.json"}) {
-      if (fs::exists(run / file)) fs::copy_file(run / file, format_list(1) / file);
+      if (fs::exists(run / file)) fs::copy_file(run / file, folder_of(1) / file);
     }
   }
   int number = 1;
-  while (fs::exists(format_list(number))) ++number;
-  fs::create_directories(format_list(number));
-  return format_list(number);
+  while (fs::exists(folder_of(number))) ++number;
+  fs::create_directories(folder_of(number));
+  return folder_of(number);
 }
 
 Chosen choose(const config::RunConfig& run, const std::string& name) {
