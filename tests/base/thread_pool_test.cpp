@@ -72,6 +72,8 @@ TEST(ThreadPoolTest, FunctionsThatWaitForOthersOfThePoolDoNotUseItUp) {
 
 // A thread that is above the limit, since a function waited once, takes the place of one that is stuck.
 TEST(ThreadPoolTest, AThreadAboveTheLimitTakesThePlaceOfOneThatIsStuck) {
+  test::Gate gate;  // the pool's threads use them until the pool is gone
+  std::atomic<bool> is_stuck{false};
   ThreadPool pool({.name = "t", .max_threads = 1});
   pool.submit("outer",
               [&] {
@@ -80,8 +82,6 @@ TEST(ThreadPoolTest, AThreadAboveTheLimitTakesThePlaceOfOneThatIsStuck) {
                 inner.get(patience());
               })
       .get(patience());
-  test::Gate gate;
-  std::atomic<bool> is_stuck{false};
   Future<void> stuck = pool.submit("stuck", [&] {
     is_stuck = true;
     gate.wait();

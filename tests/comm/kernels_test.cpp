@@ -35,6 +35,10 @@ T expected(Op op, T a, T b, T c) {
       }
       return static_cast<T>(static_cast<T>(static_cast<T>(a + b) + c) / static_cast<T>(3));
     case Op::kProduct:
+      if constexpr (std::is_integral_v<T>) {  // small ones would become int, which may overflow
+        return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b) *
+                              static_cast<std::uint64_t>(c));
+      }
       return static_cast<T>(static_cast<T>(a * b) * c);
     case Op::kMin:
       return std::min({a, b, c});
