@@ -23,6 +23,16 @@ test_clang() {
 # version_of PROGRAM: its first line on that, or nothing.
 version_of() { if [ -n "$1" ]; then "$1" --version | head -n 1 || true; fi; }
 
+# has_sanitizers CLANG: whether it can link what scripts/sanitize asks for; it takes the newest g++'s headers, which may
+# not be there.
+has_sanitizers() {
+  local kind
+  for kind in address,undefined thread; do
+    if ! printf '#include <filesystem>\n#include <ranges>\nint main() {}\n' |
+      "$1" -std=c++20 "-fsanitize=$kind" -x c++ - -o "$COHORT_STATE/probe" >/dev/null 2>&1; then return 1; fi
+  done
+}
+
 # configure PRESET ARGUMENT...: runs CMake when something that it depends on changed; Ninja sees to the rest.
 configure() {
   local preset="$1" folder="$COHORT_ROOT/build/$1" stamp

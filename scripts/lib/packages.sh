@@ -185,24 +185,24 @@ ensure_libraries() {
 # can_install NAME...: apt-get knows these packages, and would remove nothing for them.
 can_install() { apt-get -s install --no-remove --no-install-recommends "$@" >/dev/null 2>&1; }
 
-# find_test_clang: prints the package of a clang that can be installed, or nothing.
+# find_test_clang: sets `clang_packages` to the packages of a clang and its sanitizers, or of a clang alone, or to nothing.
 find_test_clang() {
   local name
   for name in "${TEST_CLANGS[@]}"; do
-    if can_install "$name"; then
-      say "$name"
-      return 0
-    fi
+    clang_packages=("$name" "lib${name/clang/clang-rt}-dev")
+    if can_install "${clang_packages[@]}"; then return 0; fi
+    clang_packages=("$name")
+    if can_install "$name"; then return 0; fi
   done
+  clang_packages=()
 }
 
-# ensure_test_clang: clang compiles the tests in half of g++'s time (cmake/compile.sh). Where it cannot be had within three
-# minutes, g++ compiles them, and the next try is on another day.
+# ensure_test_clang: clang compiles the tests in half of g++'s time (cmake/compile.sh), and what runs under sanitizers.
+# Where it cannot be had within three minutes g++ compiles them, and the next try is on another day.
 ensure_test_clang() {
   if [ -n "$(test_clang)" ] || [ -n "${CXX:-}${COHORT_NO_INSTALL:-}" ] || ! command -v apt-get >/dev/null; then return 0; fi
   if stamp_holds no-test-clang "$(date +%F)"; then return 0; fi
-  local -a as_root=()
-  local name
+  local -a as_root=() clang_packages=()
   case "$(install_mode)" in
     private) return 0 ;;
     sudo)
@@ -210,16 +210,16 @@ ensure_test_clang() {
       sudo -v || return 0
       ;;
   esac
-  name=$(find_test_clang)
-  if [ -z "$name" ] && try_logged apt-update "${as_root[@]}" timeout -k 10 60 apt-get update; then
-    name=$(find_test_clang)  # the lists were empty, or old
+  find_test_clang
+  if [ "${#clang_packages[@]}" -eq 0 ] && try_logged apt-update "${as_root[@]}" timeout -k 10 60 apt-get update; then
+    find_test_clang  # the lists were empty, or old
   fi
-  if [ -n "$name" ]; then
-    say "Installing $name ($(download_size apt-get "$name") to download), which compiles the tests in half of g++'s time"
+  if [ "${#clang_packages[@]}" -gt 0 ]; then
+    say "Installing ${clang_packages[*]} ($(download_size apt-get "${clang_packages[@]}") to download): compiles the tests in half of g++'s time"
     if try_logged clang-install "${as_root[@]}" timeout -k 10 180 env DEBIAN_FRONTEND=noninteractive \
-      apt-get install -y --no-remove --no-install-recommends --download-only "$name" &&
+      apt-get install -y --no-remove --no-install-recommends --download-only "${clang_packages[@]}" &&
       try_logged clang-install "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y --no-remove --no-install-recommends "$name"; then
+        apt-get install -y --no-remove --no-install-recommends "${clang_packages[@]}"; then
       return 0
     fi
   fi
