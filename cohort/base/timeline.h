@@ -29,7 +29,7 @@ class Timeline {
   static void stop();
   static bool enabled() { return enabled_.load(std::memory_order_relaxed); }
 
-  /// Names the calling thread in the picture, whether recording or not.
+  /// Names the calling thread in the timeline, whether recording or not.
   static void name_thread(std::string_view name);
   /// Returns the name of the thread with the system's number `thread`, or of a track; empty where it has
   /// none.
@@ -49,7 +49,7 @@ class Timeline {
     double value = 0;
   };
   static void complete(const char* name, Clock::time_point begin, const Detail& detail);
-  /// Returns a row of the picture that is no thread, the same one for the same name. What is recorded on a
+  /// Returns a row of the timeline that is no thread, the same one for the same name. What is recorded on a
   /// row must nest, as on a thread.
   static int track(std::string_view name);
   /// Returns a copy of `name` that lives as long as the process, the same one for the same text.

@@ -246,7 +246,7 @@ Agreement agree_on(const Store& store, const Job& job, const std::string& mine, 
 Store apart(const Store& store) {
   static std::atomic<int> met{0};
   const int before = met.fetch_add(1);
-  return c10::make_intrusive<c10d::PrefixStore>(base::concat("cohort/meeting ", before), store);
+  return c10::make_intrusive<c10d::PrefixStore>(base::concat("cohort/rendezvous ", before), store);
 }
 
 }  // namespace

@@ -372,7 +372,7 @@ std::optional<Batch> Loader::Impl::deliver(Ready ready) {
   consumed = left_of_share > 0 ? ready.next : ready.whole_next;
   if (left_of_share > 0) {
     batch.take_next = [this, now = generation](Batch& part) {
-      require(now == generation, "a part of a batch was asked for when the loader had gone on");
+      require(now == generation, "a part of a batch was asked for when the loader had advanced");
       return advance(part);
     };
   }

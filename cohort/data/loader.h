@@ -92,7 +92,7 @@ struct Batch {
   /// Puts the next part of this batch in place of this one, where LoaderOptions::parts asked for several;
   /// returns false, and changes nothing, after the last of this rank's. All parts must be taken before the
   /// loader's next next(). While the loader lives. Throws: as next(), and the batch is empty then; UsageError
-  /// where the loader has gone on since, or to another epoch.
+  /// where the loader has advanced since, or to another epoch.
   bool advance() {
     const auto take = take_next;  // the next part brings its own
     return take != nullptr && take(*this);

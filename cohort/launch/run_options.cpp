@@ -214,7 +214,7 @@ void read_where(const Flags& flags, RunOptions& options) {
   if (const auto given = flags.get("standalone")) {
     options.standalone = true;
     if (const auto beside = flags.get("rdzv-endpoint")) {
-      reject(given->name + " meets on a port of the system's choice, and " + beside->name + " names one",
+      reject(given->name + " takes a port of the system's choice, and " + beside->name + " names one",
              "one of them");
     }
   }
@@ -313,9 +313,8 @@ void check(const RunOptions& options) {
     reject(concat("--standalone is for one node, and --nnodes is ", options.nnodes), "one of them");
   }
   if (options.standalone && (options.master_addr || options.master_port)) {
-    reject(
-        "--standalone meets on a port of the system's choice, and --master-addr or --master-port names one",
-        "one of them");
+    reject("--standalone takes a port of the system's choice, and --master-addr or --master-port names one",
+           "one of them");
   }
   if (options.nnodes > 1 && !options.master_addr) {
     reject(concat("--nnodes is ", options.nnodes, ", and nothing says where node 0 is"),

@@ -12,7 +12,7 @@
 /// The kernels take lists of tensors. Building them anew cost more than the arithmetic on small parameters,
 /// so each group keeps a plan: lists by (dtype, device, step count), with one step tensor that fills every
 /// slot. A step only fetches the gradients; the plan is made again when a gradient appears or vanishes, a
-/// parameter is moved or converted, or an option that changes the lists is switched. Gradients are let go
+/// parameter is moved or converted, or an option that changes the lists is switched. Gradients are freed
 /// after each step, so a plan never keeps memory alive.
 ///
 /// Note [Layouts]

@@ -104,7 +104,7 @@ void Distributed::join(const std::function<void()>& loop, const JoinOptions& opt
   if (reducer_.group().size() > 1) shadow();
 }
 
-// What the other ranks do in a step, without samples; then the state of who went on longest.
+// What the other ranks do in a step, without samples; then the state of who had samples for longest.
 void Distributed::shadow() {
   const comm::Group& group = reducer_.group();
   for (;;) {

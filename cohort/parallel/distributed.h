@@ -132,7 +132,7 @@ class DistributedDataParallel {
 
   /// Runs a training loop that may have other numbers of steps on the ranks: a rank that has ended takes part
   /// in the others' steps, without samples, until all have; then all have the parameters and buffers of the
-  /// rank that went on longest. Each forward in `loop` with gradients on, and not under no_sync(), is
+  /// rank that had samples for longest. Each forward in `loop` with gradients on, and not under no_sync(), is
   /// followed by a backward, in training and in evaluation mode. Collective. Throws: what `loop` throws;
   /// UsageError on every rank where JoinOptions ask for it.
   void join(const std::function<void()>& loop, const JoinOptions& options = {}) {

@@ -5,10 +5,10 @@
 
 #include "cohort/pipeline/simulate.h"
 
-/// Pictures of a pipeline, as SVG. Without LibTorch.
+/// Drawings of a pipeline, as SVG. Without LibTorch.
 namespace cohort::pipeline {
 
-/// One band of the picture: a row per placement, a box per computation.
+/// One band of the drawing: a row per placement, a box per computation.
 struct Band {
   std::string title;
   std::vector<std::vector<TimedAction>> actions;  ///< of each placement, times from 0

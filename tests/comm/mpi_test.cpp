@@ -285,7 +285,7 @@ TEST(MpiGroupsChild, DISABLED_Run) {
     first.wait();
     EXPECT_EQ(sum.item<int>(), world.rank() % 2 == 0 ? 2 : 4);
     EXPECT_EQ(all.item<int>(), 6);
-    for (int i = 0; i < 100; ++i) {  // let go at once
+    for (int i = 0; i < 100; ++i) {  // released at once
       const Group some_time = world.subgroup({0, 1, 2});
     }
     // One rank makes a group while a call is under way, the other when the call is over.

@@ -139,8 +139,7 @@ TEST(NestedTest, ConstValuesGiveConstTensorsAndOthersMayBeAssigned) {
   EXPECT_EQ(numbers(tree), (Numbers{10, 20}));
   const users::Owner owner{std::make_unique<at::Tensor>(number(3))};
   visit_tensors(owner, [](auto& tensor) {
-    static_assert(std::is_same_v<decltype(tensor), const at::Tensor&>,
-                  "a pointer does not let go of constness");
+    static_assert(std::is_same_v<decltype(tensor), const at::Tensor&>, "a pointer keeps constness");
   });
 }
 

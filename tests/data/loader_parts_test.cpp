@@ -131,7 +131,7 @@ TEST(LoaderPartsTest, ABatchOfBeforeALeapHasNoNextPart) {
   Loader loader(pairs(16), {.batch_size = 8, .parts = 2});
   auto batch = loader.next();
   loader.set_epoch(1);
-  COHORT_EXPECT_THROW_WITH(batch->advance(), UsageError, "the loader had gone on");
+  COHORT_EXPECT_THROW_WITH(batch->advance(), UsageError, "the loader had advanced");
   EXPECT_EQ(loader.next()->indices[0], 0);
 }
 

@@ -273,7 +273,7 @@ TEST(LoaderTest, ContinuesWithAnotherNumberOfRanks) {
   }
 }
 
-TEST(LoaderTest, ReusesItsSlabs) {
+TEST(LoaderTest, ReusesItsBatches) {
   for (const int workers : {0, 2}) {
     Loader loader(rows(1000), {.batch_size = 10, .workers = workers, .prefetch = 3});
     std::optional<Batch> batch;

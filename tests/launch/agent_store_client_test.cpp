@@ -277,7 +277,7 @@ TEST(AgentStoreClientTest, ManyNodesLookLessOften) {
   EXPECT_GT(of_few, of_many);
 }
 
-TEST(AgentStoreClientTest, WhatNoAgentOfTheJobHasLeftIsNotHeeded) {
+TEST(AgentStoreClientTest, WhatNoAgentOfTheJobHasLeftIsIgnored) {
   const auto kv_store = std::make_shared<MapStore>();
   AgentStoreClientOptions options = quick(0, 2, base::Secret::make());
   AgentStoreClient first(kv_store, options);

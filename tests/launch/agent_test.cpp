@@ -158,7 +158,7 @@ TEST_F(AgentTest, AKilledRankGives128PlusTheSignal) {
   EXPECT_EQ(run(options("kill -SEGV $$", 1)).status, 128 + SIGSEGV);
 }
 
-TEST_F(AgentTest, ARankThatDoesNotHeedSigtermIsKilled) {
+TEST_F(AgentTest, ARankThatIgnoresSigtermIsKilled) {
   RunOptions with = options(
       "trap '' TERM; touch up$RANK; "
       "if [ $RANK = 0 ]; then while [ ! -e up1 ]; do sleep 0.02; done; exit 2; fi; "

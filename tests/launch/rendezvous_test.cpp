@@ -204,7 +204,7 @@ std::optional<WorkerGroupSpec> place_with_late_go(const std::string& at) {
   return place;
 }
 
-TEST(RendezvousTest, AWordThatComesWithTheLastLookIsHeeded) {
+TEST(RendezvousTest, AWordThatComesWithTheLastLookCounts) {
   for (const char* at : {"go", "here/0"}) {  // here/0: when that look has asked for the word already
     const auto place = place_with_late_go(at);
     ASSERT_TRUE(place) << at;

@@ -150,9 +150,9 @@ TEST(RunOptionsTest, WhatCannotBeIsRejected) {
   rejected({{"rdzv-conf", "tiemout=1"}}, "'tiemout' is not known. Try: timeout, keep_alive_interval");
   rejected({{"standalone", "1"}, {"nnodes", "2"}}, "--standalone is for one node");
   rejected({{"standalone", "1"}, {"master-port", "29500"}},
-           "--standalone meets on a port of the system's choice");
+           "--standalone takes a port of the system's choice");
   rejected({{"standalone", "1"}, {"rdzv-endpoint", "h:1"}},
-           "--standalone meets on a port of the system's choice");
+           "--standalone takes a port of the system's choice");
   rejected({{"max-restarts", "-1"}}, "--max-restarts is '-1'");
   rejected({{"monitor-interval", "0"}}, "--monitor-interval is '0', expected seconds");
   rejected({{"shutdown-timeout", "nan"}}, "--shutdown-timeout is 'nan'");

@@ -25,7 +25,7 @@ TEST(DrawTest, HasABoxForEachComputationOfEachBand) {
   EXPECT_EQ(count(two, "<svg"), count(two, "</svg>"));
 }
 
-TEST(DrawTest, NothingStandsOutsideOfThePicture) {
+TEST(DrawTest, NothingStandsOutsideOfTheDrawing) {
   const std::string svg = draw_svg({{"nothing", {{}, {}}, ""}}, 2, 2);
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   EXPECT_EQ(svg.find("inf"), std::string::npos);

@@ -99,7 +99,7 @@ class SlowLink : public c10d::Backend {
     void synchronize() override {}
     std::vector<at::Tensor> result() override { return results_; }
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-    void let_go() {
+    void release() {
       try {
         below_->wait();
         future_->markCompleted(c10::IValue(results_));
@@ -123,7 +123,7 @@ class SlowLink : public c10d::Backend {
       held_.pop_front();
       lock.unlock();
       std::this_thread::sleep_until(when);
-      work->let_go();
+      work->release();
       lock.lock();
     }
   }

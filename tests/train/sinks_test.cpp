@@ -169,7 +169,7 @@ TEST(CurvesTest, ShowsEachCurveWithAxesUnitsAndLegend) {
     test::write_file(std::string(folder) + "/curves.svg", svg);
 }
 
-TEST(CurvesTest, ARunOfOneEpochAndNumbersThatAreNotFiniteStillMakeAPicture) {
+TEST(CurvesTest, ARunOfOneEpochAndNumbersThatAreNotFiniteStillMakeAPlot) {
   const std::vector<MetricRow> one = {{1, 2, {{"train_loss", std::nan("")}, {"val_loss", 0.5}, {"lr", 0}}}};
   TempDir dir;
   write_curves(dir / "curves.svg", curves_from_epochs(one, "one"));

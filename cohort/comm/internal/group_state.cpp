@@ -53,7 +53,7 @@ void leave_key(GroupState& state, const std::string& key, base::Deadline deadlin
     deadline = deadline.sooner(base::Deadline(kPartTime));
     const StoreDeadline until(deadline.later(kLastAnswerTime));
     StoreAdapter kv_store = store_adapter_of(state);
-    base::Gate gate(kv_store, key + "/parted", state.rank, state.size);
+    base::Gate gate(kv_store, key + "/departed", state.rank, state.size);
     gate.arrive();
     if (keeper - state.job_ranks.begin() == state.rank && gate.wait(deadline)) gate.remove();
   } catch (const std::exception&) {  // whoever kept it did not wait, and has nothing to wait for
@@ -162,7 +162,7 @@ std::string cannot_make(const GroupState& state) {
   throw_translated(error, "comm.group", cannot_make(state) + state.silent_ranks(until));
 }
 
-// A rank that has all its connections may let go of the group at once; its peers that are not as far would
+// A rank that has all its connections may release the group at once; its peers that are not as far would
 // take that for a crash. So the group is there when all have it.
 void wait_until_made(GroupState& state, base::Deadline deadline) {
   const std::string where = cannot_make(state);
@@ -242,7 +242,7 @@ std::vector<std::shared_ptr<GroupState>> GroupRegistry::groups() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<GroupState>> living;
   for (const auto& member : groups_) {
-    // Held weakly: the registry must not keep a group open that its user let go of.
+    // Held weakly: the registry must not keep a group open that its user released.
     if (auto group = member.lock()) living.push_back(std::move(group));
   }
   return living;

@@ -11,13 +11,13 @@
 namespace cohort::launch {
 namespace {
 
-std::atomic<int> inbox{-1};
+std::atomic<int> write_end{-1};
 
 // Only async-signal-safe calls in here.
 void collect(int number) {
   const int error = errno;
   const auto byte = static_cast<unsigned char>(number);
-  [[maybe_unused]] const ssize_t count = ::write(inbox.load(), &byte, 1);
+  [[maybe_unused]] const ssize_t count = ::write(write_end.load(), &byte, 1);
   errno = error;
 }
 
@@ -28,7 +28,7 @@ SignalQueue::SignalQueue(const std::vector<int>& signals, const std::vector<int>
   // A handler must not wait: a signal that finds the pipe full is lost.
   ::fcntl(pipe_.write.get(), F_SETFL, O_NONBLOCK);
   int none = -1;
-  if (!inbox.compare_exchange_strong(none, pipe_.write.get())) {
+  if (!write_end.compare_exchange_strong(none, pipe_.write.get())) {
     throw UsageError("launch.run", "another job is run by this process", "one after the other");
   }
   for (const int number : signals) install(number, false);
@@ -55,7 +55,7 @@ void SignalQueue::install(int number, bool always) {
 
 SignalQueue::~SignalQueue() {
   for (auto at = before_.rbegin(); at != before_.rend(); ++at) ::sigaction(at->first, &at->second, nullptr);
-  inbox = -1;
+  write_end = -1;
 }
 
 int SignalQueue::take() {

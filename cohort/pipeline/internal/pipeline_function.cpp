@@ -29,7 +29,7 @@ struct State : torch::CustomClassHolder {
   std::vector<bool> attached;  // of the outputs
 };
 
-struct ModuleNode : torch::autograd::Function<ModuleNode> {
+struct PipelineNode : torch::autograd::Function<PipelineNode> {
   static at::Tensor forward(AutogradContext* context, at::TensorList /*edges*/,
                             const c10::intrusive_ptr<torch::CustomClassHolder>& state) {
     context->saved_data["state"] = c10::IValue::make_capsule(state);
@@ -38,7 +38,7 @@ struct ModuleNode : torch::autograd::Function<ModuleNode> {
   static Tensors backward(AutogradContext* context, const Tensors& of_the_anchor);
 };
 
-Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_anchor) {
+Tensors PipelineNode::backward(AutogradContext* context, const Tensors& of_the_anchor) {
   if (at::GradMode::is_enabled()) {
     throw UsageError(kWhereForward, "backward with create_graph goes through a pipeline, which has no graph",
                      "the model without a pipeline where second derivatives are taken");
@@ -108,7 +108,7 @@ Tensors attach(const Tensors& inputs, const std::shared_ptr<Batch>& batch,
   state->sizes = sizes;
   state->backward = std::move(backward);
   const at::Tensor anchor =
-      ModuleNode::apply(at::TensorList(edges), c10::intrusive_ptr<torch::CustomClassHolder>(state));
+      PipelineNode::apply(at::TensorList(edges), c10::intrusive_ptr<torch::CustomClassHolder>(state));
   autograd::attach_behind(anchor, results);
   return outputs;
 }

@@ -361,7 +361,7 @@ void Program::run_regions(Frame& frame, const CompiledPhase& compiled, const Pha
   };
   const std::span<const Instruction> all = compiled.instructions;
   const bool has_one_thread = at::get_num_threads() == 1;
-  std::list<Running> running;  // let go of before it has ended, a part is waited for
+  std::list<Running> running;  // a part that is destroyed before it has ended is waited for
   const auto start = [&](const ParallelRegion& region) {
     const auto instructions = all.subspan(region.begin, region.end - region.begin);
     if (region.join == region.end && has_one_thread) {  // nothing runs beside it

@@ -26,7 +26,7 @@ struct Concurrent {
 };
 std::vector<Concurrent> concurrent_steps(std::span<const ParallelRegion> regions);
 
-/// Has values that two threads use let go behind the last of both: by the first step of which there is one
+/// Has values that two threads use released after the last of both: by the first step of which there is one
 /// thread again, or, where there is none, at the end, by what is returned.
 std::vector<int> defer_release(const Tape& tape, std::span<const ParallelRegion> regions,
                                std::span<PlannedStep> steps);

@@ -48,7 +48,7 @@ struct StepPlace {
   std::int64_t epoch = 0;  ///< from 1
   int rank = 0;
   double lr = 0;
-  /// The checkpoint that the run has gone on from just before this step; empty: it has made others since.
+  /// The checkpoint that the run was resumed from just before this step; empty: it has made others since.
   std::string resumed_from = {};
 };
 

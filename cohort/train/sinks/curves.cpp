@@ -1,6 +1,6 @@
 // Each panel computes its axes from its points, with steps of 1, 2 or 5 times a power of ten. A value that is
 // not finite breaks the line; an epoch without a value is passed over, and the line continues. Every text is
-// escaped, since a title may hold anything. Colours are in the picture, for light and dark pages.
+// escaped, since a title may hold anything. Colours are in the file, for light and dark pages.
 #include "cohort/train/sinks/curves.h"
 
 #include <algorithm>
@@ -222,7 +222,7 @@ class PanelDrawer {
   Axis x_, y_;
 };
 
-// A picture in a page cannot ask for the page's colours: it brings a light and a dark ground of its own.
+// An image in a page cannot ask for the page's colours: it brings a light and a dark ground of its own.
 constexpr const char* kStyle = R"(<style>
 text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #24292f; }
 .title { font-size: 18px; font-weight: 600; }

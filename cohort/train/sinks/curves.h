@@ -6,7 +6,7 @@
 
 #include "cohort/train/sinks/metrics_log.h"
 
-/// `curves.svg`: loss, accuracy and learning rate against epochs, as a picture that a browser or README
+/// `curves.svg`: loss, accuracy and learning rate against epochs, as a plot that a browser or README
 /// shows.
 namespace cohort::train {
 
@@ -35,7 +35,7 @@ struct Curves {
 /// train_loss, val_loss, train_accuracy, val_accuracy and lr are shown where present.
 Curves curves_from_epochs(const std::vector<MetricRow>& epochs, std::string title, std::string subtitle = "");
 
-/// Returns the picture: readable on a light and on a dark page, no script, no font of its own.
+/// Returns the plot: readable on a light and on a dark page, no script, no font of its own.
 std::string curves_svg(const Curves& curves);
 
 /// Writes it, atomically. Throws: SystemError naming the file.

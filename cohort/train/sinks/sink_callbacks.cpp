@@ -37,7 +37,7 @@ data::Image to_image(at::Tensor image, const std::vector<double>& mean, const st
   image = image.detach().to(at::kCPU, at::kFloat);
   if (!mean.empty()) {
     const auto shape = std::vector<std::int64_t>{-1, 1, 1};
-    // The inverse of Normalize, so that the picture shows colours as in the file.
+    // The inverse of Normalize, so that the image shows colours as in the file.
     image = image * at::tensor(std, at::kFloat).view(shape) + at::tensor(mean, at::kFloat).view(shape);
   }
   const at::Tensor pixels =

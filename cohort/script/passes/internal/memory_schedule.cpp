@@ -48,7 +48,7 @@ class Search {
     for (std::size_t i = 0; i < steps.size(); ++i) add(i, steps[i]);
   }
 
-  // The most bytes at once. Values that were there before the part count until they are let go.
+  // The most bytes at once. Values that were there before the part count until they are released.
   std::int64_t peak(const std::vector<std::size_t>& order) {
     State state = begin();
     for (const std::size_t i : order) run(i, state);

@@ -46,7 +46,7 @@ bool is_out_of(const c10::FunctionSchema& out, const c10::FunctionSchema& plain)
          last.alias_info()->isWrite();
 }
 
-at::Tensor blank(const at::Tensor& like) {
+at::Tensor uninitialized_like(const at::Tensor& like) {
   at::Tensor made = at::empty_strided(like.sizes(), like.strides(), like.options());
   std::memset(made.mutable_data_ptr(), 0x5A, made.storage().nbytes());  // what is not written shows
   return made;
@@ -116,10 +116,10 @@ Trial try_out(const OperatorCall& out, int result, int over, const Tensors& valu
   const MemoryScope copies_are_not_logged(nullptr);
   Tensors own = values;
   const at::Tensor& expected = values[at_slot(result)];
-  own[at_slot(result)] = blank(expected);
+  own[at_slot(result)] = uninitialized_like(expected);
   if (!writes(out, own, own[at_slot(result)], expected, &log)) return Trial::kFails;
   if (over == kUndefined) return Trial::kWrites;
-  own[at_slot(over)] = blank(values[at_slot(over)]).copy_(values[at_slot(over)]);
+  own[at_slot(over)] = uninitialized_like(values[at_slot(over)]).copy_(values[at_slot(over)]);
   // Another handle of the same memory, as in a replay.
   own[at_slot(result)] = shallow_copy(own[at_slot(over)]);
   return writes(out, own, own[at_slot(result)], expected, nullptr) ? Trial::kReplaces : Trial::kWrites;

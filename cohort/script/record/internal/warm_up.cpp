@@ -163,7 +163,7 @@ void WarmUp::after(std::size_t number, const Tensors& values) {
                 Out{std::move(*out), trial == Trial::kReplaces ? over : kUndefined, scratch.entries()});
 }
 
-// The last moment of an instruction, when it has let go of what it uses last.
+// The last moment of an instruction, when it has released what it uses last.
 std::size_t WarmUp::end_of(std::size_t instruction) const {
   if (const auto found = pauses_.find(instruction); found != pauses_.end()) return found->second;
   return instruction + 1 < begins_.size() ? begins_[instruction + 1] - 1 : kNone;
@@ -317,7 +317,7 @@ CompiledPhase WarmUp::build(std::size_t most_piece_bytes) {
 void WarmUp::take_instructions() {
   std::vector<Instruction> instructions;
   std::vector<std::size_t> place(compiled_.instructions.size() + 1);
-  std::vector<int> left;  // values to let go of instructions that are not there
+  std::vector<int> left;  // values to release, of instructions that are not there
   for (std::size_t i = 0; i < compiled_.instructions.size(); ++i) {
     place[i] = instructions.size();
     Instruction& instruction = compiled_.instructions[i];

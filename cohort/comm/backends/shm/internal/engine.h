@@ -53,7 +53,7 @@ struct Operation {
 class Engine {
  public:
   explicit Engine(std::unique_ptr<Communicator> ranks);
-  /// Returns one that any thread may let go of, also in a callback.
+  /// Returns one that any thread may release, also in a callback.
   static std::shared_ptr<Engine> make(std::unique_ptr<Communicator> ranks);
   /// What is not over fails. Not on the progress thread.
   ~Engine();
