@@ -71,7 +71,7 @@ void block_signals() {
 // Note [Two threads]: the one that waits for the signal never touches the store, so that a rank writes its
 // own report even when the store does not answer. All that goes to the store goes through the other, one
 // connection and one thread; who needs something of it waits with a deadline.
-class HangDetector::Watcher : public HangDetector, public std::enable_shared_from_this<Watcher> {
+class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from_this<Watcher> {
  public:
   Watcher(std::shared_ptr<GroupRegistry> registry, const c10::intrusive_ptr<c10d::Store>& store, int signal)
       : registry_(std::move(registry)),
@@ -97,7 +97,7 @@ class HangDetector::Watcher : public HangDetector, public std::enable_shared_fro
   void handle_signal() {
     if (signal_ != 0) {
       if (signal_taken.exchange(true)) {
-        throw UsageError("comm.detect_hangs", "another watch of this process has a signal already",
+        throw UsageError("comm.watch_for_desync", "another watch of this process has a signal already",
                          "signal 0 for this one");
       }
       struct sigaction action {};
@@ -106,7 +106,7 @@ class HangDetector::Watcher : public HangDetector, public std::enable_shared_fro
       ::sigemptyset(&action.sa_mask);
       if (event() < 0 || ::sigaction(signal_, &action, &before_) != 0) {
         signal_taken = false;
-        throw UsageError("comm.detect_hangs", base::concat("cannot handle signal ", signal_));
+        throw UsageError("comm.watch_for_desync", base::concat("cannot handle signal ", signal_));
       }
       signals_ = std::thread([self = shared_from_this()] {
         self->wait_for_signals();
@@ -281,25 +281,25 @@ class HangDetector::Watcher : public HangDetector, public std::enable_shared_fro
   Clock::time_point failure_asked_ = Clock::now() - 2 * kRepeat;
 };
 
-HangDetector::HangDetector(std::shared_ptr<Watcher> watcher) : watcher_(std::move(watcher)) {}
-HangDetector::HangDetector(HangDetector&&) noexcept = default;
-HangDetector& HangDetector::operator=(HangDetector&& other) noexcept {
+DesyncWatch::DesyncWatch(std::shared_ptr<Watcher> watcher) : watcher_(std::move(watcher)) {}
+DesyncWatch::DesyncWatch(DesyncWatch&&) noexcept = default;
+DesyncWatch& DesyncWatch::operator=(DesyncWatch&& other) noexcept {
   std::swap(watcher_, other.watcher_);
   return *this;
 }
-HangDetector::~HangDetector() {
+DesyncWatch::~DesyncWatch() {
   if (watcher_ != nullptr) watcher_->stop();
 }
 
-HangDetector detect_hangs(const Group& job, int signal) {
+DesyncWatch watch_for_desync(const Group& job, int signal) {
   GroupState& state = *job.shared_state();
-  auto watcher = std::make_shared<HangDetector::Watcher>(state.registry, state.store, signal);
+  auto watcher = std::make_shared<DesyncWatch::Watcher>(state.registry, state.store, signal);
   watcher->make_queue();
   if (!state.registry->set_watch(watcher)) {
-    throw UsageError("comm.detect_hangs", base::concat("group '", state.name, "' is watched already"));
+    throw UsageError("comm.watch_for_desync", base::concat("group '", state.name, "' is watched already"));
   }
   watcher->handle_signal();
-  return HangDetector(std::move(watcher));
+  return DesyncWatch(std::move(watcher));
 }
 
 std::string report() {

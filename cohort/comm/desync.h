@@ -9,7 +9,7 @@
 /// Who waits for whom, when a job hangs.
 ///
 ///     auto group = comm::init_process_group();
-///     auto watch = comm::detect_hangs(group);   // kill -USR2 PID writes what that rank is doing
+///     auto watch = comm::watch_for_desync(group);   // kill -USR2 PID writes what that rank is doing
 namespace cohort::comm {
 
 /// Returns what the groups of this process were last asked to do: number, collective, shapes, since when it
@@ -21,15 +21,15 @@ std::string report();
 /// the watched one fails, within about 2 s one table of all ranks, on the first rank that fails: what each
 /// called last, who is behind, who called something else, who did not answer. The error does not wait for it.
 /// Threads: two of its own; the store is asked over a connection of its own, four times a second.
-class HangDetector {
+class DesyncWatch {
  public:
   class Watcher;
-  explicit HangDetector(std::shared_ptr<Watcher> watcher);
+  explicit DesyncWatch(std::shared_ptr<Watcher> watcher);
   /// Ends its threads, within 3 s. Where the store is kept by this job, rank 0 stays up to a second for the
   /// others to leave.
-  ~HangDetector();
-  HangDetector(HangDetector&&) noexcept;
-  HangDetector& operator=(HangDetector&&) noexcept;
+  ~DesyncWatch();
+  DesyncWatch(DesyncWatch&&) noexcept;
+  DesyncWatch& operator=(DesyncWatch&&) noexcept;
 
  private:
   std::shared_ptr<Watcher> watcher_;
@@ -37,6 +37,6 @@ class HangDetector {
 
 /// Begins to watch `job`, the group of all ranks. `signal`: 0 for none. Every rank of the job should.
 /// Throws: UsageError when another watch of this process has a signal, or `job` is watched already.
-[[nodiscard]] HangDetector detect_hangs(const Group& job, int signal = SIGUSR2);
+[[nodiscard]] DesyncWatch watch_for_desync(const Group& job, int signal = SIGUSR2);
 
 }  // namespace cohort::comm

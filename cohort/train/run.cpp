@@ -172,8 +172,8 @@ RunResult run_training(const config::Config& given, const std::string& command) 
   const std::shared_ptr<parallel::GradientSync> gradient_sync =
       join_ranks(asked.distributed, asked.comm, common_text(asked));
   const bool is_first = gradient_sync->rank() == 0;
-  std::optional<comm::HangDetector> watch;
-  if (gradient_sync->size() > 1) watch.emplace(comm::detect_hangs(*gradient_sync->group()));
+  std::optional<comm::DesyncWatch> watch;
+  if (gradient_sync->size() > 1) watch.emplace(comm::watch_for_desync(*gradient_sync->group()));
   if (is_first) {
     for (const std::string& warning : asked.warnings) base::log_warning(warning);
   }

@@ -108,7 +108,7 @@ TEST(DesyncChild, DISABLED_Rank) {
   Group group = init_process_group(
       {.timeout = seconds(40),
        .check_consistency = what == "stopped" ? ConsistencyCheck::kOff : ConsistencyCheck::kFirst});
-  const auto watch = detect_hangs(group);
+  const auto watch = watch_for_desync(group);
   at::Tensor t = at::ones({2, 3});
   group.all_reduce(t).wait();
   const int odd = group.size() - 1;  // the one that does otherwise
@@ -188,10 +188,10 @@ TEST(DesyncTest, NothingIsLeftAfterManyStartsAndStops) {
     return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
   };
   test::run_ranks(1, "gloo", [&](Group& group) {
-    { const auto first = detect_hangs(group); }  // what is made once
+    { const auto first = watch_for_desync(group); }  // what is made once
     std::this_thread::sleep_for(milliseconds(50));
     const auto threads = entries("/proc/self/task"), files = entries("/proc/self/fd");
-    for (int i = 0; i < 200; ++i) const auto watch = detect_hangs(group);
+    for (int i = 0; i < 200; ++i) const auto watch = watch_for_desync(group);
     // A thread is gone a moment after its work, those that were counted too.
     EXPECT_TRUE(test::comes_true([&] { return entries("/proc/self/task") <= threads; }));
     EXPECT_EQ(entries("/proc/self/fd"), files);
@@ -204,7 +204,7 @@ TEST(DesyncTest, NothingIsLeftAfterManyStartsAndStops) {
 TEST(DesyncTest, ARankThatDoesNotLeaveHoldsUpTheOneThatKeepsTheStoreForASecond) {
   std::atomic<bool> has_left{false};
   test::run_ranks(2, "gloo", [&](Group& group) {
-    std::optional<HangDetector> watch = detect_hangs(group, 0);
+    std::optional<DesyncWatch> watch = watch_for_desync(group, 0);
     group.barrier();
     if (group.rank() == 1) return test::wait_until([&] { return has_left.load(); });
     const base::Deadline waited(seconds(1));
@@ -221,7 +221,7 @@ TEST(DesyncTest, CallsThatFailTogetherWaitOnceForTheTable) {
   {
     const Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", seconds(20));
     const auto state = group.shared_state();
-    const auto watch = detect_hangs(group, 0);
+    const auto watch = watch_for_desync(group, 0);
     state->store->set("desync/asked/0", "rank 1: it failed");
     for (int i = 0; i < 4; ++i) state->registry->watch()->failed("a call of rank 0");
   }
@@ -231,11 +231,12 @@ TEST(DesyncTest, CallsThatFailTogetherWaitOnceForTheTable) {
 
 TEST(DesyncTest, OneWatchAtATime) {
   test::run_ranks(1, "gloo", [](Group& group) {
-    const auto watch = detect_hangs(group);
-    COHORT_EXPECT_THROW_WITH(detect_hangs(group), UsageError, "group 'world' is watched already");
+    const auto watch = watch_for_desync(group);
+    COHORT_EXPECT_THROW_WITH(watch_for_desync(group), UsageError, "group 'world' is watched already");
     test::run_ranks(1, "gloo", [](Group& other) {
-      COHORT_EXPECT_THROW_WITH(detect_hangs(other), UsageError, "another watch of this process has a signal");
-      const auto silent = detect_hangs(other, 0);
+      COHORT_EXPECT_THROW_WITH(watch_for_desync(other), UsageError,
+                               "another watch of this process has a signal");
+      const auto silent = watch_for_desync(other, 0);
     });
   });
 }

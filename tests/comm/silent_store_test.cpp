@@ -294,7 +294,7 @@ TEST(SilentStoreTest, ThatFallsSilentDuringAWaitIsATimeoutAtTheDeadlineOfTheCall
     }
   }
   const Group watched = make_group(open(host.port()), 0, 1, "shm", seconds(20));
-  std::optional<HangDetector> watch = detect_hangs(watched);
+  std::optional<DesyncWatch> watch = watch_for_desync(watched);
   wait_until([&] { return waiting.load() == calls.size(); });
   std::this_thread::sleep_for(milliseconds(300));
   host.stop();

@@ -33,8 +33,8 @@ TEST(StoppedPeerChild, DISABLED_Rank) {
       variable("TEST_CHECK") == "on" ? ConsistencyCheck::kAlways : ConsistencyCheck::kOff;
   Group world = init_process_group(
       {.backend = variable("TEST_BACKEND"), .timeout = seconds(40), .check_consistency = check_consistency});
-  std::optional<HangDetector> watch;
-  if (variable("TEST_WATCH") == "on") watch = detect_hangs(world);
+  std::optional<DesyncWatch> watch;
+  if (variable("TEST_WATCH") == "on") watch = watch_for_desync(world);
   std::vector<Group> groups;
   for (int i = 0; i < 5; ++i)
     groups.push_back(
@@ -128,7 +128,7 @@ TEST(StuckPeerTest, IsNamedAlsoAfterTheRankThatKeepsTheStoreHasEnded) {
 TEST(DeathChild, DISABLED_Rank) {
   Group group = init_process_group(
       {.backend = "gloo", .timeout = seconds(40), .check_consistency = ConsistencyCheck::kOff});
-  const HangDetector watch = detect_hangs(group);
+  const DesyncWatch watch = watch_for_desync(group);
   group.barrier();
   if (group.rank() == 1) {
     std::this_thread::sleep_for(milliseconds(300));
