@@ -23,6 +23,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "cohort/autograd/boundary_node.h"
 #include "cohort/autograd/graph_walk.h"
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/base/error.h"
@@ -229,6 +230,10 @@ class DetachedGraph::Walk {
     return is_input(leaf.function.get()) ? Edge() : leaf;
   }
   bool is_outside(const Node& node) const {
+    if (const auto* const boundary = dynamic_cast<const BoundaryNode*>(&node)) {
+      const MadeBy& made_by = boundary->made_by();
+      return made_by.thread != thread_ || made_by.sequence_nr < first_sequence_;
+    }
     return node.thread_id() != thread_ || node.sequence_nr() < first_sequence_;
   }
 
