@@ -76,6 +76,9 @@ class Agent {
 
   AgentMetrics metrics() const;
 
+  /// For this module.
+  const std::shared_ptr<AgentState>& state() const { return state_; }
+
  private:
   base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments);
   std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments);

@@ -55,6 +55,7 @@ struct AgentMetrics {
   std::size_t calls_pending = 0;     ///< made, and not answered
   std::size_t handlers_running = 0;  ///< or waiting for their turn
   std::uint64_t bytes_sent = 0, bytes_received = 0;
+  std::size_t contexts = 0;    ///< of distributed autograd, that this worker takes part in
   std::size_t references = 0;  ///< that this worker has, to objects of any worker
   std::vector<std::string>
       objects;  ///< of this worker, that references point to: which line made each, and who holds it

@@ -1,6 +1,9 @@
 // The calls that an agent makes. Each has a number of the agent's own, and ends once: by its answer, its deadline, or the end
 // of its worker. Whoever takes it out of `pending_` ends it.
+#include <ATen/core/grad_mode.h>
+
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -57,6 +60,16 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   pending.function = function;
   pending.timeout = timeout;
   base::Future<Encoded> future = pending.promise.future();
+  std::optional<RecordedPlace> place;
+  if (const auto& current = ContextScope::current(); current != nullptr && current->is_of(contexts_.mark()) &&
+                                                     at::GradMode::is_enabled() &&
+                                                     std::string_view(function) != kFetch) {
+    pending.recorded =
+        std::make_shared<RecordedCall>(arguments, current->anchor(), ContextScope::next_low_number());
+    pending.context = current;
+    current->note_callee(target.worker);
+    place = ContextScope::next_place();
+  }
   std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -79,6 +92,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   Writer out = begin_message(MessageKind::kCall, id);
   out.text(function);
   out.number(nanoseconds_left(deadline));
+  encode(out, place);
   out.append(std::move(arguments));
   send_when_settled(
       target.worker, out.take(),
@@ -179,9 +193,42 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
   if (error) {
     call.mapped().promise.set_error(error);
   } else {
-    call.mapped().promise.run([&] { return std::move(result); });
+    call.mapped().promise.run([&] {
+      if (call.mapped().recorded) attach(id, call.mapped(), result);
+      return std::move(result);
+    });
   }
   changed_.notify_all();
+}
+
+// Gives the results of a recorded call their history; none where the context has ended meanwhile.
+void AgentState::attach(std::uint64_t id, const Pending& pending, Encoded& result) {
+  if (pending.context.expired()) {
+    for (at::Tensor& tensor : result.tensors) tensor = tensor.detach();
+    return;
+  }
+  pending.recorded->attach(result, [self = weak_from_this(), id, worker = pending.worker,
+                                    weak = pending.context](const std::vector<at::Tensor>& gradients) {
+    const auto state = self.lock();
+    const auto context = weak.lock();
+    if (state == nullptr || context == nullptr) {
+      throw UsageError("rpc.backward", "the context of a call has ended, or its agent has");
+    }
+    return state->send_gradients(worker, id, context, gradients);
+  });
+}
+
+base::Future<Encoded> AgentState::send_gradients(const std::string& worker, std::uint64_t id,
+                                                 const std::shared_ptr<ContextState>& context,
+                                                 const std::vector<at::Tensor>& gradients) {
+  const ContextState::Backward backward = context->current_backward();
+  Writer out;
+  encode(out, context->id());
+  out.number(id);
+  out.number(backward.number);
+  out.number(backward.keep_graph);
+  out.append(encode_gradients(gradients));
+  return call(Target(worker), kBackwardPart, out.take());
 }
 
 void AgentState::expire(std::uint64_t id) {

@@ -40,6 +40,8 @@ void AgentState::take(const std::string& from, net::Message message) {
         return on_cancel({from, id});
       case MessageKind::kReference:
         return on_reference(from, in);
+      case MessageKind::kContextEnds:
+        return end_context(decode<ContextId>(in));
       case MessageKind::kLeaving:
         return on_leaving(from);
     }
@@ -84,6 +86,7 @@ void AgentState::on_call(const std::string& caller, std::uint64_t id, Reader& in
   job.key = {caller, id};
   job.function = in.text();
   const auto left = in.number<std::int64_t>();
+  job.place = decode<std::optional<RecordedPlace>>(in);
   begin(std::move(job), left, in.rest(), std::move(credit));
 }
 
@@ -108,17 +111,17 @@ void AgentState::on_make(const std::string& caller, std::uint64_t id, Reader& in
 
 void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments,
                        std::shared_ptr<void> credit) {
-  job.context.caller = job.key.first;
+  job.call.caller = job.key.first;
   if (nanoseconds_left != std::numeric_limits<std::int64_t>::max()) {
-    job.context.deadline = base::Deadline(nanoseconds(nanoseconds_left));
+    job.call.deadline = base::Deadline(nanoseconds(nanoseconds_left));
   }
   {
     const std::lock_guard lock(mutex_);
     Running running;
     running.is_kept = job.result != nullptr;
-    job.context.stop = running.stop.get_token();
-    if (!job.context.deadline.is_never()) {
-      running.timer = timers_->add(job.context.deadline.end(), [self = weak_from_this(), key = job.key] {
+    job.call.stop = running.stop.get_token();
+    if (!job.call.deadline.is_never()) {
+      running.timer = timers_->add(job.call.deadline.end(), [self = weak_from_this(), key = job.key] {
         if (const auto state = self.lock()) state->on_cancel(key);
       });
     }
@@ -133,24 +136,55 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
                         [self = std::move(self), job = std::move(job), arguments = std::move(arguments),
                          credit = std::move(credit)]() mutable {
                           credit.reset();
-                          self->run(job, arguments);
+                          self->run(job, std::move(arguments));
                         });
   };
   if (references.empty()) return submit();
   references_->when_settled(references, std::move(submit));
 }
 
-void AgentState::run(const Job& job, const Encoded& arguments) {
+namespace {
+
+thread_local AgentState* of_this_handler = nullptr;
+
+// The agent whose handler this thread runs, while it lives.
+class HandlerScope {
+ public:
+  explicit HandlerScope(AgentState* agent) : outer_(std::exchange(of_this_handler, agent)) {}
+  ~HandlerScope() { of_this_handler = outer_; }
+  HandlerScope(const HandlerScope&) = delete;
+  HandlerScope& operator=(const HandlerScope&) = delete;
+
+ private:
+  AgentState* const outer_;
+};
+
+// What workers compare: the agent runs it itself.
+[[maybe_unused]] const bool is_registered =
+    add_function_at_load(kBackwardPart, {"(gradients) -> gradients", nullptr, nullptr}, __FILE__, __LINE__);
+
+}  // namespace
+
+AgentState* AgentState::of_handler() {
+  return of_this_handler;
+}
+
+void AgentState::run(const Job& job, Encoded arguments) {
   const auto self = shared_from_this();
-  if (job.context.stop.stop_requested()) {  // nobody waits any more: it does not begin
+  if (job.call.stop.stop_requested()) {  // nobody waits any more: it does not begin
     if (job.result == nullptr) return;
     return keep(job, {},
                 std::make_exception_ptr(TimeoutError("rpc.remote", job.function + " did not begin in time")));
   }
   try {
     const RemoteFunction found = find_function(job.function);
-    const CallScope scope(job.context);
-    if (job.result == nullptr) {
+    const CallScope scope(job.call);
+    const HandlerScope agent(this);
+    if (job.function == kBackwardPart) {
+      answer(job.key, backward_part(job, arguments), nullptr);
+    } else if (job.place) {
+      run_in_context(job, std::move(arguments), found);
+    } else if (job.result == nullptr) {
       found.invoke(arguments, [self, key = job.key](const Encoded& result, const std::exception_ptr& error) {
         self->answer(key, result, error);
       });
@@ -164,6 +198,38 @@ void AgentState::run(const Job& job, const Encoded& arguments) {
     if (job.result == nullptr) return answer(job.key, {}, std::current_exception());
     keep(job, {}, std::current_exception());
   }
+}
+
+// The handler's part of the graph ends with its answer.
+void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function) {
+  const std::shared_ptr<ContextState> context = contexts_.find_or_make(job.place->context);
+  const auto part = std::make_shared<RecordedPart>(
+      context, ContextState::PartKey(id_of(job.key.first), job.key.second), job.place->path, arguments);
+  const ContextScope scope(context, job.place->path);
+  function.invoke(arguments,
+                  [self = shared_from_this(), key = job.key, part](Encoded result, std::exception_ptr error) {
+                    if (!error) {
+                      try {
+                        part->end(result);
+                      } catch (...) {
+                        error = std::current_exception();
+                      }
+                    }
+                    self->answer(key, result, error);
+                  });
+}
+
+Encoded AgentState::backward_part(const Job& job, const Encoded& arguments) {
+  Reader in(arguments);
+  const auto context = decode<ContextId>(in);
+  const auto call = in.number<std::uint64_t>();
+  ContextState::Backward backward;
+  backward.number = in.number<std::uint64_t>();
+  backward.keep_graph = in.number<bool>();
+  const std::vector<at::Tensor> gradients = decode_gradients(in);
+  in.finish();
+  return encode_gradients(
+      contexts_.find(context)->backward_part({id_of(job.key.first), call}, backward, gradients));
 }
 
 // Takes the call out, if somebody still waits for it.

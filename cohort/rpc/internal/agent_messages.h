@@ -8,14 +8,20 @@
 namespace cohort::rpc {
 
 enum class MessageKind : std::uint8_t {
-  kCall = 1,   ///< function, nanoseconds left, arguments
-  kMake,       ///< the same before the arguments, and where it is written: a reference keeps the result
-  kResult,     ///< value
-  kError,      ///< RemoteException
-  kCancel,     ///< nobody waits for the call any more
-  kReference,  ///< ReferenceMessage
-  kLeaving,    ///< this worker has come to shutdown()
+  kCall = 1,     ///< function, nanoseconds left, context of distributed autograd, arguments
+  kMake,         ///< the same before the arguments, and where it is written: a reference keeps the result
+  kResult,       ///< value
+  kError,        ///< RemoteException
+  kCancel,       ///< nobody waits for the call any more
+  kReference,    ///< ReferenceMessage
+  kContextEnds,  ///< ContextId
+  kLeaving,      ///< this worker has come to shutdown()
 };
+
+/// The function by which gradients of a call's results come: run by the agent itself.
+inline constexpr const char* kBackwardPart = "rpc::backward_part";
+/// The function that gives the value of an object, for to_here(). Its results have no gradient.
+inline constexpr const char* kFetch = "rpc::fetch";
 
 inline Writer begin_message(MessageKind kind, std::uint64_t call = 0) {
   Writer out;

@@ -38,7 +38,7 @@ class AgentState::Handler : public net::Handler {
 };
 
 AgentState::AgentState(WorkerInfo self, AgentOptions options)
-    : self_(std::move(self)), options_(std::move(options)) {}
+    : self_(std::move(self)), options_(std::move(options)), contexts_(self_.id) {}
 
 void AgentState::join(int world_size, base::KeyValueStore& store) {
   const base::Deadline deadline(options_.join_timeout);
@@ -140,6 +140,19 @@ const AgentState::Worker& AgentState::find_worker(const std::string& name) const
                    base::concat("there is no worker '", name, "'; the workers are ", base::join(names_)));
 }
 
+std::int32_t AgentState::id_of(const std::string& worker) const {
+  const std::lock_guard lock(mutex_);
+  return workers_.at(worker).info.id;
+}
+
+void AgentState::end_context(ContextId id) {
+  for (const std::string& worker : contexts_.end(id)) {
+    Writer out = begin_message(MessageKind::kContextEnds);
+    encode(out, id);
+    send(worker, out.take());
+  }
+}
+
 WorkerInfo AgentState::worker(std::int32_t id) const {
   const std::lock_guard lock(mutex_);
   if (id < 0 || static_cast<std::size_t>(id) >= names_.size()) {
@@ -178,6 +191,7 @@ void AgentState::on_down(const std::string& name, const std::string& why) {
     fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));
   for (const RunningKey& key : handlers) on_cancel(key);
   references_->on_down(worker, base::concat(name, " ", why));
+  contexts_.on_down(worker);
   changed_.notify_all();
 }
 
@@ -261,6 +275,7 @@ AgentMetrics AgentState::metrics() const {
   AgentMetrics metrics = metrics_;
   metrics.calls_pending = pending_.size();
   metrics.handlers_running = running_.size();
+  metrics.contexts = contexts_.size();
   metrics.references = references;
   metrics.objects = std::move(objects);
   for (const auto& [name, worker] : workers_) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stop_token>
 #include <string>
@@ -16,6 +17,7 @@
 #include "cohort/rpc/agent_types.h"
 #include "cohort/rpc/call_context.h"
 #include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/contexts.h"
 #include "cohort/rpc/internal/references.h"
 #include "cohort/rpc/internal/timers.h"
 #include "cohort/rpc/remote_exception.h"
@@ -32,6 +34,12 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::shared_ptr<Reference> make_here(ObjectValue value, Target::Line line);
   void shutdown(base::Deadline deadline);
   void stop();
+
+  Contexts& contexts() { return contexts_; }
+  /// Forgets a context here, and has those forget it that were called in it.
+  void end_context(ContextId id);
+  /// The agent whose handler this thread runs; null outside of handlers.
+  static AgentState* of_handler();
 
   const WorkerInfo& self() const { return self_; }
   std::vector<WorkerInfo> workers() const;
@@ -56,6 +64,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
     std::string worker, function;
     std::chrono::milliseconds timeout{0};
     Timers::Key timer;
+    std::shared_ptr<RecordedCall> recorded;  // within a context of distributed autograd
+    std::weak_ptr<ContextState> context;
   };
   // A call that it answers.
   struct Running {
@@ -67,8 +77,9 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   struct Job {
     RunningKey key;
     std::string function;
-    CallContext context;
-    std::shared_ptr<Reference> result;  // null: the caller gets it
+    CallContext call;
+    std::shared_ptr<Reference> result;   // null: the caller gets it
+    std::optional<RecordedPlace> place;  // within a context of distributed autograd
   };
   class Handler;
 
@@ -80,7 +91,13 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_call(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void on_make(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
-  void run(const Job& job, const Encoded& arguments);
+  void run(const Job& job, Encoded arguments);
+  void run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function);
+  Encoded backward_part(const Job& job, const Encoded& arguments);
+  base::Future<Encoded> send_gradients(const std::string& worker, std::uint64_t id,
+                                       const std::shared_ptr<ContextState>& context,
+                                       const std::vector<at::Tensor>& gradients);
+  std::int32_t id_of(const std::string& worker) const;
   References::List receive_references(const std::vector<WireReference>& wires, const std::string& from);
   void on_reference(const std::string& from, Reader& in);
   void keep(const Job& job, ObjectValue value, const std::exception_ptr& error);
@@ -95,6 +112,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void send(const std::string& worker, Encoded message);
   void send_when_settled(const std::string& worker, Encoded message,
                          std::function<void(std::exception_ptr)> on_error);
+  void attach(std::uint64_t id, const Pending& pending, Encoded& result);
   void check_function(const Worker& worker, const char* function) const;
   std::string describe(std::uint64_t id, const Pending& pending) const;
   const Worker& find_worker(const std::string& name) const;
@@ -106,6 +124,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::unique_ptr<Timers> timers_;
   std::unique_ptr<net::Node> node_;
   std::shared_ptr<References> references_;
+  Contexts contexts_;
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;

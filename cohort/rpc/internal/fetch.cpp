@@ -1,11 +1,10 @@
 // The value of an object, for to_here(): a function that every program has.
 #include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/agent_messages.h"
 #include "cohort/rpc/reference.h"
 
 namespace cohort::rpc {
 namespace {
-
-constexpr const char* kFetch = "rpc::fetch";
 
 // Answers with the value of the object that the arguments refer to, once it is made.
 void answer_with_value(const Encoded& arguments, const Reply& reply) {

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cohort/rpc/context_id.h"
+
+/// Gradients through remote calls.
+///
+///     dist_autograd::Context context;                         // or Context context(agent)
+///     at::Tensor x = rpc::rpc_sync<embed>("ps/0", words);     // recorded here and there
+///     dist_autograd::backward(context, {loss(decoder(x))});
+///     for (auto& [leaf, gradient] : dist_autograd::get_gradients(context)) ...
+///
+/// On another worker a handler takes the gradients there: get_gradients(id), with id = context.id() as an argument.
+///
+/// Recorded are calls of rpc_sync and rpc_async, also of member functions, that this thread makes while the context lives and
+/// gradients are on, and the calls that their handlers make. A handler that answers later, to_here() and remote() give
+/// results without a gradient.
+namespace cohort::rpc {
+
+class Agent;
+class AgentState;
+class ContextScope;
+class ContextState;
+
+namespace dist_autograd {
+
+/// Of each leaf of this worker that was used: its gradient, summed in an order that is the same in each run.
+using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+/// Records calls while it lives. Its end frees what all workers keep for it. Threads: the one that made it.
+class Context {
+ public:
+  Context();  ///< of the process's agent
+  explicit Context(Agent& agent);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  ContextId id() const;
+
+ private:
+  friend void backward(Context&, const std::vector<at::Tensor>&, bool);
+  friend Gradients get_gradients(const Context&);
+  const std::shared_ptr<AgentState> agent_;
+  const std::shared_ptr<ContextState> state_;
+  const std::unique_ptr<ContextScope> scope_;
+};
+
+/// Goes backward from the roots (losses of one number each), through all workers. Gradients stay in the context, and add up
+/// over several backwards. Results that the roots do not use cost nothing.
+/// Throws: UsageError for a root without a gradient, or a graph that is gone without `keep_graph`; what a worker threw, with
+/// worker and call; PeerError for one that died.
+void backward(Context& context, const std::vector<at::Tensor>& roots, bool keep_graph = false);
+
+/// The gradients of this worker's leaves.
+Gradients get_gradients(const Context& context);
+/// The same, in a handler: of the worker that it runs on. Throws: UsageError where no call of the context came.
+Gradients get_gradients(ContextId id);
+/// Adds them to the grad() of each leaf, so that any optimizer can take its step.
+void accumulate_into_grad(const Gradients& gradients);
+
+}  // namespace dist_autograd
+}  // namespace cohort::rpc

@@ -1,0 +1,158 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/rpc/context_id.h"
+#include "cohort/rpc/internal/gradient_nodes.h"
+
+/// What a worker knows of contexts of distributed autograd: the parts of their graphs that lie here, and the gradients of
+/// leaves here.
+namespace cohort::rpc {
+
+using dist_autograd::ContextId;
+
+/// Where a call stands in a context: its number among those of its caller's handler, behind that handler's own place. The same
+/// whichever workers there are and however fast they run.
+using CallPath = std::vector<std::uint32_t>;
+
+/// What a call within a context takes along.
+struct RecordedPlace {
+  ContextId context;
+  CallPath path;
+};
+COHORT_NESTED(RecordedPlace, context, path)
+
+/// One context on one worker. Threads: any.
+class ContextState {
+ public:
+  using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;  // of each leaf
+  /// A backward of the context: they are numbered from 1 on.
+  struct Backward {
+    std::uint64_t number = 0;
+    bool keep_graph = false;
+  };
+  /// Which call a part answers: the caller's id and its number there.
+  using PartKey = std::pair<std::int32_t, std::uint64_t>;
+  struct Part {
+    std::shared_ptr<autograd::DetachedGraph> graph;
+    std::vector<bool> inputs_with_gradient;
+    CallPath path;
+  };
+
+  ContextState(ContextId id, std::weak_ptr<const void> home);
+
+  ContextId id() const { return id_; }
+  /// Whether the agent with this mark has it.
+  bool is_of(const void* home) const { return home_.lock().get() == home; }
+  const at::Tensor& anchor() const { return anchor_; }
+
+  void note_callee(const std::string& worker);
+  std::set<std::string> callees() const;
+
+  void add_part(PartKey key, Part part);
+  /// Goes backward through a part; returns the gradients of its inputs, where they need one.
+  /// Throws: UsageError where there is no such part.
+  std::vector<at::Tensor> backward_part(PartKey key, Backward backward,
+                                        const std::vector<at::Tensor>& gradients);
+  /// Goes backward from the roots, through this worker's graph and all parts that it leads to.
+  void backward(const std::vector<at::Tensor>& roots, bool keep_graph);
+  Backward current_backward() const;
+
+  /// Sums, in an order that does not depend on when they came.
+  Gradients gradients() const;
+
+ private:
+  using Order = std::pair<std::uint64_t, CallPath>;  // the backward, and the part; the root's own has no path
+  struct Earlier {
+    bool operator()(const Order& a, const Order& b) const;
+  };
+  void add_gradients(Order order, const Gradients& gradients);
+
+  const ContextId id_;
+  const std::weak_ptr<const void> home_;
+  const at::Tensor anchor_;
+  mutable std::mutex mutex_;  // of all below
+  std::set<std::string> callees_;
+  std::map<PartKey, Part> parts_;
+  std::map<Order, Gradients, Earlier> gradients_;
+  Backward backward_;
+};
+
+/// Makes a context the current one of this thread while it lives.
+class ContextScope {
+ public:
+  ContextScope(std::shared_ptr<ContextState> context, CallPath path);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+  /// The current one; null where there is none.
+  static const std::shared_ptr<ContextState>& current();
+  /// A sequence number below those of all nodes that this thread made since the scope began, while there are such.
+  static std::uint64_t next_low_number();
+  /// The place of the next call that this thread makes.
+  static RecordedPlace next_place();
+
+ private:
+  const std::shared_ptr<ContextState> context_;
+  const CallPath path_;
+  ContextScope* const outer_;
+  std::uint32_t num_calls_ = 0;
+  std::uint64_t next_low_ = 0, last_low_ = 0;
+};
+
+/// The contexts of a worker. Threads: any.
+class Contexts {
+ public:
+  explicit Contexts(std::int32_t self) : self_(self) {}
+  std::shared_ptr<ContextState> create();
+  /// For a call that came. Of a context that has ended nothing is kept.
+  std::shared_ptr<ContextState> find_or_make(ContextId id);
+  /// Throws: UsageError for one that is not here, or has ended.
+  std::shared_ptr<ContextState> find(ContextId id) const;
+  /// Forgets it; returns whom this worker has called in it, who are to forget theirs.
+  std::set<std::string> end(ContextId id);
+  /// The contexts of a worker that is dead.
+  void on_down(std::int32_t worker);
+  std::size_t size() const;
+  const void* mark() const { return mark_.get(); }
+
+ private:
+  const std::int32_t self_;
+  const std::shared_ptr<const void> mark_ = std::make_shared<char>();
+  mutable std::mutex mutex_;  // of all below
+  std::uint64_t next_number_ = 1;
+  std::map<ContextId, std::shared_ptr<ContextState>> contexts_;
+  std::deque<ContextId> ended_;  // of late, for calls that come after the end
+};
+
+/// The part of a graph that a call makes on its callee, while the handler runs.
+class RecordedPart {
+ public:
+  /// Cuts the arguments off: the handler gets leaves.
+  RecordedPart(std::shared_ptr<ContextState> context, ContextState::PartKey key, CallPath path,
+               Encoded& arguments);
+  /// Ends the part: the results travel without their graph, and those that need a gradient say so. On another thread than the
+  /// handler's they have none.
+  void end(Encoded& results);
+  const std::shared_ptr<ContextState>& context() const { return context_; }
+
+ private:
+  const std::shared_ptr<ContextState> context_;
+  const ContextState::PartKey key_;
+  const std::thread::id thread_ = std::this_thread::get_id();
+  ContextState::Part part_;
+};
+
+}  // namespace cohort::rpc

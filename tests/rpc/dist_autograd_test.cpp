@@ -1,0 +1,365 @@
+#include "cohort/rpc/dist_autograd.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "cohort/base/error.h"
+#include "tests/rpc/job.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/throws.h"
+
+namespace cohort::rpc {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::ContextId;
+using dist_autograd::Gradients;
+using test::agent_of;
+using test::comes_true;
+using test::Job;
+using test::patience;
+
+at::Tensor weight;  // of whoever multiplies by it
+at::Tensor times_weight(const at::Tensor& x) {
+  return x * weight;
+}
+std::tuple<at::Tensor, at::Tensor, at::Tensor> three(const at::Tensor& x) {
+  return {x * weight, x.detach() + 1, x.sin()};
+}
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  return a * b;
+}
+// w1 calls w2, which calls back to w0.
+at::Tensor through(const std::string& here, const at::Tensor& x) {
+  if (here == "w0") return x.exp();
+  const std::string next = here == "w1" ? "w2" : "w0";
+  return agent_of(here).rpc_sync<through>(next, next, x * weight) + x;
+}
+std::optional<at::Tensor> gradient_here(ContextId id) {
+  for (const auto& [leaf, gradient] : dist_autograd::get_gradients(id)) {
+    if (leaf.is_same(weight)) return gradient;
+  }
+  return std::nullopt;
+}
+struct Fails : torch::autograd::Function<Fails> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*, std::vector<at::Tensor>) {
+    throw NumericError("test.backward", "it fails in its backward");
+  }
+};
+at::Tensor fails_in_backward(const at::Tensor& x) {
+  return Fails::apply(x);
+}
+struct SleepsInBackward : torch::autograd::Function<SleepsInBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          std::vector<at::Tensor> gradients) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    return gradients;
+  }
+};
+at::Tensor sleeps_in_backward(const at::Tensor& x) {
+  return SleepsInBackward::apply(x);
+}
+at::Tensor graph_of_its_own;
+at::Tensor uses_another_graph(const at::Tensor& x) {
+  return x + graph_of_its_own;
+}
+
+COHORT_REMOTE(times_weight);
+COHORT_REMOTE(three);
+COHORT_REMOTE(product);
+COHORT_REMOTE(through);
+COHORT_REMOTE(gradient_here);
+COHORT_REMOTE(fails_in_backward);
+COHORT_REMOTE(sleeps_in_backward);
+COHORT_REMOTE(uses_another_graph);
+
+at::Tensor gradient_of(const Gradients& gradients, const at::Tensor& leaf) {
+  for (const auto& [known, gradient] : gradients) {
+    if (known.is_same(leaf)) return gradient;
+  }
+  return {};
+}
+at::Tensor leaf_of(std::initializer_list<double> values) {
+  return at::tensor(values).requires_grad_();
+}
+
+TEST(DistAutogradTest, GradientsGoThroughACall) {
+  Job job(2);
+  weight = leaf_of({2, 3});
+  const at::Tensor x = leaf_of({5, 7});
+  {
+    Context context(job[0]);
+    const at::Tensor y = job[0].rpc_sync<times_weight>("w1", x.exp());
+    EXPECT_TRUE(y.requires_grad());
+    dist_autograd::backward(context, {(y * y).sum()});
+    const at::Tensor expected = 2 * x.detach().exp() * weight.detach() * weight.detach() * x.detach().exp();
+    const Gradients gradients = dist_autograd::get_gradients(context);
+    ASSERT_EQ(gradients.size(), 1U);
+    EXPECT_TRUE(at::allclose(gradient_of(gradients, x), expected));
+    EXPECT_FALSE(x.grad().defined()) << "it stays in the context";
+    const auto there = job[0].rpc_sync<gradient_here>("w1", context.id());
+    ASSERT_TRUE(there.has_value());
+    EXPECT_TRUE(at::allclose(*there, 2 * x.detach().exp().pow(2) * weight.detach()));
+    dist_autograd::accumulate_into_grad(gradients);
+    dist_autograd::accumulate_into_grad(gradients);
+    EXPECT_TRUE(at::allclose(x.grad(), 2 * expected));
+    EXPECT_EQ(job[1].metrics().contexts, 1U);
+  }
+  EXPECT_TRUE(comes_true([&] { return job[0].metrics().contexts + job[1].metrics().contexts == 0; }));
+  EXPECT_FALSE(job[0].rpc_sync<times_weight>("w1", x).requires_grad()) << "no context";
+  job.shutdown();
+}
+
+TEST(DistAutogradTest, NestedCallsAndCallsBack) {
+  Job job(3);
+  weight = leaf_of({0.5, 0.25});
+  const at::Tensor x = leaf_of({0.1, 0.2});
+  const at::Tensor reference_x = x.detach().clone().requires_grad_(),
+                   reference_weight = weight.detach().clone().requires_grad_();
+  const at::Tensor at_2 =
+      (reference_x * reference_weight * reference_weight).exp() + reference_x * reference_weight;
+  (at_2 + reference_x).sum().backward();
+  Context context(job[0]);
+  const at::Tensor y = job[0].rpc_sync<through>("w1", "w1", x);
+  dist_autograd::backward(context, {y.sum()});
+  EXPECT_TRUE(at::allclose(gradient_of(dist_autograd::get_gradients(context), x), reference_x.grad()));
+  at::Tensor sum = at::zeros({2}, at::kDouble);
+  for (const char* worker : {"w1", "w2"}) sum += *job[0].rpc_sync<gradient_here>(worker, context.id());
+  EXPECT_TRUE(at::allclose(sum, reference_weight.grad()));
+  job.shutdown();
+}
+
+TEST(DistAutogradTest, WhatTheLossDoesNotUseCostsNothing) {
+  Job job(2);
+  weight = leaf_of({2, 3});
+  const at::Tensor x = leaf_of({5, 7});
+  Context context(job[0]);
+  const at::Tensor unused = job[0].rpc_sync<times_weight>("w1", x);
+  const auto [a, b, c] = job[0].rpc_sync<three>("w1", x);
+  EXPECT_TRUE(a.requires_grad());
+  EXPECT_FALSE(b.requires_grad());
+  at::Tensor no_gradient;
+  {
+    const at::NoGradGuard no_grad;
+    no_gradient = job[0].rpc_sync<times_weight>("w1", x);
+  }
+  EXPECT_FALSE(no_gradient.requires_grad());
+  const std::uint64_t before = job[0].metrics().calls_made;
+  dist_autograd::backward(context, {(a + b + no_gradient).sum()});
+  EXPECT_EQ(job[0].metrics().calls_made, before + 1) << "one part goes backward";
+  EXPECT_TRUE(at::equal(gradient_of(dist_autograd::get_gradients(context), x), weight.detach()));
+  job.shutdown();
+}
+
+// The callee's parameters get a gradient though no argument needs one.
+TEST(DistAutogradTest, ACallWhoseArgumentsNeedNone) {
+  Job job(2);
+  weight = leaf_of({2, 3});
+  Context context(job[0]);
+  const at::Tensor y = job[0].rpc_sync<times_weight>("w1", at::tensor({4.0, 5.0}));
+  dist_autograd::backward(context, {y.sum()});
+  EXPECT_TRUE(dist_autograd::get_gradients(context).empty());
+  EXPECT_TRUE(at::equal(*job[0].rpc_sync<gradient_here>("w1", context.id()), at::tensor({4.0, 5.0})));
+  job.shutdown();
+}
+
+TEST(DistAutogradTest, SeveralBackwards) {
+  Job job(2);
+  weight = leaf_of({2, 3});
+  const at::Tensor x = leaf_of({5, 7});
+  Context context(job[0]);
+  const at::Tensor y = job[0].rpc_sync<times_weight>("w1", x).sum();
+  dist_autograd::backward(context, {y}, true);
+  dist_autograd::backward(context, {y});
+  EXPECT_TRUE(at::equal(gradient_of(dist_autograd::get_gradients(context), x), 2 * weight.detach()));
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {y}), UsageError, "the graph of a call is gone");
+  const at::Tensor twice = job[0].rpc_sync<product>("w1", x, x);  // one leaf, two arguments
+  dist_autograd::backward(context, {twice.sum()});
+  EXPECT_TRUE(
+      at::equal(gradient_of(dist_autograd::get_gradients(context), x), 2 * weight.detach() + 2 * x.detach()));
+  job.shutdown();
+}
+
+TEST(DistAutogradTest, CallsGoBackwardAtTheSameTime) {
+  Job job(3);
+  const at::Tensor x = leaf_of({5, 7});
+  Context context(job[0]);
+  at::Tensor sum = at::zeros({2}, at::kDouble);
+  for (const char* worker : {"w1", "w2", "w1", "w2"}) {
+    sum = sum + job[0].rpc_sync<sleeps_in_backward>(worker, x * 2).exp();
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  dist_autograd::backward(context, {sum.sum()});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(900))
+      << "one after the other: 1200";
+  EXPECT_TRUE(
+      at::allclose(gradient_of(dist_autograd::get_gradients(context), x), 8 * (2 * x.detach()).exp()));
+  job.shutdown();
+}
+
+TEST(DistAutogradTest, AWorkerThatGoesEndsTheBackward) {
+  Job job(2);
+  const at::Tensor x = leaf_of({5, 7});
+  Context context(job[0]);
+  const at::Tensor y = job[0].rpc_sync<times_weight>("w1", x);
+  job.drop(1);
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {y.sum()}), PeerError,
+                           "rpc::backward_part on w1");
+}
+
+TEST(DistAutogradTest, FailuresNameTheWorker) {
+  Job job(2);
+  weight = leaf_of({2, 3});
+  const at::Tensor x = leaf_of({5, 7});
+  Context context(job[0]);
+  const at::Tensor y = job[0].rpc_sync<fails_in_backward>("w1", x);
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {y.sum()}), NumericError,
+                           "rpc::backward_part on w1, call 2: [test.backward] it fails in its backward");
+  graph_of_its_own = weight * 2;
+  COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<uses_another_graph>("w1", x), UsageError, "a graph of its own");
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {at::ones({})}), UsageError, "needs no gradient");
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {x * 2}), UsageError, "2 elements");
+  COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<gradient_here>("w1", ContextId{0, 99}), UsageError, "context 99");
+  COHORT_EXPECT_THROW_WITH(dist_autograd::get_gradients(context.id()), UsageError, "outside of a handler");
+  job.shutdown();
+}
+
+// Random programs that run on three workers, whose calls are functions of the seed. Run again with all calls to one worker they
+// give the same bits; run as plain functions, without contexts, nearly the same numbers.
+constexpr int kPlaces = 3;
+int num_workers = 0;              // 0: plain functions
+std::vector<at::Tensor> weights;  // two for each place
+
+std::string worker_of(std::int64_t place) {
+  return "w" + std::to_string(place % num_workers);
+}
+at::Tensor random_program(std::int64_t place, std::int64_t seed, std::int64_t depth, const at::Tensor& x);
+COHORT_REMOTE(random_program);
+
+at::Tensor call_program(std::int64_t here, std::int64_t there, std::int64_t seed, std::int64_t depth,
+                        const at::Tensor& x) {
+  if (num_workers == 0) return random_program(there, seed, depth, x);
+  return agent_of(worker_of(here)).rpc_sync<random_program>(worker_of(there), there, seed, depth, x);
+}
+
+at::Tensor random_program(std::int64_t place, std::int64_t seed, std::int64_t depth, const at::Tensor& x) {
+  std::mt19937 random(static_cast<std::uint32_t>(seed));
+  const auto pick = [&](int below) {
+    return static_cast<std::int64_t>(random() % static_cast<unsigned>(below));
+  };
+  at::Tensor y = x;
+  for (std::int64_t steps = 1 + pick(4); steps > 0; --steps) {
+    const std::int64_t there = pick(kPlaces), next_seed = static_cast<std::int64_t>(random() % 1'000'000);
+    switch (depth == 0 ? pick(2) : pick(7)) {
+      case 0:
+        y = y * weights[static_cast<std::size_t>(place * 2 + pick(2))];
+        break;
+      case 1:
+        y = y.sin();
+        break;
+      case 2:
+        call_program(place, there, next_seed, depth - 1, y);  // nobody uses it
+        break;
+      case 3: {
+        const at::NoGradGuard no_grad;
+        y = y + call_program(place, there, next_seed, depth - 1, y);
+        break;
+      }
+      case 4:
+        y = y + call_program(place, there, next_seed, depth - 1, y.detach());
+        break;
+      default:
+        y = y + call_program(place, there, next_seed, depth - 1, y * 0.5);
+    }
+  }
+  return pick(8) == 0 ? y.detach() : y;
+}
+
+std::optional<at::Tensor> weight_gradient(ContextId id, std::int64_t index) {
+  for (const auto& [leaf, gradient] : dist_autograd::get_gradients(id)) {
+    if (leaf.is_same(weights[static_cast<std::size_t>(index)])) return gradient;
+  }
+  return std::nullopt;
+}
+COHORT_REMOTE(weight_gradient);
+
+struct Outcome {
+  at::Tensor loss;
+  std::vector<at::Tensor> gradients;  // of x, then of the weights
+};
+
+Outcome run_program(std::int64_t seed, Job* job, int workers) {
+  num_workers = workers;
+  std::mt19937 random(static_cast<std::uint32_t>(seed));
+  const at::Tensor x = at::linspace(0.1, 0.9, 8, at::kFloat).requires_grad_();
+  for (at::Tensor& one : weights) one.mutable_grad().reset();
+  Outcome outcome;
+  if (job == nullptr) {
+    outcome.loss = random_program(0, seed, 3, x).sum();
+    if (outcome.loss.requires_grad()) outcome.loss.backward();
+    outcome.gradients.push_back(x.grad());
+    for (const at::Tensor& one : weights)
+      outcome.gradients.push_back(one.grad().defined() ? one.grad().clone() : one.grad());
+    return outcome;
+  }
+  Context context((*job)[0]);
+  outcome.loss = random_program(0, seed, 3, x).sum();
+  if (outcome.loss.requires_grad()) dist_autograd::backward(context, {outcome.loss});
+  outcome.gradients.push_back(gradient_of(dist_autograd::get_gradients(context), x));
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const std::string worker = worker_of(static_cast<std::int64_t>(i / 2));
+    at::Tensor gradient;
+    try {
+      gradient = (*job)[0]
+                     .rpc_sync<weight_gradient>(worker, context.id(), static_cast<std::int64_t>(i))
+                     .value_or(at::Tensor());
+    } catch (const UsageError&) {  // no call came there
+    }
+    outcome.gradients.push_back(gradient);
+  }
+  return outcome;
+}
+
+TEST(DistAutogradProgramsTest, HaveTheSameBitsOnOneWorkerAndOnThree) {
+  for (int i = 0; i < 2 * kPlaces; ++i) {
+    weights.push_back((at::linspace(0.5, 1.5, 8, at::kFloat) + 0.1 * i).requires_grad_());
+  }
+  Job three(3);
+  const char* const text = std::getenv("COHORT_RPC_PROGRAMS");
+  const int num_programs = text == nullptr ? 40 : std::atoi(text);
+  std::vector<Outcome> outcomes;
+  int num_gradients = 0;
+  for (int seed = 1; seed <= num_programs; ++seed) outcomes.push_back(run_program(seed, &three, 3));
+  three.shutdown();
+  Job one(1);
+  for (int seed = 1; seed <= num_programs; ++seed) {
+    const Outcome &on_three = outcomes[static_cast<std::size_t>(seed - 1)],
+                  on_one = run_program(seed, &one, 1), plain = run_program(seed, nullptr, 0);
+    ASSERT_TRUE(at::equal(on_three.loss, plain.loss)) << "seed " << seed;
+    for (std::size_t i = 0; i < plain.gradients.size(); ++i) {
+      const at::Tensor &a = on_three.gradients[i], &b = on_one.gradients[i], &c = plain.gradients[i];
+      ASSERT_EQ(a.defined(), c.defined()) << "seed " << seed << " gradient " << i;
+      ASSERT_EQ(b.defined(), c.defined()) << "seed " << seed << " gradient " << i;
+      if (!a.defined()) continue;
+      ++num_gradients;
+      ASSERT_TRUE(at::equal(a, b)) << "seed " << seed << " gradient " << i << "\n" << a << "\n" << b;
+      ASSERT_TRUE(at::allclose(a, c, 1e-4)) << "seed " << seed << " gradient " << i << "\n" << a << "\n" << c;
+    }
+  }
+  EXPECT_GT(num_gradients, num_programs);
+  EXPECT_TRUE(comes_true([&] { return one[0].metrics().contexts == 0; }));
+  one.shutdown();
+}
+
+}  // namespace
+}  // namespace cohort::rpc
