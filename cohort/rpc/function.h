@@ -28,6 +28,7 @@ using Keep = std::function<void(ObjectValue value, std::exception_ptr error)>;
 /// A function by which a worker answers a call.
 struct RemoteFunction {
   std::string signature;  ///< "(Tensor, float64) -> Tensor"
+  bool is_async = false;  ///< it returns a Future
   /// Runs on encoded arguments, and gives the result, or what was thrown, to the reply: before it returns, or later where
   /// the function returns a Future. Does not throw.
   std::function<void(const Encoded& arguments, const Reply& reply)> invoke;
@@ -123,9 +124,10 @@ inline const char* registered_name = nullptr;
 template <auto function>
 bool add_at_load(const char* name, const char* file, int line) noexcept {
   registered_name<function> = name;
-  return add_function_at_load(
-      name, {signature_of<function>(), invoke_encoded<function>, invoke_encoded_and_keep<function>}, file,
-      line);
+  return add_function_at_load(name,
+                              {signature_of<function>(), FunctionType<decltype(function)>::is_async,
+                               invoke_encoded<function>, invoke_encoded_and_keep<function>},
+                              file, line);
 }
 
 [[noreturn]] void throw_not_registered(const std::string& signature);

@@ -33,6 +33,14 @@ at::Tensor times_weight(const at::Tensor& x) {
 std::tuple<at::Tensor, at::Tensor, at::Tensor> three(const at::Tensor& x) {
   return {x * weight, x.detach() + 1, x.sin()};
 }
+at::Tensor exponential(const at::Tensor& x) {
+  return x.exp();
+}
+Future<at::Tensor> multiplies_later(const at::Tensor& x) {
+  Promise<at::Tensor> ready;
+  ready.set_value(x * weight);
+  return ready.future();
+}
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return a * b;
 }
@@ -75,6 +83,8 @@ at::Tensor uses_another_graph(const at::Tensor& x) {
 
 COHORT_REMOTE(times_weight);
 COHORT_REMOTE(three);
+COHORT_REMOTE(exponential);
+COHORT_REMOTE(multiplies_later);
 COHORT_REMOTE(product);
 COHORT_REMOTE(through);
 COHORT_REMOTE(gradient_here);
@@ -208,12 +218,53 @@ TEST(DistAutogradTest, CallsGoBackwardAtTheSameTime) {
 
 TEST(DistAutogradTest, AWorkerThatGoesEndsTheBackward) {
   Job job(2);
+  weight = leaf_of({2, 3});
   const at::Tensor x = leaf_of({5, 7});
   Context context(job[0]);
   const at::Tensor y = job[0].rpc_sync<times_weight>("w1", x);
   job.drop(1);
   COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {y.sum()}), PeerError,
                            "rpc::backward_part on w1");
+}
+
+// One that is replaced by the next, as in a loop.
+TEST(DistAutogradTest, ContextsMayEndInAnyOrder) {
+  Job job(2);
+  weight = leaf_of({2, 3});
+  auto context = std::make_unique<Context>(job[0]);
+  for (int i = 0; i < 3; ++i) {
+    context = std::make_unique<Context>(job[0]);
+    EXPECT_TRUE(job[0].rpc_sync<times_weight>("w1", leaf_of({5, 7})).requires_grad()) << i;
+  }
+  context.reset();
+  EXPECT_FALSE(job[0].rpc_sync<times_weight>("w1", at::ones({2})).requires_grad());
+  EXPECT_TRUE(comes_true([&] { return job[0].metrics().contexts + job[1].metrics().contexts == 0; }));
+  job.shutdown();
+}
+
+// Values are a worker's own, also where it calls itself: what is written to them later changes no gradient.
+TEST(DistAutogradTest, WritesAfterACallChangeNoGradient) {
+  Job job(2);
+  for (const char* worker : {"w0", "w1"}) {
+    const at::Tensor x = leaf_of({0.5, 0.25});
+    Context context(job[0]);
+    const at::Tensor given = x * 1;
+    at::Tensor y = job[0].rpc_sync<exponential>(worker, given);
+    y.add_(1);
+    given.detach().zero_();
+    dist_autograd::backward(context, {y.sum()});
+    EXPECT_TRUE(at::allclose(gradient_of(dist_autograd::get_gradients(context), x), x.detach().exp()))
+        << worker;
+  }
+  job.shutdown();
+}
+
+TEST(DistAutogradTest, AHandlerThatAnswersLaterGivesNoGradient) {
+  Job job(2);
+  weight = leaf_of({2, 3});
+  Context context(job[0]);
+  EXPECT_FALSE(job[0].rpc_sync<multiplies_later>("w1", leaf_of({5, 7})).requires_grad());
+  job.shutdown();
 }
 
 TEST(DistAutogradTest, FailuresNameTheWorker) {
@@ -228,6 +279,7 @@ TEST(DistAutogradTest, FailuresNameTheWorker) {
   COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<uses_another_graph>("w1", x), UsageError, "a graph of its own");
   COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {at::ones({})}), UsageError, "needs no gradient");
   COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {x * 2}), UsageError, "2 elements");
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {}), UsageError, "no roots");
   COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<gradient_here>("w1", ContextId{0, 99}), UsageError, "context 99");
   COHORT_EXPECT_THROW_WITH(dist_autograd::get_gradients(context.id()), UsageError, "outside of a handler");
   job.shutdown();

@@ -274,7 +274,11 @@ TEST(RRefTest, CallsThatGiveUpLeaveNothing) {
     EXPECT_THROW(job[0].rpc_sync<&optional_rref>(to("w1").within(milliseconds(50)), "w1", true),
                  TimeoutError);
     const RRef<at::Tensor> late = job[0].remote<&twice>(to("w1").within(milliseconds(50)), at::ones({1}));
-    std::this_thread::sleep_for(milliseconds(60));
+    // Only the busy one is left once the time of the others is over.
+    EXPECT_TRUE(comes_true([&] {
+      const AgentMetrics there = job[1].metrics();
+      return there.handlers_running == 1 && there.calls_handled == 4;
+    }));
     closed.open();
     busy.get();
     COHORT_EXPECT_THROW_WITH(late.to_here(), TimeoutError, "twice did not begin in time");

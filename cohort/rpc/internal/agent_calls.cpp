@@ -61,13 +61,12 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   pending.timeout = timeout;
   base::Future<Encoded> future = pending.promise.future();
   std::optional<RecordedPlace> place;
-  if (const auto& current = ContextScope::current(); current != nullptr && current->is_of(contexts_.mark()) &&
-                                                     at::GradMode::is_enabled() &&
-                                                     std::string_view(function) != kFetch) {
+  if (const auto& current = ContextScope::current();
+      current != nullptr && current->is_of(contexts_.mark()) && at::GradMode::is_enabled() &&
+      std::string_view(function) != kFetch && current->note_callee(target.worker)) {
     pending.recorded =
         std::make_shared<RecordedCall>(arguments, current->anchor(), ContextScope::next_low_number());
     pending.context = current;
-    current->note_callee(target.worker);
     place = ContextScope::next_place();
   }
   std::uint64_t id = 0;
@@ -77,6 +76,9 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
     check_function(worker, function);
     id = next_call_++;
     ++metrics_.calls_made;
+    if (is_stopped_) {
+      throw UsageError("rpc.call", describe(id, pending) + ": this agent has been stopped");
+    }
     if (!worker.down.empty()) {
       pending.promise.set_error(
           std::make_exception_ptr(PeerError("rpc.call", describe(id, pending) + ": " + worker.down)));
@@ -96,7 +98,11 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   out.append(std::move(arguments));
   send_when_settled(
       target.worker, out.take(),
-      [self = shared_from_this(), id](const std::exception_ptr& error) { self->fail(id, error); });
+      [self = shared_from_this(), id](const std::exception_ptr& error) { self->fail(id, error); },
+      [self = shared_from_this(), id] {  // not once its caller has given up
+        const std::lock_guard lock(self->mutex_);
+        return self->pending_.count(id) > 0;
+      });
   return future;
 }
 
@@ -128,7 +134,8 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
 }
 
 void AgentState::send_when_settled(const std::string& worker, Encoded message,
-                                   std::function<void(std::exception_ptr)> on_error) {
+                                   std::function<void(std::exception_ptr)> on_error,
+                                   std::function<bool()> is_wanted) {
   const auto send_it = [self = shared_from_this(), worker, on_error = std::move(on_error)](Encoded settled) {
     try {
       self->send(worker, std::move(settled));
@@ -138,7 +145,10 @@ void AgentState::send_when_settled(const std::string& worker, Encoded message,
   };
   if (message.references.empty()) return send_it(std::move(message));
   const References::List references = message.references;
-  references_->when_settled(references, [send_it, message = std::move(message)] { send_it(message); });
+  references_->when_settled(references,
+                            [send_it, message = std::move(message), is_wanted = std::move(is_wanted)] {
+                              if (!is_wanted || is_wanted()) send_it(message);
+                            });
 }
 
 void AgentState::send(const std::string& worker, Encoded encoded) {
@@ -154,6 +164,12 @@ void AgentState::send(const std::string& worker, Encoded encoded) {
   Reader reader(encoded);
   reader.number<std::uint8_t>();
   const auto call = reader.number<std::uint64_t>();
+  if (peer == nullptr) {  // a call of itself: both sides have values of their own, as anywhere else
+    for (at::Tensor& tensor : encoded.tensors) {
+      if (tensor.layout() != at::kStrided || tensor.is_meta()) continue;  // an error, below
+      tensor = tensor.detach().clone().set_requires_grad(tensor.requires_grad() && tensor.is_leaf());
+    }
+  }
   net::Message message = to_message(kShortChannel, encoded);
   add_references(message, references_->send(encoded.references, id));
   if (message.num_bytes() > kShortBytes) message.channel = static_cast<std::uint32_t>(1 + call % 1'000'000);

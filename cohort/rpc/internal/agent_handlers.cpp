@@ -49,6 +49,8 @@ void AgentState::take(const std::string& from, net::Message message) {
   } catch (const CommError& error) {
     // Whoever sent it has the secret, so it is another program. Its call ends at its deadline.
     base::log_error(base::concat("a message of ", from, " is dropped: ", base::message_of(error)));
+  } catch (const std::exception& error) {
+    base::log_error(base::concat("a message of ", from, " cannot be handled: ", base::message_of(error)));
   }
 }
 
@@ -129,15 +131,18 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     ++metrics_.calls_handled;
   }
   const References::List references = arguments.references;
+  if (!references.empty()) credit.reset();  // the answers of their owners may need it
   auto submit = [self = shared_from_this(), job = std::move(job), arguments = std::move(arguments),
                  credit = std::move(credit)]() mutable {
-    AgentState& state = *self;
-    state.pool_->submit("remote call",
-                        [self = std::move(self), job = std::move(job), arguments = std::move(arguments),
-                         credit = std::move(credit)]() mutable {
-                          credit.reset();
-                          self->run(job, std::move(arguments));
-                        });
+    try {
+      self->pool_->submit(
+          "remote call", [self, job, arguments = std::move(arguments), credit = std::move(credit)]() mutable {
+            credit.reset();
+            self->run(job, std::move(arguments));
+          });
+    } catch (...) {  // no thread can be had
+      self->fail_job(job, std::current_exception());
+    }
   };
   if (references.empty()) return submit();
   references_->when_settled(references, std::move(submit));
@@ -160,8 +165,8 @@ class HandlerScope {
 };
 
 // What workers compare: the agent runs it itself.
-[[maybe_unused]] const bool is_registered =
-    add_function_at_load(kBackwardPart, {"(gradients) -> gradients", nullptr, nullptr}, __FILE__, __LINE__);
+[[maybe_unused]] const bool is_registered = add_function_at_load(
+    kBackwardPart, {"(gradients) -> gradients", false, nullptr, nullptr}, __FILE__, __LINE__);
 
 }  // namespace
 
@@ -195,8 +200,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
       });
     }
   } catch (...) {
-    if (job.result == nullptr) return answer(job.key, {}, std::current_exception());
-    keep(job, {}, std::current_exception());
+    fail_job(job, std::current_exception());
   }
 }
 
@@ -206,17 +210,17 @@ void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteF
   const auto part = std::make_shared<RecordedPart>(
       context, ContextState::PartKey(id_of(job.key.first), job.key.second), job.place->path, arguments);
   const ContextScope scope(context, job.place->path);
-  function.invoke(arguments,
-                  [self = shared_from_this(), key = job.key, part](Encoded result, std::exception_ptr error) {
-                    if (!error) {
-                      try {
-                        part->end(result);
-                      } catch (...) {
-                        error = std::current_exception();
-                      }
-                    }
-                    self->answer(key, result, error);
-                  });
+  function.invoke(arguments, [self = shared_from_this(), key = job.key, part, is_async = function.is_async](
+                                 Encoded result, std::exception_ptr error) {
+    if (!error) {
+      try {
+        part->end(result, is_async);
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    self->answer(key, result, error);
+  });
 }
 
 Encoded AgentState::backward_part(const Job& job, const Encoded& arguments) {
@@ -230,6 +234,11 @@ Encoded AgentState::backward_part(const Job& job, const Encoded& arguments) {
   in.finish();
   return encode_gradients(
       contexts_.find(context)->backward_part({id_of(job.key.first), call}, backward, gradients));
+}
+
+void AgentState::fail_job(const Job& job, const std::exception_ptr& error) {
+  if (job.result == nullptr) return answer(job.key, {}, error);
+  keep(job, {}, error);
 }
 
 // Takes the call out, if somebody still waits for it.

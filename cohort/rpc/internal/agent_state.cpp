@@ -30,7 +30,7 @@ class AgentState::Handler : public net::Handler {
     if (const auto state = state_.lock()) state->on_message(peer, std::move(message));
   }
   void on_down(const std::shared_ptr<net::Peer>& peer, net::Down down) override {
-    if (const auto state = state_.lock()) state->on_down(peer->name(), down.text);
+    if (const auto state = state_.lock()) state->on_down(peer, down.text);
   }
 
  private:
@@ -51,25 +51,29 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   node.secret = options_.secret;
   node.silence = options_.silence;
   node_ = std::make_unique<net::Node>(std::move(node), std::make_shared<Handler>(weak_from_this()));
+  // A second agent of this worker over the same store meets the second ones of the others.
+  const std::int64_t round = store.add(base::concat("rpc/agents of ", self_.id), 1);
   const auto gather = [&](const char* key, const std::string& word) {
-    base::Words words = base::all_gather_words(store, key, self_.id, world_size, word, deadline);
+    base::Words words = base::all_gather_words(store, base::concat("rpc/", round, '/', key), self_.id,
+                                               world_size, word, deadline);
     if (words.missing.empty()) return words.of_rank;
     throw RendezvousError("rpc.join",
                           base::concat("of ", world_size, " workers these did not come within ",
                                        options_.join_timeout.count(), " ms: ", base::join(words.missing)));
   };
   std::string listen = options_.listen;
+  const std::vector<std::string> hosts = gather("host", base::machine_id());
   if (listen == "auto") {
-    const std::vector<std::string> hosts = gather("rpc/host", base::machine_id());
     const bool is_one_host = std::all_of(hosts.begin(), hosts.end(),
                                          [](const std::string& host) { return host == base::machine_id(); });
     listen = is_one_host ? "127.0.0.1:0" : "0.0.0.0:0";
   }
   const std::map<std::string, std::string> signatures = all_signatures();
   const json own = {{"name", self_.name}, {"address", node_->listen(listen)}, {"functions", signatures}};
-  const std::vector<std::string> words = gather("rpc/join", own.dump());
+  const std::vector<std::string> words = gather("join", own.dump());
   std::vector<std::string> addresses;
   std::vector<std::pair<std::string, net::Message>> messages;
+  std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> down;
   {
     const std::lock_guard lock(mutex_);
     for (int id = 0; id < world_size; ++id) {
@@ -92,8 +96,10 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
     const std::lock_guard lock(mutex_);
     has_joined_ = true;
     messages.swap(early_messages_);
+    down.swap(early_down_);
   }
   for (auto& [from, message] : messages) take(from, std::move(message));
+  for (const auto& [peer, why] : down) on_down(peer, why);
 }
 
 // Each connects to those before it, and waits for those behind it.
@@ -126,9 +132,13 @@ void AgentState::connect(int world_size, const std::vector<std::string>& address
 void AgentState::on_connect(const std::shared_ptr<net::Peer>& peer) {
   {
     const std::lock_guard lock(mutex_);
-    // It may know all workers before this one does.
+    // It may know all workers before this one does. A second one of a name is no worker of this job.
     const auto found = workers_.find(peer->name());
-    (found == workers_.end() ? early_[peer->name()] : found->second.peer) = peer;
+    if (found == workers_.end()) {
+      early_.emplace(peer->name(), peer);
+    } else if (found->second.peer == nullptr && peer->name() != self_.name) {
+      found->second.peer = peer;
+    }
   }
   changed_.notify_all();
 }
@@ -145,8 +155,19 @@ std::int32_t AgentState::id_of(const std::string& worker) const {
   return workers_.at(worker).info.id;
 }
 
+// The node's thread must not wait: what is freed may have destructors that take long.
+void AgentState::free_later(std::shared_ptr<void> what) {
+  if (what == nullptr) return;
+  try {
+    pool_->submit("freeing", [what]() mutable { what.reset(); });
+  } catch (const std::exception&) {  // freed here: no thread can be had, or the agent ends
+  }
+}
+
 void AgentState::end_context(ContextId id) {
-  for (const std::string& worker : contexts_.end(id)) {
+  std::set<std::string> callees;
+  free_later(contexts_.end(id, callees));
+  for (const std::string& worker : callees) {
     Writer out = begin_message(MessageKind::kContextEnds);
     encode(out, id);
     send(worker, out.take());
@@ -170,14 +191,19 @@ void AgentState::on_message(const std::shared_ptr<net::Peer>& peer, net::Message
   take(peer->name(), std::move(message));
 }
 
-void AgentState::on_down(const std::string& name, const std::string& why) {
+void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
+  const std::string& name = peer->name();
   std::vector<std::pair<std::uint64_t, std::string>> calls;
   std::vector<RunningKey> handlers;
   std::int32_t worker = 0;
   {
     const std::lock_guard lock(mutex_);
     const auto found = workers_.find(name);
-    if (found == workers_.end()) return;
+    if (found == workers_.end()) {
+      early_down_.emplace_back(peer, why);
+      return;
+    }
+    if (found->second.peer != peer) return;
     found->second.down = why;
     worker = found->second.info.id;
     for (const auto& [id, pending] : pending_) {
@@ -191,7 +217,7 @@ void AgentState::on_down(const std::string& name, const std::string& why) {
     fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));
   for (const RunningKey& key : handlers) on_cancel(key);
   references_->on_down(worker, base::concat(name, " ", why));
-  contexts_.on_down(worker);
+  free_later(contexts_.on_down(worker));
   changed_.notify_all();
 }
 
@@ -240,12 +266,16 @@ void AgentState::shutdown(base::Deadline deadline) {
 
 void AgentState::stop() {
   node_.reset();
+  if (timers_) timers_->stop();
   std::map<std::uint64_t, Pending> calls;
+  std::vector<std::stop_source> handlers;
   {
     const std::lock_guard lock(mutex_);
+    is_stopped_ = true;
     calls.swap(pending_);
-    for (auto& [key, running] : running_) running.stop.request_stop();
+    for (auto& [key, running] : running_) handlers.push_back(running.stop);
   }
+  for (std::stop_source& handler : handlers) handler.request_stop();  // which may answer its call
   for (auto& [id, call] : calls) {
     call.promise.set_error(std::make_exception_ptr(
         UsageError("rpc.call", describe(id, call) + ": this agent has been stopped")));

@@ -48,6 +48,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void send_reference_message(std::int32_t to, const ReferenceMessage& message) override;
   WorkerInfo worker(std::int32_t id) const override;
   std::chrono::milliseconds timeout() const override { return options_.timeout; }
+  void free_later(std::shared_ptr<void> what) override;
 
  private:
   struct Worker {
@@ -87,11 +88,12 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_connect(const std::shared_ptr<net::Peer>& peer);
   void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message);
   void take(const std::string& from, net::Message message);
-  void on_down(const std::string& worker, const std::string& why);
+  void on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why);
   void on_call(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void on_make(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
   void run(const Job& job, Encoded arguments);
+  void fail_job(const Job& job, const std::exception_ptr& error);
   void run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function);
   Encoded backward_part(const Job& job, const Encoded& arguments);
   base::Future<Encoded> send_gradients(const std::string& worker, std::uint64_t id,
@@ -111,7 +113,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void expire(std::uint64_t id);
   void send(const std::string& worker, Encoded message);
   void send_when_settled(const std::string& worker, Encoded message,
-                         std::function<void(std::exception_ptr)> on_error);
+                         std::function<void(std::exception_ptr)> on_error,
+                         std::function<bool()> is_wanted = nullptr);
   void attach(std::uint64_t id, const Pending& pending, Encoded& result);
   void check_function(const Worker& worker, const char* function) const;
   std::string describe(std::uint64_t id, const Pending& pending) const;
@@ -133,7 +136,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   // What came before the workers were known.
   std::map<std::string, std::shared_ptr<net::Peer>> early_;
   std::vector<std::pair<std::string, net::Message>> early_messages_;
-  bool has_joined_ = false;
+  std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> early_down_;
+  bool has_joined_ = false, is_stopped_ = false;
   std::map<std::uint64_t, Pending> pending_;
   std::map<RunningKey, Running> running_;
   std::uint64_t next_call_ = 1;

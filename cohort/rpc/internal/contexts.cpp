@@ -51,13 +51,15 @@ std::vector<Edge> leaves_of(const std::vector<Edge>& roots) {
 ContextState::ContextState(ContextId id, std::weak_ptr<const void> home)
     : id_(id), home_(std::move(home)), anchor_(at::empty({0}).requires_grad_()) {}
 
-void ContextState::note_callee(const std::string& worker) {
+bool ContextState::note_callee(const std::string& worker) {
   const std::lock_guard lock(mutex_);
-  callees_.insert(worker);
+  if (!has_ended_) callees_.insert(worker);
+  return !has_ended_;
 }
 
-std::set<std::string> ContextState::callees() const {
+std::set<std::string> ContextState::end() {
   const std::lock_guard lock(mutex_);
+  has_ended_ = true;
   return callees_;
 }
 
@@ -93,6 +95,11 @@ std::vector<at::Tensor> ContextState::backward_part(PartKey key, Backward backwa
     part = found->second;
     if (!backward.keep_graph) parts_.erase(found);
   }
+  const auto& needs = part.graph->needs_gradient();
+  if (gradients.size() != static_cast<std::size_t>(std::count(needs.begin(), needs.end(), true))) {
+    throw CommError("rpc.backward",
+                    base::concat(gradients.size(), " gradients came for the results of a call"));
+  }
   const std::size_t num_inputs = part.inputs_with_gradient.size();
   const Tensors found = part.graph->backward(gradients, backward.keep_graph);
   Gradients of_leaves;
@@ -116,6 +123,7 @@ void ContextState::backward(const Tensors& roots, bool keep_graph) {
     backward_ = {backward_.number + 1, keep_graph};
     number = backward_.number;
   }
+  if (roots.empty()) throw UsageError("rpc.backward", "there are no roots", "the losses");
   std::vector<Edge> edges;
   Tensors gradients;
   for (const at::Tensor& root : roots) {
@@ -154,7 +162,7 @@ ContextState::Gradients ContextState::gradients() const {
     for (const auto& [leaf, gradient] : gradients) {
       const auto [known, is_new] = place.try_emplace(leaf.unsafeGetTensorImpl(), sums.size());
       if (is_new) {
-        sums.emplace_back(leaf, gradient);
+        sums.emplace_back(leaf, gradient.clone());  // it may be another leaf's too
       } else {
         sums[known->second].second = at::add(sums[known->second].second, gradient);
       }
@@ -170,8 +178,11 @@ ContextScope::ContextScope(std::shared_ptr<ContextState> context, CallPath path)
   next_low_ = at::sequence_number::peek();
   for (int i = 0; i < kLowNumbers; ++i) last_low_ = at::sequence_number::get_and_increment();
 }
+// Scopes may end in another order than they began: a context that is replaced by the next one.
 ContextScope::~ContextScope() {
-  current_scope = outer_;
+  ContextScope** at = &current_scope;
+  while (*at != nullptr && *at != this) at = &(*at)->outer_;
+  if (*at == this) *at = outer_;
 }
 const std::shared_ptr<ContextState>& ContextScope::current() {
   static const std::shared_ptr<ContextState> none;
@@ -200,7 +211,11 @@ std::shared_ptr<ContextState> Contexts::find_or_make(ContextId id) {
   const std::lock_guard lock(mutex_);
   if (const auto found = contexts_.find(id); found != contexts_.end()) return found->second;
   const auto context = std::make_shared<ContextState>(id, mark_);
-  if (std::find(ended_.begin(), ended_.end(), id) == ended_.end()) contexts_.emplace(id, context);
+  if (down_.count(id.creator) > 0 || std::find(ended_.begin(), ended_.end(), id) != ended_.end()) {
+    context->end();
+  } else {
+    contexts_.emplace(id, context);
+  }
   return context;
 }
 std::shared_ptr<ContextState> Contexts::find(ContextId id) const {
@@ -210,25 +225,31 @@ std::shared_ptr<ContextState> Contexts::find(ContextId id) const {
   throw UsageError("rpc.context", base::concat("context ", id.number, " of worker ", id.creator,
                                                " has ended, or no call of it came here"));
 }
-std::set<std::string> Contexts::end(ContextId id) {
-  std::map<ContextId, std::shared_ptr<ContextState>>::node_type context;
+std::shared_ptr<void> Contexts::end(ContextId id, std::set<std::string>& callees) {
   const std::lock_guard lock(mutex_);
-  context = contexts_.extract(id);
-  ended_.push_back(id);
+  if (std::find(ended_.begin(), ended_.end(), id) == ended_.end()) ended_.push_back(id);
   if (ended_.size() > kMaxEnded) ended_.pop_front();
-  return context.empty() ? std::set<std::string>() : context.mapped()->callees();
+  const auto found = contexts_.find(id);
+  if (found == contexts_.end()) return nullptr;
+  std::shared_ptr<ContextState> context = std::move(found->second);
+  contexts_.erase(found);
+  callees = context->end();
+  return context;
 }
-void Contexts::on_down(std::int32_t worker) {
-  std::vector<std::shared_ptr<ContextState>> ended;
+std::shared_ptr<void> Contexts::on_down(std::int32_t worker) {
+  auto ended = std::make_shared<std::vector<std::shared_ptr<ContextState>>>();
   const std::lock_guard lock(mutex_);
+  down_.insert(worker);
   for (auto at = contexts_.begin(); at != contexts_.end();) {
     if (at->first.creator != worker) {
       ++at;
       continue;
     }
-    ended.push_back(std::move(at->second));
+    at->second->end();
+    ended->push_back(std::move(at->second));
     at = contexts_.erase(at);
   }
+  return ended;
 }
 std::size_t Contexts::size() const {
   const std::lock_guard lock(mutex_);
@@ -248,8 +269,8 @@ RecordedPart::RecordedPart(std::shared_ptr<ContextState> context, ContextState::
   arguments.tensors = part_.graph->leaves();
 }
 
-void RecordedPart::end(Encoded& results) {
-  if (std::this_thread::get_id() != thread_) {
+void RecordedPart::end(Encoded& results, bool answers_later) {
+  if (answers_later || std::this_thread::get_id() != thread_) {
     for (at::Tensor& tensor : results.tensors) tensor = tensor.detach();
     return;
   }

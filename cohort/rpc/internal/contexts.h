@@ -58,8 +58,10 @@ class ContextState {
   bool is_of(const void* home) const { return home_.lock().get() == home; }
   const at::Tensor& anchor() const { return anchor_; }
 
-  void note_callee(const std::string& worker);
-  std::set<std::string> callees() const;
+  /// Before a call is recorded. False where the context has ended: it is not.
+  bool note_callee(const std::string& worker);
+  /// No call is recorded any more. Returns whom this worker has called.
+  std::set<std::string> end();
 
   void add_part(PartKey key, Part part);
   /// Goes backward through a part; returns the gradients of its inputs, where they need one.
@@ -88,6 +90,7 @@ class ContextState {
   std::map<PartKey, Part> parts_;
   std::map<Order, Gradients, Earlier> gradients_;
   Backward backward_;
+  bool has_ended_ = false;
 };
 
 /// Makes a context the current one of this thread while it lives.
@@ -107,7 +110,7 @@ class ContextScope {
  private:
   const std::shared_ptr<ContextState> context_;
   const CallPath path_;
-  ContextScope* const outer_;
+  ContextScope* outer_;
   std::uint32_t num_calls_ = 0;
   std::uint64_t next_low_ = 0, last_low_ = 0;
 };
@@ -121,10 +124,11 @@ class Contexts {
   std::shared_ptr<ContextState> find_or_make(ContextId id);
   /// Throws: UsageError for one that is not here, or has ended.
   std::shared_ptr<ContextState> find(ContextId id) const;
-  /// Forgets it; returns whom this worker has called in it, who are to forget theirs.
-  std::set<std::string> end(ContextId id);
-  /// The contexts of a worker that is dead.
-  void on_down(std::int32_t worker);
+  /// Forgets it, and sets `callees` to those whom this worker has called in it, who are to forget theirs. Returns what is left
+  /// of it, graphs and tensors, for whoever may take the time to free them.
+  std::shared_ptr<void> end(ContextId id, std::set<std::string>& callees);
+  /// The contexts of a worker that is dead, likewise.
+  std::shared_ptr<void> on_down(std::int32_t worker);
   std::size_t size() const;
   const void* mark() const { return mark_.get(); }
 
@@ -134,7 +138,9 @@ class Contexts {
   mutable std::mutex mutex_;  // of all below
   std::uint64_t next_number_ = 1;
   std::map<ContextId, std::shared_ptr<ContextState>> contexts_;
-  std::deque<ContextId> ended_;  // of late, for calls that come after the end
+  // For calls that come after the end: contexts of late, and workers that are dead.
+  std::deque<ContextId> ended_;
+  std::set<std::int32_t> down_;
 };
 
 /// The part of a graph that a call makes on its callee, while the handler runs.
@@ -143,9 +149,9 @@ class RecordedPart {
   /// Cuts the arguments off: the handler gets leaves.
   RecordedPart(std::shared_ptr<ContextState> context, ContextState::PartKey key, CallPath path,
                Encoded& arguments);
-  /// Ends the part: the results travel without their graph, and those that need a gradient say so. On another thread than the
-  /// handler's they have none.
-  void end(Encoded& results);
+  /// Ends the part: the results travel without their graph, and those that need a gradient say so; none, where the handler
+  /// answers later.
+  void end(Encoded& results, bool answers_later);
   const std::shared_ptr<ContextState>& context() const { return context_; }
 
  private:

@@ -34,7 +34,7 @@ void answer_with_value(const Encoded& arguments, const Reply& reply) {
 }
 
 const bool is_registered =
-    add_function_at_load(kFetch, {"(RRef) -> value", answer_with_value, nullptr}, __FILE__, __LINE__);
+    add_function_at_load(kFetch, {"(RRef) -> value", true, answer_with_value, nullptr}, __FILE__, __LINE__);
 
 }  // namespace
 

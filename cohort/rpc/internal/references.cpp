@@ -37,6 +37,9 @@ auto References::run(const Step& step) {
       for (const auto& [to, message] : effects.messages) host->send_reference_message(to, message);
     }
     for (const auto& fn : ready) fn();
+    if (const auto host = host_.lock()) {
+      for (auto& object : freed) host->free_later(std::move(object));
+    }
   };
   std::unique_lock lock(mutex_);
   if constexpr (std::is_void_v<decltype(step(effects))>) {
@@ -79,8 +82,10 @@ void References::lose(const Reference& reference, std::exception_ptr error) {
 
 void References::clear() {
   std::map<ObjectId, std::shared_ptr<Object>> objects;
+  std::multimap<ReferenceProtocol::HoldId, std::shared_ptr<Waiter>> waiters;
   const std::lock_guard lock(mutex_);
   objects.swap(objects_);
+  waiters.swap(waiters_);
 }
 
 std::shared_ptr<Reference> References::create_here(ObjectValue value, std::string made_at) {
@@ -111,7 +116,12 @@ std::shared_ptr<Reference> References::make(const WireReference& asked, std::int
 }
 
 void References::set_value(const Reference& reference, ObjectValue value, std::exception_ptr error) {
-  const std::shared_ptr<Object> object = object_of(reference);
+  std::shared_ptr<Object> object;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = objects_.find(reference.object_); found != objects_.end()) object = found->second;
+  }
+  if (object == nullptr) return;  // the agent has been stopped
   object->value = std::move(value);
   object->promise.set_error(std::move(error));
 }
@@ -253,7 +263,10 @@ ObjectValue Reference::value(Timeout timeout) const {
   const std::shared_ptr<References::Object> object = home_->object_of(*this);
   if (!object->ready.ready()) {
     const base::ThreadPool::Waiting waiting;
-    base::Deadline deadline(timeout ? *timeout : host()->timeout());
+    // A handler has the time of the call that it answers.
+    const base::Deadline deadline = timeout                     ? base::Deadline(*timeout)
+                                    : current_call() != nullptr ? base::Deadline::never()
+                                                                : base::Deadline(host()->timeout());
     base::Future<void>(object->ready).get(deadline.sooner(remaining_deadline()));
   } else {
     base::Future<void>(object->ready).get(base::Deadline::never());

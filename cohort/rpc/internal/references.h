@@ -20,6 +20,8 @@ class ReferenceHost {
   virtual void send_reference_message(std::int32_t to, const ReferenceMessage& message) = 0;
   virtual base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) = 0;
   virtual std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments) = 0;
+  /// Frees it on a thread that may take its time.
+  virtual void free_later(std::shared_ptr<void> what) = 0;
   /// Of what waits, where nothing else is said.
   virtual std::chrono::milliseconds timeout() const = 0;
   /// Throws: CommError for an unknown one.
@@ -54,7 +56,7 @@ class References : public std::enable_shared_from_this<References> {
   void on_message(std::int32_t from, const ReferenceMessage& message);
   void on_down(std::int32_t worker, const std::string& why);
 
-  /// Frees all objects, which may have references of their own.
+  /// Frees all objects, which may have references of their own, and forgets who waits.
   void clear();
 
   /// The objects here: "object 3 of ps/0, made at main.cpp:12, held by trainer/0 and trainer/1".

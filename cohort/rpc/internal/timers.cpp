@@ -9,12 +9,16 @@ namespace cohort::rpc {
 Timers::Timers() : thread_([this] { run(); }) {}
 
 Timers::~Timers() {
+  stop();
+}
+
+void Timers::stop() {
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;
   }
   changed_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 Timers::Key Timers::add(Time time, std::function<void()> fn) {

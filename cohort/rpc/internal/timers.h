@@ -22,6 +22,8 @@ class Timers {
   ~Timers();
   Timers(const Timers&) = delete;
   Timers& operator=(const Timers&) = delete;
+  /// Ends the thread, once the function that it runs has returned: whose owner may then be destroyed. Not by such a function.
+  void stop();
 
   /// Has `fn`, which must neither wait nor throw, called then.
   Key add(Time time, std::function<void()> fn);
