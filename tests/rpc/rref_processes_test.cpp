@@ -138,15 +138,25 @@ TEST(RRefProgramsChild, DISABLED_Rank) {
     const std::lock_guard lock(cells_mutex);
     return num_finished == num_others;
   });
-  std::vector<Kept> all;
-  {
-    const std::lock_guard lock(cells_mutex);
-    all.swap(kept_cells);
-  }
-  all.clear();
+  // What the victim called before it died has come once its death is known, and is handled soon.
+  EXPECT_TRUE(victim < 0 || test::comes_true([&] {
+                try {
+                  rpc_sync<&say_finished>("w" + std::to_string(victim));
+                } catch (const PeerError&) {
+                  return true;
+                }
+                return false;
+              }));
   const bool is_empty = test::comes_true([] {
+    std::vector<Kept> dropped;
+    {
+      const std::lock_guard lock(cells_mutex);
+      dropped.swap(kept_cells);
+    }
+    dropped.clear();
     const AgentMetrics metrics = agent().metrics();
-    return metrics.references == 0 && metrics.objects.empty() && num_cells == 0;
+    return metrics.handlers_running == 0 && metrics.references == 0 && metrics.objects.empty() &&
+           num_cells == 0;
   });
   const AgentMetrics metrics = agent().metrics();
   EXPECT_TRUE(is_empty) << num_cells << " cells, " << metrics.references << " references";
