@@ -159,8 +159,8 @@ std::int32_t AgentState::id_of(const std::string& worker) const {
 void AgentState::free_later(std::shared_ptr<void> what) {
   if (what == nullptr) return;
   try {
-    pool_->submit("freeing", [what]() mutable { what.reset(); });
-  } catch (const std::exception&) {  // freed here: no thread can be had, or the agent ends
+    pool_->submit("freeing", [what = std::move(what)]() mutable { what.reset(); });
+  } catch (const std::exception&) {  // it has been freed here: no thread can be had, or the agent ends
   }
 }
 
