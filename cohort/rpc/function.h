@@ -36,69 +36,68 @@ struct RemoteFunction {
   std::function<void(const Encoded& arguments, const Keep& keep)> invoke_and_keep;
 };
 
-/// RemoteFunction::invoke of `function`.
-template <auto function>
-void invoke_encoded(const Encoded& encoded, const Reply& reply) {
-  using Type = FunctionType<decltype(function)>;
-  try {
-    auto arguments = decode_arguments<function>(encoded);
-    Writer out;
-    if constexpr (Type::is_async) {
-      auto future = function_detail::apply<function>(std::move(arguments));
-      return future.on_ready([future, reply]() mutable {
-        Encoded result;
-        std::exception_ptr error;
-        try {
-          result = future.take(base::Deadline(std::chrono::seconds(0)));
-        } catch (...) {
-          error = std::current_exception();
-        }
-        reply(std::move(result), error);
-      });
-    } else if constexpr (std::is_void_v<typename Type::Returned>) {
-      function_detail::apply<function>(std::move(arguments));
-      encode(out, std::monostate());
-    } else {
-      encode<typename Type::Result>(out, function_detail::apply<function>(std::move(arguments)));
-    }
-    reply(out.take(), nullptr);
-  } catch (...) {
-    reply({}, std::current_exception());
-  }
-}
+namespace function_detail {
 
-/// RemoteFunction::invoke_and_keep of `function`.
-template <auto function>
-void invoke_encoded_and_keep(const Encoded& encoded, const Keep& keep) {
+// What becomes of a result: it is sent, or stays here.
+struct SendResult {
+  using Outcome = Encoded;
+  template <typename Result>
+  static Encoded of_value(const Result& value) {
+    Writer out;
+    encode(out, value);
+    return out.take();
+  }
+  template <auto function>
+  static Encoded of_encoded(Encoded encoded) {
+    return encoded;
+  }
+};
+struct KeepResult {
+  using Outcome = ObjectValue;
+  template <typename Result>
+  static ObjectValue of_value(Result value) {
+    return make_object_value(std::move(value));
+  }
+  template <auto function>
+  static ObjectValue of_encoded(const Encoded& encoded) {
+    return make_object_value(decode_result<function>(encoded));
+  }
+};
+
+template <auto function, typename Kind>
+void invoke(const Encoded& encoded,
+            const std::function<void(typename Kind::Outcome outcome, std::exception_ptr error)>& done) {
   using Type = FunctionType<decltype(function)>;
   using Result = typename Type::Result;
+  typename Kind::Outcome outcome;
+  std::exception_ptr error;
   try {
     auto arguments = decode_arguments<function>(encoded);
-    ObjectValue value;
     if constexpr (Type::is_async) {
-      auto future = function_detail::apply<function>(std::move(arguments));
-      return future.on_ready([future, keep]() mutable {
-        ObjectValue later;
-        std::exception_ptr error;
+      auto future = apply<function>(std::move(arguments));
+      return future.on_ready([future, done]() mutable {
+        typename Kind::Outcome later;
+        std::exception_ptr failure;
         try {
-          const Encoded result = future.take(base::Deadline(std::chrono::seconds(0)));
-          later = make_object_value(decode_result<function>(result));
+          later = Kind::template of_encoded<function>(future.take(base::Deadline(std::chrono::seconds(0))));
         } catch (...) {
-          error = std::current_exception();
+          failure = std::current_exception();
         }
-        keep(std::move(later), error);
+        done(std::move(later), failure);
       });
     } else if constexpr (std::is_void_v<typename Type::Returned>) {
-      function_detail::apply<function>(std::move(arguments));
-      value = make_object_value(std::monostate());
+      apply<function>(std::move(arguments));
+      outcome = Kind::template of_value<Result>({});
     } else {
-      value = make_object_value<Result>(function_detail::apply<function>(std::move(arguments)));
+      outcome = Kind::template of_value<Result>(apply<function>(std::move(arguments)));
     }
-    keep(std::move(value), nullptr);
   } catch (...) {
-    keep({}, std::current_exception());
+    error = std::current_exception();
   }
+  done(std::move(outcome), error);
 }
+
+}  // namespace function_detail
 
 /// Registers a function as the program, or a library, is loaded. Returns true.
 bool add_function_at_load(const char* name, RemoteFunction function, const char* file, int line) noexcept;
@@ -126,7 +125,7 @@ bool add_at_load(const char* name, const char* file, int line) noexcept {
   registered_name<function> = name;
   return add_function_at_load(name,
                               {signature_of<function>(), FunctionType<decltype(function)>::is_async,
-                               invoke_encoded<function>, invoke_encoded_and_keep<function>},
+                               invoke<function, SendResult>, invoke<function, KeepResult>},
                               file, line);
 }
 
