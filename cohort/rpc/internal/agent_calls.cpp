@@ -164,13 +164,8 @@ void AgentState::send(const std::string& worker, Encoded encoded) {
   Reader reader(encoded);
   reader.number<std::uint8_t>();
   const auto call = reader.number<std::uint64_t>();
-  if (peer == nullptr) {  // a call of itself: both sides have values of their own, as anywhere else
-    for (at::Tensor& tensor : encoded.tensors) {
-      if (tensor.layout() != at::kStrided || tensor.is_meta()) continue;  // an error, below
-      tensor = tensor.detach().clone().set_requires_grad(tensor.requires_grad() && tensor.is_leaf());
-    }
-  }
-  net::Message message = to_message(kShortChannel, encoded);
+  // In a call of itself both sides have values of their own, as anywhere else.
+  net::Message message = to_message(kShortChannel, encoded, peer == nullptr ? Memory::kOwn : Memory::kShared);
   add_references(message, references_->send(encoded.references, id));
   if (message.num_bytes() > kShortBytes) message.channel = static_cast<std::uint32_t>(1 + call % 1'000'000);
   if (peer != nullptr) return peer->send(std::move(message));

@@ -57,13 +57,8 @@ void AgentState::take(const std::string& from, net::Message message) {
 References::List AgentState::receive_references(const std::vector<WireReference>& wires,
                                                 const std::string& from) {
   if (wires.empty()) return {};
-  std::int32_t id = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    id = workers_.at(from).info.id;
-  }
   for (const WireReference& wire : wires) worker(wire.owner);  // throws for an unknown one
-  return references_->receive(wires, id);
+  return references_->receive(wires, id_of(from));
 }
 
 void AgentState::on_reference(const std::string& from, Reader& in) {
@@ -74,12 +69,7 @@ void AgentState::on_reference(const std::string& from, Reader& in) {
   message.fork.maker = in.number<std::int32_t>();
   message.fork.number = in.number<std::uint64_t>();
   in.finish();
-  std::int32_t id = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    id = workers_.at(from).info.id;
-  }
-  references_->on_message(id, message);
+  references_->on_message(id_of(from), message);
 }
 
 void AgentState::on_call(const std::string& caller, std::uint64_t id, Reader& in,
@@ -100,10 +90,7 @@ void AgentState::on_make(const std::string& caller, std::uint64_t id, Reader& in
   const auto left = in.number<std::int64_t>();
   WireReference asked;
   asked.owner = self_.id;
-  {
-    const std::lock_guard lock(mutex_);
-    asked.object.creator = asked.fork.maker = workers_.at(caller).info.id;
-  }
+  asked.object.creator = asked.fork.maker = id_of(caller);
   asked.object.number = in.number<std::uint64_t>();
   asked.fork.number = in.number<std::uint64_t>();
   const std::string line = in.text();
@@ -164,9 +151,19 @@ class HandlerScope {
   AgentState* const outer_;
 };
 
-// What workers compare: the agent runs it itself.
+void answer_backward_part(const Encoded& arguments, const Reply& reply) {
+  Encoded gradients;
+  std::exception_ptr error;
+  try {
+    gradients = AgentState::of_handler()->backward_part(arguments);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  reply(std::move(gradients), error);
+}
+
 [[maybe_unused]] const bool is_registered = add_function_at_load(
-    kBackwardPart, {"(gradients) -> gradients", false, nullptr, nullptr}, __FILE__, __LINE__);
+    kBackwardPart, {"(gradients) -> gradients", false, answer_backward_part, nullptr}, __FILE__, __LINE__);
 
 }  // namespace
 
@@ -185,13 +182,11 @@ void AgentState::run(const Job& job, Encoded arguments) {
     const RemoteFunction found = find_function(job.function);
     const CallScope scope(job.call);
     const HandlerScope agent(this);
-    if (job.function == kBackwardPart) {
-      answer(job.key, backward_part(job, arguments), nullptr);
-    } else if (job.place) {
+    if (job.place) {
       run_in_context(job, std::move(arguments), found);
     } else if (job.result == nullptr) {
-      found.invoke(arguments, [self, key = job.key](const Encoded& result, const std::exception_ptr& error) {
-        self->answer(key, result, error);
+      found.invoke(arguments, [self, key = job.key](Encoded result, const std::exception_ptr& error) {
+        self->answer(key, std::move(result), error);
       });
     } else {
       if (!found.invoke_and_keep) throw UsageError("rpc.remote", job.function + " has no result to keep");
@@ -219,11 +214,11 @@ void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteF
         error = std::current_exception();
       }
     }
-    self->answer(key, result, error);
+    self->answer(key, std::move(result), error);
   });
 }
 
-Encoded AgentState::backward_part(const Job& job, const Encoded& arguments) {
+Encoded AgentState::backward_part(const Encoded& arguments) {
   Reader in(arguments);
   const auto context = decode<ContextId>(in);
   const auto call = in.number<std::uint64_t>();
@@ -233,7 +228,7 @@ Encoded AgentState::backward_part(const Job& job, const Encoded& arguments) {
   const std::vector<at::Tensor> gradients = decode_gradients(in);
   in.finish();
   return encode_gradients(
-      contexts_.find(context)->backward_part({id_of(job.key.first), call}, backward, gradients));
+      contexts_.find(context)->backward_part({id_of(current_call()->caller), call}, backward, gradients));
 }
 
 void AgentState::fail_job(const Job& job, const std::exception_ptr& error) {
@@ -241,16 +236,16 @@ void AgentState::fail_job(const Job& job, const std::exception_ptr& error) {
   keep(job, {}, error);
 }
 
-// Takes the call out, if somebody still waits for it.
-bool AgentState::end(const RunningKey& key) {
+// Takes the call out, if somebody still waits for it, and returns what asks its handler to stop.
+std::optional<std::stop_source> AgentState::end(const RunningKey& key) {
   std::map<RunningKey, Running>::node_type call;
   {
     const std::lock_guard lock(mutex_);
     call = running_.extract(key);
   }
-  if (call.empty()) return false;
+  if (call.empty()) return std::nullopt;
   timers_->remove(call.mapped().timer);
-  return true;
+  return call.mapped().stop;
 }
 
 void AgentState::keep(const Job& job, ObjectValue value, const std::exception_ptr& error) {
@@ -259,7 +254,7 @@ void AgentState::keep(const Job& job, ObjectValue value, const std::exception_pt
   changed_.notify_all();
 }
 
-void AgentState::answer(const RunningKey& key, const Encoded& result, const std::exception_ptr& error) {
+void AgentState::answer(const RunningKey& key, Encoded result, const std::exception_ptr& error) {
   if (!end(key)) return;
   const auto send_error = [self = shared_from_this(), key](const std::exception_ptr& thrown) {
     Writer out = begin_message(MessageKind::kError, key.second);
@@ -270,21 +265,16 @@ void AgentState::answer(const RunningKey& key, const Encoded& result, const std:
     send_error(error);
   } else {
     Writer out = begin_message(MessageKind::kResult, key.second);
-    out.append(result);
+    out.append(std::move(result));
     send_when_settled(key.first, out.take(), send_error);
   }
   changed_.notify_all();
 }
 
 void AgentState::on_cancel(const RunningKey& key) {
-  std::map<RunningKey, Running>::node_type call;
-  {
-    const std::lock_guard lock(mutex_);
-    call = running_.extract(key);
-  }
-  if (call.empty()) return;
-  timers_->remove(call.mapped().timer);
-  call.mapped().stop.request_stop();
+  std::optional<std::stop_source> stop = end(key);
+  if (!stop) return;
+  stop->request_stop();
   changed_.notify_all();
 }
 

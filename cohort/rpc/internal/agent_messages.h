@@ -18,7 +18,7 @@ enum class MessageKind : std::uint8_t {
   kLeaving,      ///< this worker has come to shutdown()
 };
 
-/// The function by which gradients of a call's results come: run by the agent itself.
+/// The function by which gradients of a call's results come.
 inline constexpr const char* kBackwardPart = "rpc::backward_part";
 /// The function that gives the value of an object, for to_here(). Its results have no gradient.
 inline constexpr const char* kFetch = "rpc::fetch";

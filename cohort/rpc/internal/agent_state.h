@@ -40,6 +40,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void end_context(ContextId id);
   /// The agent whose handler this thread runs; null outside of handlers.
   static AgentState* of_handler();
+  /// The gradients of the arguments of a call that this agent answered, for those of its results: within a handler.
+  Encoded backward_part(const Encoded& arguments);
 
   const WorkerInfo& self() const { return self_; }
   std::vector<WorkerInfo> workers() const;
@@ -95,7 +97,6 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void run(const Job& job, Encoded arguments);
   void fail_job(const Job& job, const std::exception_ptr& error);
   void run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function);
-  Encoded backward_part(const Job& job, const Encoded& arguments);
   base::Future<Encoded> send_gradients(const std::string& worker, std::uint64_t id,
                                        const std::shared_ptr<ContextState>& context,
                                        const std::vector<at::Tensor>& gradients);
@@ -106,8 +107,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_error(std::uint64_t id, const RemoteException& exception);
   void on_cancel(const RunningKey& key);
   void on_leaving(const std::string& worker);
-  void answer(const RunningKey& key, const Encoded& result, const std::exception_ptr& error);
-  bool end(const RunningKey& key);
+  void answer(const RunningKey& key, Encoded result, const std::exception_ptr& error);
+  std::optional<std::stop_source> end(const RunningKey& key);
   void finish(std::uint64_t id, Encoded result, const std::exception_ptr& error);
   void fail(std::uint64_t id, const std::exception_ptr& error) { finish(id, {}, error); }
   void expire(std::uint64_t id);

@@ -23,7 +23,7 @@ namespace cohort::rpc {
 
 using dist_autograd::ContextId;
 
-/// Where a call stands in a context: its number among those of its caller's handler, behind that handler's own place. The same
+/// Where a call stands in a context: the place of its caller's handler, and then its number among the calls of that handler. The same
 /// whichever workers there are and however fast they run.
 using CallPath = std::vector<std::uint32_t>;
 
@@ -152,7 +152,6 @@ class RecordedPart {
   /// Ends the part: the results travel without their graph, and those that need a gradient say so; none, where the handler
   /// answers later.
   void end(Encoded& results, bool answers_later);
-  const std::shared_ptr<ContextState>& context() const { return context_; }
 
  private:
   const std::shared_ptr<ContextState> context_;

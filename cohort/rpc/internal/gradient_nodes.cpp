@@ -67,12 +67,7 @@ class Receive : public autograd::BoundaryNode {
 
 }  // namespace
 
-struct RecordedCall::Nodes {
-  Edge send;
-};
-
-RecordedCall::RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr)
-    : nodes_(std::make_unique<Nodes>()) {
+RecordedCall::RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr) {
   std::vector<Edge> edges;
   for (at::Tensor& tensor : arguments.tensors) {
     Edge edge = autograd::edge_of(tensor);
@@ -82,15 +77,13 @@ RecordedCall::RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::ui
     edges.push_back(std::move(edge));
   }
   edges.push_back(autograd::edge_of(anchor));
-  nodes_->send = Edge(COHORT_MAKE_NODE(Send, sequence_nr, std::move(edges)), 0);
+  send_ = Edge(COHORT_MAKE_NODE(Send, sequence_nr, std::move(edges)), 0);
 }
 
-RecordedCall::~RecordedCall() = default;
-
 void RecordedCall::attach(Encoded& results, SendGradients send) const {
-  const auto& made_by = static_cast<const Send&>(*nodes_->send.function).made_by();
+  const auto& made_by = static_cast<const Send&>(*send_.function).made_by();
   const auto receive = COHORT_MAKE_NODE(Receive, made_by, std::move(send));
-  receive->set_next_edges({nodes_->send});
+  receive->set_next_edges({send_});
   for (at::Tensor& tensor : results.tensors) {
     if (!tensor.requires_grad()) continue;
     tensor = tensor.detach();

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "cohort/base/threads/future.h"
@@ -23,16 +23,12 @@ class RecordedCall {
   /// Cuts the tensors of `arguments` off from their graphs: those that need a gradient travel as leaves that require one.
   /// `anchor`: a leaf that each backward asks for. `sequence_nr`: below those of all nodes of the caller's graph.
   RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr);
-  ~RecordedCall();
-  RecordedCall(const RecordedCall&) = delete;
-  RecordedCall& operator=(const RecordedCall&) = delete;
 
   /// Gives the results that came a history: those that require a gradient.
   void attach(Encoded& results, SendGradients send) const;
 
  private:
-  struct Nodes;
-  std::unique_ptr<Nodes> nodes_;
+  torch::autograd::Edge send_;
 };
 
 /// Tensors of which some may be undefined, as a value that travels.

@@ -158,6 +158,7 @@ void References::check_not_lost(const Reference& reference) const {
 }
 
 std::vector<WireReference> References::send(const List& references, std::int32_t to) {
+  if (references.empty()) return {};
   const std::lock_guard lock(mutex_);
   for (const auto& reference : references) check_not_lost(*reference);
   std::vector<WireReference> wires;
@@ -211,11 +212,6 @@ std::vector<std::string> References::describe_objects() const {
                                  ", held by ", base::join(holders)));
   }
   return lines;
-}
-
-std::size_t References::num_objects() const {
-  const std::lock_guard lock(mutex_);
-  return objects_.size();
 }
 
 std::size_t References::num_holds() const {

@@ -61,7 +61,6 @@ class References : public std::enable_shared_from_this<References> {
 
   /// The objects here: "object 3 of ps/0, made at main.cpp:12, held by trainer/0 and trainer/1".
   std::vector<std::string> describe_objects() const;
-  std::size_t num_objects() const;
   std::size_t num_holds() const;
 
  private:

@@ -36,13 +36,14 @@ at::Tensor to_travel(const at::Tensor& tensor) {
 
 }  // namespace
 
-net::Message to_message(std::uint32_t channel, const Encoded& encoded) {
+net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory memory) {
   Writer table;
   table.count(encoded.tensors.size());
   net::Message message;
   message.channel = channel;
   for (const at::Tensor& given : encoded.tensors) {
-    const at::Tensor tensor = to_travel(given);
+    at::Tensor tensor = to_travel(given);
+    if (memory == Memory::kOwn && tensor.is_alias_of(given)) tensor = tensor.clone();
     table.number(static_cast<std::int8_t>(tensor.scalar_type()));
     table.number(given.requires_grad() && given.is_leaf());
     table.count(static_cast<std::uint64_t>(tensor.dim()));

@@ -12,9 +12,12 @@
 /// the CPU.
 namespace cohort::rpc {
 
+/// Whether payloads are the tensors' own memory, where it lies in one piece on the CPU, or copies.
+enum class Memory : std::uint8_t { kShared, kOwn };
+
 /// The tensors and bytes of a value: its references are the caller's to add, who knows their forks.
 /// Throws: UsageError for a tensor that cannot travel (sparse, quantized, on a meta device).
-net::Message to_message(std::uint32_t channel, const Encoded& encoded);
+net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory memory = Memory::kShared);
 void add_references(net::Message& message, const std::vector<WireReference>& references);
 
 /// A value without its references, and those. The tensors share the memory that the message was read into.
