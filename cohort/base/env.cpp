@@ -98,6 +98,7 @@ std::span<const EnvVariable> cohort_variables() {
       {"COHORT_LOG",
        "lowest level of log lines that are written: debug, info (default), warning, error, off"},
       {"COHORT_NO_INSTALL", "set by --no-install of ./quickstart and ./test: install nothing"},
+      {"COHORT_PRESET", "preset of CMakePresets.json that ./quickstart builds instead of release"},
       {"COHORT_PRIVATE", "set by --private of ./quickstart and ./test: install into .cohort/ only"},
       {"COHORT_PYTHON", "Python with torch, for tests that compare with it"},
       {"COHORT_SECRET_FD", "where the secret of the job is; set by cohort run and spawn"},

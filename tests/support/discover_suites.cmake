@@ -1,4 +1,4 @@
-# cmake -DPROGRAM= -DPREFIX= -DLABELS= -DTIMEOUT= -DWAITS= -DOUTPUT= -P discover_suites.cmake
+# cmake -DPROGRAM= -DPREFIX= -DLABELS= -DTIMEOUT= -DWAITS= -DALONE= -DOUTPUT= -P discover_suites.cmake
 # Writes a ctest test for each suite of a program of tests: `PREFIX.SUITE`, each case of which runs in a process of its own
 # (main.cpp).
 execute_process(COMMAND "${PROGRAM}" --gtest_list_tests OUTPUT_VARIABLE list RESULT_VARIABLE status TIMEOUT 120)
@@ -27,7 +27,11 @@ foreach(suite IN LISTS suites)
   if(WAITS AND suite MATCHES "${WAITS}")
     set(processors 1)
   endif()
+  set(serial FALSE)
+  if(ALONE AND suite MATCHES "${ALONE}")
+    set(serial TRUE)
+  endif()
   string(APPEND text "add_test([=[${PREFIX}.${suite}]=] [=[${PROGRAM}]=] [=[--each_case_alone=${suite}]=])
-set_tests_properties([=[${PREFIX}.${suite}]=] PROPERTIES LABELS \"${LABELS}\" TIMEOUT ${TIMEOUT} SKIP_RETURN_CODE 77 PROCESSORS ${processors} ENVIRONMENT OMP_NUM_THREADS=1)\n")
+set_tests_properties([=[${PREFIX}.${suite}]=] PROPERTIES LABELS \"${LABELS}\" TIMEOUT ${TIMEOUT} SKIP_RETURN_CODE 77 PROCESSORS ${processors} RUN_SERIAL ${serial} ENVIRONMENT OMP_NUM_THREADS=1)\n")
 endforeach()
 file(WRITE "${OUTPUT}" "${text}")
