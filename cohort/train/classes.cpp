@@ -10,7 +10,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/checkpoint/manifest.h"
-#include "cohort/train/internal/run_state.h"
+#include "cohort/train/internal/fit/run_state.h"
 #include "cohort/train/weights.h"
 
 namespace cohort::train {

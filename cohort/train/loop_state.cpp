@@ -10,7 +10,7 @@
 #include <mutex>
 
 #include "cohort/checkpoint/state_dict.h"
-#include "cohort/train/internal/state_numbers.h"
+#include "cohort/train/internal/fit/state_numbers.h"
 
 namespace cohort::train {
 namespace {

@@ -1,10 +1,10 @@
 #include "cohort/train/trainer.h"
 
 #include "cohort/base/error.h"
-#include "cohort/train/internal/compatibility.h"
-#include "cohort/train/internal/evaluation.h"
-#include "cohort/train/internal/fit_loop.h"
-#include "cohort/train/internal/rank_coordinator.h"
+#include "cohort/train/internal/fit/compatibility.h"
+#include "cohort/train/internal/fit/evaluation.h"
+#include "cohort/train/internal/fit/fit_loop.h"
+#include "cohort/train/internal/fit/rank_coordinator.h"
 
 namespace cohort::train {
 

@@ -19,7 +19,7 @@
 #include "cohort/optim/clip.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/internal/step_check.h"
+#include "cohort/train/internal/fit/step_check.h"
 #include "cohort/train/trainer.h"
 #include "gpu_test.h"
 #include "tests/support/throws.h"

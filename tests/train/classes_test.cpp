@@ -10,7 +10,7 @@
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/data/codecs/codec.h"
 #include "cohort/data/dataset.h"
-#include "cohort/train/internal/run_state.h"
+#include "cohort/train/internal/fit/run_state.h"
 #include "cohort/train/predict.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"

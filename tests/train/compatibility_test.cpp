@@ -1,5 +1,5 @@
 // What ranks compare before they train together: each option of TrainerOptions, or a reason why not.
-#include "cohort/train/internal/compatibility.h"
+#include "cohort/train/internal/fit/compatibility.h"
 
 #include <gtest/gtest.h>
 

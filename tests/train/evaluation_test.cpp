@@ -1,5 +1,5 @@
 // Evaluation before the first epoch, and which epoch is the best.
-#include "cohort/train/internal/evaluation.h"
+#include "cohort/train/internal/fit/evaluation.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

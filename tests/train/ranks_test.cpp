@@ -16,7 +16,7 @@
 #include "cohort/optim/sgd.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/internal/distributed_setup.h"
-#include "cohort/train/internal/rank_coordinator.h"
+#include "cohort/train/internal/fit/rank_coordinator.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"

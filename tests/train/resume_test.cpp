@@ -8,7 +8,7 @@
 #include "cohort/base/error.h"
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/data/codecs/codec.h"
-#include "cohort/train/internal/run_state.h"
+#include "cohort/train/internal/fit/run_state.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"

@@ -1,4 +1,4 @@
-#include "cohort/train/internal/save_policy.h"
+#include "cohort/train/internal/fit/save_policy.h"
 
 #include <gtest/gtest.h>
 

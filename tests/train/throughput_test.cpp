@@ -1,4 +1,4 @@
-#include "cohort/train/internal/throughput.h"
+#include "cohort/train/internal/fit/throughput.h"
 
 #include <gtest/gtest.h>
 

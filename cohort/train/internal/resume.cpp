@@ -19,7 +19,7 @@
 #include "cohort/config/resume.h"
 #include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/distributed_setup.h"
-#include "cohort/train/internal/run_state.h"
+#include "cohort/train/internal/fit/run_state.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;

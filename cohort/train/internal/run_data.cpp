@@ -7,7 +7,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/train/classes.h"
-#include "cohort/train/internal/compatibility.h"
+#include "cohort/train/internal/fit/compatibility.h"
 
 namespace cohort::train {
 namespace {

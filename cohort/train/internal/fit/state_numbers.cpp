@@ -1,4 +1,4 @@
-#include "cohort/train/internal/state_numbers.h"
+#include "cohort/train/internal/fit/state_numbers.h"
 
 #include <cmath>
 #include <limits>

@@ -8,8 +8,8 @@
 
 #include "cohort/data/loader.h"
 #include "cohort/train/callback.h"
-#include "cohort/train/internal/rank_coordinator.h"
-#include "cohort/train/internal/run_state.h"
+#include "cohort/train/internal/fit/rank_coordinator.h"
+#include "cohort/train/internal/fit/run_state.h"
 #include "cohort/train/task.h"
 #include "cohort/train/trainer_options.h"
 

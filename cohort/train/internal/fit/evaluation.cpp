@@ -2,7 +2,7 @@
 // compared only with values of the same metric, direction and data. A run that resumes with another metric or
 // other data forgets the best, and says so. A value that is not a number is never the best, and a best that
 // is not a number is replaced.
-#include "cohort/train/internal/evaluation.h"
+#include "cohort/train/internal/fit/evaluation.h"
 
 #include <ATen/core/grad_mode.h>
 

@@ -1,7 +1,7 @@
 // Whatever ranks must agree on becomes a text, which they compare once before the run. A table names every
 // option of the trainer, with those in which ranks may differ, so no option is forgotten. For a resumed run,
 // what would make it another run is rejected; what only changes bits is warned of.
-#include "cohort/train/internal/compatibility.h"
+#include "cohort/train/internal/fit/compatibility.h"
 
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/batchnorm.h>

@@ -1,14 +1,14 @@
 // Tensors of modules and optimizers are named with their owner's name in front; an owner without a name has
 // all of them. Everything else is JSON, with numbers and texts that JSON cannot hold written in a form of
 // their own. What older versions did not write is read as a default, or as not known.
-#include "cohort/train/internal/run_state.h"
+#include "cohort/train/internal/fit/run_state.h"
 
 #include <nlohmann/json.hpp>
 
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/state_dict.h"
+#include "cohort/train/internal/fit/state_numbers.h"
 #include "cohort/train/internal/json_text.h"
-#include "cohort/train/internal/state_numbers.h"
 
 namespace cohort::train {
 namespace {

@@ -1,7 +1,7 @@
 // Numbers on the CPU are known at once; those on an accelerator are read when the next step is added. So at
 // most a single step is not known yet, and steps come out in their order. A run that ends names the first bad
 // parameter, or the first bad layer while the step's batch is at hand.
-#include "cohort/train/internal/step_check.h"
+#include "cohort/train/internal/fit/step_check.h"
 
 #include <ATen/ops/isfinite.h>
 

@@ -1,7 +1,7 @@
 // The position of a run is a small state: epochs, steps, the place in the data, meters and the best so far.
 // Each step seeds the generators from seed, step and rank, so a run that resumes makes the same steps.
 // Ranks agree on stops and saves after each step. Nothing is written before the first step was made.
-#include "cohort/train/internal/fit_loop.h"
+#include "cohort/train/internal/fit/fit_loop.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -16,15 +16,15 @@
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/tensor_format.h"
 #include "cohort/core/device.h"
-#include "cohort/train/internal/buffers.h"
-#include "cohort/train/internal/compatibility.h"
-#include "cohort/train/internal/evaluation.h"
-#include "cohort/train/internal/rank_coordinator.h"
-#include "cohort/train/internal/rates.h"
-#include "cohort/train/internal/run_state.h"
-#include "cohort/train/internal/save_policy.h"
-#include "cohort/train/internal/step_check.h"
-#include "cohort/train/internal/throughput.h"
+#include "cohort/train/internal/fit/buffers.h"
+#include "cohort/train/internal/fit/compatibility.h"
+#include "cohort/train/internal/fit/evaluation.h"
+#include "cohort/train/internal/fit/rank_coordinator.h"
+#include "cohort/train/internal/fit/rates.h"
+#include "cohort/train/internal/fit/run_state.h"
+#include "cohort/train/internal/fit/save_policy.h"
+#include "cohort/train/internal/fit/step_check.h"
+#include "cohort/train/internal/fit/throughput.h"
 
 namespace cohort::train {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "cohort/data/loader.h"
 #include "cohort/parallel/gradient_sync.h"
-#include "cohort/train/internal/run_state.h"
+#include "cohort/train/internal/fit/run_state.h"
 #include "cohort/train/task.h"
 #include "cohort/train/trainer_options.h"
 

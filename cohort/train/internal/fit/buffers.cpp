@@ -1,4 +1,4 @@
-#include "cohort/train/internal/buffers.h"
+#include "cohort/train/internal/fit/buffers.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_foreach_copy.h>

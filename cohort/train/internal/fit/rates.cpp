@@ -1,7 +1,7 @@
 // Options of parameter groups are taken out of a task's optimizers as copies, and put back. So a rate can be
 // tried, or a resume can keep the program's options, without any state of an optimizer changing. Lists go by
 // the order of the task's optimizers.
-#include "cohort/train/internal/rates.h"
+#include "cohort/train/internal/fit/rates.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 // have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel by
 // name, because a rank may not know all names; they are added in the order of ranks. A checkpoint is read by
 // rank 0 alone: its layout travels as an object, then each tensor.
-#include "cohort/train/internal/rank_coordinator.h"
+#include "cohort/train/internal/fit/rank_coordinator.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
