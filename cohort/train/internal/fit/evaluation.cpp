@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -13,8 +14,11 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
+#include "cohort/base/timeline.h"
 #include "cohort/checkpoint/known.h"
 #include "cohort/config/best_metric.h"
+#include "cohort/train/internal/fit/compatibility.h"
+#include "cohort/train/internal/fit/save_policy.h"
 
 namespace cohort::train {
 namespace {
@@ -163,6 +167,37 @@ bool BestMetric::choose(const EpochReport& report, RunState& state) const {
   state.best_metric = name;
   state.best_is_highest = more;
   return true;
+}
+
+FitEvaluation::FitEvaluation(const TrainerOptions& options, Task& task, data::Loader* loader,
+                             parallel::GradientSync& gradient_sync, const RankCoordinator& ranks)
+    : options_(options),
+      task_(task),
+      loader_(loader),
+      gradient_sync_(gradient_sync),
+      ranks_(ranks),
+      best_(options, ranks.is_first()) {}
+
+bool FitEvaluation::is_due(std::int64_t epoch, bool is_last) const {
+  return loader_ != nullptr &&
+         (is_last || SavePolicy::is_due(epoch, options_.eval_every(), options_.epochs()));
+}
+
+std::map<std::string, double> FitEvaluation::evaluate(const std::function<bool()>& stop) {
+  base::TimelineScope scope("evaluate");
+  gradient_sync_.synchronize_buffers(task_.parts());
+  return evaluate_batches(task_, *loader_, options_.max_eval_batches(), ranks_, stop);
+}
+
+void FitEvaluation::try_it() {
+  if (loader_ == nullptr) return;
+  check_has_batch(*loader_, "evaluation");
+  std::int64_t batches = options_.check_eval_batches();
+  if (options_.max_eval_batches() > 0) batches = std::min(batches, options_.max_eval_batches());
+  if (batches == 0) return;
+  const auto metrics = evaluate_batches(task_, *loader_, batches, ranks_, [] { return false; });
+  // None: no sample of these batches could be read, which is said elsewhere.
+  if (!metrics.empty()) best_.check_reported(with_prefix("val_", metrics));
 }
 
 }  // namespace cohort::train

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cohort/data/loader.h"
+#include "cohort/parallel/gradient_sync.h"
 #include "cohort/train/callback.h"
 #include "cohort/train/internal/fit/rank_coordinator.h"
 #include "cohort/train/internal/fit/run_state.h"
@@ -56,6 +57,33 @@ class BestMetric {
   std::string name_;  // empty: val_accuracy, or val_loss
   std::optional<bool> more_is_better_;
   bool logs_;
+};
+
+/// The evaluations of a fit.
+class FitEvaluation {
+ public:
+  /// `loader`: null, where nothing is evaluated. All must outlive this. Throws: as BestMetric.
+  FitEvaluation(const TrainerOptions& options, Task& task, data::Loader* loader,
+                parallel::GradientSync& gradient_sync, const RankCoordinator& ranks);
+
+  data::Loader* loader() const { return loader_; }
+  const BestMetric& best() const { return best_; }
+
+  /// Whether there is one after epoch `epoch`, from 1 on. `is_last`: no other epoch follows.
+  bool is_due(std::int64_t epoch, bool is_last) const;
+  /// Returns the averages over all ranks; ends early when `stop` says so. Collective.
+  std::map<std::string, double> evaluate(const std::function<bool()>& stop);
+  /// Evaluates the first batches, before a step. Collective. Throws: UsageError where there is no batch, and
+  /// where the metric that chooses the best is not reported; what the task and the loader throw.
+  void try_it();
+
+ private:
+  const TrainerOptions& options_;
+  Task& task_;
+  data::Loader* loader_;
+  parallel::GradientSync& gradient_sync_;
+  const RankCoordinator& ranks_;
+  const BestMetric best_;
 };
 
 }  // namespace cohort::train

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <optional>
+
+#include "cohort/base/signals.h"
+#include "cohort/train/internal/fit/rank_coordinator.h"
+#include "cohort/train/internal/fit/save_policy.h"
+
+namespace cohort::train {
+
+/// What signals, and the clock, of any rank ask a fit to do.
+class FitControl {
+ public:
+  /// `ranks` must outlive this. `handles_signals`: those of this process are heard while this lives.
+  FitControl(RankCoordinator& ranks, bool handles_signals) : ranks_(ranks) {
+    if (handles_signals) signals_.emplace();
+  }
+
+  /// The signal that all ranks agreed to stop at; 0: none.
+  int stop_signal() const { return stop_signal_; }
+  bool stopping() const { return stop_signal_ != 0; }
+
+  /// Returns what all ranks are to do now, never this rank's own wish alone: a save is a collective.
+  /// Collective.
+  RankCoordinator::ControlRequests poll(const SavePolicy& policy) {
+    RankCoordinator::ControlRequests wish;
+    if (signals_) {
+      wish.save_now = signals_->take_save_request();
+      wish.stop_signal = signals_->stop_signal();
+    }
+    wish.save_due = ranks_.is_first() && policy.is_due_by_clock();
+    return ranks_.agree(wish);
+  }
+  /// The fit ends after this step.
+  void stop(int signal) {
+    if (!stopping()) stop_signal_ = signal;
+  }
+
+ private:
+  RankCoordinator& ranks_;
+  std::optional<base::TrainingSignals> signals_;
+  int stop_signal_ = 0;
+};
+
+}  // namespace cohort::train

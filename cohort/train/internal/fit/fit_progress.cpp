@@ -1,0 +1,70 @@
+#include "cohort/train/internal/fit/fit_progress.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cohort/train/internal/fit/evaluation.h"
+
+namespace cohort::train {
+
+void FitProgress::continue_from(RunState saved) {
+  state = std::move(saved);
+  keep_total(state.meters);
+  in_epoch_ = true;
+}
+
+void FitProgress::begin_epoch(data::Loader& loader) {
+  if (in_epoch_) {
+    // Meters and times of the epoch are in the state too, and continue.
+    loader.restore(state.loader);
+  } else {
+    loader.set_epoch(state.epoch);
+    meters_.reset();
+    state.epoch_seconds = state.wait_seconds = 0;
+  }
+  in_epoch_ = false;
+}
+
+void FitProgress::complete_epoch() {
+  ++state.epoch;
+  state.loader = {.epoch = state.epoch, .samples_consumed = 0};
+  meters_.reset();
+  state.epoch_seconds = state.wait_seconds = 0;
+}
+
+void FitProgress::step_made(data::LoaderState loader) {
+  ++state.step;
+  ++steps_made_;
+  state.loader = std::move(loader);
+}
+
+std::map<std::string, double> FitProgress::averages() {
+  return averages_of(ranks_.total(meters_));
+}
+
+void FitProgress::total_meters() {
+  state.meters = ranks_.total(meters_);
+  // The sums of all ranks are now with one: each rank would add them once more at the next total.
+  keep_total(state.meters);
+}
+
+void FitProgress::keep_total(const std::map<std::string, MeterSet::Sum>& total) {
+  meters_.restore(ranks_.is_first() ? total : std::map<std::string, MeterSet::Sum>());
+}
+
+bool FitProgress::step_limit_reached() const {
+  return options_.max_steps() > 0 && state.step >= options_.max_steps();
+}
+
+bool FitProgress::is_over() const {
+  // An epoch that the limit cut short is reported too: a signal may have come first.
+  return state.epoch >= options_.epochs() || (step_limit_reached() && state.reported_step == state.step);
+}
+
+std::int64_t FitProgress::steps_left(std::int64_t steps_per_epoch) const {
+  std::int64_t total = options_.epochs() * steps_per_epoch;
+  if (options_.max_steps() > 0) total = std::min(total, options_.max_steps());
+  return std::max<std::int64_t>(0, total - state.step);
+}
+
+}  // namespace cohort::train

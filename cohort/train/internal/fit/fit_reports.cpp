@@ -1,0 +1,74 @@
+#include "cohort/train/internal/fit/fit_reports.h"
+
+#include <utility>
+
+#include "cohort/train/internal/fit/evaluation.h"
+
+namespace cohort::train {
+
+void FitReports::fit_begins(const FitInfo& start) {
+  start_ = start;
+  notify([&](Callback& callback) { callback.on_fit_begin(start_); });
+}
+
+void FitReports::start_counts() {
+  counts_ = true;
+  notify([&](Callback& callback) { callback.on_start_counts(start_); });
+}
+
+void FitReports::batch_loaded(data::Batch& batch) {
+  if (std::exchange(seen_first_batch_, true)) return;
+  notify([&](Callback& callback) { callback.on_first_batch(batch); });
+}
+
+void FitReports::step_ended(FitProgress& progress, double lr) {
+  const RunState& state = progress.state;
+  StepReport report;
+  report.epoch = state.epoch + 1;
+  report.epochs = options_.epochs();
+  report.step = state.step;
+  report.step_in_epoch = state.step - state.epoch * start_.steps_per_epoch;
+  report.steps_per_epoch = start_.steps_per_epoch;
+  report.lr = lr;
+  report.logged = is_logged(state.step);
+  if (report.logged) {
+    report.averages = progress.averages();
+    throughput.set_wait(ranks_.sum(throughput.wait()) / ranks_.size());
+  }
+  throughput.fill(report, progress.steps_left(start_.steps_per_epoch));
+  notify([&](Callback& callback) { callback.on_step_end(report); });
+  if (report.logged) throughput.reset();
+}
+
+EpochReport FitReports::epoch_report(FitProgress& progress, double lr) const {
+  const RunState& state = progress.state;
+  EpochReport report;
+  report.epoch = state.epoch + 1;
+  report.epochs = options_.epochs();
+  report.step = state.step;
+  report.lr = lr;
+  report.seconds = state.epoch_seconds;
+  if (state.epoch_seconds > 0) {
+    report.data_wait_share = state.wait_seconds / state.epoch_seconds;
+    report.samples_per_second = static_cast<double>(state.loader.samples_consumed) / state.epoch_seconds;
+  }
+  report.metrics = with_prefix("train_", progress.averages());
+  return report;
+}
+
+void FitReports::epoch_ended(const EpochReport& report) {
+  last_metrics_ = report.metrics;
+  notify([&](Callback& callback) { callback.on_epoch_end(report); });
+}
+
+void FitReports::saving(std::int64_t step) {
+  notify([&](Callback& callback) { callback.on_save(step); });
+}
+
+FitResult FitReports::fit_ends(FitResult result) {
+  result.metrics = last_metrics_;
+  notify([&](Callback& callback) { callback.on_fit_end(result); });
+  return result;
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/train/callback.h"
+#include "cohort/train/internal/fit/fit_progress.h"
+#include "cohort/train/internal/fit/rank_coordinator.h"
+#include "cohort/train/internal/fit/throughput.h"
+#include "cohort/train/trainer_options.h"
+
+namespace cohort::train {
+
+/// Makes the reports of a fit, and gives them to the callbacks in their order.
+class FitReports {
+ public:
+  /// All must outlive this.
+  FitReports(const TrainerOptions& options, const std::vector<std::shared_ptr<Callback>>& callbacks,
+             const RankCoordinator& ranks)
+      : options_(options), callbacks_(callbacks), ranks_(ranks) {}
+
+  /// Time, waiting and samples since the last report that was logged.
+  Throughput throughput;
+
+  void fit_begins(const FitInfo& start);
+  /// The start counts from here on. The callbacks hear it once.
+  void start_counts();
+  bool counts() const { return counts_; }
+  /// Before a step. The callbacks hear the first one.
+  void batch_loaded(data::Batch& batch);
+
+  /// Whether the report of `step` has averages: it follows from the number alone, so all ranks agree.
+  bool is_logged(std::int64_t step) const {
+    return options_.log_every() > 0 && step % options_.log_every() == 0;
+  }
+  /// After a step. Collective where the step is logged.
+  void step_ended(FitProgress& progress, double lr);
+
+  /// Returns the report of the running epoch, before an evaluation. Collective.
+  EpochReport epoch_report(FitProgress& progress, double lr) const;
+  void epoch_ended(const EpochReport& report);
+
+  void saving(std::int64_t step);
+  /// Adds the metrics of the last epoch that was reported, and returns the result.
+  FitResult fit_ends(FitResult result);
+
+ private:
+  template <typename Fn>
+  void notify(const Fn& fn) {
+    for (const std::shared_ptr<Callback>& callback : callbacks_) fn(*callback);
+  }
+
+  const TrainerOptions& options_;
+  const std::vector<std::shared_ptr<Callback>>& callbacks_;
+  const RankCoordinator& ranks_;
+  FitInfo start_;
+  std::map<std::string, double> last_metrics_;
+  bool counts_ = false;
+  bool seen_first_batch_ = false;
+};
+
+}  // namespace cohort::train

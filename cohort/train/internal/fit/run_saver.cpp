@@ -1,0 +1,76 @@
+#include "cohort/train/internal/fit/run_saver.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/checkpoint/tensor_format.h"
+#include "cohort/train/internal/fit/evaluation.h"
+
+namespace cohort::train {
+namespace {
+
+std::string numbered_name(const char* format, std::int64_t number) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, static_cast<long long>(number));
+  return text;
+}
+
+}  // namespace
+
+RunSaver::RunSaver(const TrainerOptions& options, const RankCoordinator& ranks)
+    : policy(options), options_(options), ranks_(ranks) {
+  if (!saves()) return;
+  checkpoint::tensor_format(options.checkpoint_format());  // an unknown one is an error before a step
+  if (!ranks.is_first()) return;
+  checkpoints_.emplace(
+      options.run_dir() / "checkpoints",
+      checkpoint::RunCheckpointsOptions{.keep = options.keep(), .format = options.checkpoint_format()});
+}
+
+std::optional<checkpoint::LoadedCheckpoint> RunSaver::find(const DataOfRun& eval_data) {
+  const std::string& from = options_.resume();
+  if (from.empty()) return std::nullopt;
+  if (!saves()) {
+    throw UsageError("train.resume", base::concat("asked to resume from \"", from, "\" without a run folder"),
+                     "TrainerOptions().run_dir(...)");
+  }
+  std::optional<checkpoint::LoadedCheckpoint> found;
+  if (writes()) {
+    found = load(from);
+    if (found) forget_lost_best(*found, *checkpoints_, eval_data, options_.keep_best());
+  }
+  found = ranks_.share(std::move(found));
+  if (!found && from == "auto") {
+    if (ranks_.is_first()) base::log_info("nothing to resume: starting from the beginning");
+    return std::nullopt;
+  }
+  if (!found) {
+    throw DataError("train.resume",
+                    base::concat("no checkpoint \"", from, "\" in ", options_.run_dir().string()),
+                    "--resume auto, which starts afresh when there is none");
+  }
+  last_ = found->folder;
+  return found;
+}
+
+std::optional<checkpoint::LoadedCheckpoint> RunSaver::load(const std::string& from) const {
+  if (from == "auto") return checkpoints_->load_usable();
+  const std::optional<std::filesystem::path> folder = checkpoints_->find(from);
+  if (!folder) return std::nullopt;
+  return checkpoint::LoadedCheckpoint{*folder, checkpoint::RunCheckpoints::load(*folder)};
+}
+
+void RunSaver::start_counts() {
+  if (checkpoints_ && !last_.empty()) checkpoints_->go_back_to(last_);
+}
+
+void RunSaver::write(const Task& task, const RunState& state, bool is_best) {
+  const bool between_epochs = state.loader.samples_consumed == 0;
+  const std::string name =
+      between_epochs ? numbered_name("epoch_%04lld", state.epoch) : numbered_name("step_%08lld", state.step);
+  last_ = checkpoints_->save(name, capture(task, state), {.is_best = is_best});
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/train/internal/fit/rank_coordinator.h"
+#include "cohort/train/internal/fit/run_state.h"
+#include "cohort/train/internal/fit/save_policy.h"
+#include "cohort/train/task.h"
+#include "cohort/train/trainer_options.h"
+
+namespace cohort::train {
+
+/// The checkpoints of a fit: which it resumes from, when one is due, and where it is written.
+class RunSaver {
+ public:
+  /// Both must outlive this. Throws: UsageError for an unknown format.
+  RunSaver(const TrainerOptions& options, const RankCoordinator& ranks);
+
+  /// When the run saves.
+  SavePolicy policy;
+
+  /// The run has a folder: all ranks take part in a save.
+  bool saves() const { return !options_.run_dir().empty(); }
+  /// This rank writes it.
+  bool writes() const { return checkpoints_.has_value(); }
+  /// The checkpoint that was written or resumed from last; empty: none.
+  const std::filesystem::path& last() const { return last_; }
+
+  /// Returns the checkpoint that the options say to resume from, if any; its best is that of an evaluation on
+  /// `eval_data`. Collective. Throws: UsageError without a run folder; DataError where it is not there or
+  /// cannot be used.
+  std::optional<checkpoint::LoadedCheckpoint> find(const DataOfRun& eval_data);
+
+  /// The first step of this start was made: a kill from here on resumes from where this start resumed.
+  void start_counts();
+
+  /// Writes a checkpoint of `task` and `state`, on the rank that writes.
+  void write(const Task& task, const RunState& state, bool is_best);
+
+ private:
+  std::optional<checkpoint::LoadedCheckpoint> load(const std::string& from) const;
+
+  const TrainerOptions& options_;
+  const RankCoordinator& ranks_;
+  std::optional<checkpoint::RunCheckpoints> checkpoints_;  // rank 0's
+  std::filesystem::path last_;
+};
+
+}  // namespace cohort::train
