@@ -47,16 +47,14 @@ at::Device prepare_device(const config::TrainConfig& train, const std::string& r
   return device;
 }
 
-/// Returns the data of this rank, which is not open yet. Collective.
-RunData data_of_rank(const config::Config& config, const BatchPlan& plan, at::Device device,
-                     const parallel::GradientSync& gradient_sync) {
-  return {config.data,
-          dataset_setup(config.model, config.train, config.run, ranks_on_host(gradient_sync)),
-          {.plan = plan,
-           .device = device,
-           .seed = config.run.seed,
-           .rank = gradient_sync.rank(),
-           .world_size = gradient_sync.size()}};
+/// Returns what a loader of this rank is made with.
+LoaderSetup loader_setup(const BatchPlan& plan, at::Device device, std::int64_t seed,
+                         const parallel::GradientSync& gradient_sync) {
+  return {.plan = plan,
+          .device = device,
+          .seed = seed,
+          .rank = gradient_sync.rank(),
+          .world_size = gradient_sync.size()};
 }
 
 /// Returns `optim` with the rate of steps of `global_batch_size` samples; `logs`: says so.
@@ -179,7 +177,7 @@ RunResult run_training(const config::Config& given, const std::string& command) 
   }
   std::optional<RunFolder> folder;  // rank 0's
   const fs::path path = run_on_rank0_and_broadcast(*gradient_sync, [&] {
-                          folder.emplace(RunFolder::open(asked));
+                          folder.emplace(RunFolder::open(asked.run, run_name(asked.run, asked.model)));
                           return nlohmann::json(folder->path().string());
                         }).get<std::string>();
   const Resumption resumption = prepare_resume(asked, *gradient_sync, path);
@@ -187,7 +185,9 @@ RunResult run_training(const config::Config& given, const std::string& command) 
 
   const at::Device device = prepare_device(config.train, config.distributed.model, *gradient_sync);
   const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync->size());
-  RunData data = data_of_rank(config, plan, device, *gradient_sync);
+  RunData data(config.data,
+               dataset_setup(config.model, config.train, config.run, ranks_on_host(*gradient_sync)),
+               loader_setup(plan, device, config.run.seed, *gradient_sync));
   data.open_training();
   if (config.train.eval_every > 0) data.open_evaluation();
   const ModelSetup setup = data.model_setup();
@@ -255,7 +255,9 @@ std::map<std::string, double> run_evaluation(const config::Config& given, const 
     comm::require_same(*gradient_sync->group(), "the checkpoint", trained.checkpoint);
   const at::Device device = prepare_device(config.train, config.distributed.model, *gradient_sync);
   const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync->size());
-  RunData data = data_of_rank(config, plan, device, *gradient_sync);
+  RunData data(config.data,
+               dataset_setup(config.model, config.train, config.run, ranks_on_host(*gradient_sync)),
+               loader_setup(plan, device, config.run.seed, *gradient_sync));
   data.open_evaluation(trained.classes.value_or(std::vector<std::string>()));
   const ModelSetup setup = data.model_setup();
   const torch::nn::AnyModule model = make_model(without_weights(config.model), setup);

@@ -157,15 +157,15 @@ fs::path run_folder_of(const fs::path& config) {
 
 RunFolder::RunFolder(RunFolder&&) noexcept = default;
 
-RunFolder RunFolder::open(const config::Config& config) {
+RunFolder RunFolder::open(const config::RunConfig& run, const std::string& name) {
   try {
-    const Chosen chosen = choose(config.run, run_name(config.run, config.model));
+    const Chosen chosen = choose(run, name);
     RunFolder folder(chosen.path);
     folder.is_made_ = fs::create_directories(folder.path_) || chosen.is_made;
     folder.was_empty_ = fs::is_empty(folder.path_);
     folder.lock_ = std::make_unique<base::FileLock>(folder.path_ / ".lock");
     // Another process may have finished a run here between the look and the lock.
-    if (config.run.resume.empty() && holds_run(folder.path_)) {
+    if (run.resume.empty() && holds_run(folder.path_)) {
       throw ConfigError("train.run_folder", base::concat(folder.path_.string(), " already holds a run"),
                         "--resume auto to continue it, or another run.dir");
     }

@@ -16,10 +16,11 @@ namespace cohort::train {
 /// A run folder that this process holds the lock of.
 class RunFolder {
  public:
-  /// Opens `config.run.dir`, or makes `runs/NAME-DATE-TIME`, in UTC; with `run.resume` and no `run.dir`, the
-  /// folder of the checkpoint that is named, or the newest of `runs/NAME-DATE-TIME`. Throws: ConfigError when
-  /// the folder holds a run and `run.resume` is empty; SystemError naming the process that uses it.
-  static RunFolder open(const config::Config& config);
+  /// Opens `run.dir`, or makes `runs/NAME-DATE-TIME`, in UTC, where `name` is run_name(); with `run.resume` and
+  /// no `run.dir`, the folder of the checkpoint that is named, or the newest of `runs/NAME-DATE-TIME`. Throws:
+  /// ConfigError when the folder holds a run and `run.resume` is empty; SystemError naming the process that
+  /// uses it.
+  static RunFolder open(const config::RunConfig& run, const std::string& name);
 
   /// Leaves what was there before open() where nothing was written to the folder: removes the lock's file
   /// from one that was empty, and the folder if open() made it.

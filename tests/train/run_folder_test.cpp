@@ -32,7 +32,7 @@ class RunFolderTest : public testing::Test {
     config::Config config;
     config.run.name = name;
     config.run.resume = "auto";
-    return RunFolder::open(config).path().filename().string();
+    return RunFolder::open(config.run, run_name(config.run, config.model)).path().filename().string();
   }
 
   const fs::path before = fs::current_path();
@@ -58,7 +58,7 @@ TEST_F(RunFolderTest, AConfigurationIsOfARunWhereTheRunWroteItsRunJsonBesideIt) 
   config::Config config;
   config.run.resume = "auto";
   config.run.dir = "runs/a";
-  RunFolder::open(config).describe(config, "test");
+  RunFolder::open(config.run, run_name(config.run, config.model)).describe(config, "test");
   EXPECT_EQ(run_folder_of("runs/a/config.yaml"), folder);
   EXPECT_EQ(run_folder_of("runs/a/starts/0001/config.yaml"), folder);
   EXPECT_EQ(run_folder_of("runs/a/run.json"), "");
@@ -86,7 +86,7 @@ TEST_F(RunFolderTest, ANewFolderIsNamedInUtcWhereverItIsMade) {
     config::Config config;
     config.run.name = "exp";
     const std::time_t before = std::time(nullptr);
-    const RunFolder folder = RunFolder::open(config);
+    const RunFolder folder = RunFolder::open(config.run, run_name(config.run, config.model));
     const std::time_t after = std::time(nullptr);
     std::tm named{};
     const std::string name = folder.path().filename().string();
@@ -104,7 +104,9 @@ TEST_F(RunFolderTest, ACheckpointOrItsRunByPathContinuesInThatRun) {
                            "runs/exp-20260101-100000/checkpoints/epoch_0001"}) {
     config::Config config;
     config.run.resume = path;
-    EXPECT_EQ(RunFolder::open(config).path().filename(), "exp-20260101-100000") << path;
+    EXPECT_EQ(RunFolder::open(config.run, run_name(config.run, config.model)).path().filename(),
+              "exp-20260101-100000")
+        << path;
   }
 }
 
@@ -115,7 +117,7 @@ TEST_F(RunFolderTest, ARunThatDidNotBeginTakesNothingAwayThatWasThere) {
   for (const char* folder : {"mine", "link", "new"}) {
     config::Config config;
     config.run.dir = folder;
-    RunFolder::open(config);
+    RunFolder::open(config.run, run_name(config.run, config.model));
     EXPECT_EQ(fs::exists(folder), folder != std::string("new")) << folder;
   }
   EXPECT_TRUE(fs::is_symlink("link"));
@@ -125,7 +127,7 @@ TEST_F(RunFolderTest, ARunThatDidNotBeginTakesNothingAwayThatWasThere) {
 TEST_F(RunFolderTest, EachStartIsKept) {
   config::Config config;
   config.run.dir = "run";
-  const RunFolder folder = RunFolder::open(config);
+  const RunFolder folder = RunFolder::open(config.run, run_name(config.run, config.model));
   folder.describe(config, "first");
   const std::string first = read_file("run/config.yaml");
   config.optim.lr = 0.5;
@@ -142,7 +144,7 @@ TEST_F(RunFolderTest, WhatARunOfAnOlderVersionLeftIsItsFirstStart) {
   write_file("run/config.yaml", "optim: {lr: 7}\n");
   config::Config config;
   config.run.dir = "run";
-  RunFolder::open(config).describe(config, "now");
+  RunFolder::open(config.run, run_name(config.run, config.model)).describe(config, "now");
   EXPECT_EQ(read_file("run/starts/0001/config.yaml"), "optim: {lr: 7}\n");
   EXPECT_EQ(read_file("run/starts/0002/config.yaml"), read_file("run/config.yaml"));
 }

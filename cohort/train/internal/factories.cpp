@@ -15,11 +15,7 @@
 #include "cohort/checkpoint/tensor_format.h"
 #include "cohort/comm/backend.h"
 #include "cohort/config/keys.h"
-#include "cohort/data/idx_dataset.h"
-#include "cohort/data/image_folder.h"
 #include "cohort/data/sampler_factory.h"
-#include "cohort/data/synthetic.h"
-#include "cohort/memory/process_memory.h"
 #include "cohort/models/memory_format.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
@@ -34,68 +30,6 @@ namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
 
-data::ColorMode color_mode(const config::DataConfig& config) {
-  return config.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb;
-}
-
-std::vector<data::TransformSpec> transforms_of(const config::DataConfig& config, Split split) {
-  std::vector<data::TransformSpec> specs;
-  for (const config::TransformConfig& transform :
-       split == Split::kTrain ? train_transforms(config) : val_transforms(config)) {
-    specs.push_back({transform.name, transform.args});
-  }
-  return specs;
-}
-
-/// Both pairs of IDX files lie in one folder, unless a folder of their own is named.
-const std::string& idx_folder(const config::DataConfig& config, Split split) {
-  const std::string& own = split == Split::kTrain ? config.train : config.val;
-  return own.empty() ? config.path : own;
-}
-
-/// What to try where the data of `split` is not there.
-const char* data_hint(Split split) {
-  return split == Split::kTrain ? "data.path=FOLDER, or data.train=FOLDER"
-                                : "data.val=FOLDER, or train.eval_every=0, which trains without validation";
-}
-
-/// Throws: DataError naming the keys that say where the data is, when `folder` is not there.
-void check_folder(const std::string& folder, Split split) {
-  std::error_code ignored;
-  if (fs::exists(folder, ignored)) return;
-  throw DataError("train.make_dataset",
-                  base::concat("there is no ", split == Split::kTrain ? "training" : "validation",
-                               " data: the folder ", folder, " does not exist"),
-                  data_hint(split));
-}
-
-data::IdxPair find_idx_files(const std::string& folder, Split split) {
-  check_folder(folder, split);
-  try {
-    return data::find_idx_pair(folder, split == Split::kTrain ? "train" : "t10k");
-  } catch (const DataError& error) {
-    throw DataError("train.make_dataset", error.what(), data_hint(split));
-  }
-}
-
-/// data.options are for registered data sets; Cohort's own have keys.
-void check_data_options(const config::DataConfig& data) {
-  if (data.options.empty()) return;
-  if (data::is_own_dataset(data.type)) {
-    throw ConfigError("train.make_dataset",
-                      base::concat("data.options.", data.options.begin()->first, " is set, but data.type is ",
-                                   data.type, ", which has no options"),
-                      "the keys of data, or data.type with the name of a registered data set");
-  }
-  for (const char* taken : {"split", "path"}) {
-    if (data.options.contains(taken)) {
-      throw ConfigError("train.make_dataset",
-                        base::concat("data.options.", taken, " is set, but that is given by the run"),
-                        "data.path, data.train and data.val, or another name");
-    }
-  }
-}
-
 std::int64_t warmup_steps(const config::ScheduleConfig& schedule, std::int64_t steps_per_epoch,
                           std::int64_t total) {
   if (schedule.warmup_steps > 0) return schedule.warmup_steps;
@@ -106,59 +40,6 @@ std::int64_t warmup_steps(const config::ScheduleConfig& schedule, std::int64_t s
 }
 
 }  // namespace
-
-std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host) {
-  const std::int64_t quarters = split == Split::kTrain ? 3 : 1;
-  return available_bytes / 2 * quarters / 4 / ranks_on_host;
-}
-
-DatasetSetup dataset_setup(const config::ModelConfig& model, const config::TrainConfig& train,
-                           const config::RunConfig& run, int ranks_on_host) {
-  return {.num_classes = model.num_classes,
-          .seed = run.seed,
-          .channels_last = is_channels_last(train),
-          .ranks_on_host = ranks_on_host};
-}
-
-std::shared_ptr<const data::Dataset> make_dataset(const config::DataConfig& config, Split split,
-                                                  const DatasetSetup& setup) {
-  const std::string path = split == Split::kTrain ? config::train_path(config) : config::val_path(config);
-  data::check_dataset_name(config.type);
-  check_data_options(config);
-  if (config.type == "synthetic") {
-    return std::make_shared<data::SyntheticDataset>(
-        data::SyntheticOptions{.size = split == Split::kTrain ? config.synthetic_train : config.synthetic_val,
-                               .shape = {channels_of(config), config.image_size, config.image_size},
-                               .num_classes = setup.num_classes > 0 ? setup.num_classes : 10,
-                               .seed = static_cast<std::uint64_t>(setup.seed) * 2 + (split == Split::kVal),
-                               .channels_last = setup.channels_last});
-  }
-  if (config.type == "image_folder") {
-    check_folder(path, split);
-    data::ImageFolderOptions options;
-    options.transforms = transforms_of(config, split);
-    options.color = color_mode(config);
-    options.channels_last = setup.channels_last;
-    options.allow_empty = config.empty_class == "keep";
-    options.on_other_files =
-        config.on_other_files == "raise" ? data::OnOtherFiles::kRaise : data::OnOtherFiles::kWarn;
-    if (config.cache == "encoded") {
-      options.cache_bytes = cache_bytes(split, memory::system_memory().available_bytes, setup.ranks_on_host);
-    }
-    return std::make_shared<data::ImageFolder>(path, options);
-  }
-  if (config.type == "idx") {
-    const data::IdxPair files = find_idx_files(idx_folder(config, split), split);
-    return std::make_shared<data::IdxDataset>(
-        files.images, files.labels,
-        data::IdxDatasetOptions{.transforms = transforms_of(config, split),
-                                .channels_last = setup.channels_last});
-  }
-  data::DatasetArgs args = config.options;
-  args["split"] = split == Split::kTrain ? "train" : "val";
-  args["path"] = path;
-  return data::make_dataset(config.type, args);
-}
 
 std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Split split,
                                           std::shared_ptr<const data::Dataset> dataset,

@@ -11,35 +11,15 @@
 #include "cohort/optim/schedule.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/internal/batch_plan.h"
+#include "cohort/train/internal/datasets.h"
 #include "cohort/train/internal/input_fields.h"
 
 /// Makes the parts of a run from its configuration. Everything here is a few lines over the public parts: a
 /// program of one's own may use some of it, or none.
 namespace cohort::train {
 
-/// Which of the two data sets.
-enum class Split { kTrain, kVal };
-
 // Fields of a setup without a default have to be given: the compiler warns of one that is forgotten
 // (-Wmissing-field-initializers), where any value would be taken for the run's.
-
-/// What a data set is made with, besides the section data.
-struct DatasetSetup {
-  std::int64_t num_classes;   ///< of synthetic images; 0: 10
-  std::int64_t seed;          ///< of synthetic images
-  bool channels_last = true;  ///< how images lie in a batch
-  /// Processes of the run on this machine, each with a data set of its own: they share the memory that
-  /// data.cache may take, half of what is available, three quarters of it for training data.
-  int ranks_on_host = 1;
-};
-DatasetSetup dataset_setup(const config::ModelConfig& model, const config::TrainConfig& train,
-                           const config::RunConfig& run, int ranks_on_host = 1);
-
-/// Throws: ConfigError, DataError.
-std::shared_ptr<const data::Dataset> make_dataset(const config::DataConfig& config, Split split,
-                                                  const DatasetSetup& setup);
-/// The bytes that one of these data sets may take.
-std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host);
 
 /// What a loader is made with, besides the section data.
 struct LoaderSetup {

@@ -12,14 +12,6 @@
 namespace cohort::train {
 namespace {
 
-/// What to try where training and validation data of this kind have different classes.
-const char* class_hint(const std::string& kind) {
-  if (kind == "image_folder") return "the same class folders in both";
-  if (kind != "idx") return "data sets that return the same classes()";
-  return "IDX files of one data set (classes are 0 to the largest label); where no validation sample has the "
-         "last labels, train.eval_every=0, and cohort eval after it, which takes labels as they are";
-}
-
 void warn_of_skipped(const char* kind, const data::Loader* loader) {
   const std::int64_t skipped = loader != nullptr ? loader->counters().samples_skipped : 0;
   if (skipped == 0) return;
