@@ -100,6 +100,12 @@ void Optimizer::zero_grad(bool set_to_none) {
   }
 }
 
+std::vector<at::Tensor> Optimizer::parameters() const {
+  std::vector<at::Tensor> all;
+  for (const ParamGroup& group : groups_) all.insert(all.end(), group.params.begin(), group.params.end());
+  return all;
+}
+
 void Optimizer::set_lr(double lr) {
   if (!(lr >= 0)) throw UsageError("optim.set_lr", concat("got ", lr, ", expected 0 or more"));
   for (ParamGroup& group : groups_) group.lr = lr;

@@ -77,6 +77,8 @@ class Optimizer {
 
   std::vector<ParamGroup>& param_groups() { return groups_; }
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
+  /// Returns the parameters of all groups, in their order.
+  std::vector<at::Tensor> parameters() const;
 
   /// Sets the learning rate of every group, for the next step. A schedule sets it anew from `initial_lr`.
   void set_lr(double lr);

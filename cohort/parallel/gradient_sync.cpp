@@ -12,21 +12,13 @@
 namespace cohort::parallel {
 namespace {
 
-std::vector<at::Tensor> parameters_of(const optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> parameters;
-  for (const optim::ParamGroup& group : optimizer.param_groups()) {
-    parameters.insert(parameters.end(), group.params.begin(), group.params.end());
-  }
-  return parameters;
-}
-
 class AverageSync : public ReplicatedSync {
  public:
   explicit AverageSync(const comm::Group& group) : ReplicatedSync(group), averager_(group) {}
 
   std::string name() const override { return "average"; }
   AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {
-    return averager_.average(parameters_of(optimizer), samples, finite);
+    return averager_.average(optimizer.parameters(), samples, finite);
   }
 
  private:
@@ -57,7 +49,7 @@ class DdpSync : public ReplicatedSync {
     reducers_.clear();
     for (const NamedOptimizer& entry : parts.optimizers) {
       std::vector<NamedParameter> parameters;
-      for (const at::Tensor& parameter : parameters_of(*entry.optimizer)) {
+      for (const at::Tensor& parameter : entry.optimizer->parameters()) {
         // A frozen parameter gets no gradient, so no bucket may wait for it.
         if (!parameter.requires_grad()) continue;
         const auto found = names.find(parameter.unsafeGetTensorImpl());

@@ -136,7 +136,7 @@ struct Averaging : parallel::ReplicatedSync {
   std::string name() const override { return "averaging"; }
   parallel::AverageReport average(const optim::Optimizer& optimizer, double samples,
                                   bool finite) override {
-    return averager.average(optimizer.param_groups().front().params, samples, finite);
+    return averager.average(optimizer.parameters(), samples, finite);
   }
   parallel::GradientAverager averager;
 };

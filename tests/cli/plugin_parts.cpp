@@ -46,7 +46,7 @@ class Averaging : public parallel::ReplicatedSync {
   explicit Averaging(const comm::Group& group) : ReplicatedSync(group), averager_(group) {}
   std::string name() const override { return "plugin_sync"; }
   parallel::AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {
-    return averager_.average(optimizer.param_groups().front().params, samples, finite);
+    return averager_.average(optimizer.parameters(), samples, finite);
   }
   void step(optim::Optimizer& optimizer, const optim::NonFinite& found) override {
     static std::once_flag once;

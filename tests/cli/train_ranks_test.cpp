@@ -175,6 +175,7 @@ TEST_F(TrainRanksTest, OneOfEachPartFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
                                           "distributed.backend=plugin_backend",
                                           "optim.name=plugin_sgd",
                                           "optim.options.momentum=0.9",
+                                          "optim.no_decay_on_norm_and_bias=true",  // two groups
                                           "schedule.name=plugin_schedule",
                                           "schedule.options.as=cosine",
                                           "data.sampler=plugin_sampler",

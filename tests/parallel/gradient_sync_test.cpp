@@ -15,7 +15,7 @@ class LargestSync : public ReplicatedSync {
   explicit LargestSync(const comm::Group& group) : ReplicatedSync(group) {}
   std::string name() const override { return "largest"; }
   AverageReport average(const optim::Optimizer& optimizer, double samples, bool /*finite*/) override {
-    for (const at::Tensor& parameter : optimizer.param_groups().front().params) {
+    for (const at::Tensor& parameter : optimizer.parameters()) {
       at::Tensor gradient = parameter.grad();
       comm::Group ranks = *group();
       ranks.all_reduce(gradient, c10d::ReduceOp::MAX).wait();
