@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-/// Memory that a replay's tensors are laid into at planned places: docs/guide/script.md, "Memory".
+/// Memory that a replay's tensors are laid into at planned places: docs/design/script.md, "Memory".
 namespace cohort::script {
 
 inline constexpr std::int64_t kElsewhere = -1;  ///< the offset of a block that the arena does not hold

@@ -13,7 +13,7 @@
 #include "cohort/script/execute/compiled_phase.h"
 #include "cohort/script/ir/boxed.h"
 
-/// A tape made ready to run again: docs/guide/script.md, "Replay".
+/// A tape made ready to run again: docs/design/script.md, "Replay".
 namespace cohort::script {
 
 class WarmUp;

@@ -8,7 +8,7 @@
 
 #include "cohort/script/ir/call.h"
 
-/// What a C++ function did, operator by operator: docs/guide/script.md, "The tape".
+/// What a C++ function did, operator by operator: docs/design/script.md, "The tape".
 namespace cohort::script {
 
 /// True if changes of `a` and `b` are counted as one, as those of a tensor and its detach() are.
