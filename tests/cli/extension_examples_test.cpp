@@ -7,7 +7,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cmath>
-#include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -21,10 +20,12 @@
 #include "cohort/ops/operator.h"
 #include "cohort/optim/factory.h"
 #include "cohort/optim/schedule_factory.h"
+#include "cohort/optim/sgd.h"
 #include "cohort/parallel/average.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/train/callback.h"
+#include "cohort/train/task.h"
 #include "tests/cli/store_exchange.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
@@ -42,9 +43,8 @@ struct TinyImpl : torch::nn::Cloneable<TinyImpl> {
   std::int64_t num_classes;
   torch::nn::Linear linear{nullptr};
 };
-TORCH_MODULE(Tiny);
 COHORT_REGISTER_MODEL("tiny", [](const models::ModelOptions& options) {
-  return torch::nn::AnyModule(Tiny(options.num_classes));
+  return torch::nn::AnyModule(std::make_shared<TinyImpl>(options.num_classes));
 });
 
 struct Squares : data::ExampleDataset {
@@ -59,19 +59,15 @@ COHORT_REGISTER_DATASET(squares, [](const data::DatasetArgs&) {
 });
 
 struct TopHalf : data::Transform {
-  data::CropResizeOp plan(data::ImageSize in, base::RandomStream&) const override {
-    const data::ImageSize out = output_size(in);
-    return {.region = {.top = 0, .left = 0, .height = out.height, .width = out.width}, .size = out};
-  }
   data::ImageSize output_size(data::ImageSize in) const override {
     return {in.height / 2, in.width};
   }
+  data::CropResizeOp plan(data::ImageSize in, base::RandomStream&) const override {
+    return {.region = {0, 0, in.height / 2, in.width}, .size = output_size(in)};
+  }
 };
-const bool is_registered = [] {
-  const auto make = [](data::TransformArgs&) { return std::make_unique<TopHalf>(); };
-  data::register_transform("TopHalf", "", make);
-  return true;
-}();
+const bool is_registered = (data::register_transform("TopHalf", "", [](data::TransformArgs&) {
+  return std::make_unique<TopHalf>(); }), true);
 
 at::Tensor scale(const at::Tensor& x, double by) { return x * by; }
 TORCH_LIBRARY(mine, library) {
@@ -83,21 +79,15 @@ TORCH_LIBRARY(mine, library) {
 }
 
 struct SignSGD : optim::Optimizer {
-  SignSGD(std::vector<optim::ParamGroup> groups, double lr) : Optimizer(std::move(groups)) {
-    fill_options({.lr = lr});  // for each group that leaves lr open
-  }
+  SignSGD(auto groups, double lr) : Optimizer(std::move(groups)) { fill_options({.lr = lr}); }
   std::string type() const override { return "sign_sgd"; }
   void step() override {
-    const at::NoGradGuard no_grad;
-    for (auto& group : param_groups())
-      for (auto& p : group.params)
-        if (p.grad().defined()) p.add_(p.grad().sign(), -group.lr);
+    for (const at::NoGradGuard no_grad; auto& group : param_groups())
+      for (auto& p : group.params) if (p.grad().defined()) p.add_(p.grad().sign(), -group.lr);
   }
 };
-COHORT_REGISTER_OPTIMIZER("sign_sgd", [](const optim::OptimizerOptions& options,
-                                         std::vector<optim::ParamGroup> groups) {
-  return std::make_unique<SignSGD>(std::move(groups), options.lr.value_or(0.01));
-});
+COHORT_REGISTER_OPTIMIZER("sign_sgd", [](auto& options, auto groups) {
+  return std::make_unique<SignSGD>(std::move(groups), options.lr.value_or(0.01)); });
 
 COHORT_REGISTER_SCHEDULE("square_root", [](const optim::ScheduleOptions& options) {
   const double every = options.extra.number("every", 1);
@@ -105,15 +95,12 @@ COHORT_REGISTER_SCHEDULE("square_root", [](const optim::ScheduleOptions& options
                        options.name);
 });
 
-struct Reversed : data::Sampler {
-  explicit Reversed(std::int64_t size) : num_samples(size) {}
-  std::int64_t size() const override { return num_samples; }
-  std::vector<std::int64_t> order(std::int64_t) const override {
-    std::vector<std::int64_t> order(num_samples);
-    std::iota(order.rbegin(), order.rend(), 0);
-    return order;
+struct Reversed : data::SequentialSampler {
+  using SequentialSampler::SequentialSampler;
+  std::vector<std::int64_t> order(std::int64_t epoch) const override {
+    const std::vector<std::int64_t> ascending = SequentialSampler::order(epoch);
+    return {ascending.rbegin(), ascending.rend()};
   }
-  std::int64_t num_samples;
 };
 COHORT_REGISTER_SAMPLER("reversed", [](const data::SamplerOptions& options) {
   return std::make_shared<const Reversed>(options.size);
@@ -122,43 +109,35 @@ COHORT_REGISTER_SAMPLER("reversed", [](const data::SamplerOptions& options) {
 COHORT_REGISTER_MODEL_RUNNER("halves", {
   .make = [](torch::nn::AnyModule model, const parallel::ModelRunnerOptions&) {
     return parallel::ModelRunner{[model](const at::Tensor& input) mutable {
-      std::vector<at::Tensor> logits;
-      for (const at::Tensor& half : input.chunk(2)) logits.push_back(model.forward(half));
-      return at::cat(logits);
+      std::vector<at::Tensor> halves = input.chunk(2);
+      for (at::Tensor& half : halves) half = model.forward(half);
+      return at::cat(halves);
     }};
   },
   .plan_memory = [](const parallel::PlainMemory& plain, const parallel::ModelRunnerOptions&) {
-    return std::vector<parallel::PlannedPlace>{{"the process", plain.samples, plain.use}};
-  }});
+    return std::vector<parallel::PlannedPlace>{{"the process", plain.samples, plain.use}}; }});
 
 struct Averaging : parallel::ReplicatedSync {
   explicit Averaging(const comm::Group& group) : ReplicatedSync(group), averager(group) {}
   std::string name() const override { return "averaging"; }
-  parallel::AverageReport average(const optim::Optimizer& optimizer, double samples,
-                                  bool finite) override {
-    return averager.average(optimizer.parameters(), samples, finite);
+  parallel::AverageReport average(const optim::Optimizer& o, double samples, bool finite) override {
+    return averager.average(o.parameters(), samples, finite);
   }
   parallel::GradientAverager averager;
 };
 COHORT_REGISTER_GRADIENT_SYNC("averaging", {
-  .make = [](const comm::Group& group, const parallel::ReducerOptions&) {
-    return std::make_shared<Averaging>(group);
-  }});
+  .make = [](auto& group, auto&) { return std::make_shared<Averaging>(group); }});
 
-struct StoreBackend : c10d::Backend {
-  explicit StoreBackend(const comm::BackendOptions& options)
-      : Backend(options.rank, options.size), ranks(options) {}
+struct StoreBackend : c10d::Backend, test::StoreExchange {
+  explicit StoreBackend(auto& job) : Backend(job.rank, job.size), StoreExchange(job) {}
   const std::string getBackendName() const override { return "over_store"; }
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
-                                           const c10d::BroadcastOptions& call) override {
-    tensors[0].copy_(ranks.exchange(tensors[0], call.timeout).at(call.rootRank));
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& call) override {
+    exchange(at::zeros({1}), call.timeout);
     return c10::make_intrusive<test::CompletedWork>();
   }
-  test::StoreExchange ranks;
 };
-COHORT_REGISTER_BACKEND("over_store", {.make = [](const comm::BackendOptions& options) {
-  return comm::BackendInstance{.backend = c10::make_intrusive<StoreBackend>(options)};
-}});
+COHORT_REGISTER_BACKEND("over_store", {.make = [](auto& options) {
+  return comm::BackendInstance{.backend = c10::make_intrusive<StoreBackend>(options)}; }});
 
 COHORT_REGISTER_TENSOR_FORMAT("labelled", {
   .extension = "labelled",
@@ -168,6 +147,17 @@ COHORT_REGISTER_TENSOR_FORMAT("labelled", {
   .read = [](const std::shared_ptr<const checkpoint::MappedFile>& file) {
     return checkpoint::SafetensorsFile::from_mapping(file).tensors();
   }});
+
+struct Regression : train::Task {
+  Regression() { add_module("", net.ptr()); add_optimizer("", sgd); }
+  train::StepMetrics train_step(data::Batch& batch) override {
+    const at::Tensor loss = at::mse_loss(net->forward(batch.input()), batch.target());
+    sgd->zero_grad(); loss.backward(); average_gradients(*sgd, batch.size); step_if_finite(*sgd);
+    return {{"loss", loss, double(batch.size)}};
+  }
+  torch::nn::Linear net{1, 1};
+  std::shared_ptr<optim::SGD> sgd = std::make_shared<optim::SGD>(net->parameters());
+};
 
 struct LogLoss : train::Callback {
   void on_epoch_end(const train::EpochReport& report) override {
@@ -195,7 +185,7 @@ std::vector<std::string> blocks_of_page() {
 TEST(ExtensionExamplesTest, StandHereAsTheyStandInCONTRIBUTING) {
   const std::string here = test::read_file(test::source_dir() / "tests/cli/extension_examples_test.cpp");
   const std::vector<std::string> blocks = blocks_of_page();
-  EXPECT_EQ(blocks.size(), 12u);
+  EXPECT_EQ(blocks.size(), 13u);
   std::size_t at = 0;
   for (const std::string& block : blocks) {
     const std::size_t found = here.find("\n" + block, at);
@@ -235,6 +225,16 @@ TEST(ExtensionExamplesTest, OfTrainingComputeWhatTheySay) {
   at::Tensor y = at::ones({2}).requires_grad_();
   op.call(y, 3.0).sum().backward();
   EXPECT_TRUE(at::equal(y.grad(), at::full({2}, 3.0f)));
+}
+
+TEST(ExtensionExamplesTest, ATaskMakesOneUpdate) {
+  Regression task;
+  data::Batch batch;
+  batch.fields = {at::ones({4, 1}), at::ones({4, 1})};
+  batch.size = 4;
+  const at::Tensor before = task.net->weight.detach().clone();
+  EXPECT_EQ(task.train_step(batch).front().name, "loss");
+  EXPECT_FALSE(at::equal(task.net->weight, before));
 }
 
 TEST(ExtensionExamplesTest, OfRanksAndFilesAreKnownByTheirNames) {
