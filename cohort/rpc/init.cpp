@@ -5,6 +5,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/comm/store_adapter.h"
+#include "cohort/rpc/internal/agent_state.h"
 
 namespace cohort::rpc {
 namespace {
@@ -72,6 +73,12 @@ void shutdown(std::chrono::milliseconds timeout) {
 
 std::vector<WorkerInfo> workers(const std::string& pattern) {
   return agent().workers(pattern);
+}
+
+std::shared_ptr<Reference> make_reference(ObjectValue value, Target::Line line) {
+  AgentState* const of_handler = AgentState::of_handler();
+  AgentState& owner = of_handler != nullptr ? *of_handler : *agent().state();
+  return owner.make_here(std::move(value), line);
 }
 
 }  // namespace cohort::rpc

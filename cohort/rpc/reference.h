@@ -67,6 +67,10 @@ class Reference {
   const WorkerInfo owner_;
 };
 
+/// A reference to an object of the worker whose handler this thread runs; outside of handlers, of the process's agent.
+/// Throws: UsageError where there is neither.
+std::shared_ptr<Reference> make_reference(ObjectValue value, Target::Line line);
+
 /// The value that a reference points to, encoded, from its owner.
 base::Future<Encoded> fetch_value(const std::shared_ptr<Reference>& reference, Reference::Timeout timeout);
 

@@ -184,6 +184,12 @@ ObjectValue make_object_value(R result) {
   return value;
 }
 
+/// A reference to an object of this worker: in a handler, of the one that runs it; else of the process's agent.
+template <typename T>
+auto make_rref(T object, Target::Line line = Target::Line::current()) {
+  return RRef<Kept<T>>(make_reference(make_object_value(std::move(object)), line));
+}
+
 /// Makes a `T` from these arguments: for remote(), as in COHORT_REMOTE(rpc::make<Table, std::int64_t>).
 template <typename T, typename... P>
 std::shared_ptr<T> make(P... arguments) {

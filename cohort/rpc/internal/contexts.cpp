@@ -218,10 +218,13 @@ std::shared_ptr<ContextState> Contexts::find_or_make(ContextId id) {
   }
   return context;
 }
-std::shared_ptr<ContextState> Contexts::find(ContextId id) const {
+std::shared_ptr<ContextState> Contexts::find_if_here(ContextId id) const {
   const std::lock_guard lock(mutex_);
   const auto found = contexts_.find(id);
-  if (found != contexts_.end()) return found->second;
+  return found != contexts_.end() ? found->second : nullptr;
+}
+std::shared_ptr<ContextState> Contexts::find(ContextId id) const {
+  if (std::shared_ptr<ContextState> found = find_if_here(id)) return found;
   throw UsageError("rpc.context", base::concat("context ", id.number, " of worker ", id.creator,
                                                " has ended, or no call of it came here"));
 }

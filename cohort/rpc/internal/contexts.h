@@ -124,6 +124,8 @@ class Contexts {
   std::shared_ptr<ContextState> find_or_make(ContextId id);
   /// Throws: UsageError for one that is not here, or has ended.
   std::shared_ptr<ContextState> find(ContextId id) const;
+  /// The same; null, where find() throws.
+  std::shared_ptr<ContextState> find_if_here(ContextId id) const;
   /// Forgets it, and sets `callees` to those whom this worker has called in it, who are to forget theirs. Returns what is left
   /// of it, graphs and tensors, for whoever may take the time to free them.
   std::shared_ptr<void> end(ContextId id, std::set<std::string>& callees);

@@ -1,0 +1,125 @@
+// The owners' optimizers are objects of theirs. A call to each is made before the first is waited for.
+#include "cohort/rpc/dist_optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <exception>
+#include <type_traits>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/owner_optimizer.h"
+
+namespace cohort::rpc {
+namespace {
+
+constexpr const char* kWhereOptimizer = "rpc.dist_optimizer";
+
+// What each owner answered. Throws where any failed: what it threw, or all texts.
+template <typename T>
+std::vector<typename Future<T>::Value> answers_of(std::vector<Future<T>>& calls) {
+  std::vector<typename Future<T>::Value> answers;
+  std::vector<std::exception_ptr> errors;
+  for (Future<T>& call : calls) {
+    try {
+      if constexpr (std::is_void_v<T>) {
+        call.get();
+      } else {
+        answers.push_back(call.get());
+      }
+    } catch (...) {
+      errors.push_back(std::current_exception());
+    }
+  }
+  if (errors.size() == 1) std::rethrow_exception(errors.front());
+  if (errors.empty()) return answers;
+  std::string text = base::concat(errors.size(), " of ", calls.size(), " owners failed");
+  for (const std::exception_ptr& error : errors) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& exception) {
+      text += base::concat("; ", base::message_of(exception));
+    }
+  }
+  throw RemoteError(kWhereOptimizer, text);
+}
+
+// Gradients do not travel with these calls.
+template <auto function, typename Owners, typename... Args>
+auto ask_all(const Owners& owners, const Args&... args) {
+  const at::NoGradGuard no_grad;
+  using Returned = typename FunctionType<decltype(function)>::Returned;
+  std::vector<Future<Returned>> calls;
+  for (const auto& owner : owners) {
+    try {
+      calls.push_back(owner.optimizer.template rpc_async<function>(args...));
+    } catch (...) {  // its owner is gone: the others are asked all the same
+      Promise<Returned> failed;
+      failed.set_error(std::current_exception());
+      calls.push_back(failed.future());
+    }
+  }
+  return answers_of(calls);
+}
+
+}  // namespace
+
+DistributedOptimizer::DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters,
+                                           const optim::OptimizerOptions& options) {
+  if (parameters.empty()) throw UsageError(kWhereOptimizer, "there are no parameters");
+  const at::NoGradGuard no_grad;
+  std::map<std::string, std::vector<RRef<at::Tensor>>> by_owner;
+  for (const RRef<at::Tensor>& parameter : parameters) by_owner[parameter.owner().name].push_back(parameter);
+  for (const auto& [name, own] : by_owner) {
+    owners_.push_back({name, RRef<OwnerOptimizer>(own.front().reference()->make(
+                                 std::nullopt, name_of<&make_owner_optimizer>(),
+                                 encode_arguments<&make_owner_optimizer>(own, options)))});
+  }
+  initial_lr_ = ask_all<&OwnerOptimizer::initial_lr>(owners_).front();
+}
+
+DistributedOptimizer::~DistributedOptimizer() = default;
+
+void DistributedOptimizer::step(const dist_autograd::Context& context) {
+  ask_all<&OwnerOptimizer::step>(owners_, context.id(), lr_, momentum_);
+  lr_.reset();
+  momentum_.reset();
+}
+
+void DistributedOptimizer::apply(const optim::LRSchedule& schedule, std::int64_t step) {
+  lr_ = schedule.lr(step, initial_lr_);
+  momentum_ = schedule.momentum(step);
+}
+
+std::map<std::string, optim::OptimizerState> DistributedOptimizer::state() const {
+  std::vector<optim::OptimizerState> states = ask_all<&OwnerOptimizer::state>(owners_);
+  std::map<std::string, optim::OptimizerState> by_owner;
+  for (std::size_t i = 0; i < owners_.size(); ++i) by_owner[owners_[i].name] = std::move(states[i]);
+  return by_owner;
+}
+
+void DistributedOptimizer::load_state(const std::map<std::string, optim::OptimizerState>& state) {
+  const bool same_owners =
+      state.size() == owners_.size() &&
+      std::ranges::all_of(owners_, [&](const Owner& owner) { return state.count(owner.name) > 0; });
+  if (!same_owners) {
+    std::string theirs, own;
+    for (const auto& [name, unused] : state) theirs += " " + name;
+    for (const Owner& owner : owners_) own += " " + owner.name;
+    throw DataError(
+        kWhereOptimizer,
+        base::concat("the state is that of the workers", theirs, ", and the parameters are on", own),
+        "the state of an optimizer of the same workers");
+  }
+  const at::NoGradGuard no_grad;
+  std::vector<Future<void>> calls;
+  for (const Owner& owner : owners_) {
+    calls.push_back(owner.optimizer.rpc_async<&OwnerOptimizer::load_state>(state.at(owner.name)));
+  }
+  answers_of(calls);
+}
+
+}  // namespace cohort::rpc

@@ -1,0 +1,129 @@
+// A step puts the context's gradients in the place of grad(), which belongs to somebody else, and puts that back. One lock for
+// the process: parameters may belong to optimizers of several trainers.
+#include "cohort/rpc/internal/owner_optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <mutex>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/rpc/dist_autograd.h"
+#include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/agent_state.h"
+
+namespace cohort::rpc {
+namespace {
+
+std::mutex steps_mutex;  // of grad() of the parameters, and of optimizers' states
+
+// The grad() of some parameters, for as long as a step takes.
+class GradsOfStep {
+ public:
+  GradsOfStep(std::vector<at::Tensor> parameters, const dist_autograd::Gradients& gradients)
+      : parameters_(std::move(parameters)) {
+    std::unordered_map<const void*, at::Tensor> found;
+    for (const auto& [leaf, gradient] : gradients) found.emplace(leaf.unsafeGetTensorImpl(), gradient);
+    for (const at::Tensor& parameter : parameters_) {
+      const auto gradient = found.find(parameter.unsafeGetTensorImpl());
+      before_.push_back(
+          std::exchange(parameter.mutable_grad(), gradient != found.end() ? gradient->second : at::Tensor()));
+    }
+  }
+  ~GradsOfStep() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      parameters_[i].mutable_grad() = std::move(before_[i]);
+  }
+  GradsOfStep(const GradsOfStep&) = delete;
+  GradsOfStep& operator=(const GradsOfStep&) = delete;
+
+ private:
+  const std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> before_;
+};
+
+}  // namespace
+
+void Codec<optim::OptimizerOptions>::write(Writer& out, const optim::OptimizerOptions& value) {
+  // Names all fields: one more does not compile.
+  const auto& [name, lr, decay, momentum, dampening, nesterov, beta1, beta2, eps, amsgrad, maximize, extra] =
+      value;
+  encode(out, std::tuple(name, lr, decay, momentum, dampening, nesterov, beta1, beta2, eps, amsgrad, maximize,
+                         base::NamedOptions::Map(extra.begin(), extra.end())));
+}
+optim::OptimizerOptions Codec<optim::OptimizerOptions>::read(Reader& in) {
+  using Number = std::optional<double>;
+  using Flag = std::optional<bool>;
+  auto [name, lr, decay, momentum, dampening, nesterov, beta1, beta2, eps, amsgrad, maximize, extra] =
+      decode<std::tuple<std::string, Number, Number, Number, Number, Flag, Number, Number, Number, Flag, Flag,
+                        base::NamedOptions::Map>>(in);
+  return {std::move(name), lr,    decay, momentum, dampening, nesterov,
+          beta1,           beta2, eps,   amsgrad,  maximize,  std::move(extra)};
+}
+void Codec<optim::OptimizerOptions>::describe(TypeText& text) {
+  text.add("OptimizerOptions");
+}
+
+void Codec<optim::OptimizerState>::write(Writer& out, const optim::OptimizerState& value) {
+  encode(out, std::tuple(value.tensors, value.scalars));
+}
+optim::OptimizerState Codec<optim::OptimizerState>::read(Reader& in) {
+  auto [tensors, scalars] =
+      decode<std::tuple<std::map<std::string, at::Tensor>, std::map<std::string, double>>>(in);
+  return {std::move(tensors), std::move(scalars)};
+}
+void Codec<optim::OptimizerState>::describe(TypeText& text) {
+  text.add("OptimizerState");
+}
+
+OwnerOptimizer::OwnerOptimizer(std::vector<at::Tensor> parameters, const optim::OptimizerOptions& options)
+    : optimizer_(optim::make_optimizer(options, {{.params = std::move(parameters)}})) {}
+
+void OwnerOptimizer::step(dist_autograd::ContextId context, std::optional<double> lr,
+                          std::optional<double> momentum) {
+  const std::shared_ptr<ContextState> state = AgentState::of_handler()->contexts().find_if_here(context);
+  const dist_autograd::Gradients gradients =
+      state != nullptr ? state->gradients() : dist_autograd::Gradients();
+  const std::lock_guard lock(steps_mutex);
+  if (lr) optimizer_->set_lr(*lr);
+  if (momentum) optimizer_->set_momentum(*momentum);
+  const GradsOfStep grads(optimizer_->parameters(), gradients);
+  optimizer_->step();
+}
+
+double OwnerOptimizer::initial_lr() const {
+  return optimizer_->param_groups().front().initial_lr;
+}
+
+optim::OptimizerState OwnerOptimizer::state() const {
+  const std::lock_guard lock(steps_mutex);
+  optim::OptimizerState state = optimizer_->state();
+  // They alias what the next step changes, and travel after this.
+  for (auto& [name, tensor] : state.tensors) tensor = tensor.clone();
+  return state;
+}
+
+void OwnerOptimizer::load_state(const optim::OptimizerState& state) {
+  const std::lock_guard lock(steps_mutex);
+  optimizer_->load_state(state);
+}
+
+std::shared_ptr<OwnerOptimizer> make_owner_optimizer(const std::vector<RRef<at::Tensor>>& parameters,
+                                                     const optim::OptimizerOptions& options) {
+  std::vector<at::Tensor> own;
+  for (const RRef<at::Tensor>& parameter : parameters) own.push_back(*parameter.local_value());
+  return std::make_shared<OwnerOptimizer>(std::move(own), options);
+}
+
+}  // namespace cohort::rpc
+
+// At this scope their names are "rpc::...".
+namespace cohort {
+COHORT_REMOTE(rpc::make_owner_optimizer);
+COHORT_REMOTE(rpc::OwnerOptimizer::step);
+COHORT_REMOTE(rpc::OwnerOptimizer::initial_lr);
+COHORT_REMOTE(rpc::OwnerOptimizer::state);
+COHORT_REMOTE(rpc::OwnerOptimizer::load_state);
+}  // namespace cohort
