@@ -1,21 +1,17 @@
-// One thread owns the store; who asks puts a job in its only place, and waits for the answer until a
-// deadline. Always: a job owns all that it uses, answer included. So who asks may leave, and a store that
-// hangs keeps only its own thread. To set a timeout in LibTorch's store is not enough: it waits for an answer
-// without a limit. A place that was left and stays taken beyond its answer time shows that the store is
-// silent, and all later requests fail.
+// A SerialQueue has the store; who asks takes the turn, submits a request, and waits for the answer until a
+// deadline. Always: a request owns all that it uses. So who asks may leave, and a store that hangs keeps only
+// its own thread. To set a timeout in LibTorch's store is not enough: it waits for an answer without a limit.
+// The turn is free again once the request has ended. A turn that was left and stays taken beyond its answer
+// time shows that the store is silent, and all later requests fail.
 #include "cohort/comm/deadline_store.h"
 
 #include <algorithm>
 #include <condition_variable>
-#include <exception>
-#include <functional>
 #include <mutex>
-#include <optional>
-#include <thread>
-#include <type_traits>
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/threads/serial_queue.h"
 #include "cohort/base/threads/wait.h"
 
 namespace cohort::comm {
@@ -57,45 +53,37 @@ struct DeadlineStore::Worker {
 
   std::mutex mutex;  // of what follows
   std::condition_variable changed;
-  std::function<void()> job;                            // null: nobody's turn
-  const char* what = "";                                // the job is
+  std::int64_t turn = 0;                                // the last that was taken
+  const char* what = nullptr;                           // the request that has it; null: it has ended
   base::Deadline answers_by = base::Deadline::never();  // it, unless the store is silent
-  bool is_left = false;                                 // nobody waits for the job any more
+  bool is_left = false;                                 // nobody waits for the request any more
   bool is_silent = false;
-  bool is_stopped = false;
+
+  base::SerialQueue queue{{.name = "store", .spin = std::chrono::microseconds(0)}};
 
   [[noreturn]] void throw_silent() const {
     throw TimeoutError("comm.store", base::concat(name, " has not answered a request (", what, ")"),
                        "look whether its host is reached, and its process runs");
   }
-  void take_turn(std::unique_lock<std::mutex>& lock, const char* wanted, base::Deadline deadline);
-  void begin(const char* request, std::function<void()> body, milliseconds answer_time);
-  void wait_for_answer(std::unique_lock<std::mutex>& lock, base::Deadline deadline);
+  void wait_for_turn(std::unique_lock<std::mutex>& lock, const char* wanted, base::Deadline deadline);
+  std::int64_t take_turn(const char* wanted, milliseconds answer_time);
+  void end_turn() noexcept;
+  void leave_turn(std::int64_t left);
+};
 
-  static void run(const std::shared_ptr<Worker>& self) {
-    for (std::unique_lock lock(self->mutex);;) {
-      base::wait_for_task(self->changed, lock, [&] { return self->job != nullptr || self->is_stopped; });
-      if (self->job == nullptr) break;
-      // The job stays in its place while it runs, and so marks the store as busy.
-      const std::function<void()> body = self->job;
-      lock.unlock();
-      body();
-      lock.lock();
-      self->job = nullptr;
-      self->changed.notify_all();
-    }
-    self->store.reset();  // closing may hang as well
-  }
+struct DeadlineStore::TurnEnd {
+  ~TurnEnd() { worker.end_turn(); }
+  Worker& worker;
 };
 
 // A request of another thread is no silence of the store, however long it takes, as long as that thread waits
 // for it. One that was left is, once it has taken longer than a store takes.
-void DeadlineStore::Worker::take_turn(std::unique_lock<std::mutex>& lock, const char* wanted,
-                                      base::Deadline deadline) {
+void DeadlineStore::Worker::wait_for_turn(std::unique_lock<std::mutex>& lock, const char* wanted,
+                                          base::Deadline deadline) {
   for (;;) {
     if (is_silent) throw_silent();
-    if (job == nullptr && !deadline.expired()) return;
-    if (job != nullptr && is_left && answers_by.expired()) {
+    if (what == nullptr && !deadline.expired()) return;
+    if (what != nullptr && is_left && answers_by.expired()) {
       is_silent = true;
       changed.notify_all();
       throw_silent();
@@ -104,27 +92,36 @@ void DeadlineStore::Worker::take_turn(std::unique_lock<std::mutex>& lock, const 
       throw TimeoutError(
           "comm.store",
           base::concat("timed out before ", name, " could be asked (", wanted, ")",
-                       job == nullptr ? "" : base::concat(", busy with another request: ", what)),
+                       what == nullptr ? "" : base::concat(", busy with another request: ", what)),
           "a longer timeout");
     }
     const bool was_left = is_left;
     base::wait(
-        changed, lock, [&] { return job == nullptr || is_silent || is_left != was_left; },
+        changed, lock, [&] { return what == nullptr || is_silent || is_left != was_left; },
         is_left ? deadline.sooner(answers_by) : deadline);
   }
 }
 
-void DeadlineStore::Worker::begin(const char* request, std::function<void()> body, milliseconds answer_time) {
-  job = std::move(body);
-  what = request;
+// Under the mutex.
+std::int64_t DeadlineStore::Worker::take_turn(const char* wanted, milliseconds answer_time) {
+  what = wanted;
   answers_by = base::Deadline(answer_time);
   is_left = false;
+  return ++turn;
+}
+
+void DeadlineStore::Worker::end_turn() noexcept {
+  {
+    const std::lock_guard lock(mutex);
+    what = nullptr;
+  }
   changed.notify_all();
 }
 
-void DeadlineStore::Worker::wait_for_answer(std::unique_lock<std::mutex>& lock, base::Deadline deadline) {
-  const auto is_done = [this] { return job == nullptr; };
-  if (base::wait(changed, lock, is_done, deadline)) return;
+// Throws, unless the request has ended meanwhile.
+void DeadlineStore::Worker::leave_turn(std::int64_t left) {
+  const std::lock_guard lock(mutex);
+  if (what == nullptr || turn != left) return;
   is_left = true;
   // This caller may have had less time than a store needs: only the store's own time counts against it.
   is_silent = answers_by.expired();
@@ -133,55 +130,35 @@ void DeadlineStore::Worker::wait_for_answer(std::unique_lock<std::mutex>& lock, 
 }
 
 DeadlineStore::DeadlineStore(StorePtr store, std::string name, Waiting waiting)
-    : worker_(std::make_shared<Worker>(std::move(store), std::move(name))), waiting_(waiting) {
-  // Detached, since a store that hangs would hold whoever joins. The worker shares its state with the thread.
-  std::thread([worker = worker_] { Worker::run(worker); }).detach();
-}
+    : worker_(std::make_shared<Worker>(std::move(store), std::move(name))), waiting_(waiting) {}
 
+// The last that the thread does is to close the store, which may hang as well, and to end itself. Nobody joins
+// it: what the thread hangs in would hold who does.
 DeadlineStore::~DeadlineStore() {
-  {
-    const std::lock_guard lock(worker_->mutex);
-    worker_->is_stopped = true;
-  }
-  worker_->changed.notify_all();
+  base::SerialQueue& queue = worker_->queue;
+  queue.submit("close", [worker = std::move(worker_)] { worker->store.reset(); });
 }
 
 // `body` must own what it uses: it may continue when nobody waits for it any more.
 template <typename Body>
 auto DeadlineStore::ask(const char* what, milliseconds most, Body body, Waits waits) {
-  using Result = std::invoke_result_t<Body&, c10d::Store&>;
-  using Value = std::conditional_t<std::is_void_v<Result>, bool, Result>;
-  struct Answer {
-    std::optional<Value> value;
-    std::exception_ptr error;
-  };
-  const auto answer = std::make_shared<Answer>();
   most = std::min(most, kLongestTime);
   const base::Deadline deadline = base::Deadline(most + kStoreSlack).sooner(StoreDeadline::current());
-  std::unique_lock lock(worker_->mutex);
-  worker_->take_turn(lock, what, deadline);
   // Half of the slack: less than the one who asks waits.
   const milliseconds answer_time =
       waits == Waits::kForKey ? most + kStoreSlack / 2 : std::min(kAnswerTime, most + kStoreSlack / 2);
-  worker_->begin(
-      what,
-      // The bare pointer is safe: the thread drops its store only after its last job.
-      [answer, body = std::move(body), store = worker_->store.get()]() mutable {
-        try {
-          if constexpr (std::is_void_v<Result>) {
-            body(*store);
-            answer->value = true;
-          } else {
-            answer->value = body(*store);
-          }
-        } catch (...) {
-          answer->error = std::current_exception();
-        }
-      },
-      answer_time);
-  worker_->wait_for_answer(lock, deadline);
-  if (answer->error) std::rethrow_exception(answer->error);
-  return std::move(*answer->value);
+  Worker& worker = *worker_;
+  std::unique_lock lock(worker.mutex);
+  worker.wait_for_turn(lock, what, deadline);
+  // The reference is safe: the worker ends within the last that its thread runs.
+  auto answer = worker.queue.submit(what, [&worker, body = std::move(body)]() mutable {
+    const TurnEnd end{worker};
+    return body(*worker.store);
+  });
+  const std::int64_t turn = worker.take_turn(what, answer_time);
+  lock.unlock();
+  if (!answer.wait(deadline)) worker.leave_turn(turn);
+  return answer.get(base::Deadline(kAnswerTime));  // at once, or a moment after its turn has ended
 }
 
 template <typename Body>
@@ -232,7 +209,7 @@ void DeadlineStore::wait(const Keys& keys) {
 
 void DeadlineStore::wait(const Keys& keys, const milliseconds& timeout) {
   if (waiting_ == Waiting::kByAsking) {
-    // A wait within the store would keep its only place until the key comes.
+    // A wait within the store would keep the turn until the key comes.
     if (base::poll_until([&] { return check(keys); }, base::Deadline(timeout))) return;
     throw TimeoutError("comm.store",
                        base::concat("timed out: ", worker_->name, " has no '", keys.front(), "'"));

@@ -81,6 +81,7 @@ class DeadlineStore : public c10d::Store {
 
  private:
   struct Worker;
+  struct TurnEnd;
   // Whether a request may wait for a key.
   enum class Waits : std::uint8_t { kNo, kForKey };
   template <typename Body>
@@ -88,7 +89,7 @@ class DeadlineStore : public c10d::Store {
   template <typename Body>
   auto ask(const char* what, std::chrono::milliseconds most, Body body, Waits waits);
 
-  const std::shared_ptr<Worker> worker_;
+  std::shared_ptr<Worker> worker_;
   const Waiting waiting_;
 };
 

@@ -170,6 +170,30 @@ TEST(DeadlineStoreTest, ADeadlineThatHasPassedSaysNothingOfTheStore) {
   opens.join();
 }
 
+// The thread that is left behind closes the store once the request has ended.
+TEST(DeadlineStoreTest, ARequestThatHangsDoesNotHoldTheEndOfTheStore) {
+  const auto slow = c10::make_intrusive<SlowStore>();
+  const base::Deadline waited(seconds(60));
+  {
+    const auto store = c10::make_intrusive<DeadlineStore>(slow, "a store that hangs");
+    const StoreDeadline until(base::Deadline(milliseconds(100)));
+    EXPECT_THROW(store->add("slow", 1), TimeoutError);
+  }
+  EXPECT_LT(waited.elapsed(), milliseconds(100) + test::deadline_slack());
+  EXPECT_EQ(slow.use_count(), 2);
+  slow->gate.open();
+  wait_until([&] { return slow.use_count() == 1; });
+}
+
+TEST(DeadlineStoreTest, IsClosedByItsThreadSoonAfterItsEnd) {
+  const auto kept = c10::make_intrusive<SlowStore>();
+  for (int i = 0; i < 100; ++i) {
+    const auto store = c10::make_intrusive<DeadlineStore>(kept, "the store of the test");
+    EXPECT_EQ(store->add("count", 1), i + 1);
+  }
+  wait_until([&] { return kept.use_count() == 1; });
+}
+
 // Each on a thread of its own, over one connection for what does not wait.
 TEST(SilentStoreTest, BarriersOfTwoGroupsDoNotWaitForEachOther) {
   const auto server = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
