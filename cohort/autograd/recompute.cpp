@@ -6,7 +6,6 @@
 // between the runs.
 #include "cohort/autograd/recompute.h"
 
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/equal.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -55,13 +54,12 @@ constexpr DetachedGraph::Words kWords{
 // without an operator. Then the copies end elsewhere than the generators did after the first run. Such an fn
 // runs once more, with the global generator itself set for that run, as PyTorch always does.
 
-std::vector<at::Generator> generators_of_gpus(const Tensors& inputs) {
-  std::vector<at::Generator> all;
+std::vector<c10::Device> devices_of(const Tensors& inputs) {
+  std::vector<c10::Device> devices;
   for (const at::Tensor& input : inputs) {
-    if (!input.defined() || !input.is_cuda()) continue;
-    all.push_back(at::globalContext().defaultGenerator(input.device()));
+    if (input.defined()) devices.push_back(input.device());
   }
-  return all;
+  return devices;
 }
 
 using After = core::GeneratorStates::After;
@@ -191,7 +189,9 @@ struct Runs::State : torch::CustomClassHolder {
       requires_grad.push_back(input.defined() && input.requires_grad());
       defined.push_back(input.defined());
     }
-    if (options.preserve_rng_state) generators = core::GeneratorStates(generators_of_gpus(inputs));
+    if (options.preserve_rng_state) {
+      generators = core::GeneratorStates(core::generators_of_gpus(devices_of(inputs)));
+    }
   }
 
   void check_second(const Tensors& again) const;

@@ -6,6 +6,7 @@
 #include "cohort/core/generator_states.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
@@ -77,6 +78,14 @@ bool are_same_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 }  // namespace
+
+std::vector<at::Generator> generators_of_gpus(const std::vector<c10::Device>& devices) {
+  std::vector<at::Generator> generators;
+  for (const c10::Device device : devices) {
+    if (device.is_cuda()) generators.push_back(at::globalContext().defaultGenerator(device));
+  }
+  return generators;
+}
 
 GeneratorStates::GeneratorStates(const std::vector<at::Generator>& others) : is_taken_(true) {
   const at::Generator scope = RandomScope::current(), global = RandomScope::global();

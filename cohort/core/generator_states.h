@@ -2,6 +2,7 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <chrono>
 #include <cstdint>
@@ -18,6 +19,10 @@ namespace cohort::core {
 
 /// How long one thread waits while another has lent the global generator to a function.
 inline constexpr std::chrono::minutes kGlobalGeneratorPatience(10);
+
+/// Returns the generator that operators on a GPU draw from unless they are handed one, for each of `devices`
+/// that is a GPU, in their order.
+std::vector<at::Generator> generators_of_gpus(const std::vector<c10::Device>& devices);
 
 /// The states, as they are when it is made, of the generators that operators of the calling thread draw from:
 /// the one of its RandomScope, LibTorch's global one of the CPU, and others that are named.

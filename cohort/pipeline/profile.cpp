@@ -6,7 +6,6 @@
 #include "cohort/pipeline/profile.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
 
@@ -91,14 +90,6 @@ class LayerLocks {
   std::condition_variable changed_;
   std::vector<bool> is_taken_ = std::vector<bool>(number_.size());
 };
-
-std::vector<at::Generator> generators_of_gpus(const std::vector<c10::Device>& devices) {
-  std::vector<at::Generator> generators;
-  for (const c10::Device device : devices) {
-    if (!device.is_cpu()) generators.push_back(at::globalContext().defaultGenerator(device));
-  }
-  return generators;
-}
 
 // What all placements run. Shared, as one that hangs is left behind.
 struct ProfileState {
@@ -243,7 +234,7 @@ OwnNumbers::OwnNumbers(const std::vector<c10::Device>& devices)
 
 // Operators that are given the CPU's global generator draw from `own`, too.
 OwnNumbers::OwnNumbers(const std::vector<c10::Device>& devices, const at::Generator& own)
-    : scope_(own, own), gpus_(generators_of_gpus(devices)) {}
+    : scope_(own, own), gpus_(core::generators_of_gpus(devices)) {}
 
 std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& micro_batch,
                                          const ProfileOptions& options) {

@@ -1,6 +1,5 @@
 #include "cohort/script/execute/internal/undo.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
@@ -14,12 +13,9 @@ namespace {
 
 core::GeneratorStates states_of(const Tape& tape) {
   if (std::ranges::none_of(tape.calls(), [](const OperatorCall& call) { return call.may_draw(); })) return {};
-  std::vector<at::Generator> others;
-  for (const Value& value : tape.values()) {
-    const c10::Device device = value.layout.device;
-    // An operator on a GPU draws from the default generator of that GPU, unless it is handed one.
-    if (device.is_cuda()) others.push_back(at::globalContext().defaultGenerator(device));
-  }
+  std::vector<c10::Device> devices;
+  for (const Value& value : tape.values()) devices.push_back(value.layout.device);
+  std::vector<at::Generator> others = core::generators_of_gpus(devices);
   for (const OperatorCall& call : tape.calls()) {
     for (const c10::IValue& argument : call.arguments) {
       if (argument.isGenerator()) others.push_back(argument.toGenerator());
