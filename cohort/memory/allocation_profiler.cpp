@@ -1,7 +1,7 @@
-// An allocator stands before LibTorch's own, and replaces the deleter of each block that it hands on. A table
-// says how large a block is and which thread asked for it. Always: a block is taken off the count of the
-// thread that asked for it, whichever thread frees it. A block that is not in the table was there before, and
-// does not count. Once it is installed the allocator stays, since its blocks may come back at any time.
+// A layer before LibTorch's CPU allocator sees each block that is given out and taken back. A table says how
+// large a block is and which thread asked for it. Always: a block is taken off the count of the thread that
+// asked for it, whichever thread frees it. A block that is not in the table was there before, and does not
+// count.
 #include "cohort/memory/allocation_profiler.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include <unordered_map>
 
 #include "cohort/base/error.h"
-#include "cohort/memory/allocator_front.h"
+#include "cohort/memory/internal/allocator_layers.h"
 
 namespace cohort::memory {
 namespace {
@@ -54,17 +54,18 @@ struct Counts {
   std::unordered_map<const void*, LiveBlock> blocks;
 };
 
-class WatchedAllocator final : public AllocatorFront<WatchedAllocator> {
+class ProfilerLayer final : public AllocatorLayer {
  public:
-  WatchedAllocator() : AllocatorFront(c10::GetCPUAllocator()) {
-    c10::SetCPUAllocator(this, /*priority=*/255);
+  static ProfilerLayer& get() {
+    static ProfilerLayer& instance = *new ProfilerLayer;  // leaked: blocks outlive statics
+    return instance;
   }
 
-  c10::DataPtr allocate(std::size_t bytes) override {
-    c10::DataPtr block = behind().allocate(bytes);
-    // As the allocator behind promises, the context is the block itself.
-    const bool is_mine = adopt(block);
-    if (is_mine && block.get() != nullptr && is_watching_.load(std::memory_order_relaxed)) {
+  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& behind) override {
+    c10::DataPtr block = behind.allocate(bytes);
+    // Others come back to an owner of their own.
+    const bool comes_back = block.get_deleter() == behind.raw_deleter();
+    if (comes_back && block.get() != nullptr && is_watching_.load(std::memory_order_relaxed)) {
       const std::lock_guard lock(mutex);
       const auto maker = std::this_thread::get_id();
       counts.blocks.insert_or_assign(block.get(), LiveBlock{std::int64_t(bytes), maker});
@@ -72,7 +73,7 @@ class WatchedAllocator final : public AllocatorFront<WatchedAllocator> {
     }
     return block;
   }
-  bool take_back(void* block) {
+  bool take_back(void* block) override {
     if (!is_watching_.load(std::memory_order_relaxed)) return false;
     const std::lock_guard lock(mutex);
     const auto found = counts.blocks.find(block);
@@ -97,47 +98,49 @@ class WatchedAllocator final : public AllocatorFront<WatchedAllocator> {
   Counts counts;  // under mutex
 
  private:
+  ProfilerLayer() { LayeredAllocator::add(LayeredAllocator::Place::kProfiler, *this); }
+
   std::atomic<bool> is_watching_ = false;
 };
 
 }  // namespace
 
 AllocationProfiler::AllocationProfiler() {
-  WatchedAllocator::get().watch(true);
+  ProfilerLayer::get().watch(true);
 }
 
 AllocationProfiler::~AllocationProfiler() {
-  WatchedAllocator::get().watch(false);
+  ProfilerLayer::get().watch(false);
 }
 
 void AllocationProfiler::begin() {
-  WatchedAllocator& allocator = WatchedAllocator::get();
-  const std::lock_guard lock(allocator.mutex);
-  allocator.counts.begin();
+  ProfilerLayer& layer = ProfilerLayer::get();
+  const std::lock_guard lock(layer.mutex);
+  layer.counts.begin();
 }
 
 AllocationProfiler::Use AllocationProfiler::total() const {
-  WatchedAllocator& allocator = WatchedAllocator::get();
-  const std::lock_guard lock(allocator.mutex);
-  return allocator.counts.total.use;
+  ProfilerLayer& layer = ProfilerLayer::get();
+  const std::lock_guard lock(layer.mutex);
+  return layer.counts.total.use;
 }
 
 AllocationProfiler::Use AllocationProfiler::made_by(std::thread::id thread) const {
-  WatchedAllocator& allocator = WatchedAllocator::get();
-  const std::lock_guard lock(allocator.mutex);
-  return allocator.counts.of(thread).use;
+  ProfilerLayer& layer = ProfilerLayer::get();
+  const std::lock_guard lock(layer.mutex);
+  return layer.counts.of(thread).use;
 }
 
 std::vector<std::int64_t> AllocationProfiler::curve() const {
-  WatchedAllocator& allocator = WatchedAllocator::get();
-  const std::lock_guard lock(allocator.mutex);
-  return allocator.counts.total.curve;
+  ProfilerLayer& layer = ProfilerLayer::get();
+  const std::lock_guard lock(layer.mutex);
+  return layer.counts.total.curve;
 }
 
 std::vector<std::int64_t> AllocationProfiler::curve_of(std::thread::id thread) const {
-  WatchedAllocator& allocator = WatchedAllocator::get();
-  const std::lock_guard lock(allocator.mutex);
-  return allocator.counts.of(thread).curve;
+  ProfilerLayer& layer = ProfilerLayer::get();
+  const std::lock_guard lock(layer.mutex);
+  return layer.counts.of(thread).curve;
 }
 
 }  // namespace cohort::memory

@@ -1,9 +1,10 @@
-// Two parts: mallopt() has glibc keep large blocks, and an allocator for tensors takes those from 1 MiB on
-// from one BlockPool. Smaller tensors come from LibTorch's own allocator. Always: the deleter asks the pool
-// whether it owns a block. So blocks from before the pool, and blocks that it could not give, go back to
+// Two parts: mallopt() has glibc keep large blocks, and a layer before LibTorch's CPU allocator takes tensors
+// from 1 MiB on from one BlockPool. Smaller ones come from LibTorch's own allocator. Always: the layer asks
+// the pool whether it owns a block. So blocks from before the pool, and blocks that it could not give, go back to
 // where they came from.
 #include "cohort/memory/allocator.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <dlfcn.h>
 #include <malloc.h>
 
@@ -15,8 +16,8 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/log.h"
-#include "cohort/memory/allocator_front.h"
 #include "cohort/memory/block_pool.h"
+#include "cohort/memory/internal/allocator_layers.h"
 #include "cohort/memory/process_memory.h"
 
 namespace cohort::memory {
@@ -47,24 +48,22 @@ bool user_tuned_malloc() {
 // there, whatever M_MMAP_THRESHOLD says, and heaps that become empty go back to the system: a placement that
 // computes with a large batch pays for new pages at every operator. M_ARENA_MAX = 1 mends that too, for all
 // threads and all sizes behind one lock, and keeps a third more memory (docs/measurements/performance.md).
-class PooledAllocator final : public AllocatorFront<PooledAllocator> {
+class PoolLayer final : public AllocatorLayer {
  public:
-  PooledAllocator() : AllocatorFront(c10::GetDefaultCPUAllocator()) {}
   static void install() {
-    if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
-    c10::SetCPUAllocator(&get());
+    if (!LayeredAllocator::ends_at(c10::GetDefaultCPUAllocator())) return;
+    static PoolLayer& instance = *new PoolLayer;  // leaked: blocks outlive statics
+    LayeredAllocator::add(LayeredAllocator::Place::kPool, instance);
   }
 
-  c10::DataPtr allocate(std::size_t bytes) override {
+  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& behind) override {
     if (void* const block = bytes >= kLarge ? pool_.allocate(bytes) : nullptr) {
       c10::profiledCPUMemoryReporter().New(block, bytes);
-      return {block, block, &give_back, c10::Device(c10::DeviceType::CPU)};
+      return {block, block, behind.raw_deleter(), c10::Device(c10::DeviceType::CPU)};
     }
-    c10::DataPtr block = behind().allocate(bytes);
-    static_cast<void>(adopt(block));
-    return block;
+    return behind.allocate(bytes);
   }
-  bool take_back(void* block) {
+  bool take_back(void* block) override {
     if (!pool_.owns(block)) return false;
     c10::profiledCPUMemoryReporter().Delete(block);
     pool_.free(block);
@@ -93,7 +92,7 @@ bool tune_allocator() {
   // that.
   const bool keeps_blocks =
       ::mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1 || ::mallopt(M_MMAP_THRESHOLD, 32 << 20) == 1;
-  PooledAllocator::install();
+  PoolLayer::install();
   return keeps_blocks && ::mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
 #else
   return false;

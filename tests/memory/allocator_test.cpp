@@ -68,7 +68,7 @@ long page_faults() {
 }
 
 // A block above 64 MiB on a thread that is not the first: malloc would map it anew each time.
-TEST(AllocatorTest, LargeTensorsKeepTheirPagesOnAnyThread) {
+void expect_tuned_tensors() {
   const ScopedEnv choice("COHORT_ALLOCATOR", std::nullopt);
   const ScopedEnv tunables("GLIBC_TUNABLES", std::nullopt);
   ASSERT_EQ(tune_allocator(), !kOtherMalloc);
@@ -82,6 +82,15 @@ TEST(AllocatorTest, LargeTensorsKeepTheirPagesOnAnyThread) {
     EXPECT_LT(page_faults() - before, 200) << "160 MiB are 40,960 pages";
   }).join();
   EXPECT_EQ(at::empty({40 << 20}).data_ptr(), there);
+}
+
+TEST(AllocatorTest, LargeTensorsKeepTheirPagesOnAnyThread) {
+  expect_tuned_tensors();
+}
+
+TEST(AllocatorTest, LargeTensorsKeepTheirPagesWhereAProfilerCameFirst) {
+  { const AllocationProfiler watch; }
+  expect_tuned_tensors();
 }
 
 TEST(AllocatorTest, TensorsOfThePoolAreCountedAsOthersAre) {

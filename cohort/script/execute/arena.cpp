@@ -1,17 +1,19 @@
-// A front replaces LibTorch's CPU allocator, once in a process. It asks the calling thread's MemorySource, or
-// the allocator behind it if there is none. The source of a warm-up is a log: it notes each block and when
+// A layer stands before LibTorch's CPU allocator, once in a process. It asks the calling thread's MemorySource,
+// or the layers behind it if there is none. The source of a warm-up is a log: it notes each block and when
 // the block dies. The source of a replay is an arena: it hands out planned offsets in the order of the
 // warm-up. Always: each block holds its arena by a reference count, so memory outlives the tensors in it. A
 // request that differs from the plan ends the plan for this operator, and goes to the allocator. Surprising:
-// the front is never taken away, since blocks that are still in use carry its deleter.
+// the layer is never taken away, since blocks that are still in use come back to it.
 #include "cohort/script/execute/arena.h"
+
+#include <c10/core/CPUAllocator.h>
 
 #include <atomic>
 #include <functional>
 #include <unordered_map>
 #include <utility>
 
-#include "cohort/memory/allocator_front.h"
+#include "cohort/memory/internal/allocator_layers.h"
 
 namespace cohort::script {
 namespace {
@@ -64,22 +66,27 @@ class KnownBlocks {
 
 thread_local MemorySource* current_source = nullptr;
 
-class FrontAllocator final : public memory::AllocatorFront<FrontAllocator> {
+class ArenaLayer final : public memory::AllocatorLayer {
  public:
-  FrontAllocator() : AllocatorFront(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/255); }
-
-  c10::DataPtr allocate(std::size_t bytes) override {
-    c10::DataPtr block =
-        current_source == nullptr ? behind().allocate(bytes) : current_source->allocate(bytes, behind());
-    // c10::Allocator promises that a block carries raw_deleter(). Blocks of an arena or a log keep their own.
-    static_cast<void>(adopt(block));
-    return block;
+  static void install() {
+    static ArenaLayer& instance = *new ArenaLayer;  // leaked: blocks outlive statics
+    static_cast<void>(instance);
   }
-  bool take_back(void* data) { return KnownBlocks::get().give_back(data, /*is_raw=*/true); }
+
+  c10::DataPtr allocate(std::size_t bytes, memory::LayeredAllocator& behind) override {
+    return current_source == nullptr ? behind.allocate(bytes) : current_source->allocate(bytes, behind);
+  }
+  bool take_back(void* data) override { return KnownBlocks::get().give_back(data, /*is_raw=*/true); }
   // For a known block that its holder lets go.
   static void free_known(void* data) {
-    if (!KnownBlocks::get().give_back(data, /*is_raw=*/false)) get().behind().raw_deleter()(data);
+    if (KnownBlocks::get().give_back(data, /*is_raw=*/false)) return;
+    memory::LayeredAllocator::behind(kPlace).free(data);
   }
+
+ private:
+  static constexpr auto kPlace = memory::LayeredAllocator::Place::kArena;
+
+  ArenaLayer() { memory::LayeredAllocator::add(kPlace, *this); }
 };
 
 void release_arena(void* arena) {
@@ -106,11 +113,11 @@ c10::DataPtr Arena::raw_block(std::int64_t offset) {
   void* const data = static_cast<char*>(memory_.mutable_get()) + offset;
   c10::raw::intrusive_ptr::incref(this);
   KnownBlocks::get().add(data, /*is_ours=*/true, [this](bool /*is_raw*/) { release_arena(this); });
-  return {data, data, &FrontAllocator::free_known, c10::Device(c10::kCPU)};
+  return {data, data, &ArenaLayer::free_known, c10::Device(c10::kCPU)};
 }
 
 MemoryScope::MemoryScope(MemorySource* source) : before_(current_source) {
-  FrontAllocator::get();
+  ArenaLayer::install();
   current_source = source;
 }
 
@@ -118,7 +125,7 @@ MemoryScope::~MemoryScope() {
   current_source = before_;
 }
 
-c10::DataPtr ArenaSource::allocate(std::size_t bytes, c10::Allocator& allocator) {
+c10::DataPtr ArenaSource::allocate(std::size_t bytes, memory::LayeredAllocator& allocator) {
   if (blocks_.empty()) return allocator.allocate(bytes);
   const PlannedBlock block = blocks_.front();
   blocks_ = blocks_.subspan(1);
@@ -160,7 +167,7 @@ std::vector<AllocationLog::Allocation> AllocationLog::entries() const {
   return log_->entries;
 }
 
-c10::DataPtr AllocationLog::allocate(std::size_t bytes, c10::Allocator& allocator) {
+c10::DataPtr AllocationLog::allocate(std::size_t bytes, memory::LayeredAllocator& allocator) {
   c10::DataPtr block = allocator.allocate(bytes);
   std::size_t number = 0;
   {
@@ -169,7 +176,7 @@ c10::DataPtr AllocationLog::allocate(std::size_t bytes, c10::Allocator& allocato
     log_->entries.push_back({.step = log_->step, .bytes = bytes, .data = block.get(), .born = ++log_->clock});
   }
   if (block.get() != nullptr &&
-      block.compare_exchange_deleter(allocator.raw_deleter(), &FrontAllocator::free_known)) {
+      block.compare_exchange_deleter(allocator.raw_deleter(), &ArenaLayer::free_known)) {
     KnownBlocks::get().add(block.get(), /*is_ours=*/false, [log = log_, number](bool is_raw) {
       const std::lock_guard lock(log->mutex);
       Allocation& entry = log->entries[number];

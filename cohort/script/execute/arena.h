@@ -10,6 +10,10 @@
 #include <span>
 #include <vector>
 
+namespace cohort::memory {
+class LayeredAllocator;
+}
+
 /// Memory that a replay's tensors are laid into at planned places: docs/design/script.md, "Memory".
 namespace cohort::script {
 
@@ -48,11 +52,11 @@ class MemorySource {
  public:
   virtual ~MemorySource() = default;
   /// Returns memory, from `allocator` if it has none itself.
-  virtual c10::DataPtr allocate(std::size_t bytes, c10::Allocator& allocator) = 0;
+  virtual c10::DataPtr allocate(std::size_t bytes, memory::LayeredAllocator& allocator) = 0;
 };
 
 /// While it lives, `source` is asked on the calling thread; as before afterwards. The first one in a process
-/// puts an allocator in front of LibTorch's, where it stays and hands on what it is asked for.
+/// puts a layer before LibTorch's allocator, where it stays and hands on what it is asked for.
 class MemoryScope {
  public:
   explicit MemoryScope(MemorySource* source);
@@ -74,7 +78,7 @@ class ArenaSource final : public MemorySource {
     blocks_ = blocks;
     if (!blocks.empty()) owners_ = owners();
   }
-  c10::DataPtr allocate(std::size_t bytes, c10::Allocator& allocator) override;
+  c10::DataPtr allocate(std::size_t bytes, memory::LayeredAllocator& allocator) override;
 
  private:
   std::size_t owners() const { return c10::raw::intrusive_ptr::use_count(arena_); }
@@ -103,7 +107,7 @@ class AllocationLog final : public MemorySource {
   /// Returns the number of the entry of this step that holds `data`; kNever: none does.
   std::size_t find(const void* data) const;
   std::vector<Allocation> entries() const;
-  c10::DataPtr allocate(std::size_t bytes, c10::Allocator& allocator) override;
+  c10::DataPtr allocate(std::size_t bytes, memory::LayeredAllocator& allocator) override;
 
  private:
   struct Log;
