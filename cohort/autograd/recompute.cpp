@@ -9,7 +9,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/equal.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include <unordered_map>
 
 #include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/internal/recompute_node.h"
 #include "cohort/autograd/output_aliases.h"
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/base/error.h"
@@ -36,8 +36,6 @@ namespace cohort::autograd::recompute_detail {
 //    input's, stands in the graph and nowhere else.
 // The most memory that a step needs does not grow: backward holds one run's graph too.
 namespace {
-
-using torch::autograd::AutogradContext;
 
 constexpr const char* kWhere = "autograd.recompute";
 constexpr DetachedGraph::Words kWords{
@@ -173,7 +171,7 @@ std::string describe(const at::Tensor& tensor) {
 
 }  // namespace
 
-struct Runs::State : torch::CustomClassHolder {
+struct Runs::State : SecondRun {
   struct Result {
     bool needs_gradient = false;
     std::string text;
@@ -200,7 +198,11 @@ struct Runs::State : torch::CustomClassHolder {
                                          const core::GlobalGeneratorAsFound* found);
   bool draws_elsewhere(const After& before, const After& after,
                        const core::GlobalGeneratorAsFound& found) const;
-  Tensors backward(const Tensors& saved, const Tensors& gradients, const std::vector<bool>& wanted);
+  std::size_t num_edges() const override {
+    return static_cast<std::size_t>(std::count(requires_grad.begin(), requires_grad.end(), true)) +
+           first.captured().size();
+  }
+  Tensors backward(const Tensors& saved, const Tensors& gradients, const std::vector<bool>& wanted) override;
 
   RecomputeOptions options;
   Tensors inputs;       // of the first run; empty after it
@@ -214,23 +216,6 @@ struct Runs::State : torch::CustomClassHolder {
   Run again;
   std::vector<Result> results;
 };
-
-namespace {
-
-// A function of the inputs and parameters that need a gradient, whose results are there already.
-struct Recompute : torch::autograd::Function<Recompute> {
-  static Tensors forward(AutogradContext* context, at::TensorList /*edges*/, const Tensors& results,
-                         const Tensors& to_save, const c10::intrusive_ptr<torch::CustomClassHolder>& state) {
-    context->set_materialize_grads(false);
-    context->save_for_backward(to_save);
-    context->saved_data["state"] = c10::IValue::make_capsule(state);
-    return results;
-  }
-
-  static Tensors backward(AutogradContext* context, const Tensors& gradients);
-};
-
-}  // namespace
 
 Runs::Runs(RecomputeOptions options, Tensors inputs)
     : state_(c10::make_intrusive<State>(std::move(options), std::move(inputs))) {}
@@ -283,8 +268,7 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   state.handed.clear();
   if (!ends.empty()) {
     for (const at::Tensor& tensor : state.first.captured()) edges.push_back(tensor);
-    ends = Recompute::apply(at::TensorList(edges), ends, to_save,
-                            c10::intrusive_ptr<torch::CustomClassHolder>(state_));
+    ends = attach_recompute_node(edges, ends, to_save, state_);
   }
   for (std::size_t i = 0, end = 0; i < attached.size(); ++i) {
     if (state.results[i].needs_gradient) attached[i] = ends[end++];
@@ -409,37 +393,7 @@ Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
   for (std::size_t i = 0; i < places.size(); ++i) {
     result[num_inputs + places[i]] = std::move(found[full.size() + i]);
   }
-  result.resize(result.size() + 3);  // of the arguments that are no list of tensors
   return result;
 }
 
-namespace {
-
-Tensors Recompute::backward(AutogradContext* context, const Tensors& gradients) {
-  if (at::GradMode::is_enabled()) {
-    throw UsageError(kWhere, "backward with create_graph goes through a recomputed part, which has no graph",
-                     "the plain call fn(inputs...) where second derivatives are taken");
-  }
-  // Ends the second backward through one graph with LibTorch's message, and a changed input too.
-  const Tensors saved = context->get_saved_variables();
-  const auto capsule = context->saved_data["state"].toCapsule();
-  auto& state = static_cast<Runs::State&>(*capsule);
-  std::vector<bool> wanted;
-  const std::size_t num_inputs =
-      static_cast<std::size_t>(std::count(state.requires_grad.begin(), state.requires_grad.end(), true));
-  for (std::size_t i = 0; i < num_inputs + state.first.captured().size(); ++i) {
-    wanted.push_back(context->needs_input_grad(i));
-  }
-  return state.backward(saved, gradients, wanted);
-}
-
-}  // namespace
 }  // namespace cohort::autograd::recompute_detail
-
-namespace cohort::autograd {
-
-bool is_recompute_node(const torch::autograd::Node& node) {
-  return dynamic_cast<const torch::autograd::CppNode<recompute_detail::Recompute>*>(&node) != nullptr;
-}
-
-}  // namespace cohort::autograd

@@ -15,10 +15,6 @@
 #include "cohort/core/call.h"
 #include "cohort/core/nested.h"
 
-namespace torch::autograd {
-struct Node;
-}
-
 /// Recomputation, also called activation checkpointing: memory of a forward is given up and bought back with
 /// a second run of it in backward.
 ///
@@ -128,8 +124,5 @@ template <typename Fn, typename... Inputs>
 auto recompute(Fn fn, Inputs... inputs) {
   return recompute(RecomputeOptions(), std::move(fn), std::move(inputs)...);
 }
-
-/// True for the node that recompute() puts into the caller's graph. Internal: for script mode.
-bool is_recompute_node(const torch::autograd::Node& node);
 
 }  // namespace cohort::autograd

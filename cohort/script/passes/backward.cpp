@@ -20,7 +20,7 @@
 
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/autograd/graph_walk.h"
-#include "cohort/autograd/recompute.h"
+#include "cohort/autograd/internal/recompute_node.h"
 #include "cohort/base/error.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/passes/internal/gradients.h"
@@ -260,7 +260,7 @@ std::string unrecordable_within(const Tensors& results) {
     if (!autograd::needs_gradient(result)) continue;
     each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
       if (dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr || !reason.empty()) return;
-      if (autograd::is_recompute_node(node)) {
+      if (autograd::recompute_detail::is_recompute_node(node)) {
         reason = "autograd::recompute within the function sets the random generator, which is no operator";
         return;
       }
