@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cohort/bench/compare.h"
-#include "cohort/memory/live_bytes.h"
+#include "cohort/memory/internal/live_bytes.h"
 
 namespace {
 

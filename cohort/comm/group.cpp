@@ -18,7 +18,7 @@
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
-#include "cohort/comm/deadline_store.h"
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/comm/internal/pending_state.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/core/torch_compat.h"

@@ -24,13 +24,13 @@
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/base/version.h"
 #include "cohort/comm/backends/shm/shm.h"
-#include "cohort/comm/deadline_store.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/internal/backend.h"
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/comm/internal/group_state.h"
+#include "cohort/comm/internal/tcp_store.h"
 #include "cohort/comm/job.h"
 #include "cohort/comm/store_adapter.h"
-#include "cohort/comm/tcp_store.h"
 #include "cohort/core/device.h"
 
 namespace cohort::comm {

@@ -21,7 +21,7 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/deadline.h"
 #include "cohort/base/timeline.h"
-#include "cohort/comm/deadline_store.h"
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/comm/internal/group_state.h"
 #include "cohort/comm/store_adapter.h"
 

@@ -11,7 +11,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/config/best_metric.h"
-#include "cohort/config/flat_keys.h"
+#include "cohort/config/internal/flat_keys.h"
 #include "cohort/config/internal/reader.h"
 #include "cohort/config/renamed_keys.h"
 #include "cohort/config/yaml_text.h"

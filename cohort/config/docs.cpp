@@ -3,7 +3,7 @@
 // no default is written twice.
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
-#include "cohort/config/flat_keys.h"
+#include "cohort/config/internal/flat_keys.h"
 #include "cohort/config/keys.h"
 
 namespace cohort::config {

@@ -18,8 +18,8 @@
 #include "cohort/base/secret.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/threads/wait_for_listener.h"
+#include "cohort/comm/internal/tcp_store.h"
 #include "cohort/comm/store_adapter.h"
-#include "cohort/comm/tcp_store.h"
 #include "cohort/launch/internal/agent.h"
 #include "cohort/launch/internal/rendezvous.h"
 

@@ -25,8 +25,8 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/deadline.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/comm/internal/tcp_store.h"
 #include "cohort/comm/job.h"
-#include "cohort/comm/tcp_store.h"
 #include "cohort/launch/limits.h"
 #include "cohort/launch/worker.h"
 

@@ -15,8 +15,7 @@ namespace cohort::memory {
 ///     ... make the model ...
 ///     const auto model_bytes = watch.total().now;
 ///
-/// Differs from LiveBytes, which costs less, in that it sees the threads of placements, and whose blocks
-/// live. Units: bytes, as they were asked for. Costs a lock and a table entry per block. Threads: any.
+/// Units: bytes, as they were asked for. Costs a lock and a table entry per block. Threads: any.
 /// Throws: UsageError where one lives already in this process.
 class AllocationProfiler {
  public:

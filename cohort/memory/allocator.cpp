@@ -16,8 +16,8 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/log.h"
-#include "cohort/memory/block_pool.h"
 #include "cohort/memory/internal/allocator_layers.h"
+#include "cohort/memory/internal/block_pool.h"
 #include "cohort/memory/process_memory.h"
 
 namespace cohort::memory {

@@ -18,7 +18,7 @@
 #include "cohort/base/placement.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/core/device.h"
-#include "cohort/memory/live_bytes.h"
+#include "cohort/memory/internal/live_bytes.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/internal/stage_run.h"
 

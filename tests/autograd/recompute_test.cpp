@@ -21,7 +21,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/core/random_scope.h"
-#include "cohort/memory/live_bytes.h"
+#include "cohort/memory/internal/live_bytes.h"
 #include "recompute_steps.h"
 #include "tests/support/throws.h"
 

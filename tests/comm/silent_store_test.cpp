@@ -14,12 +14,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/base/error.h"
-#include "cohort/comm/deadline_store.h"
 #include "cohort/comm/desync.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/internal/consistency_check.h"
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/comm/internal/group_state.h"
-#include "cohort/comm/tcp_store.h"
+#include "cohort/comm/internal/tcp_store.h"
 #include "cohort/comm/trace.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"

@@ -10,9 +10,9 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/deadline.h"
-#include "cohort/comm/deadline_store.h"
 #include "cohort/comm/group.h"
-#include "cohort/comm/tcp_store.h"
+#include "cohort/comm/internal/deadline_store.h"
+#include "cohort/comm/internal/tcp_store.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
 #include "tests/support/hooked_store.h"

@@ -1,5 +1,5 @@
 // Flat upper-case keys of published VGG training scripts.
-#include "cohort/config/flat_keys.h"
+#include "cohort/config/internal/flat_keys.h"
 
 #include <gtest/gtest.h>
 

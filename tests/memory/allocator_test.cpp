@@ -13,7 +13,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/memory/allocation_profiler.h"
-#include "cohort/memory/live_bytes.h"
+#include "cohort/memory/internal/live_bytes.h"
 #include "tests/support/environment.h"
 #include "tests/support/throws.h"
 

@@ -1,4 +1,4 @@
-#include "cohort/memory/block_pool.h"
+#include "cohort/memory/internal/block_pool.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "cohort/comm/text_collectives.h"
-#include "cohort/memory/live_bytes.h"
+#include "cohort/memory/internal/live_bytes.h"
 #include "cohort/parallel/average.h"
 #include "tests/parallel/training.h"
 #include "tests/support/ranks.h"

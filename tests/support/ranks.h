@@ -10,8 +10,8 @@
 
 #include "cohort/base/error.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/internal/tcp_store.h"
 #include "cohort/comm/job.h"
-#include "cohort/comm/tcp_store.h"
 #include "tests/support/slowdown.h"
 
 namespace cohort::test {

@@ -15,7 +15,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
-#include "cohort/comm/deadline_store.h"
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/comm/internal/missing_ranks.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/core/torch_compat.h"

@@ -23,8 +23,8 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/timeline.h"
-#include "cohort/comm/deadline_store.h"
 #include "cohort/comm/internal/consistency_check.h"
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/comm/internal/error_cause.h"
 #include "cohort/comm/internal/pipe_signal.h"
 

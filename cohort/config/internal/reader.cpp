@@ -12,7 +12,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/text/nearest_name.h"
-#include "cohort/config/flat_keys.h"
+#include "cohort/config/internal/flat_keys.h"
 #include "cohort/config/renamed_keys.h"
 
 namespace cohort::config {

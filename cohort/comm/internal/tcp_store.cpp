@@ -1,4 +1,4 @@
-#include "cohort/comm/tcp_store.h"
+#include "cohort/comm/internal/tcp_store.h"
 
 #include <netinet/in.h>
 #include <sys/socket.h>

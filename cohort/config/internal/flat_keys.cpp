@@ -1,7 +1,7 @@
 // A table gives each flat key the key that it sets; defaults of flat files are set before the first key is
 // read. A missing space is repaired only where a flat key stands before the colon, so other YAML stays as it
 // is. A flat file means the same as in the published scripts, so its defaults are theirs, not Cohort's.
-#include "cohort/config/flat_keys.h"
+#include "cohort/config/internal/flat_keys.h"
 
 #include <array>
 

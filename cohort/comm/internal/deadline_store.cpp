@@ -3,7 +3,7 @@
 // its own thread. To set a timeout in LibTorch's store is not enough: it waits for an answer without a limit.
 // The turn is free again once the request has ended. A turn that was left and stays taken beyond its answer
 // time shows that the store is silent, and all later requests fail.
-#include "cohort/comm/deadline_store.h"
+#include "cohort/comm/internal/deadline_store.h"
 
 #include <algorithm>
 #include <condition_variable>

@@ -6,7 +6,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-/// LibTorch's store behind a port, at which the ranks of a job meet. Internal.
+/// LibTorch's store behind a port, at which the ranks of a job meet.
 namespace cohort::comm {
 
 struct TcpStoreOptions {

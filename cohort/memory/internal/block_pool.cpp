@@ -3,7 +3,7 @@
 // no two neighbours are both free, and each free block is in both indexes. Pages go back by madvise() and the
 // addresses stay, so a block without pages can be given out again like any other. The largest free blocks go
 // first.
-#include "cohort/memory/block_pool.h"
+#include "cohort/memory/internal/block_pool.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
