@@ -25,6 +25,7 @@
 #include "cohort/comm/backends/shm/internal/communicator.h"
 #include "cohort/comm/backends/shm/shm.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/launch/spawn.h"
 

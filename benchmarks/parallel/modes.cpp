@@ -17,6 +17,7 @@
 #include "cohort/base/error.h"
 #include "cohort/bench/compare.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "cohort/launch/spawn.h"
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/memory/allocator.h"

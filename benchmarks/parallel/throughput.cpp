@@ -23,6 +23,7 @@
 #include "benchmarks/parallel/workloads.h"
 #include "cohort/base/cpu.h"
 #include "cohort/bench/compare.h"
+#include "cohort/comm/init.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/launch/spawn.h"
 #include "cohort/memory/allocator.h"

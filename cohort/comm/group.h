@@ -120,25 +120,6 @@ class Group {
   std::shared_ptr<State> state_;
 };
 
-struct InitOptions {
-  /// env://, tcp://host:port (an IPv6 address in brackets) or file:///path.
-  std::string init_method = "env://";
-  /// One of backend_names(), or auto: nccl where there is a GPU and NCCL, shm where the launcher says that
-  /// all ranks are on this host, else gloo; rank 0 logs which and why.
-  std::string backend = "auto";
-  /// With tcp:// and file://; otherwise, and by default, the environment says.
-  std::optional<int> rank = std::nullopt;
-  std::optional<int> world_size = std::nullopt;
-  /// For meeting, and for each collective that names no other.
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;
-};
-
-/// Meets the other ranks of the job and returns the group of all. Collective over the job.
-/// Throws: RendezvousError naming the ranks that did not come, the address that could not be reached or
-/// taken, or what the ranks disagree on; UsageError for an unknown backend or method.
-Group init_process_group(const InitOptions& options = {});
-
 /// Makes a group over a store that its ranks share already: ranks that are threads, stores of a user's own.
 /// `reach`: an address of a host that the backend's connections must reach; empty: any.
 Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,

@@ -4,6 +4,8 @@
 // those of all. Ranks that did not come are named, and so are ranks that differ. Always: all of it ends by
 // one deadline. Surprising: the backend of "auto" is chosen after the ranks have met. Only then is it known
 // whether they share a machine.
+#include "cohort/comm/init.h"
+
 #include <torch/version.h>
 
 #include <algorithm>
@@ -24,7 +26,6 @@
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/base/version.h"
 #include "cohort/comm/backends/shm/shm.h"
-#include "cohort/comm/group.h"
 #include "cohort/comm/internal/backend.h"
 #include "cohort/comm/internal/deadline_store.h"
 #include "cohort/comm/internal/group_state.h"

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "cohort/base/error.h"
+#include "cohort/comm/init.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/rpc/internal/agent_state.h"
 

@@ -11,6 +11,7 @@
 #include <exception>
 
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/launch/spawn.h"
 #include "cohort/parallel/distributed.h"

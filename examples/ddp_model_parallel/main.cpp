@@ -13,6 +13,7 @@
 #include <exception>
 
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/launch/spawn.h"
 #include "cohort/parallel/device_mapped.h"

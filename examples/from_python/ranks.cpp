@@ -7,6 +7,7 @@
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "cohort/launch/spawn.h"
 #include "cohort/parallel/convert_sync_batch_norm.h"
 #include "cohort/parallel/distributed.h"

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "cohort/launch/error_file.h"
 #include "cohort/parallel/distributed.h"
 

@@ -9,6 +9,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/comm/init.h"
 #include "cohort/comm/internal/group_state.h"
 #include "cohort/comm/internal/report.h"
 #include "tests/support/comes_true.h"

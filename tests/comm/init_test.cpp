@@ -1,3 +1,5 @@
+#include "cohort/comm/init.h"
+
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -13,6 +13,7 @@
 #include "cohort/base/error.h"
 #include "cohort/comm/backend.h"
 #include "cohort/comm/backends/fake/fake.h"
+#include "cohort/comm/init.h"
 #include "cohort/comm/internal/group_state.h"
 #include "cohort/comm/internal/pending_state.h"
 #include "tests/support/comes_true.h"

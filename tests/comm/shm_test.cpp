@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "cohort/base/error.h"
+#include "cohort/comm/init.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"

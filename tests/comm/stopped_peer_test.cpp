@@ -9,6 +9,7 @@
 #include "cohort/base/error.h"
 #include "cohort/comm/desync.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/messages.h"
 #include "tests/support/processes.h"

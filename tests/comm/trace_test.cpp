@@ -11,6 +11,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/timeline.h"
+#include "cohort/comm/init.h"
 #include "tests/comm/trace_events.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/processes.h"

@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "cohort/launch/error_file.h"
 
 int main() {

@@ -18,6 +18,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/secret.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "tests/support/environment.h"
 #include "tests/support/listeners.h"
 #include "tests/support/process_state.h"

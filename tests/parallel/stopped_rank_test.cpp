@@ -20,6 +20,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/init.h"
 #include "cohort/comm/internal/group_state.h"
 #include "cohort/parallel/average.h"
 #include "cohort/parallel/comm_hook.h"

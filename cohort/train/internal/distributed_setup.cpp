@@ -13,6 +13,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
 #include "cohort/base/log.h"
+#include "cohort/comm/init.h"
 #include "cohort/comm/job.h"
 #include "cohort/comm/object_collectives.h"
 #include "cohort/comm/text_collectives.h"
