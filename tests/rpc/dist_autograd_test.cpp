@@ -243,6 +243,21 @@ TEST(DistAutogradTest, ContextsMayEndInAnyOrder) {
 }
 
 // Values are a worker's own, also where it calls itself: what is written to them later changes no gradient.
+TEST(DistAutogradTest, ABackwardThroughACallOfAnotherContextIsAnError) {
+  weight = at::full({3}, 2.0).requires_grad_();
+  Job job(2);
+  Context first(job[0]);
+  const at::Tensor x = at::ones({3}).requires_grad_();
+  const at::Tensor loss = job[0].rpc_sync<times_weight>("w1", x).sum();
+  Context second(job[0]);
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(second, {loss}), UsageError,
+                           "the backward of another context leads through a call of context 1 of worker 0");
+  dist_autograd::backward(first, {loss});
+  const Gradients gradients = dist_autograd::get_gradients(first);
+  ASSERT_EQ(gradients.size(), 1U);
+  EXPECT_TRUE(at::equal(gradients[0].second, at::full({3}, 2.0)));
+}
+
 TEST(DistAutogradTest, WritesAfterACallChangeNoGradient) {
   Job job(2);
   for (const char* worker : {"w0", "w1"}) {

@@ -48,6 +48,25 @@ std::vector<Edge> leaves_of(const std::vector<Edge>& roots) {
 
 }  // namespace
 
+// A backward, of the roots or of a part, while it runs here.
+class ContextState::Running {
+ public:
+  Running(ContextState& context, Backward backward) : context_(context) {
+    const std::lock_guard lock(context_.mutex_);
+    context_.backward_ = backward;
+    ++context_.num_running_;
+  }
+  ~Running() {
+    const std::lock_guard lock(context_.mutex_);
+    --context_.num_running_;
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  ContextState& context_;
+};
+
 ContextState::ContextState(ContextId id, std::weak_ptr<const void> home)
     : id_(id), home_(std::move(home)), anchor_(at::empty({0}).requires_grad_()) {}
 
@@ -86,7 +105,6 @@ std::vector<at::Tensor> ContextState::backward_part(PartKey key, Backward backwa
   Part part;
   {
     const std::lock_guard lock(mutex_);
-    backward_ = backward;
     const auto found = parts_.find(key);
     if (found == parts_.end()) {
       throw UsageError("rpc.backward", "the graph of a call is gone",
@@ -101,6 +119,7 @@ std::vector<at::Tensor> ContextState::backward_part(PartKey key, Backward backwa
                     base::concat(gradients.size(), " gradients came for the results of a call"));
   }
   const std::size_t num_inputs = part.inputs_with_gradient.size();
+  const Running running(*this, backward);
   const Tensors found = part.graph->backward(gradients, backward.keep_graph);
   Gradients of_leaves;
   for (std::size_t i = 0; i < part.graph->captured().size(); ++i) {
@@ -120,9 +139,9 @@ void ContextState::backward(const Tensors& roots, bool keep_graph) {
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
-    backward_ = {backward_.number + 1, keep_graph};
-    number = backward_.number;
+    number = ++backward_.number;
   }
+  const Running running(*this, {number, keep_graph});
   if (roots.empty()) throw UsageError("rpc.backward", "there are no roots", "the losses");
   std::vector<Edge> edges;
   Tensors gradients;
@@ -152,6 +171,12 @@ void ContextState::backward(const Tensors& roots, bool keep_graph) {
 
 ContextState::Backward ContextState::current_backward() const {
   const std::lock_guard lock(mutex_);
+  if (num_running_ == 0) {
+    throw UsageError("rpc.backward",
+                     base::concat("the backward of another context leads through a call of context ",
+                                  id_.number, " of worker ", id_.creator),
+                     "detach() what goes from one context to another, or one context for both");
+  }
   return backward_;
 }
 

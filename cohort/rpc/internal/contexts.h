@@ -70,12 +70,14 @@ class ContextState {
                                         const std::vector<at::Tensor>& gradients);
   /// Goes backward from the roots, through this worker's graph and all parts that it leads to.
   void backward(const std::vector<at::Tensor>& roots, bool keep_graph);
+  /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one.
   Backward current_backward() const;
 
   /// Sums, in an order that does not depend on when they came.
   Gradients gradients() const;
 
  private:
+  class Running;
   using Order = std::pair<std::uint64_t, CallPath>;  // the backward, and the part; the root's own has no path
   struct Earlier {
     bool operator()(const Order& a, const Order& b) const;
@@ -90,6 +92,7 @@ class ContextState {
   std::map<PartKey, Part> parts_;
   std::map<Order, Gradients, Earlier> gradients_;
   Backward backward_;
+  int num_running_ = 0;  // backwards, here and of parts
   bool has_ended_ = false;
 };
 
