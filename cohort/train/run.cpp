@@ -272,10 +272,6 @@ std::map<std::string, double> run_evaluation(const config::Config& given, const 
   return metrics;
 }
 
-void load_model(Task& task, const fs::path& checkpoint) {
-  restore_modules(task, read_weights(checkpoint));
-}
-
 namespace {
 
 std::string library_being_loaded;  // read by end_while_loading

@@ -5,6 +5,8 @@
 #include "cohort/train/internal/fit/evaluation.h"
 #include "cohort/train/internal/fit/fit_loop.h"
 #include "cohort/train/internal/fit/rank_coordinator.h"
+#include "cohort/train/internal/fit/run_state.h"
+#include "cohort/train/weights.h"
 
 namespace cohort::train {
 
@@ -31,6 +33,10 @@ std::map<std::string, double> Trainer::evaluate(Task& task, data::Loader& loader
   // On all ranks alike: the means at the end are a collective.
   return evaluate_batches(task, loader, options_.max_eval_batches(), RankCoordinator(gradient_sync->group()),
                           [] { return false; });
+}
+
+void load_model(Task& task, const std::filesystem::path& checkpoint) {
+  restore_modules(task, read_weights(checkpoint));
 }
 
 }  // namespace cohort::train
