@@ -31,7 +31,6 @@ namespace {
 
 using base::concat;
 using parallel::PlacementWorker;
-constexpr const char* kWherePipeline = "pipeline.Pipeline";
 constexpr std::chrono::microseconds kSpin{50};
 // What other stages get to notice that one has failed, once the deadline of the run has passed.
 constexpr std::chrono::milliseconds kGrace{200};
@@ -299,7 +298,7 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   const auto batch = make_batch(*impl.setup, inputs, sizes);
   batch->loss = loss;
   batch->keep_outputs = impl.options.keep_outputs;
-  batch->split = impl.options.schedule == Schedule::kZeroBubble;
+  batch->split = schedule_type(impl.options.schedule).splits_backward;
   batch->random = core::RandomKey::draw();
   batch->targets = split(targets, sizes, &batch->counts);
   // A micro-batch counts by its samples, since the last ones may be smaller.

@@ -1,5 +1,5 @@
-// A plan is written placement by placement, without a search: the schedule gives an order and two numbers for
-// each. A receive stands right before the computation that needs it, and a send right after the computation
+// A plan is written placement by placement, without a search: the schedule gives an order of turns and two
+// numbers for each. A receive stands right before the computation that needs it, and a send right after the computation
 // that made it. Stages of the same placement hand over without either. The weight gradients of zb_h1 are
 // written later than their input gradients, up to the number that may wait.
 #include "cohort/pipeline/plan.h"
@@ -22,37 +22,10 @@ struct ChunkTurn {
 };
 
 // Note [One generator]
-// Each schedule is an order of forwards, an order of backwards, and two numbers: how many forwards come
-// before the first backward (from there on one of each, in turn), and how many weight gradients may wait. The
-// orders are the same on every placement, so what one sends is what the next expects; chunks take turns by
+// The orders are the same on every placement, so what one sends is what the next expects; chunks take turns by
 // groups of micro-batches, as many as there are placements, so that the first chunk's later micro-batches do
 // not hold up the second chunk's first. Where the last group is smaller, the order is that of a whole one
 // with the micro-batches left out that are not there: what had an end without them still has one.
-struct Shape {
-  int group;        // micro-batches that go through a chunk before the next chunk's turn
-  int warm_up;      // forwards before the first backward
-  bool split;       // backwards are input and weight gradients
-  int max_waiting;  // weight gradients that may wait
-};
-
-Shape shape_of(const Plan& plan, int placement) {
-  const int placements = plan.num_placements(), chunks = plan.num_chunks(),
-            micro_batches = plan.num_micro_batches();
-  const int behind = placements - placement - 1;  // placements that come after this one
-  switch (plan.options.schedule) {
-    case Schedule::kFillDrain:
-      return {micro_batches, micro_batches * chunks, false, 0};
-    case Schedule::kOneFOneB:
-      return {micro_batches, behind, false, 0};
-    case Schedule::kInterleaved:
-      return {placements, 2 * behind + (chunks - 1) * placements, false, 0};
-    // Placement p holds p fewer activations than the first in 1F1B; that many weight gradients may wait.
-    case Schedule::kZeroBubble:
-      return {micro_batches, behind, true, placement};
-  }
-  throw UsageError(kWherePlan, "no such schedule");
-}
-
 std::vector<ChunkTurn> chunk_order(int chunks, int micro_batches, int group, bool backward) {
   std::vector<ChunkTurn> order;
   for (int first = 0; first < micro_batches; first += group) {
@@ -97,28 +70,36 @@ class Writer {
   std::vector<Action> actions_;
 };
 
-std::vector<Action> actions_of(const Plan& plan, int placement) {
-  const Shape shape = shape_of(plan, placement);
-  const auto forwards = chunk_order(plan.num_chunks(), plan.num_micro_batches(), shape.group, false);
-  const auto backwards = chunk_order(plan.num_chunks(), plan.num_micro_batches(), shape.group, true);
+std::vector<Action> actions_of(const Plan& plan, const ScheduleType& schedule, int placement) {
+  const ActionOrder order = schedule.order(place_in(plan.options, placement));
+  const bool split = schedule.splits_backward;
+  if (order.group < 1 || order.warm_up < 0 || order.max_waiting < 0) {
+    throw UsageError(kWherePlan,
+                     concat("schedule ", to_string(plan.options.schedule), " has for placement ", placement,
+                            " a group of ", order.group, ", a warm-up of ", order.warm_up, " and ",
+                            order.max_waiting, " that may wait"),
+                     "a group from 1 on, and the others from 0 on");
+  }
+  const auto forwards = chunk_order(plan.num_chunks(), plan.num_micro_batches(), order.group, false);
+  const auto backwards = chunk_order(plan.num_chunks(), plan.num_micro_batches(), order.group, true);
   Writer writer(plan, placement);
   std::size_t forward = 0, weights = 0;
-  const auto warm_up = std::min<std::size_t>(shape.warm_up, forwards.size());
+  const auto warm_up = std::min<std::size_t>(order.warm_up, forwards.size());
   while (forward < warm_up) writer.forward(forwards[forward++]);
   for (std::size_t backward = 0; backward < backwards.size(); ++backward) {
     if (forward < forwards.size()) writer.forward(forwards[forward++]);
-    writer.backward(backwards[backward], shape.split ? ActionKind::kInputGradient : ActionKind::kBackward);
-    if (!shape.split) continue;
+    writer.backward(backwards[backward], split ? ActionKind::kInputGradient : ActionKind::kBackward);
+    if (!split) continue;
     // Weight gradients fill what would be idle time, and hold activations until then.
-    while (backward + 1 - weights > static_cast<std::size_t>(shape.max_waiting)) {
+    while (backward + 1 - weights > static_cast<std::size_t>(order.max_waiting)) {
       writer.weights(backwards[weights++]);
     }
   }
-  while (shape.split && weights < backwards.size()) writer.weights(backwards[weights++]);
+  while (split && weights < backwards.size()) writer.weights(backwards[weights++]);
   return writer.take();
 }
 
-void check(const PlanOptions& options) {
+void check(const PlanOptions& options, const ScheduleType& schedule) {
   const auto expect = [](bool right, const std::string& what, const char* hint = "") {
     if (!right) throw UsageError(kWherePlan, what, hint);
   };
@@ -132,18 +113,17 @@ void check(const PlanOptions& options) {
                 " placements, expected as many stages on each"),
          "a number of stages that the number of placements divides");
   const int chunks = options.num_stages / options.num_placements;
-  if (options.schedule == Schedule::kOneFOneB || options.schedule == Schedule::kZeroBubble) {
-    expect(chunks == 1,
+  const auto expect_stages = [&](bool right, const std::string& number, const char* hint) {
+    expect(right,
            concat("schedule ", to_string(options.schedule), " got ", options.num_stages, " stages on ",
-                  options.num_placements, " placements, expected one on each"),
-           "interleaved_1f1b for several stages on each placement");
-  }
-  if (options.schedule == Schedule::kInterleaved) {
-    expect(chunks > 1,
-           concat("schedule interleaved_1f1b got ", options.num_stages, " stages on ", options.num_placements,
-                  " placements, expected two or more on each"),
-           "1f1b for one stage on each placement");
-  }
+                  options.num_placements, " placements, expected ", number, " on each"),
+           hint);
+  };
+  const int most = schedule.max_stages, least = schedule.min_stages;
+  expect_stages(most == 0 || chunks <= most, most == 1 ? "one" : concat("at most ", most),
+                "interleaved_1f1b for several stages on each placement");
+  expect_stages(chunks >= least, least == 2 ? "two or more" : concat("at least ", least),
+                "1f1b for one stage on each placement");
 }
 
 Plan part(const Plan& plan, bool forward) {
@@ -163,19 +143,12 @@ Plan part(const Plan& plan, bool forward) {
 
 }  // namespace
 
-Schedule parse_schedule(std::string_view text) {
-  if (text == "fill_drain" || text == "gpipe") return Schedule::kFillDrain;
-  if (text == "1f1b") return Schedule::kOneFOneB;
-  if (text == "interleaved_1f1b") return Schedule::kInterleaved;
-  if (text == "zb_h1") return Schedule::kZeroBubble;
-  throw ConfigError(
-      kWherePlan,
-      concat("got schedule \"", text, "\", expected fill_drain (or gpipe), 1f1b, interleaved_1f1b or zb_h1"));
-}
-
-const char* to_string(Schedule schedule) {
-  constexpr std::array kNames{"fill_drain", "1f1b", "interleaved_1f1b", "zb_h1"};
-  return kNames.at(static_cast<std::size_t>(schedule));
+PlaceInPipeline place_in(const PlanOptions& options, int placement) {
+  const int placements = options.num_placements == 0 ? options.num_stages : options.num_placements;
+  return {.placement = placement,
+          .num_placements = placements,
+          .num_stages = options.num_stages / placements,
+          .num_micro_batches = options.num_micro_batches};
 }
 
 std::string to_string(const Action& action) {
@@ -203,9 +176,10 @@ std::string Plan::text() const {
 Plan make_plan(const PlanOptions& options) {
   Plan plan{options, {}};
   if (options.num_placements == 0) plan.options.num_placements = options.num_stages;
-  check(plan.options);
+  const ScheduleType schedule = schedule_type(options.schedule);
+  check(plan.options, schedule);
   for (int placement = 0; placement < plan.num_placements(); ++placement) {
-    plan.actions.push_back(actions_of(plan, placement));
+    plan.actions.push_back(actions_of(plan, schedule, placement));
   }
   return plan;
 }

@@ -1,8 +1,9 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "cohort/pipeline/schedule.h"
 
 /// What each placement of a pipeline does, and in which order: a plan. Without LibTorch.
 ///
@@ -17,18 +18,6 @@
 /// Pipeline Parallelism", ICLR 2024 (ZB-H1). They differ from those in one point: the backwards of a stage
 /// run in the order of the micro-batches in every schedule, so gradients have the same bits in all of them.
 namespace cohort::pipeline {
-
-enum class Schedule {
-  kFillDrain,    ///< every forward, then every backward
-  kOneFOneB,     ///< a backward as soon as there is one: fewer activations, the same idle time
-  kInterleaved,  ///< 1F1B with several stages per placement: less idle time, more hand-overs
-  kZeroBubble,   ///< ZB-H1: 1F1B whose weight gradients fill idle time; memory about that of 1F1B
-};
-
-/// Reads fill_drain (or gpipe), 1f1b, interleaved_1f1b, zb_h1. Throws: ConfigError that lists them.
-Schedule parse_schedule(std::string_view text);
-/// Writes it as parse_schedule() reads it.
-const char* to_string(Schedule schedule);
 
 enum class ActionKind {
   kForward,
@@ -65,6 +54,9 @@ struct PlanOptions {
   int num_micro_batches = 1;
 };
 
+/// Returns the place for which a schedule says its order.
+PlaceInPipeline place_in(const PlanOptions& options, int placement);
+
 struct Plan {
   PlanOptions options;                       ///< with num_placements set
   std::vector<std::vector<Action>> actions;  ///< of each placement, in order
@@ -80,8 +72,8 @@ struct Plan {
 };
 
 /// Returns the plan of one step. What stages of one placement hand to each other needs no send or receive.
-/// Throws: UsageError where the numbers do not go together: 1f1b and zb_h1 have one stage per placement,
-/// interleaved_1f1b two or more.
+/// Throws: UsageError for an unknown schedule, and where the numbers do not go together: 1f1b and zb_h1 have one
+/// stage per placement, interleaved_1f1b two or more.
 Plan make_plan(const PlanOptions& options);
 
 /// Returns a plan's forwards alone, or its backwards alone: a pipeline that is used as a module does the

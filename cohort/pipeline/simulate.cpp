@@ -342,28 +342,20 @@ double bubble_formula(const PlanOptions& options, const StageCosts& costs) {
   const int chunks = options.num_stages / placements;
   const double step = (costs.forward + costs.input_gradient + costs.weight_gradient) * chunks;
   double idle = (placements - 1) * step;
-  if (options.schedule == Schedule::kInterleaved) idle /= chunks;
-  if (options.schedule == Schedule::kZeroBubble) idle -= 2 * (placements - 1) * costs.weight_gradient;
+  const ScheduleType schedule = schedule_type(options.schedule);
+  if (schedule.min_stages > 1) idle /= chunks;  // it interleaves
+  if (schedule.splits_backward) idle -= 2 * (placements - 1) * costs.weight_gradient;
   return idle / (idle + options.num_micro_batches * step);
 }
 
-// A placement holds the micro-batches of its warm-up and one more, as plan.cpp has them: shape_of().
+// A placement holds the micro-batches of its warm-up and one more, and the weight gradients that may wait.
 double memory_formula(const PlanOptions& options, int placement, const StageCosts& costs) {
-  const int placements = options.num_placements == 0 ? options.num_stages : options.num_placements;
-  const int chunks = options.num_stages / placements, behind = placements - placement - 1;
-  const int all = options.num_micro_batches * chunks;
-  switch (options.schedule) {
-    case Schedule::kFillDrain:
-      return all * costs.activation;
-    case Schedule::kInterleaved:
-      return std::min(all, 2 * behind + (chunks - 1) * placements + 1) * costs.activation;
-    case Schedule::kZeroBubble: {
-      const int whole = std::min(all, behind + 1);
-      return whole * costs.activation + std::min(all - whole, placement) * costs.weight_part;
-    }
-    default:
-      return std::min(all, behind + 1) * costs.activation;
-  }
+  const ScheduleType schedule = schedule_type(options.schedule);
+  const PlaceInPipeline place = place_in(options, placement);
+  const ActionOrder order = schedule.order(place);
+  const int all = place.num_micro_batches * place.num_stages, whole = std::min(all, order.warm_up + 1);
+  const int waiting = schedule.splits_backward ? std::min(all - whole, order.max_waiting) : 0;
+  return whole * costs.activation + waiting * costs.weight_part;
 }
 
 }  // namespace cohort::pipeline

@@ -24,6 +24,7 @@
 #include "cohort/parallel/average.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/pipeline/simulate.h"
 #include "cohort/train/callback.h"
 #include "cohort/train/task.h"
 #include "tests/cli/store_exchange.h"
@@ -106,6 +107,13 @@ COHORT_REGISTER_SAMPLER("reversed", [](const data::SamplerOptions& options) {
   return std::make_shared<const Reversed>(options.size);
 });
 
+COHORT_REGISTER_PIPELINE_SCHEDULE("eager_1f1b", {
+  .order = [](const pipeline::PlaceInPipeline& place) {
+    return pipeline::ActionOrder{.group = place.num_micro_batches,
+                                 .warm_up = place.num_placements - place.placement};
+  },
+  .max_stages = 1});
+
 COHORT_REGISTER_MODEL_RUNNER("halves", {
   .make = [](torch::nn::AnyModule model, const parallel::ModelRunnerOptions&) {
     return parallel::ModelRunner{[model](const at::Tensor& input) mutable {
@@ -185,7 +193,7 @@ std::vector<std::string> blocks_of_page() {
 TEST(ExtensionExamplesTest, StandHereAsTheyStandInCONTRIBUTING) {
   const std::string here = test::read_file(test::source_dir() / "tests/cli/extension_examples_test.cpp");
   const std::vector<std::string> blocks = blocks_of_page();
-  EXPECT_EQ(blocks.size(), 13u);
+  EXPECT_EQ(blocks.size(), 14u);
   std::size_t at = 0;
   for (const std::string& block : blocks) {
     const std::size_t found = here.find("\n" + block, at);
@@ -211,6 +219,8 @@ TEST(ExtensionExamplesTest, OfTrainingComputeWhatTheySay) {
   torch::nn::AnyModule model = models::make_model(options);
   const auto runner = parallel::make_model_runner(model, {.name = "halves"});
   EXPECT_TRUE(at::allclose(runner.forward(x), model.forward<at::Tensor>(x)));
+  const pipeline::Plan plan = pipeline::make_plan({pipeline::parse_schedule("eager_1f1b"), 2, 0, 3});
+  EXPECT_EQ(pipeline::simulate(plan).peak_memory.at(0), 3);
   parallel::PlainMemory plain;
   plain.samples = 4;
   EXPECT_EQ(parallel::model_runner_type("halves").plan_memory(plain, {}).front().samples, 4);

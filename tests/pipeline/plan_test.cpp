@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cohort/base/error.h"
+#include "cohort/pipeline/simulate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::pipeline {
@@ -54,8 +55,40 @@ TEST(PlanTest, NamesAreReadAsTheyAreWritten) {
   }
   EXPECT_EQ(parse_schedule("gpipe"), Schedule::kFillDrain);
   COHORT_EXPECT_THROW_WITH(
-      parse_schedule("2f2b"), ConfigError,
-      "got schedule \"2f2b\", expected fill_drain (or gpipe), 1f1b, interleaved_1f1b or zb_h1");
+      parse_schedule("2f1b"), UsageError,
+      "there is no pipeline schedule '2f1b'. Try: 1f1b; the pipeline schedules are 1f1b, ");
+}
+
+// 1F1B that holds one micro-batch more; with weight gradients apart, all of which wait until the end.
+COHORT_REGISTER_PIPELINE_SCHEDULE("late_weights",
+                                  {.order =
+                                       [](const PlaceInPipeline& place) {
+                                         return ActionOrder{.group = place.num_micro_batches,
+                                                            .warm_up = place.num_placements - place.placement,
+                                                            .max_waiting = place.num_micro_batches};
+                                       },
+                                   .splits_backward = true,
+                                   .max_stages = 1});
+COHORT_REGISTER_PIPELINE_SCHEDULE("no_order", {});
+
+TEST(PlanTest, ARegisteredScheduleHasAPlan) {
+  EXPECT_EQ(make_plan({Schedule("late_weights"), 2, 0, 2}).text(),
+            "placement 0: F0.0 sA0.0 F0.1 sA0.1 rG0.0 I0.0 rG0.1 I0.1 W0.0 W0.1\n"
+            "placement 1: rA1.0 F1.0 rA1.1 F1.1 I1.0 sG1.0 I1.1 sG1.1 W1.0 W1.1\n");
+  for (int micro_batches = 1; micro_batches < 9; ++micro_batches) {
+    const PlanOptions options{Schedule("late_weights"), 4, 0, micro_batches};
+    const Simulation simulation = simulate(make_plan(options));
+    EXPECT_EQ(simulation.actions.at(3).size(), 3U * static_cast<std::size_t>(micro_batches));
+    EXPECT_LE(simulation.peak_memory.at(0), memory_formula(options, 0));
+  }
+  COHORT_EXPECT_THROW_WITH(make_plan({Schedule("late_weights"), 4, 2, 1}), UsageError,
+                           "schedule late_weights got 4 stages on 2 placements, expected one on each");
+  COHORT_EXPECT_THROW_WITH(make_plan({Schedule("no_order"), 2}), UsageError,
+                           "schedule 'no_order' was registered without an order");
+  COHORT_EXPECT_THROW_WITH(register_schedule("1f1b", {.order = [](const auto&) { return ActionOrder(); }}),
+                           UsageError, "the pipeline schedule '1f1b' is registered already, by Cohort");
+  register_schedule("backwards_first", {.order = [](const auto&) { return ActionOrder{.warm_up = -1}; }});
+  COHORT_EXPECT_THROW_WITH(make_plan({Schedule("backwards_first"), 2}), UsageError, "a warm-up of -1");
 }
 
 TEST(PlanTest, RejectsNumbersThatDoNotGoTogether) {

@@ -158,8 +158,11 @@ std::vector<ConfigKey> distributed_keys() {
       {.name = "distributed.schedule",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.schedule; },
        .on_resume = OnResume::kTakesEffect,
-       .help = "In which order micro-batches go through a pipeline: docs/guide/pipeline.md.",
-       .choices = {"fill_drain", "1f1b", "interleaved_1f1b", "zb_h1"},
+       .help =
+           "In which order micro-batches go through a pipeline: fill_drain, 1f1b, interleaved_1f1b, zb_h1 "
+           "(docs/guide/pipeline.md), or a schedule that a library given with --load registers.",
+       .form = "the name of a schedule",
+       .matches = is_not_empty,
        .used_with = "distributed.model",
        .unused_values = {"plain", "data_parallel", "model_parallel"}},
       {.name = "distributed.micro_batches",

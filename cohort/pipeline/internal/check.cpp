@@ -55,15 +55,16 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
       throw UsageError(kWhereCheck, concat("stage ", i, " is on this rank, got Stage::remote()"));
     }
   }
-  if (options.schedule != Schedule::kZeroBubble) return;
+  if (!schedule_type(options.schedule).splits_backward) return;
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const Stage& stage = stages[i];
     if (stage.is_remote()) continue;
     if (stage.recomputes()) {
-      throw UsageError(kWhereCheck,
-                       concat("stage ", i, " (", stage.name(),
-                              ") is recomputed, so zb_h1 cannot take its input and weight gradients apart"),
-                       "schedule 1f1b with recomputation");
+      throw UsageError(
+          kWhereCheck,
+          concat("stage ", i, " (", stage.name(), ") is recomputed, so ", to_string(options.schedule),
+                 " cannot take its input and weight gradients apart"),
+          "schedule 1f1b with recomputation");
     }
   }
 }

@@ -22,6 +22,7 @@
 #include "cohort/optim/schedule_factory.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/pipeline/schedule.h"
 #include "cohort/train/weights.h"
 
 namespace cohort::train {
@@ -217,6 +218,7 @@ void check_names(const config::Config& config) {
                                    ", whose operators run on threads of their own"),
                       "train.script=false, or distributed.model=plain");
   }
+  pipeline::parse_schedule(config.distributed.schedule);
   parallel::gradient_sync_type(config.distributed.gradients);
   comm::check_backend_name(config.distributed.backend);
   checkpoint::tensor_format(config.run.checkpoint_format);

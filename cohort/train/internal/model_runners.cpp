@@ -34,9 +34,6 @@ namespace {
 
 using base::concat;
 constexpr const char* kWhereRunner = "train.make_model_runner";
-// On each placement of an interleaved pipeline: two halve its idle time, each further one costs a hand-over
-// more for less.
-constexpr int kInterleavedStages = 2;
 
 // A model whose type only AnyModule knows, as a module that can be called and cloned.
 class CallableImpl : public torch::nn::Module {
@@ -107,7 +104,8 @@ std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
   options.num_stages = options.num_placements;
   if (in_parts) {
     options.schedule = pipeline::parse_schedule(given.schedule);
-    if (options.schedule == pipeline::Schedule::kInterleaved) options.num_stages *= kInterleavedStages;
+    // Of an interleaved pipeline two: they halve its idle time, each further one costs a hand-over more for less.
+    options.num_stages *= pipeline::schedule_type(options.schedule).min_stages;
   }
   options.num_micro_batches = static_cast<int>(parts);
   options.optimizer_factor = given.optimizer_states ? given.optimizer_states() : 0;
@@ -120,7 +118,7 @@ std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
   const at::Tensor batch = given.example_input(divided_up(given.batch_size, parts));
   pipeline::ProfileOptions profile;
   profile.repeats = 3;
-  profile.split = options.schedule == pipeline::Schedule::kZeroBubble;
+  profile.split = pipeline::schedule_type(options.schedule).splits_backward;
   profile.placements = in_parts ? placements : std::vector<base::Placement>{placements.front()};
   pipeline::Balance balance;
   try {

@@ -1,0 +1,89 @@
+// Each schedule is an order of turns and two numbers: how many forwards come before the first backward, and how
+// many weight gradients may wait. So a new one needs no generator of its own.
+#include "cohort/pipeline/schedule.h"
+
+#include <set>
+#include <utility>
+
+#include "cohort/base/error.h"
+
+namespace cohort::pipeline {
+namespace {
+
+constexpr const char* kWhereSchedule = "pipeline.schedule";
+
+int placements_after(const PlaceInPipeline& place) {
+  return place.num_placements - place.placement - 1;
+}
+
+ActionOrder fill_drain(const PlaceInPipeline& place) {
+  return {.group = place.num_micro_batches, .warm_up = place.num_micro_batches * place.num_stages};
+}
+ActionOrder one_f_one_b(const PlaceInPipeline& place) {
+  return {.group = place.num_micro_batches, .warm_up = placements_after(place)};
+}
+ActionOrder interleaved(const PlaceInPipeline& place) {
+  return {.group = place.num_placements,
+          .warm_up = 2 * placements_after(place) + (place.num_stages - 1) * place.num_placements};
+}
+// Placement p holds p fewer activations than the first in 1F1B; that many weight gradients may wait.
+ActionOrder zero_bubble(const PlaceInPipeline& place) {
+  return {
+      .group = place.num_micro_batches, .warm_up = placements_after(place), .max_waiting = place.placement};
+}
+
+base::Registry<ScheduleType>& registry() {
+  static auto* instance = new base::Registry<ScheduleType>(
+      "pipeline schedule", kWhereSchedule,
+      {{Schedule::kFillDrain.name(), {.order = fill_drain}},
+       {Schedule::kOneFOneB.name(), {.order = one_f_one_b, .max_stages = 1}},
+       {Schedule::kInterleaved.name(), {.order = interleaved, .min_stages = 2}},
+       {Schedule::kZeroBubble.name(), {.order = zero_bubble, .splits_backward = true, .max_stages = 1}}});
+  return *instance;
+}
+
+// Returns the same text, which lives for ever: a Schedule points to it.
+const char* kept(const std::string& name) {
+  static auto* names = new std::set<std::string>;
+  static auto* mutex = new std::mutex;
+  const std::lock_guard lock(*mutex);
+  return names->insert(name).first->c_str();
+}
+
+}  // namespace
+
+Schedule parse_schedule(std::string_view text) {
+  if (text == "gpipe") return Schedule::kFillDrain;
+  const std::string name(text);
+  registry().get(name);
+  return Schedule(kept(name));
+}
+
+const char* to_string(Schedule schedule) {
+  return schedule.name();
+}
+
+ScheduleType schedule_type(Schedule schedule) {
+  ScheduleType type = registry().get(schedule.name());
+  // Registration while a library loads cannot throw, so a missing order is found on the first use.
+  if (!type.order) {
+    throw UsageError(kWhereSchedule,
+                     base::concat("schedule '", schedule.name(), "' was registered without an order"));
+  }
+  return type;
+}
+
+std::vector<std::string> schedule_names() {
+  return registry().names();
+}
+
+void register_schedule(const std::string& name, ScheduleType type) {
+  if (!type.order) throw UsageError(kWhereSchedule, "a schedule needs an order");
+  registry().add(name, std::move(type), "register_schedule");
+}
+
+bool register_schedule_at_load(const char* name, ScheduleType type, const char* file, int line) noexcept {
+  return registry().add_at_load(name, std::move(type), file, line);
+}
+
+}  // namespace cohort::pipeline

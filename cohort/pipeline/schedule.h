@@ -1,0 +1,92 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cohort/base/registry.h"
+
+/// Schedules of a pipeline by name: Cohort's, and those that a program or a library given to `--load`
+/// registers. Without LibTorch.
+///
+///     // 1F1B with one more micro-batch on the way.
+///     COHORT_REGISTER_PIPELINE_SCHEDULE("eager_1f1b", {
+///       .order = [](const cohort::pipeline::PlaceInPipeline& place) {
+///         return cohort::pipeline::ActionOrder{.group = place.num_micro_batches,
+///                                              .warm_up = place.num_placements - place.placement};
+///       },
+///       .max_stages = 1});
+namespace cohort::pipeline {
+
+/// The name of a schedule. `Schedule("eager_1f1b")` is one that was registered: the text must outlive it.
+class Schedule {
+ public:
+  constexpr explicit Schedule(const char* name) : name_(name) {}
+  constexpr const char* name() const { return name_; }
+  constexpr bool operator==(const Schedule& other) const {
+    return std::string_view(name_) == std::string_view(other.name_);
+  }
+
+  static const Schedule kFillDrain;    ///< every forward, then every backward
+  static const Schedule kOneFOneB;     ///< a backward as soon as there is one: fewer activations
+  static const Schedule kInterleaved;  ///< 1F1B with several stages per placement: less idle time
+  static const Schedule kZeroBubble;   ///< ZB-H1: 1F1B whose weight gradients fill idle time
+
+ private:
+  const char* name_;
+};
+inline constexpr Schedule Schedule::kFillDrain{"fill_drain"};
+inline constexpr Schedule Schedule::kOneFOneB{"1f1b"};
+inline constexpr Schedule Schedule::kInterleaved{"interleaved_1f1b"};
+inline constexpr Schedule Schedule::kZeroBubble{"zb_h1"};
+
+/// Returns the schedule of this name; gpipe is fill_drain. Throws: UsageError for an unknown name, naming the
+/// nearest and all, or for one that two libraries registered.
+Schedule parse_schedule(std::string_view text);
+/// Writes it as parse_schedule() reads it.
+const char* to_string(Schedule schedule);
+
+/// A placement of a pipeline, for which a schedule says the order.
+struct PlaceInPipeline {
+  int placement = 0;  ///< from 0
+  int num_placements = 1;
+  int num_stages = 1;  ///< on each placement
+  int num_micro_batches = 1;
+};
+
+/// The order of a placement's actions. Its stages take turns by groups of micro-batches. Forwards and backwards
+/// each run in that order; a stage's backwards always in the order of the micro-batches.
+struct ActionOrder {
+  int group = 1;    ///< micro-batches that go through a stage before the placement's next stage has its turn
+  int warm_up = 0;  ///< forwards before the first backward; from there on one of each, in turn
+  int max_waiting = 0;  ///< weight gradients that may wait, where backwards are split
+};
+
+/// What a schedule is. `group` must be the same on all placements, or they would wait for each other for ever:
+/// simulate() finds such a plan.
+struct ScheduleType {
+  std::function<ActionOrder(const PlaceInPipeline& place)> order;
+  bool splits_backward = false;  ///< a backward is an input gradient and, later, a weight gradient
+  int min_stages = 1;            ///< on each placement
+  int max_stages = 0;            ///< on each placement; 0: any number
+};
+
+/// Returns what was registered. Throws: as parse_schedule().
+ScheduleType schedule_type(Schedule schedule);
+/// Returns all names, sorted.
+std::vector<std::string> schedule_names();
+
+/// Makes a schedule known as `name`. Throws: UsageError if the name is taken or empty, or for no order.
+/// Threads: any.
+void register_schedule(const std::string& name, ScheduleType type);
+
+/// What COHORT_REGISTER_PIPELINE_SCHEDULE calls while a library loads: a name that is taken stays with the
+/// first, and parse_schedule throws, naming both places.
+bool register_schedule_at_load(const char* name, ScheduleType type, const char* file, int line) noexcept;
+
+}  // namespace cohort::pipeline
+
+/// Registers a schedule where it is written, at namespace scope.
+#define COHORT_REGISTER_PIPELINE_SCHEDULE(name, ...) \
+  COHORT_REGISTER_AT_LOAD(pipeline::register_schedule_at_load, name, __VA_ARGS__)
