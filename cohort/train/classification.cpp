@@ -16,7 +16,7 @@
 #include "cohort/base/timeline.h"
 #include "cohort/models/observer.h"
 #include "cohort/optim/autocast.h"
-#include "cohort/train/internal/batch_plan.h"
+#include "cohort/train/batch_plan.h"
 
 namespace cohort::train {
 namespace {

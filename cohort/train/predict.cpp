@@ -19,8 +19,8 @@
 #include "cohort/data/sampler.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
+#include "cohort/train/batch_plan.h"
 #include "cohort/train/classes.h"
-#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/json_text.h"
 

@@ -12,8 +12,8 @@
 #include "cohort/base/error.h"
 #include "cohort/core/device.h"
 #include "cohort/memory/allocation_profiler.h"
+#include "cohort/train/batch_plan.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/model_runners.h"
 

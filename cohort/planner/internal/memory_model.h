@@ -14,7 +14,7 @@
 #include "cohort/optim/autocast.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/planner/memory_use.h"
-#include "cohort/train/internal/batch_plan.h"
+#include "cohort/train/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/model_runners.h"
 

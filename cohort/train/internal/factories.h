@@ -9,8 +9,8 @@
 #include "cohort/data/loader.h"
 #include "cohort/optim/optimizer.h"
 #include "cohort/optim/schedule.h"
+#include "cohort/train/batch_plan.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/datasets.h"
 #include "cohort/train/internal/input_fields.h"
 

@@ -21,7 +21,7 @@
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/pipeline/balance.h"
-#include "cohort/train/internal/batch_plan.h"
+#include "cohort/train/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/input_fields.h"
 

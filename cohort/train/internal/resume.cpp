@@ -17,7 +17,7 @@
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/config/keys.h"
 #include "cohort/config/resume.h"
-#include "cohort/train/internal/batch_plan.h"
+#include "cohort/train/batch_plan.h"
 #include "cohort/train/internal/distributed_setup.h"
 #include "cohort/train/internal/fit/run_state.h"
 

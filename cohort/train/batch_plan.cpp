@@ -1,4 +1,4 @@
-#include "cohort/train/internal/batch_plan.h"
+#include "cohort/train/batch_plan.h"
 
 #include <algorithm>
 
