@@ -151,4 +151,11 @@ std::unique_lock<std::mutex> PlacementWorker::replace_if_stuck() {
   return lock;
 }
 
+PlacementThreads::PlacementThreads(const std::vector<base::Placement>& placements) {
+  for (const base::Placement& placement : placements) {
+    workers_.push_back(PlacementWorker::of(placement));
+    ids_.push_back(workers_.back()->run("who", [] { return std::this_thread::get_id(); }));
+  }
+}
+
 }  // namespace cohort::parallel

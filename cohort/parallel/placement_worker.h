@@ -5,8 +5,10 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cohort/base/placement.h"
 #include "cohort/base/threads/serial_queue.h"
@@ -104,6 +106,17 @@ class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
   int intra_op_threads_;
   mutable std::mutex mutex_;
   std::shared_ptr<base::SerialQueue> thread_;  // under mutex_
+};
+
+/// The threads of placements, which stay while it lives: for counting what each of them does.
+class PlacementThreads {
+ public:
+  explicit PlacementThreads(const std::vector<base::Placement>& placements);
+  const std::vector<std::thread::id>& ids() const { return ids_; }
+
+ private:
+  std::vector<std::shared_ptr<PlacementWorker>> workers_;
+  std::vector<std::thread::id> ids_;
 };
 
 }  // namespace cohort::parallel

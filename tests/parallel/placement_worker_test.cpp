@@ -211,6 +211,17 @@ TEST(PlacementWorkerTest, AThreadIsKeptWhereSomebodyWaitsForWhatItRuns) {
   EXPECT_EQ(first.get(patience()), last.get(patience()));
 }
 
+TEST(PlacementWorkerTest, PlacementThreadsAreThoseOfTheirWorkers) {
+  const std::vector<Placement> placements = {Placement::parse("cpu:0/a"), Placement::parse("cpu:0/b")};
+  const PlacementThreads threads(placements);
+  ASSERT_EQ(threads.ids().size(), 2U);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const auto worker = PlacementWorker::of(placements[i]);
+    EXPECT_EQ(threads.ids()[i], worker->run("who", [] { return std::this_thread::get_id(); }));
+  }
+  EXPECT_NE(threads.ids()[0], threads.ids()[1]);
+}
+
 TEST(PlacementWorkerTest, ErrorsComeBack) {
   const auto worker = PlacementWorker::of(Placement::parse("cpu:0"));
   COHORT_EXPECT_THROW_WITH(worker->run("bad", []() -> int { throw DataError("test", "no"); }), DataError,

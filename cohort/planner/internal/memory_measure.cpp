@@ -8,6 +8,7 @@
 
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/models/layers.h"
+#include "cohort/pipeline/memory_probe.h"
 #include "cohort/planner/internal/memory_model.h"
 #include "cohort/planner/internal/memory_probe.h"
 #include "cohort/planner/internal/runner_plan.h"
@@ -16,9 +17,9 @@ namespace cohort::planner {
 namespace {
 
 // The same cut of another copy of the model.
-train::PipelineParts parts_like(const train::PipelineParts& of, const PlannedModel& model) {
+pipeline::PipelineParts parts_like(const pipeline::PipelineParts& of, const PlannedModel& model) {
   const pipeline::Stage whole(models::layers_of(model.any.ptr()));
-  train::PipelineParts parts{.stages = {}, .options = of.options};
+  pipeline::PipelineParts parts{.stages = {}, .options = of.options};
   std::size_t first = 0;
   for (const pipeline::Stage& stage : of.stages) {
     parts.stages.push_back(whole.part(first, first + stage.layers().size()));
@@ -92,15 +93,15 @@ class Measurement {
     if (pipeline_ == nullptr) {
       return train::make_model_runner(inputs_.distributed, model.any, at::kCPU, inputs_.step.layers);
     }
-    train::PipelineParts parts = parts_like(*pipeline_, model);
+    pipeline::PipelineParts parts = parts_like(*pipeline_, model);
     parts.options.on_action = [this, parts](const pipeline::Action& action) {
       if (action.kind != pipeline::ActionKind::kForward) return;
       const auto placement = static_cast<std::size_t>(action.stage) % threads_.size();
-      const std::int64_t held =
-          watch_.made_by(threads_[placement]).now - gradient_bytes(parts, static_cast<int>(placement));
+      const std::int64_t held = watch_.made_by(threads_[placement]).now -
+                                pipeline::gradient_bytes(parts, static_cast<int>(placement));
       activations_[placement + 1] = std::max(activations_[placement + 1], held);
     };
-    return train::run_pipeline(std::move(parts), at::kCPU);
+    return pipeline::run_pipeline(std::move(parts), at::kCPU);
   }
 
   void step(const PlannedModel& model, const parallel::ModelRunner& call, const at::Tensor& input,
@@ -122,8 +123,8 @@ class Measurement {
 
   const MeasureInputs& inputs_;
   const RunnerPlan::Measured measured_;
-  const train::PipelineParts* pipeline_;
-  const PlacementThreads placement_threads_;
+  const pipeline::PipelineParts* pipeline_;
+  const parallel::PlacementThreads placement_threads_;
   const std::vector<std::thread::id>& threads_ = placement_threads_.ids();
   std::vector<std::int64_t> before_, activations_, gradients_;
   std::int64_t optimizer_bytes_ = 0;

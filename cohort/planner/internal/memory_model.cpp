@@ -10,13 +10,6 @@
 
 namespace cohort::planner {
 
-PlacementThreads::PlacementThreads(const std::vector<base::Placement>& placements) {
-  for (const base::Placement& placement : placements) {
-    workers_.push_back(parallel::PlacementWorker::of(placement));
-    ids_.push_back(workers_.back()->run("who", [] { return std::this_thread::get_id(); }));
-  }
-}
-
 PlannedModel::PlannedModel(const PlannedStep& step, const std::map<std::string, base::Placement>& place)
     : step_(step) {
   any = train::make_model(step.model, step.setup);

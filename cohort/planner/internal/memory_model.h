@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cohort/optim/autocast.h"
@@ -20,17 +19,6 @@
 
 /// What plan_memory() plans and measures. Internal to it.
 namespace cohort::planner {
-
-/// The threads of placements, which stay while it lives.
-class PlacementThreads {
- public:
-  explicit PlacementThreads(const std::vector<base::Placement>& placements);
-  const std::vector<std::thread::id>& ids() const { return ids_; }
-
- private:
-  std::vector<std::shared_ptr<parallel::PlacementWorker>> workers_;
-  std::vector<std::thread::id> ids_;
-};
 
 /// The step of a run: its model, and what computes beside it.
 struct PlannedStep {

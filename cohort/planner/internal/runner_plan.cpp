@@ -13,6 +13,7 @@
 #include "cohort/base/registry.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/pipeline/memory_probe.h"
 #include "cohort/train/internal/model_runners.h"
 
 namespace cohort::planner {
@@ -204,7 +205,7 @@ class PipelinePlan : public RunnerPlan {
     const auto step = [&](const parallel::ModelRunner& call, std::int64_t samples) {
       in.model.step(call, in.model.input(samples), in.model.target(samples));
     };
-    const std::vector<StepMemory> memories = probe_pipeline(*parts_, step, in.sizes.part, in_parts);
+    const std::vector<StepMemory> memories = pipeline::probe_memory(*parts_, step, in.sizes.part, in_parts);
     const auto& placements = parts_->options.placements;
     std::map<std::string, std::size_t> placement_of_layer;
     for (std::size_t stage = 0; stage < parts_->stages.size(); ++stage) {
@@ -234,10 +235,10 @@ class PipelinePlan : public RunnerPlan {
     plan.places.push_back({.name = "all", .samples = in.sizes.part, .predicted = all});
   }
   Measured measured() const override { return {.peak = true, .adds_model_to_peak = true}; }
-  const train::PipelineParts* pipeline() const override { return &*parts_; }
+  const pipeline::PipelineParts* pipeline() const override { return &*parts_; }
 
  private:
-  std::optional<train::PipelineParts> parts_;
+  std::optional<pipeline::PipelineParts> parts_;
 };
 
 // A runner that says itself what it takes: one of a plug-in.

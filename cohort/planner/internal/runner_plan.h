@@ -54,7 +54,7 @@ class RunnerPlan {
     return config;
   }
   /// How the model is cut, of a pipeline; else null.
-  virtual const train::PipelineParts* pipeline() const { return nullptr; }
+  virtual const pipeline::PipelineParts* pipeline() const { return nullptr; }
 };
 
 /// Returns the plan of the runner `name`: Cohort's own, or what ModelRunnerType::plan_memory says. A runner

@@ -234,18 +234,6 @@ PipelineParts pipeline_parts(const ModelRunnerOptions& given,
   return parts;
 }
 
-ModelRunner run_pipeline(PipelineParts parts, at::Device device) {
-  const auto pipe = std::make_shared<pipeline::Pipeline>(std::move(parts.stages), std::move(parts.options));
-  ModelRunner runner;
-  runner.forward = [=](const at::Tensor& input) { return pipe->forward(input).to(device); };
-  runner.step = [=](const at::Tensor& input, const at::Tensor& target, const ModelRunner::Loss& loss,
-                    double scale) {
-    const at::Tensor value = pipe->step(input, target, loss, scale);
-    return ModelRunner::Step{value.to(device), pipe->outputs().front().to(device)};
-  };
-  return runner;
-}
-
 namespace {
 
 ModelRunner make_data_parallel(torch::nn::AnyModule model, const ModelRunnerOptions& given) {
@@ -267,7 +255,7 @@ ModelRunner make_model_parallel(torch::nn::AnyModule model, const ModelRunnerOpt
 }
 
 ModelRunner make_pipeline(torch::nn::AnyModule model, const ModelRunnerOptions& given) {
-  return run_pipeline(pipeline_parts(given, model.ptr()), given.device);
+  return pipeline::run_pipeline(pipeline_parts(given, model.ptr()), given.device);
 }
 
 COHORT_REGISTER_MODEL_RUNNER("data_parallel", {.make = make_data_parallel, .has_own_threads = true});

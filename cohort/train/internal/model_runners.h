@@ -13,7 +13,7 @@
 #include "cohort/config/types.h"
 #include "cohort/data/dataset.h"
 #include "cohort/parallel/model_runner.h"
-#include "cohort/pipeline/pipeline.h"
+#include "cohort/pipeline/model_runner.h"
 
 /// Model runners of a configuration, and those that run on several placements (docs/guide/train.md, "Several
 /// placements").
@@ -41,17 +41,11 @@ parallel::ModelRunnerOptions model_runner_options(const config::DistributedConfi
 parallel::ModelRunner make_model_runner(const config::DistributedConfig& config, torch::nn::AnyModule model,
                                         at::Device device, const MeasuredStep& step);
 
-/// What the runner pipeline makes of a model: its layers in stages.
-struct PipelineParts {
-  std::vector<pipeline::Stage> stages;
-  pipeline::PipelineOptions options;
-};
+using pipeline::PipelineParts;
 
-/// Returns what the runner makes a pipeline of, which moves nothing yet. Throws: as make_model_runner().
+/// Returns what the runner pipeline makes of a model, its layers in stages, which moves nothing yet. Throws: as make_model_runner().
 PipelineParts pipeline_parts(const parallel::ModelRunnerOptions& options,
                              const std::shared_ptr<torch::nn::Module>& model);
-/// Returns how a step runs that pipeline.
-parallel::ModelRunner run_pipeline(PipelineParts parts, at::Device device);
 
 /// Returns options.devices; where these are empty each core that the process may use, or each GPU.
 std::vector<base::Placement> devices_of(const parallel::ModelRunnerOptions& options);

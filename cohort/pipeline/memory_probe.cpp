@@ -1,0 +1,104 @@
+// Steps of the real pipeline are probed, one placement running ahead in each. Each micro-batch has a few
+// samples, so what a thread holds grows along a line with the samples of the step. A first step does not count:
+// LibTorch makes some memory once, and gradients of a step before are to be there.
+#include "cohort/pipeline/memory_probe.h"
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/memory/allocation_profiler.h"
+#include "cohort/parallel/placement_worker.h"
+#include "cohort/pipeline/internal/batch.h"
+
+namespace cohort::pipeline {
+namespace {
+
+using memory::Probe;
+using memory::ProbedPart;
+
+void drop_gradients(const PipelineParts& parts) {
+  for (const Stage& stage : parts.stages) {
+    for (const at::Tensor& parameter : stage.parameters()) parameter.mutable_grad().reset();
+  }
+}
+
+// One step, by action: what `thread` holds, that of the placement that is ahead. Behind it the most that the
+// calling thread holds.
+Probe run_probe(PipelineParts parts, const std::function<void(const parallel::ModelRunner&)>& step,
+                std::thread::id thread) {
+  Probe probe;
+  memory::AllocationProfiler watch;
+  const int placement = parts.options.run_ahead, count = int(parts.options.placements.size());
+  const std::int64_t before = gradient_bytes(parts, placement);
+  const auto caller = std::this_thread::get_id();
+  std::int64_t most = 0;
+  parts.options.on_action = [&, parts](const Action& action) {
+    ProbedPart part{.name = to_string(action), .curve = watch.curve_of(thread)};
+    most = std::max(most, watch.made_by(caller).peak);
+    watch.begin();
+    if (action.stage % count == placement && action.kind == ActionKind::kForward) {
+      part.held = watch.made_by(thread).now - (gradient_bytes(parts, placement) - before);
+    }
+    probe.push_back(std::move(part));
+  };
+  step(run_pipeline(std::move(parts), at::kCPU));
+  probe.push_back({.name = "caller", .curve = {std::max(most, watch.made_by(caller).peak)}});
+  return probe;
+}
+
+}  // namespace
+
+std::int64_t gradient_bytes(const PipelineParts& parts, int placement) {
+  const auto count = parts.options.placements.size();
+  std::int64_t bytes = 0;
+  for (auto stage = static_cast<std::size_t>(placement); stage < parts.stages.size(); stage += count) {
+    for (const at::Tensor& parameter : parts.stages[stage].parameters()) {
+      const at::Tensor& gradient = parameter.grad();
+      if (gradient.defined()) bytes += static_cast<std::int64_t>(gradient.nbytes());
+    }
+  }
+  return bytes;
+}
+
+std::vector<memory::StepMemory> probe_memory(
+    const PipelineParts& given, const std::function<void(const parallel::ModelRunner&, std::int64_t)>& step,
+    std::int64_t samples, bool again) {
+  PipelineParts parts = given;
+  PipelineOptions& options = parts.options;
+  const std::int64_t count = std::ssize(split_sizes(samples, options));
+  options.num_micro_batches = static_cast<int>(count);
+  for (std::size_t i = 0; i < options.placements.size(); ++i) {
+    if (options.placements[i].is_cpu()) continue;
+    options.placements[i] = base::Placement::parse(base::concat("cpu:0/placement", i));
+  }
+  const parallel::PlacementThreads placement_threads(options.placements);
+  const std::vector<std::thread::id>& threads = placement_threads.ids();
+  // With the same rest, each micro-batch grows with the batch along a straight line of its own.
+  const auto samples_of = [&](std::int64_t each) { return each * count + samples % count; };
+  const auto probe = [&](std::int64_t of) {
+    if (!again) drop_gradients(parts);
+    const auto thread = threads[static_cast<std::size_t>(options.run_ahead)];
+    return run_probe(parts, [&](const parallel::ModelRunner& call) { step(call, of); }, thread);
+  };
+  std::vector<memory::StepMemory> memories(threads.size() + 1);
+  drop_gradients(parts);
+  options.run_ahead = 0;
+  probe(samples_of(memory::kProbeSamples));
+  for (std::size_t placement = 0; placement < threads.size(); ++placement) {
+    options.run_ahead = static_cast<int>(placement);
+    const memory::ProbePair probes = memory::probe_twice(probe, samples_of);
+    const memory::LinearFit lines = probes.lines();
+    for (std::size_t i = 0; i + 1 < probes.few.size(); ++i) {
+      lines.add_curve(memories[placement].curve, probes.few[i], probes.more[i]);
+      memories[placement].held.push_back(lines.through(probes.few[i].held, probes.more[i].held));
+    }
+    lines.add_curve(memories.back().curve, probes.few.back(), probes.more.back());
+  }
+  drop_gradients(parts);
+  return memories;
+}
+
+}  // namespace cohort::pipeline
