@@ -11,6 +11,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/registry.h"
+#include "cohort/base/text/layer_entry.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/pipeline/memory_probe.h"
@@ -24,7 +25,7 @@ constexpr const char* kWhereRunner = "planner.plan_memory";
 // The placement of what is called `name`; null for the rest.
 const base::Placement* placement_of(const std::string& name,
                                     const std::map<std::string, base::Placement>& place) {
-  const auto* const entry = train::entry_of_layer(place, name);
+  const auto* const entry = base::entry_of_layer(place, name);
   return entry == nullptr ? nullptr : &entry->second;
 }
 
@@ -220,7 +221,7 @@ class PipelinePlan : public RunnerPlan {
     all.activations = 0;
     for (std::size_t i = 0; i < placements.size(); ++i) {
       const ModelBytes own = model_bytes(in.model, [&](const std::string& name) {
-        const auto* const entry = train::entry_of_layer(placement_of_layer, name);
+        const auto* const entry = base::entry_of_layer(placement_of_layer, name);
         return entry != nullptr && entry->second == i;
       });
       PlaceMemory place = place_of(placements[i].name, in.sizes.micro_batch, own);

@@ -17,6 +17,7 @@
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
 #include "cohort/base/placement.h"
+#include "cohort/base/text/layer_entry.h"
 #include "cohort/base/text/nearest_name.h"
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
@@ -62,7 +63,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
                                         const std::map<std::string, base::Placement>& place) {
   std::set<std::string> used;
   for (const core::NamedLayer& layer : layers) {
-    if (const auto* const best = entry_of_layer(place, layer.first); best != nullptr)
+    if (const auto* const best = base::entry_of_layer(place, layer.first); best != nullptr)
       used.insert(best->first);
   }
   for (const auto& entry : place) {
@@ -76,7 +77,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
   std::vector<PlacedLayers> parts;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const std::string& name = layers[i].first;
-    const auto* const best = entry_of_layer(place, name);
+    const auto* const best = base::entry_of_layer(place, name);
     // What has no parameters ("relu", "flatten") goes along with what is before it.
     if (best == nullptr && layers[i].second.ptr()->parameters().empty() && !parts.empty()) {
       parts.back().last = i + 1;

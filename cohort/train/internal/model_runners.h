@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cohort/base/placement.h"
@@ -49,18 +48,5 @@ PipelineParts pipeline_parts(const parallel::ModelRunnerOptions& options,
 
 /// Returns options.devices; where these are empty each core that the process may use, or each GPU.
 std::vector<base::Placement> devices_of(const parallel::ModelRunnerOptions& options);
-
-/// Returns the entry of `by_name` for a layer: the longest name that is the layer's, or that the layer's
-/// begins with ("layer4" for "layer4.0"); null where there is none.
-template <typename T>
-const std::pair<const std::string, T>* entry_of_layer(const std::map<std::string, T>& by_name,
-                                                      const std::string& layer) {
-  const std::pair<const std::string, T>* best = nullptr;
-  for (const auto& entry : by_name) {
-    const bool covers = layer == entry.first || layer.starts_with(entry.first + ".");
-    if (covers && (best == nullptr || entry.first.size() > best->first.size())) best = &entry;
-  }
-  return best;
-}
 
 }  // namespace cohort::train
