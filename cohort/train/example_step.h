@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/any.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cohort/config/config.h"
+#include "cohort/data/dataset.h"
+#include "cohort/optim/autocast.h"
+#include "cohort/optim/optimizer.h"
+#include "cohort/parallel/model_runner.h"
+#include "cohort/train/batch_plan.h"
+
+/// A step of a configured run, without the run.
+namespace cohort::train {
+
+/// Makes the parts of a run's step on the CPU, and computes the step on zeros, as ClassificationTask does.
+///
+///     const train::ExampleStep step(config, sizes);
+///     auto model = step.make_model();
+///     const auto runner = parallel::make_model_runner(model, step.runner_options());
+///     step.run(runner, step.input(8), step.target(8));
+///
+/// Threads: one caller at a time.
+class ExampleStep {
+ public:
+  /// Reads from the training data what a sample is. Throws: as make_dataset; UsageError for data without
+  /// target.
+  ExampleStep(const config::Config& config, const BatchPlan& sizes);
+
+  /// Return `samples` zeros of the data's first and second field, laid out as in a batch.
+  at::Tensor input(std::int64_t samples) const;
+  at::Tensor target(std::int64_t samples) const;
+  /// Returns the bytes of both.
+  std::int64_t batch_bytes(std::int64_t samples) const;
+
+  /// Returns a model with the run's initial values. Throws: as make_model.
+  torch::nn::AnyModule make_model() const;
+  std::shared_ptr<optim::Optimizer> make_optimizer(const torch::nn::Module& model) const;
+  /// Returns how the run runs its model. Throws: ConfigError for a placement that is not there.
+  parallel::ModelRunnerOptions runner_options() const;
+
+  at::Tensor loss(const std::function<at::Tensor(const at::Tensor&)>& forward, const at::Tensor& input,
+                  const at::Tensor& target) const;
+  /// Runs forward, loss and backward; calls `after_forward` where a runner does not overlap these.
+  void run(const parallel::ModelRunner& runner, const at::Tensor& input, const at::Tensor& target,
+           const std::function<void()>& after_forward = nullptr) const;
+
+ private:
+  std::unique_ptr<optim::Autocast> autocast() const;
+  at::Tensor criterion(const at::Tensor& logits, const at::Tensor& target) const;
+
+  config::Config config_;
+  BatchPlan sizes_;
+  std::vector<data::Field> fields_;  // of the data: input, target
+  data::Field input_;                // what the model gets of a sample
+  std::int64_t num_classes_ = 0;
+};
+
+}  // namespace cohort::train
