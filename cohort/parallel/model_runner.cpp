@@ -1,9 +1,11 @@
 #include "cohort/parallel/model_runner.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/error_context.h"
+#include "cohort/base/text/layer_entry.h"
 
 namespace cohort::parallel {
 namespace {
@@ -14,9 +16,16 @@ ModelRunner make_plain(torch::nn::AnyModule model, const ModelRunnerOptions& /*o
   }};
 }
 
+RunnerMemory plan_plain(const PlainMemory& plain, const ModelRunnerOptions& options) {
+  if (!options.device_map.empty()) return memory_by_placement(plain, options.device_map);
+  return {{{.name = plain.place, .samples = plain.samples, .use = plain.use}}, MeasuredRun()};
+}
+
 base::Registry<ModelRunnerType>& runner_registry() {
-  static auto* instance = new base::Registry<ModelRunnerType>("model runner", "parallel.model_runner",
-                                                              {{"plain", {.make = make_plain}}});
+  static auto* instance = new base::Registry<ModelRunnerType>(
+      "model runner", "parallel.model_runner",
+      {{"plain",
+        {.make = make_plain, .plans_ranks = true, .plans_placed_layers = true, .plan_memory = plan_plain}}});
   return *instance;
 }
 
@@ -33,6 +42,34 @@ ModelRunnerType checked(const std::string& name, ModelRunnerType type) {
 }
 
 }  // namespace
+
+RunnerMemory memory_by_placement(const PlainMemory& plain,
+                                 const std::map<std::string, base::Placement>& device_map) {
+  std::vector<std::optional<base::Placement>> placements{std::nullopt};  // none: where forward is called
+  for (const auto& [layer, placement] : device_map) {
+    if (std::ranges::find(placements, placement) == placements.end()) placements.emplace_back(placement);
+  }
+  RunnerMemory memory({}, MeasuredRun());
+  for (const auto& placement : placements) {
+    const auto is_here = [&](const std::string& name) {
+      const auto* const entry = base::entry_of_layer(device_map, name);
+      return entry == nullptr ? !placement : placement == entry->second;
+    };
+    PlannedPlace place{.name = placement ? placement->name : "cpu (the rest)",
+                       .samples = plain.samples,
+                       .use = plain.part(is_here),
+                       .placement = placement};
+    if (!placement) place.use.batch = plain.use.batch;
+    memory.places.push_back(std::move(place));
+  }
+  memory.all = {.name = "all", .samples = plain.samples, .use = plain.use};
+  // Of this process alone: what a gradient sync adds where there are ranks is not of a place.
+  MemoryUse& use = memory.all->use;
+  use.averages.reset();
+  use.peak = *use.model + *use.optimizer + *use.batch + plain.peak(plain.samples) +
+             (plain.adds_gradients ? *use.gradients : 0);
+  return memory;
+}
 
 ModelRunnerType model_runner_type(const std::string& name) {
   return runner_registry().get(name);

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cohort/base/placement.h"
@@ -49,6 +50,7 @@ struct ModelRunnerOptions {
   std::string schedule = "1f1b";                           ///< of a pipeline
   std::int64_t num_micro_batches = 4;                      ///< of a pipeline
   std::int64_t batch_size = 32;                            ///< samples of one forward
+  std::int64_t micro_batch_size = 0;  ///< of one micro-batch: BatchPlan's; 0: batch_size is cut into as many
   /// Returns what the model gets for `samples` samples: to measure layers with.
   std::function<at::Tensor(std::int64_t samples)> example_input = nullptr;
   /// Returns how many tensors of its size the optimizer keeps for a parameter: where layers are measured.
@@ -58,24 +60,33 @@ struct ModelRunnerOptions {
 
 /// Bytes of one kind each; none: not known, or not measured.
 struct MemoryUse {
-  std::optional<std::int64_t> model;        ///< parameters and buffers
-  std::optional<std::int64_t> optimizer;    ///< its state, from the first step on
-  std::optional<std::int64_t> batch;        ///< input and target, as the model gets them
-  std::optional<std::int64_t> activations;  ///< kept by the forward for backward; of a pipeline's placement:
-                                            ///< the most after one of its forwards
-  std::optional<std::int64_t> gradients;    ///< after backward
-  std::optional<std::int64_t> averages;     ///< buffers of gradients besides: `average`'s chunks
-  std::optional<std::int64_t> peak;         ///< the most at any time of a step
+  std::optional<std::int64_t> model = {};      ///< parameters and buffers
+  std::optional<std::int64_t> optimizer = {};  ///< its state, from the first step on
+  std::optional<std::int64_t> batch = {};      ///< input and target, as the model gets them
+  std::optional<std::int64_t> activations =
+      {};  ///< kept by the forward for backward; of a pipeline's placement:
+           ///< the most after one of its forwards
+  std::optional<std::int64_t> gradients = {};  ///< after backward
+  std::optional<std::int64_t> averages = {};   ///< buffers of gradients besides: `average`'s chunks
+  std::optional<std::int64_t> peak = {};       ///< the most at any time of a step
 };
 
-/// What the plain runner takes for a step: what another runner's plan is made from.
+/// What the plain runner takes for a step, and the step itself: what another runner's plan is made from.
 struct PlainMemory {
   std::int64_t parameters = 0, buffers = 0;  ///< bytes
   std::int64_t samples = 0;                  ///< of one forward: BatchPlan's part
-  MemoryUse use;                             ///< of the whole model on one placement
+  MemoryUse use = {};                        ///< of the whole model on one placement
   /// Bytes for one forward and backward of so many samples: what the forward keeps for backward; the most at
   /// any time, gradients included, besides model, optimizer and batch.
-  std::function<std::int64_t(std::int64_t samples)> activations, peak;
+  std::function<std::int64_t(std::int64_t samples)> activations = nullptr, peak = nullptr;
+  std::string place = "cpu";    ///< that placement's name; "each of 2 ranks"
+  bool adds_gradients = false;  ///< a step has several forwards: the gradients of the first ones are there
+  /// Returns model, optimizer, gradients and activations of what has a name that `is_wanted`.
+  std::function<MemoryUse(const std::function<bool(const std::string& name)>& is_wanted)> part = nullptr;
+  torch::nn::AnyModule model = {};  ///< a copy for planning, without placements
+  /// Runs forward, loss and backward of so many samples, whose batch has batch_bytes.
+  std::function<void(const ModelRunner& runner, std::int64_t samples)> step = nullptr;
+  std::function<std::int64_t(std::int64_t samples)> batch_bytes = nullptr;
 };
 
 /// What a runner keeps in one place: a replica, a placement, what all share.
@@ -83,6 +94,33 @@ struct PlannedPlace {
   std::string name;  ///< "replica 1 on cpu:1"
   std::int64_t samples = 0;
   MemoryUse use = {};
+  std::optional<base::Placement> placement = {};  ///< whose thread computes there: it can be measured
+};
+
+/// How a step runs whose memory is counted (`cohort plan --memory --measure`), and what is known of a
+/// place's thread besides its activations.
+struct MeasuredRun {
+  /// Is called on a placement's thread when a forward there has ended. `place`: among those with a placement.
+  using AfterForward = std::function<void(std::size_t place, std::int64_t gradient_bytes)>;
+
+  /// Returns how `model` is run, another copy of what was planned. Empty: as make_model_runner() does.
+  std::function<ModelRunner(torch::nn::AnyModule model, const AfterForward& after_forward)> make = nullptr;
+  bool calls_after_forward = false;
+  bool has_gradients = true;
+  bool has_peak = false;
+  bool adds_model_to_peak = false;  ///< another thread made the thread's part of model and optimizer
+};
+
+/// What a runner keeps in each place.
+struct RunnerMemory {
+  RunnerMemory(std::vector<PlannedPlace> planned)  // NOLINT: places are all that most runners say
+      : places(std::move(planned)) {}
+  RunnerMemory(std::vector<PlannedPlace> planned, MeasuredRun run)
+      : places(std::move(planned)), measured(std::move(run)) {}
+
+  std::vector<PlannedPlace> places;
+  std::optional<PlannedPlace> all = {};      ///< all places together; none: their sum
+  std::optional<MeasuredRun> measured = {};  ///< none: the plan is not measured
 };
 
 /// A way to run a model.
@@ -97,12 +135,22 @@ struct ModelRunnerType {
   bool has_own_threads = false;
   /// True: it cuts a batch into ModelRunnerOptions::num_micro_batches, one forward each.
   bool cuts_micro_batches = false;
-  /// Returns what a run keeps in each place, in one process: for `cohort plan --memory`, which adds the
-  /// places up. Empty: it takes what the plain runner takes. Cohort's own runners are planned by the planner
-  /// itself.
-  std::function<std::vector<PlannedPlace>(const PlainMemory& plain, const ModelRunnerOptions& options)>
-      plan_memory = nullptr;
+  /// True: ModelRunnerOptions::device_map says where its layers are.
+  bool reads_device_map = false;
+  /// True: plan_memory is of one of several ranks, too. False: of a single process.
+  bool plans_ranks = false;
+  /// True: plan_memory takes layers that `cohort plan --place` puts elsewhere, in options.device_map.
+  bool plans_placed_layers = false;
+  /// Returns what a run keeps in each place: for `cohort plan --memory`. Empty: it is planned as the plain
+  /// runner, and the plan says so.
+  std::function<RunnerMemory(const PlainMemory& plain, const ModelRunnerOptions& options)> plan_memory =
+      nullptr;
 };
+
+/// Returns what the placements of `device_map` keep, and what the rest does, where one layer after the other
+/// runs: of the plain runner after apply_device_map(), or of model_parallel.
+RunnerMemory memory_by_placement(const PlainMemory& plain,
+                                 const std::map<std::string, base::Placement>& device_map);
 
 /// Returns the type of that name. Throws: UsageError for an unknown name, naming the nearest and all, or for
 /// one that two libraries registered.

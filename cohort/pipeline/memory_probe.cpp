@@ -4,11 +4,13 @@
 #include "cohort/pipeline/memory_probe.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/layer_entry.h"
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/internal/batch.h"
@@ -99,6 +101,44 @@ std::vector<memory::StepMemory> probe_memory(
   }
   drop_gradients(parts);
   return memories;
+}
+
+parallel::RunnerMemory plan_memory(const parallel::PlainMemory& plain, const PipelineParts& parts,
+                                   std::int64_t micro_batch_size) {
+  const std::vector<memory::StepMemory> memories =
+      probe_memory(parts, plain.step, plain.samples, plain.adds_gradients);
+  const auto& placements = parts.options.placements;
+  std::map<std::string, std::size_t> placement_of_layer;
+  for (std::size_t stage = 0; stage < parts.stages.size(); ++stage) {
+    for (const auto& layer : parts.stages[stage].layers()) {
+      placement_of_layer[layer.name] = stage % placements.size();
+    }
+  }
+  parallel::MemoryUse all{
+      .model = plain.use.model, .optimizer = plain.use.optimizer, .batch = plain.use.batch};
+  all.gradients = plain.use.gradients;
+  // The thread that calls the step made the part's batch, and little more.
+  all.peak = *all.batch - plain.batch_bytes(plain.samples) + memories.back().peak(plain.samples);
+  all.activations = 0;
+  parallel::RunnerMemory memory({});
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    parallel::PlannedPlace place{.name = placements[i].name,
+                                 .samples = micro_batch_size,
+                                 .use = plain.part([&](const std::string& name) {
+                                   const auto* const entry = base::entry_of_layer(placement_of_layer, name);
+                                   return entry != nullptr && entry->second == i;
+                                 }),
+                                 .placement = placements[i]};
+    parallel::MemoryUse& use = place.use;
+    use.activations = memories[i].activations(plain.samples);
+    use.peak = *use.model + *use.optimizer + memories[i].peak(plain.samples) +
+               (plain.adds_gradients ? *use.gradients : 0);
+    *all.activations += *use.activations;
+    *all.peak += *use.peak;
+    memory.places.push_back(std::move(place));
+  }
+  memory.all = {.name = "all", .samples = plain.samples, .use = all};
+  return memory;
 }
 
 }  // namespace cohort::pipeline

@@ -7,7 +7,7 @@
 #include "cohort/memory/step_memory.h"
 #include "cohort/pipeline/model_runner.h"
 
-/// What a pipeline's step takes in memory on each placement.
+/// What a pipeline takes in memory on each placement.
 namespace cohort::pipeline {
 
 /// Returns for each placement what its thread asks for in `step(call, n)`, which is to be a step of n
@@ -24,5 +24,10 @@ std::vector<memory::StepMemory> probe_memory(
 
 /// Returns the bytes of the gradients that the parameters of a placement's stages have.
 std::int64_t gradient_bytes(const PipelineParts& parts, int placement);
+
+/// Returns what the model runner `pipeline` keeps in each place, where it makes `parts` of plain.model and
+/// each micro-batch has `micro_batch_size` samples, from what probe_memory() finds.
+parallel::RunnerMemory plan_memory(const parallel::PlainMemory& plain, const PipelineParts& parts,
+                                   std::int64_t micro_batch_size);
 
 }  // namespace cohort::pipeline

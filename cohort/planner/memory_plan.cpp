@@ -1,17 +1,18 @@
 // Parameters, buffers, gradients and the optimizer's state are counted exactly, from the model. Activations
-// and peak come from lines that two small steps gave, taken at the size of the run. A RunnerPlan puts these
-// numbers together. The model of the plan is gone before anything is measured, so it is not counted.
+// and peak come from lines that two small steps gave, taken at the size of the run. The model runner puts these
+// numbers together (ModelRunnerType::plan_memory). The model of the plan was made before anything is counted.
 #include "cohort/planner/memory_plan.h"
 
-#include <algorithm>
-#include <map>
-#include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "cohort/base/error.h"
-#include "cohort/planner/internal/memory_model.h"
+#include "cohort/parallel/model_runner.h"
+#include "cohort/planner/internal/memory_measure.h"
 #include "cohort/planner/internal/memory_probe.h"
-#include "cohort/planner/internal/runner_plan.h"
+#include "cohort/planner/internal/plain_memory.h"
+#include "cohort/train/batch_plan.h"
+#include "cohort/train/example_step.h"
 
 namespace cohort::planner {
 namespace {
@@ -24,13 +25,6 @@ std::string gradients_of(const config::DistributedConfig& config) {
   return parallel::model_runner_type(config.model).gradients;
 }
 
-/// What data gives a model, whose fields are input and target. Throws: UsageError for data without target.
-std::vector<data::Field> fields_of(const data::Dataset& data) {
-  std::vector<data::Field> fields = data.fields();
-  if (fields.size() < 2) throw UsageError(kWherePlan, "the data has no target beside its input");
-  return fields;
-}
-
 // "layer1.0.conv1" is of "layer1.0".
 std::string layer_of(const std::string& name) {
   const std::size_t first = name.find('.');
@@ -38,17 +32,17 @@ std::string layer_of(const std::string& name) {
   return name.substr(0, second);
 }
 
-StepMemory probe(PlannedModel& model) {
+StepMemory probe(const train::ExampleStep& step, PlannedModel& model) {
   at::Tensor target;
   return probe_step(
       *model.any.ptr(),
       [&](const at::Tensor& input) {
-        return model.loss([&](const at::Tensor& x) { return model.any.forward<at::Tensor>(x); }, input,
-                          target);
+        return step.loss([&](const at::Tensor& x) { return model.any.forward<at::Tensor>(x); }, input,
+                         target);
       },
       [&](std::int64_t samples) {
-        target = model.target(samples);
-        return model.input(samples);
+        target = step.target(samples);
+        return step.input(samples);
       });
 }
 
@@ -68,68 +62,117 @@ void list_layers(MemoryPlan& plan, const PlannedModel& model, const StepMemory& 
   }
 }
 
-void check_measurable(const std::vector<base::Placement>& placements) {
-  for (const base::Placement& placement : placements) {
-    // The profiler counts what the CPU's allocator gives out; a GPU's memory comes from another one.
-    if (!placement.is_cpu()) {
-      throw UsageError(kWherePlan,
-                       base::concat("only CPU memory is measured: got placement ", placement.name),
-                       "without --measure");
+void check_measurable(const base::Placement& placement) {
+  // The profiler counts what the CPU's allocator gives out; a GPU's memory comes from another one.
+  if (placement.is_cpu()) return;
+  throw UsageError(kWherePlan, base::concat("only CPU memory is measured: got placement ", placement.name),
+                   "without --measure");
+}
+
+// Throws: UsageError for what the runner does not plan.
+void check_runner(const parallel::ModelRunnerType& type, const config::DistributedConfig& config,
+                  const MemoryOptions& options) {
+  if (!type.plans_ranks && config.nproc_per_node > 1) {
+    throw UsageError(
+        kWherePlan,
+        base::concat(config.model, " is planned for one process, got distributed.nproc_per_node ",
+                     config.nproc_per_node),
+        "distributed.nproc_per_node=1, which is what each rank takes");
+  }
+  if (!type.plans_placed_layers && !options.place.empty()) {
+    throw UsageError(
+        kWherePlan, base::concat("layers on placements of their own, and ", config.model, ", were asked for"),
+        type.reads_device_map ? "distributed.device_map.LAYER=cpu:1" : "distributed.model=plain");
+  }
+}
+
+MemoryUse sum_of(const std::vector<PlaceMemory>& places) {
+  MemoryUse sum;
+  for (const PlaceMemory& place : places) {
+    for (const auto kind :
+         {&MemoryUse::model, &MemoryUse::optimizer, &MemoryUse::batch, &MemoryUse::activations,
+          &MemoryUse::gradients, &MemoryUse::averages, &MemoryUse::peak}) {
+      if (const auto bytes = place.predicted.*kind) sum.*kind = (sum.*kind).value_or(0) + *bytes;
     }
   }
+  return sum;
+}
+
+// Adds the places; where there are several, all of them together as the last.
+void add_places(MemoryPlan& plan, const parallel::RunnerMemory& memory, std::int64_t samples) {
+  if (memory.places.empty()) throw UsageError(kWherePlan, base::concat(plan.runner, " planned no place"));
+  for (const parallel::PlannedPlace& place : memory.places) {
+    plan.places.push_back({.name = place.name, .samples = place.samples, .predicted = place.use});
+  }
+  if (memory.all) {
+    plan.places.push_back(
+        {.name = memory.all->name, .samples = memory.all->samples, .predicted = memory.all->use});
+  } else if (plan.places.size() > 1) {
+    plan.places.push_back({.name = "all", .samples = samples, .predicted = sum_of(plan.places)});
+  }
+}
+
+// What the runner of the run says that it keeps.
+parallel::RunnerMemory ask_runner(MemoryPlan& plan, const parallel::ModelRunnerType& type,
+                                  const MemoryOptions& options, const train::ExampleStep& step,
+                                  const train::BatchPlan& sizes) {
+  // DeviceMapped layers would be seen on other threads: what is kept is the same without.
+  PlannedModel model(step);
+  const StepMemory memory = probe(step, model);
+  const PlanInputs inputs{step, model, memory, sizes};
+  const parallel::PlainMemory plain = plain_memory(plan, inputs);
+  plan.parameters = plain.parameters;
+  plan.buffers = plain.buffers;
+  list_layers(plan, model, memory);
+  parallel::ModelRunnerOptions runner = step.runner_options();
+  if (type.plans_placed_layers) runner.device_map = options.place;
+  return type.plan_memory(plain, runner);
+}
+
+void measure_plan(MemoryPlan& plan, const MeasureInputs& inputs) {
+  if (!inputs.planned.measured) {
+    throw UsageError(kWherePlan,
+                     base::concat("the plan of ", plan.runner, " is its own, and is not measured"),
+                     "without --measure");
+  }
+  for (const parallel::PlannedPlace& place : inputs.planned.places) {
+    if (place.placement) check_measurable(*place.placement);
+  }
+  measure(plan, inputs);
+  // The buffers of averages are not there without the other ranks.
+  if (plan.gradients != "none") plan.places.back().measured.peak.reset();
 }
 
 }  // namespace
 
 MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given) {
-  const std::unique_ptr<RunnerPlan> runner = make_runner_plan(config.distributed.model);
+  parallel::ModelRunnerType type = parallel::model_runner_type(config.distributed.model);
   MemoryPlan plan;
-  MemoryOptions options = given;
-  runner->complete(options, config.distributed);
+  if (!type.plan_memory) {
+    // A lower bound, which is still of use.
+    type = parallel::model_runner_type("plain");
+    plan.note = base::concat("model runner ", config.distributed.model,
+                             " does not say what it keeps; planned as plain");
+  }
   plan.model = config.model.name;
   plan.runner = config.distributed.model;
   plan.gradients = gradients_of(config.distributed);
   plan.num_ranks = plan.gradients != "none" ? int(config.distributed.nproc_per_node) : 1;
-  runner->check(config.distributed, options);
+  check_runner(type, config.distributed, given);
   const train::BatchPlan sizes =
       train::batch_plan(config.train, config.distributed, config.data, plan.num_ranks);
   plan.batch_size = sizes.micro_batch;
-  auto data = train::make_dataset(config.data, train::Split::kTrain,
-                                  train::dataset_setup(config.model, config.train, config.run));
-  const std::vector<data::Field> fields = fields_of(*data);
-  const bool channels_last = train::is_channels_last(config.train);
-  const data::Field input = train::input_field(config.data, channels_last, *data);
-  const PlannedStep planned{.model = config.model,
-                            .setup = {.input = input,
-                                      .num_classes = static_cast<std::int64_t>(data->classes().size()),
-                                      .seed = config.run.seed,
-                                      .channels_last = channels_last},
-                            .layers = {.input = input, .batch_size = sizes.part, .optim = config.optim},
-                            .fields = fields,
-                            .bf16 = config.train.precision == "bf16",
-                            .label_smoothing = config.train.label_smoothing};
-  data.reset();  // not of the plan
-
-  std::vector<base::Placement> placements;
-  {
-    // DeviceMapped layers would be seen on other threads: what is kept is the same without.
-    PlannedModel model(planned);
-    placements = runner->prepare(config.distributed, planned.layers, model);
-    for (const auto& [name, placement] : options.place) placements.push_back(placement);
-    if (options.measure) check_measurable(placements);
-    const StepMemory step = probe(model);
-    const ModelBytes bytes = model_bytes(model, [](const std::string&) { return true; });
-    plan.parameters = bytes.parameters;
-    plan.buffers = bytes.buffers;
-    list_layers(plan, model, step);
-    runner->plan(plan, {options.place, model, bytes, step, sizes});
+  const train::ExampleStep step(config, sizes);
+  MemoryOptions options = given;
+  if (type.plans_placed_layers && type.reads_device_map) {
+    options.place.merge(step.runner_options().device_map);
   }
   if (options.measure) {
-    const config::DistributedConfig measured = runner->measured_config(config.distributed);
-    measure(plan, {planned, options.place, measured, sizes, placements, *runner});
-    // The buffers of averages are not there without the other ranks.
-    if (plan.gradients != "none") plan.places.back().measured.peak.reset();
+    for (const auto& [layer, placement] : options.place) check_measurable(placement);
   }
+  const parallel::RunnerMemory memory = ask_runner(plan, type, options, step, sizes);
+  add_places(plan, memory, sizes.part);
+  if (options.measure) measure_plan(plan, {step, options.place, sizes, memory});
   return plan;
 }
 

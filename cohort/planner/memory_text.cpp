@@ -59,6 +59,7 @@ std::string to_text(const MemoryPlan& plan) {
   std::string text = printed("%s, %s, gradients %s, %d rank%s, %lld samples at once; MiB\n\n",
                              plan.model.c_str(), plan.runner.c_str(), plan.gradients.c_str(), plan.num_ranks,
                              plan.num_ranks == 1 ? "" : "s", static_cast<long long>(plan.batch_size));
+  if (!plan.note.empty()) text += plan.note + "\n\n";
   text += printed("%-16s %12s %12s\n", "layer", "parameters", "activations");
   for (const MemoryPlan::Layer& layer : plan.layers) {
     // The layer without a name is what came after the last one.
@@ -83,6 +84,7 @@ std::string to_json(const MemoryPlan& plan) {
                         {"gradients", plan.gradients}, {"ranks", plan.num_ranks},
                         {"samples", plan.batch_size},  {"parameters", plan.parameters},
                         {"buffers", plan.buffers}};
+  if (!plan.note.empty()) object["note"] = plan.note;
   object["layers"] = nlohmann::json::array();
   for (const MemoryPlan::Layer& layer : plan.layers) {
     object["layers"].push_back(

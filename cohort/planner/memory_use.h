@@ -27,6 +27,7 @@ struct MemoryPlan {
   /// Samples of one forward: a part, where a step accumulates; a pipeline's micro-batch.
   std::int64_t batch_size = 0;
   std::int64_t parameters = 0, buffers = 0;
+  std::string note = {};  ///< a line for the user: that the runner does not say what it keeps; or empty
   std::vector<PlaceMemory> places;  ///< where there are several, the last one is all of them
   /// By layer ("layer1.0"): bytes of parameters and of activations at batch_size.
   struct Layer {

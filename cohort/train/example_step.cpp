@@ -46,7 +46,7 @@ std::shared_ptr<optim::Optimizer> ExampleStep::make_optimizer(const torch::nn::M
 
 parallel::ModelRunnerOptions ExampleStep::runner_options() const {
   return model_runner_options(config_.distributed, at::kCPU,
-                              {.input = input_, .batch_size = sizes_.part, .optim = config_.optim});
+                              {.input = input_, .plan = sizes_, .optim = config_.optim});
 }
 
 std::unique_ptr<optim::Autocast> ExampleStep::autocast() const {

@@ -197,7 +197,7 @@ RunResult run_training(const config::Config& given, const std::string& command) 
   const auto optimizer = make_optimizer(optim, *model.ptr());
   const auto schedule =
       make_schedule(config.schedule, config.train, optim.lr, data.training().batches_per_epoch());
-  const MeasuredStep measured{.input = setup.input, .batch_size = plan.part, .optim = config.optim};
+  const MeasuredStep measured{.input = setup.input, .plan = plan, .optim = config.optim};
   ClassificationTask task(model, make_model_runner(config.distributed, model, device, measured), optimizer,
                           schedule, classification_options(config.train, config.optim.clip_norm, plan));
 
@@ -261,7 +261,7 @@ std::map<std::string, double> run_evaluation(const config::Config& given, const 
   data.open_evaluation(trained.classes.value_or(std::vector<std::string>()));
   const ModelSetup setup = data.model_setup();
   const torch::nn::AnyModule model = make_model(without_weights(config.model), setup);
-  const MeasuredStep measured{.input = setup.input, .batch_size = plan.part, .optim = config.optim};
+  const MeasuredStep measured{.input = setup.input, .plan = plan, .optim = config.optim};
   ClassificationTask task(model, make_model_runner(config.distributed, model, device, measured), nullptr,
                           nullptr, classification_options(config.train, config.optim.clip_norm, plan));
   restore_modules(task, trained.tensors);

@@ -118,7 +118,7 @@ ScriptBench bench_script(config::Config config, const ScriptBenchOptions& option
                                   .device = device,
                                   .seed = config.run.seed,
                                   .channels_last = channels_last});
-    const MeasuredStep measured{.input = input, .batch_size = plan.part, .optim = config.optim};
+    const MeasuredStep measured{.input = input, .plan = plan, .optim = config.optim};
     auto task = std::make_unique<ClassificationTask>(
         model, make_model_runner(config.distributed, model, device, measured),
         make_optimizer(config.optim, *model.ptr()), nullptr,

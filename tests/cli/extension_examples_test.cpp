@@ -223,7 +223,7 @@ TEST(ExtensionExamplesTest, OfTrainingComputeWhatTheySay) {
   EXPECT_EQ(pipeline::simulate(plan).peak_memory.at(0), 3);
   parallel::PlainMemory plain;
   plain.samples = 4;
-  EXPECT_EQ(parallel::model_runner_type("halves").plan_memory(plain, {}).front().samples, 4);
+  EXPECT_EQ(parallel::model_runner_type("halves").plan_memory(plain, {}).places.front().samples, 4);
 
   at::Tensor p = at::zeros({2}).requires_grad_();
   p.mutable_grad() = at::tensor({3.0f, -2.0f});

@@ -304,7 +304,7 @@ TEST(MemoryPlanTest, APipelineOfGpusIsPlannedOnTheCpu) {
   COHORT_EXPECT_THROW_WITH(plan_of(on_gpus, {.measure = true}), UsageError, "only CPU memory is measured");
 }
 
-// A runner "two_copies": the model twice, each with half of the batch; and one "as_plain".
+// A runner "two_copies": the model twice, each with half of the batch; one "as_plain"; and one that does not say what it keeps.
 void register_runners() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -327,6 +327,8 @@ void register_runners() {
       return std::vector<parallel::PlannedPlace>{{"cpu", plain.samples, plain.use}};
     };
     parallel::register_model_runner("as_plain", type);
+    type.plan_memory = nullptr;
+    parallel::register_model_runner("silent", type);
   });
 }
 
@@ -366,6 +368,19 @@ TEST(MemoryPlanTest, ARunnerThatTakesWhatPlainTakesIsPlannedAsPlain) {
       EXPECT_GT(own.peak.value_or(0), own.model.value_or(0));
     }
   }
+}
+
+TEST(MemoryPlanTest, ARunnerThatDoesNotSayWhatItKeepsIsPlannedAsPlainAndThePlanSaysSo) {
+  register_runners();
+  const std::string line = "model runner silent does not say what it keeps; planned as plain";
+  const MemoryPlan silent = plan_of({"distributed.model=silent"}), plain = plan_of({});
+  EXPECT_EQ(silent.runner, "silent");
+  ASSERT_EQ(silent.places.size(), 1U);
+  EXPECT_EQ(silent.places[0].predicted.peak, plain.places[0].predicted.peak);
+  EXPECT_NE(to_text(silent).find(line + "\n"), std::string::npos) << to_text(silent);
+  EXPECT_NE(to_json(silent).find("\"note\": \"" + line + "\""), std::string::npos) << to_json(silent);
+  EXPECT_EQ(plain.note, "");
+  EXPECT_EQ(to_json(plain).find("note"), std::string::npos);
 }
 
 TEST(MemoryPlanTest, RejectsWhatItCannotPlan) {

@@ -45,8 +45,9 @@ config::DistributedConfig config_of(const Way& way) {
 }
 
 MeasuredStep measured_step() {
-  return {
-      .input = {.name = "input", .shape = {1, 16, 16}, .channels_last = true}, .batch_size = 8, .optim = {}};
+  return {.input = {.name = "input", .shape = {1, 16, 16}, .channels_last = true},
+          .plan = {.part = 8},
+          .optim = {}};
 }
 
 parallel::ModelRunner runner_of(const config::DistributedConfig& config, const torch::nn::AnyModule& model) {
@@ -215,7 +216,7 @@ TEST(PlacementsTest, RejectWhatIsNotThere) {
                                              {"classifier", "cpu:0/b"}}),
                            ConfigError, "as stages take turns on placements");
   config::DistributedConfig one_sample = config_of({.model = "pipeline"});
-  one_sample.micro_batches = measured_step().batch_size;
+  one_sample.micro_batches = measured_step().plan.part;
   COHORT_EXPECT_THROW_WITH(runner_of(one_sample, test::small_vgg("vgg11_bn")), UsageError,
                            "fewer distributed.micro_batches");
   models::ModelOptions options;

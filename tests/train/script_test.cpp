@@ -232,7 +232,8 @@ TEST(TrainScriptTest, AStepOfItsOwnIsRejected) {
   const config::DistributedConfig config{.model = "pipeline",
                                          .devices = "cpu:0/a, cpu:0/b",
                                          .device_map = {{"features", "cpu:0/a"}, {"classifier", "cpu:0/b"}}};
-  const MeasuredStep measured{.input = {.name = "input", .shape = {1, 16, 16}}, .batch_size = 8, .optim = {}};
+  const MeasuredStep measured{
+      .input = {.name = "input", .shape = {1, 16, 16}}, .plan = {.part = 8}, .optim = {}};
   COHORT_EXPECT_THROW_WITH(ClassificationTask(model, make_model_runner(config, model, at::kCPU, measured),
                                               nullptr, nullptr, ClassificationOptions().script(true)),
                            UsageError, "script: a step that overlaps forward and backward");

@@ -3,29 +3,26 @@
 // a pipeline the activations are read after each forward, less the gradients that are there, and the most
 // counts. In a placement's peak its model and optimizer are the plan's, since another thread made them; see
 // Note [What is measured].
+#include "cohort/planner/internal/memory_measure.h"
+
 #include <algorithm>
 #include <thread>
+#include <vector>
 
 #include "cohort/memory/allocation_profiler.h"
-#include "cohort/models/layers.h"
-#include "cohort/pipeline/memory_probe.h"
-#include "cohort/planner/internal/memory_model.h"
-#include "cohort/planner/internal/memory_probe.h"
-#include "cohort/planner/internal/runner_plan.h"
+#include "cohort/parallel/placement_worker.h"
+#include "cohort/planner/internal/plain_memory.h"
 
 namespace cohort::planner {
 namespace {
 
-// The same cut of another copy of the model.
-pipeline::PipelineParts parts_like(const pipeline::PipelineParts& of, const PlannedModel& model) {
-  const pipeline::Stage whole(models::layers_of(model.any.ptr()));
-  pipeline::PipelineParts parts{.stages = {}, .options = of.options};
-  std::size_t first = 0;
-  for (const pipeline::Stage& stage : of.stages) {
-    parts.stages.push_back(whole.part(first, first + stage.layers().size()));
-    first += stage.layers().size();
+// The placements whose threads are looked at, by place.
+std::vector<base::Placement> placements_of(const parallel::RunnerMemory& planned) {
+  std::vector<base::Placement> placements;
+  for (const parallel::PlannedPlace& place : planned.places) {
+    if (place.placement) placements.push_back(*place.placement);
   }
-  return parts;
+  return placements;
 }
 
 // Note [What is measured]
@@ -35,9 +32,8 @@ class Measurement {
  public:
   explicit Measurement(const MeasureInputs& inputs)
       : inputs_(inputs),
-        measured_(inputs.runner.measured()),
-        pipeline_(inputs.runner.pipeline()),
-        placement_threads_(inputs.placements) {}
+        measured_(*inputs.planned.measured),
+        placement_threads_(placements_of(inputs.planned)) {}
 
   void run(MemoryPlan& plan) {
     const train::BatchPlan& sizes = inputs_.sizes;
@@ -45,7 +41,7 @@ class Measurement {
     MemoryUse& all = plan.places.back().measured;
     all.model = watch_.total().now;
     const parallel::ModelRunner call = call_of(model);
-    const at::Tensor input = model.input(sizes.loaded), target = model.target(sizes.loaded);
+    const at::Tensor input = inputs_.step.input(sizes.loaded), target = inputs_.step.target(sizes.loaded);
     all.batch = watch_.total().now - *all.model;
     activations_ = counts();
     step(model, call, input, target);
@@ -57,14 +53,13 @@ class Measurement {
     step(model, call, input, target);
     all.peak = watch_.total().peak;
     all.gradients = gradients_[0] - before_[0];
-    if (pipeline_ == nullptr) all.activations = activations_[0] - before_[0];
-    for (std::size_t i = 0; i < threads_.size(); ++i) {
-      const auto place = std::find_if(plan.places.begin(), plan.places.end(), [&](const PlaceMemory& each) {
-        const std::string& name = inputs_.placements[i].name;
-        return each.name == name || each.name.ends_with(" on " + name);
-      });
-      if (place != plan.places.end()) note(*place, i);
-      if (pipeline_ != nullptr) all.activations = all.activations.value_or(0) + activations_of(i);
+    all.activations = measured_.calls_after_forward ? 0 : activations_[0] - before_[0];
+    std::size_t thread = 0;
+    for (std::size_t i = 0; i < inputs_.planned.places.size(); ++i) {
+      if (!inputs_.planned.places[i].placement) continue;
+      note(plan.places[i], thread);
+      if (measured_.calls_after_forward) *all.activations += activations_of(thread);
+      ++thread;
     }
   }
 
@@ -80,9 +75,9 @@ class Measurement {
   void note(PlaceMemory& place, std::size_t i) const {
     MemoryUse& use = place.measured;
     use.activations = activations_of(i);
-    if (measured_.gradients) use.gradients = gradients_[i + 1] - before_[i + 1];
+    if (measured_.has_gradients) use.gradients = gradients_[i + 1] - before_[i + 1];
     const std::int64_t peak = watch_.made_by(threads_[i]).peak;
-    if (measured_.peak) use.peak = peak;
+    if (measured_.has_peak) use.peak = peak;
     // This thread made neither its part of the model nor the optimizer's state, which are exact.
     if (measured_.adds_model_to_peak) {
       use.peak = peak - before_[i + 1] + *place.predicted.model + *place.predicted.optimizer;
@@ -90,18 +85,11 @@ class Measurement {
   }
 
   parallel::ModelRunner call_of(const PlannedModel& model) {
-    if (pipeline_ == nullptr) {
-      return train::make_model_runner(inputs_.distributed, model.any, at::kCPU, inputs_.step.layers);
-    }
-    pipeline::PipelineParts parts = parts_like(*pipeline_, model);
-    parts.options.on_action = [this, parts](const pipeline::Action& action) {
-      if (action.kind != pipeline::ActionKind::kForward) return;
-      const auto placement = static_cast<std::size_t>(action.stage) % threads_.size();
-      const std::int64_t held = watch_.made_by(threads_[placement]).now -
-                                pipeline::gradient_bytes(parts, static_cast<int>(placement));
-      activations_[placement + 1] = std::max(activations_[placement + 1], held);
-    };
-    return pipeline::run_pipeline(std::move(parts), at::kCPU);
+    if (!measured_.make) return parallel::make_model_runner(model.any, inputs_.step.runner_options());
+    return measured_.make(model.any, [this](std::size_t place, std::int64_t gradient_bytes) {
+      const std::int64_t held = watch_.made_by(threads_[place]).now - gradient_bytes;
+      activations_[place + 1] = std::max(activations_[place + 1], held);
+    });
   }
 
   void step(const PlannedModel& model, const parallel::ModelRunner& call, const at::Tensor& input,
@@ -111,7 +99,7 @@ class Measurement {
     for (std::int64_t begin = 0; begin < sizes.step; begin += sizes.part) {
       const std::int64_t count = std::min(sizes.part, sizes.step - begin);
       const std::int64_t from = begin % sizes.loaded;  // each part is a batch of its own, or lies in the one
-      model.step(call, input.narrow(0, from, count), target.narrow(0, from, count), [&] {
+      inputs_.step.run(call, input.narrow(0, from, count), target.narrow(0, from, count), [&] {
         if (begin == 0) activations_ = counts();
       });
     }
@@ -122,8 +110,7 @@ class Measurement {
   }
 
   const MeasureInputs& inputs_;
-  const RunnerPlan::Measured measured_;
-  const pipeline::PipelineParts* pipeline_;
+  const parallel::MeasuredRun& measured_;
   const parallel::PlacementThreads placement_threads_;
   const std::vector<std::thread::id>& threads_ = placement_threads_.ids();
   std::vector<std::int64_t> before_, activations_, gradients_;

@@ -22,14 +22,20 @@
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/pipeline/balance.h"
+#include "cohort/pipeline/memory_probe.h"
 #include "cohort/train/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/input_fields.h"
 
 namespace cohort::train {
 
+using parallel::MeasuredRun;
+using parallel::MemoryUse;
 using parallel::ModelRunner;
 using parallel::ModelRunnerOptions;
+using parallel::PlainMemory;
+using parallel::PlannedPlace;
+using parallel::RunnerMemory;
 
 namespace {
 
@@ -94,6 +100,12 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
   return parts;
 }
 
+// Samples of a pipeline's micro-batch. A caller without a configuration has no BatchPlan, and gives none.
+std::int64_t micro_batch_size(const ModelRunnerOptions& given) {
+  if (given.micro_batch_size > 0) return given.micro_batch_size;
+  return divided_up(given.batch_size, given.num_micro_batches);
+}
+
 // Where layers are cut for as many stages. `in_parts`: each batch is cut into micro-batches, and all stages
 // compute at the same time.
 std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
@@ -115,8 +127,7 @@ std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
     throw UsageError(kWhereRunner, "layers are to be measured, and example_input is not given",
                      "ModelRunnerOptions::example_input, or device_map");
   }
-  // BatchPlan::micro_batch, which a caller without a configuration does not have.
-  const at::Tensor batch = given.example_input(divided_up(given.batch_size, parts));
+  const at::Tensor batch = given.example_input(in_parts ? micro_batch_size(given) : given.batch_size);
   pipeline::ProfileOptions profile;
   profile.repeats = 3;
   profile.split = pipeline::schedule_type(options.schedule).splits_backward;
@@ -259,14 +270,109 @@ ModelRunner make_pipeline(torch::nn::AnyModule model, const ModelRunnerOptions& 
   return pipeline::run_pipeline(pipeline_parts(given, model.ptr()), given.device);
 }
 
-COHORT_REGISTER_MODEL_RUNNER("data_parallel", {.make = make_data_parallel, .has_own_threads = true});
-COHORT_REGISTER_MODEL_RUNNER("model_parallel", {.make = make_model_parallel, .has_own_threads = true});
+// What replica `index` has besides what all share.
+PlannedPlace replica(std::size_t index, const base::Placement& placement, const PlainMemory& plain,
+                     std::int64_t samples) {
+  PlannedPlace place{
+      .name = concat("replica ", index, " on ", placement.name), .samples = samples, .placement = placement};
+  // Replicas on the CPU share the parameters. Each has buffers of its own, but the first uses the model's.
+  place.use.model = (placement.is_cpu() ? 0 : plain.parameters) + (index > 0 ? plain.buffers : 0);
+  place.use.activations = plain.activations(samples);
+  place.use.gradients = plain.use.gradients;
+  place.use.peak = *place.use.model + plain.peak(samples);
+  return place;
+}
+
+RunnerMemory plan_data_parallel(const PlainMemory& plain, const ModelRunnerOptions& options) {
+  const std::vector<base::Placement> placements = devices_of(options);
+  const std::int64_t size = BatchPlan{.part = plain.samples}.replica(std::ssize(placements));
+  PlannedPlace shared{.name = "shared by the replicas"};
+  shared.use = {.model = plain.use.model, .optimizer = plain.use.optimizer, .batch = plain.use.batch};
+  MemoryUse all = shared.use;
+  all.activations = 0;
+  all.peak = *all.model + *all.optimizer + *all.batch;
+  RunnerMemory memory({shared}, {.has_gradients = false, .has_peak = true});
+  std::int64_t rest = plain.samples;
+  // As the batch is cut: parts of equal size, the last ones smaller or none at all.
+  for (std::size_t i = 0; i < placements.size() && rest > 0; ++i) {
+    const std::int64_t samples = std::min(size, rest);
+    rest -= samples;
+    memory.places.push_back(replica(i, placements[i], plain, samples));
+    const MemoryUse& use = memory.places.back().use;
+    *all.model += *use.model;
+    *all.activations += *use.activations;
+    *all.peak += *use.peak;
+  }
+  all.gradients = plain.use.gradients;  // once they are added up
+  memory.all = {.name = "all", .samples = plain.samples, .use = all};
+  return memory;
+}
+
+RunnerMemory plan_model_parallel(const PlainMemory& plain, const ModelRunnerOptions& options) {
+  if (options.device_map.empty()) {
+    throw UsageError(kWhereRunner,
+                     "distributed.model is model_parallel, and distributed.device_map does not say which "
+                     "layers are where",
+                     "distributed.device_map.LAYER=cpu:1");
+  }
+  RunnerMemory memory = parallel::memory_by_placement(plain, options.device_map);
+  // parallel::apply_device_map() has placed the layers of the model that is measured.
+  memory.measured->make = [](torch::nn::AnyModule model, const auto& /*after_forward*/) {
+    return parallel::make_model_runner(std::move(model), {});
+  };
+  return memory;
+}
+
+// The same cut of another copy of the model.
+PipelineParts parts_like(const PipelineParts& of, const torch::nn::AnyModule& model) {
+  const pipeline::Stage whole(models::layers_of(model.ptr()));
+  PipelineParts parts{.stages = {}, .options = of.options};
+  std::size_t first = 0;
+  for (const pipeline::Stage& stage : of.stages) {
+    parts.stages.push_back(whole.part(first, first + stage.layers().size()));
+    first += stage.layers().size();
+  }
+  return parts;
+}
+
+// As run_pipeline(), and says after each forward what gradients there are.
+ModelRunner run_measured(PipelineParts parts, const MeasuredRun::AfterForward& after_forward) {
+  parts.options.on_action = [after_forward, parts](const pipeline::Action& action) {
+    if (action.kind != pipeline::ActionKind::kForward) return;
+    const auto placement = static_cast<std::size_t>(action.stage) % parts.options.placements.size();
+    after_forward(placement, pipeline::gradient_bytes(parts, static_cast<int>(placement)));
+  };
+  return pipeline::run_pipeline(std::move(parts), at::kCPU);
+}
+
+RunnerMemory plan_pipeline(const PlainMemory& plain, const ModelRunnerOptions& options) {
+  PipelineParts parts = pipeline_parts(options, plain.model.ptr());
+  RunnerMemory memory = pipeline::plan_memory(plain, parts, micro_batch_size(options));
+  memory.measured = {.make = [cut = std::move(parts)](
+                                 const torch::nn::AnyModule& model,
+                                 const auto& after) { return run_measured(parts_like(cut, model), after); },
+                     .calls_after_forward = true,
+                     .has_peak = true,
+                     .adds_model_to_peak = true};
+  return memory;
+}
+
+COHORT_REGISTER_MODEL_RUNNER("data_parallel", {.make = make_data_parallel,
+                                               .has_own_threads = true,
+                                               .plan_memory = plan_data_parallel});
+COHORT_REGISTER_MODEL_RUNNER("model_parallel", {.make = make_model_parallel,
+                                                .has_own_threads = true,
+                                                .reads_device_map = true,
+                                                .plans_placed_layers = true,
+                                                .plan_memory = plan_model_parallel});
 COHORT_REGISTER_MODEL_RUNNER(
     "pipeline", {.make = make_pipeline,
                  .gradients = "average",
                  .unfit_gradients = {{"ddp", "gradients of a pipeline come on the threads of its stages"}},
                  .has_own_threads = true,
-                 .cuts_micro_batches = true});
+                 .cuts_micro_batches = true,
+                 .reads_device_map = true,
+                 .plan_memory = plan_pipeline});
 
 }  // namespace
 
@@ -287,7 +393,8 @@ ModelRunnerOptions model_runner_options(const config::DistributedConfig& config,
   options.device_map = parse_device_map(config);
   options.schedule = config.schedule;
   options.num_micro_batches = config.micro_batches;
-  options.batch_size = step.batch_size;
+  options.batch_size = step.plan.part;
+  options.micro_batch_size = step.plan.micro_batch;
   options.optimizer_states = [optim = step.optim] { return states_per_parameter(optim); };
   options.example_input = [input = step.input](std::int64_t samples) { return zero_batch(input, samples); };
   return options;

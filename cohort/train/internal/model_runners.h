@@ -13,6 +13,7 @@
 #include "cohort/data/dataset.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/pipeline/model_runner.h"
+#include "cohort/train/batch_plan.h"
 
 /// Model runners of a configuration, and those that run on several placements (docs/guide/train.md, "Several
 /// placements").
@@ -21,7 +22,7 @@ namespace cohort::train {
 /// The step that layers are measured on, where no placement is named for them. All of it has to be given.
 struct MeasuredStep {
   data::Field input;          ///< what the model gets of a sample
-  std::int64_t batch_size;    ///< samples of one forward on a rank: BatchPlan::part
+  BatchPlan plan;             ///< part: samples of one forward on a rank; micro_batch
   config::OptimConfig optim;  ///< whose state lies beside the parameters
 };
 

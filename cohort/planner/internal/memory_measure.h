@@ -1,0 +1,24 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "cohort/parallel/model_runner.h"
+#include "cohort/planner/memory_use.h"
+#include "cohort/train/example_step.h"
+
+/// What plan_memory() measures. Internal to it.
+namespace cohort::planner {
+
+/// What is measured. Ownership: references.
+struct MeasureInputs {
+  const train::ExampleStep& step;
+  const std::map<std::string, base::Placement>& place;  ///< MemoryOptions::place
+  const train::BatchPlan& sizes;
+  const parallel::RunnerMemory& planned;  ///< whose places are the first of the plan's; with `measured`
+};
+
+/// Runs two steps of the whole batch, and writes what they took beside what is planned.
+void measure(MemoryPlan& plan, const MeasureInputs& inputs);
+
+}  // namespace cohort::planner

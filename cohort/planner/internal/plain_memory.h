@@ -1,0 +1,38 @@
+#pragma once
+
+#include <torch/nn/modules/container/any.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "cohort/optim/optimizer.h"
+#include "cohort/parallel/model_runner.h"
+#include "cohort/planner/internal/memory_probe.h"
+#include "cohort/planner/memory_use.h"
+#include "cohort/train/example_step.h"
+
+/// What the plain runner takes, from which a model runner says what it takes. Internal to plan_memory().
+namespace cohort::planner {
+
+/// A copy of the model and its optimizer, made for planning alone. `place`: MemoryOptions::place.
+struct PlannedModel {
+  explicit PlannedModel(const train::ExampleStep& step,
+                        const std::map<std::string, base::Placement>& place = {});
+
+  torch::nn::AnyModule any;
+  std::shared_ptr<optim::Optimizer> optimizer;
+};
+
+/// What a plan is made from. Ownership: references.
+struct PlanInputs {
+  const train::ExampleStep& step;
+  const PlannedModel& model;
+  const StepMemory& memory;  ///< of the model on one placement
+  const train::BatchPlan& sizes;
+};
+
+/// Returns what the plain runner takes in the run of `plan`; the functions in it use `in`.
+parallel::PlainMemory plain_memory(const MemoryPlan& plan, const PlanInputs& in);
+
+}  // namespace cohort::planner
