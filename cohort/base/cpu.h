@@ -37,6 +37,7 @@ class CpuSet {
   const std::vector<int>& ids() const { return ids_; }  ///< ascending
   int size() const { return static_cast<int>(ids_.size()); }
   bool empty() const { return ids_.empty(); }
+  /// Whether `id`, the system's number of a core, is in the set.
   bool contains(int id) const;
   /// Whether a core is in both.
   bool intersects(const CpuSet& other) const;

@@ -34,8 +34,8 @@ std::optional<std::string> env_choice(const std::string& name, std::span<const s
 
 /// A variable that Cohort reads.
 struct EnvVariable {
-  std::string name;
-  std::string meaning;
+  std::string name;     ///< with its prefix: COHORT_LOG
+  std::string meaning;  ///< what it sets, and its default: for a table that a person reads
 };
 
 /// Returns every variable whose name starts with COHORT_ that some part of Cohort reads, sorted by name.

@@ -15,7 +15,9 @@ namespace cohort::base {
 class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;
+  /// Leaves `value` under `key`, where every process sees it.
   virtual void set(const std::string& key, const std::string& value) = 0;
+  /// Whether the key is there now; does not wait.
   virtual bool has(const std::string& key) = 0;
   virtual std::string get(const std::string& key) = 0;  ///< of a key that is there
   /// Adds to a count, 0 at first, and returns what it is then.
@@ -23,6 +25,7 @@ class KeyValueStore {
 
   // As one request where the store can, else by the ones above.
 
+  /// Whether all of the keys are there now; does not wait.
   virtual bool has_all(const std::vector<std::string>& keys);
   /// Waits until all keys are there; returns whether they are. What came in the last moment may be missed.
   virtual bool wait(const std::vector<std::string>& keys, Deadline deadline);

@@ -9,6 +9,8 @@
 /// The library never prints results; it warns. Level and sink belong to the program.
 namespace cohort::base {
 
+/// How much a line matters, in ascending order. kOff is a level for set_log_level() alone: nothing is
+/// written.
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
 /// Sets the lowest level that is written. The default is kInfo, or what COHORT_LOG (debug, info, warning,
@@ -19,7 +21,10 @@ void set_log_level(LogLevel level);
 /// stderr. Threads: `sink` is called by one thread at a time.
 void set_log_sink(std::function<void(LogLevel, std::string_view)> sink);
 
+/// Writes one line if `level` is at least the level that is set. Threads: any; lines do not mix. Blocking:
+/// until the sink has taken the line, so a sink must not log.
 void log(LogLevel level, std::string_view message);
+/// As log(), with the level in the name.
 inline void log_debug(std::string_view message) {
   log(LogLevel::kDebug, message);
 }

@@ -45,6 +45,7 @@ class RandomStream {
         counter_{0, static_cast<std::uint32_t>(epoch), static_cast<std::uint32_t>(position),
                  static_cast<std::uint32_t>(position >> 32)} {}
 
+  /// Returns 32 random bits and moves the stream on by one number.
   std::uint32_t next_u32() {
     if (used_ == 4) {
       block_ = philox(counter_, key_);
@@ -54,6 +55,7 @@ class RandomStream {
     return block_[used_++];
   }
 
+  /// Returns 64 random bits: two of next_u32(), the low half first.
   std::uint64_t next_u64() {
     const std::uint64_t low = next_u32();
     return (static_cast<std::uint64_t>(next_u32()) << 32) | low;

@@ -19,14 +19,18 @@
 /// Threads: any; `start`, `stop` and `write` by one at a time.
 namespace cohort::base {
 
+/// The events of this process: one record for all threads, so every function is static.
 class Timeline {
  public:
+  /// The clock of all times that are recorded.
   using Clock = std::chrono::steady_clock;
 
   /// Forgets what was recorded and begins to record, at most `max_events` of 48 bytes each; what comes after
   /// is counted (otherData.dropped_events) and dropped.
   static void start(std::size_t max_events = 1 << 20);
+  /// Ends the recording. What was recorded stays, for json() and write().
   static void stop();
+  /// Whether it records now: one relaxed load.
   static bool enabled() { return enabled_.load(std::memory_order_relaxed); }
 
   /// Names the calling thread in the timeline, whether recording or not.
@@ -46,8 +50,9 @@ class Timeline {
   struct Detail {
     int track = 0;              ///< from track(); 0: the calling thread
     const char* key = nullptr;  ///< a literal
-    double value = 0;
+    double value = 0;           ///< shown beside the event, under `key`
   };
+  /// Records [begin, now) with what `detail` says.
   static void complete(const char* name, Clock::time_point begin, const Detail& detail);
   /// Returns a row of the timeline that is no thread, the same one for the same name. What is recorded on a
   /// row must nest, as on a thread.
@@ -66,6 +71,7 @@ class Timeline {
   static std::string events(int process, std::string_view name, Clock::time_point zero);
   /// When start() was called.
   static Clock::time_point origin();
+  /// How many events were not recorded, because there was no room for them, since start().
   static std::size_t dropped();
 
  private:

@@ -25,6 +25,7 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
+  /// Appends bytes to the file, which is not seen yet. Throws: UsageError after commit() or a failed write.
   void write(const void* data, std::size_t num_bytes);
   void write(std::string_view bytes) { write(bytes.data(), bytes.size()); }
   /// Everything written is on disk under the name; call it once.

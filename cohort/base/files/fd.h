@@ -16,10 +16,12 @@ class Fd {
     return *this;
   }
   ~Fd() { close(); }
+  /// The number of the descriptor, which stays this object's; -1 where it has none.
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
   /// Closes it no more.
   int release() { return std::exchange(fd_, -1); }
+  /// Closes it now; without one it does nothing. An error of the system is ignored.
   void close() {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
   }

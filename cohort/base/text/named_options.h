@@ -21,15 +21,18 @@ namespace cohort::base {
 /// asked for. Threads: any number may read at once.
 class NamedOptions {
  public:
+  /// Values as they are written, by name.
   using Map = std::map<std::string, std::string>;
 
   NamedOptions() : NamedOptions(Map()) {}
   NamedOptions(Map values);  // NOLINT(google-explicit-constructor): a configuration has them as a map
   NamedOptions(std::initializer_list<Map::value_type> values) : NamedOptions(Map(values)) {}
 
+  /// Whether there is an option of this name, which counts as asked for.
   bool has(const std::string& name) const { return find(name) != end(); }
   /// Throws: ConfigError if there is none of this name.
   const std::string& at(const std::string& name) const;
+  /// Returns the option as it is written, or `fallback` where there is none.
   std::string text(const std::string& name, std::string_view fallback) const;
   /// Throws: ConfigError naming option and text for what is no whole number from `least` to `most`.
   std::int64_t integer(const std::string& name, std::int64_t fallback,
@@ -40,6 +43,8 @@ class NamedOptions {
   /// Takes true, yes, on and 1; false, no, off and 0. Throws: ConfigError for another text.
   bool flag(const std::string& name, bool fallback) const;
 
+  /// What a std::map has, for code that reads options as one. find(), count() and contains() ask for that
+  /// option; begin() asks for all.
   Map::const_iterator find(const std::string& name) const;
   std::size_t count(const std::string& name) const { return has(name) ? 1 : 0; }
   bool contains(const std::string& name) const { return has(name); }

@@ -20,8 +20,11 @@
 ///     }
 namespace cohort::base {
 
+/// A moment on the steady clock by which a wait must have ended, handed down through the calls that share
+/// it.
 class Deadline {
  public:
+  /// The clock that all deadlines count by: setting the system's time does not move them.
   using Clock = std::chrono::steady_clock;
 
   /// A deadline `timeout` from now. A negative timeout has already passed; one too long for the clock never
@@ -33,7 +36,9 @@ class Deadline {
   /// A deadline that never passes: for code that has said why it may wait for ever.
   static Deadline never() { return Deadline(Clock::now(), std::chrono::duration<double>(kForeverSeconds)); }
 
+  /// Whether it is never().
   bool is_never() const { return end_ == Clock::time_point::max(); }
+  /// Whether it has passed; one that is never() does not.
   bool expired() const { return !is_never() && Clock::now() >= end_; }
 
   /// Time left, never below zero; the largest duration when the deadline never passes.
@@ -50,6 +55,7 @@ class Deadline {
   }
   /// Time since the deadline was made.
   Clock::duration elapsed() const { return Clock::now() - start_; }
+  /// The moment itself; the clock's last one where it is never().
   Clock::time_point end() const { return end_; }
 
   /// The earlier of the two.

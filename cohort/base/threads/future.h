@@ -135,7 +135,9 @@ class Future {
           }
         }()) {}
 
+  /// False for one that was made by default, and after get().
   bool valid() const { return state_ != nullptr; }
+  /// Whether the result, or the error, is there: wait() would not block. Throws: UsageError if not valid().
   bool ready() const { return state().done(); }
   /// Returns whether it was there before the deadline. Throws: UsageError at once where this thread and the
   /// one of a SerialQueue would wait for each other; not where the deadline has passed already.
@@ -202,6 +204,8 @@ class Promise {
   Promise(Promise&&) noexcept = default;
   Promise& operator=(Promise&&) = delete;
 
+  /// Returns a future of the result; each call gives another one of the same result, which one of them
+  /// takes.
   Future<T> future() const { return Future<T>(state_); }
 
   /// The result is what `fn` returns or throws.
@@ -215,6 +219,7 @@ class Promise {
     }
     set_error(std::move(error));
   }
+  /// Sets the result of a Promise<void>, which has no value.
   void set() noexcept
     requires std::is_void_v<T>
   {

@@ -42,6 +42,7 @@ class QueuedTask : public future_detail::Task {
 
 }  // namespace serial_queue_detail
 
+/// A thread, and the queue of functions that it runs one after another. Threads: any may submit().
 class SerialQueue {
  public:
   struct Options {
@@ -55,6 +56,7 @@ class SerialQueue {
     /// Runs on the thread when it has had nothing to do for so long, again and again. What it throws is
     /// logged, and it runs no more.
     std::function<void()> idle = nullptr;
+    /// How long the thread must have had nothing to do before `idle` runs.
     std::chrono::milliseconds idle_time = std::chrono::milliseconds(250);
     std::chrono::milliseconds start_time = std::chrono::minutes(1);  ///< that it may take
   };
@@ -76,6 +78,7 @@ class SerialQueue {
         what, std::move(fn), [this](auto task) { post(std::move(task)); });
   }
 
+  /// Options::name, as messages say it.
   const std::string& name() const;
   /// Whether the calling thread is this one.
   bool is_current() const;
