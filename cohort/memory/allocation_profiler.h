@@ -31,6 +31,7 @@ class AllocationProfiler {
 
   /// Peaks and the curve begin anew, from what there is now.
   void begin();
+  /// Of blocks that any thread asked for.
   Use total() const;
   /// Of blocks that this thread asked for, whoever gives them back.
   Use made_by(std::thread::id thread) const;

@@ -35,7 +35,9 @@ class BlockPool {
   void* allocate(std::size_t bytes);
   /// Takes back what allocate() returned.
   void free(void* block);
+  /// Whether an address lies in this pool's range. Threads: any, without the lock.
   bool owns(const void* block) const { return block >= begin_ && block < begin_ + address_space_; }
+  /// What the pool gives out and holds now.
   Use use() const;
 
  private:

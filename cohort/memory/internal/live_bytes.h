@@ -14,7 +14,9 @@ namespace cohort::memory {
 class LiveBytes {
  public:
   LiveBytes() : counter_(std::make_shared<Counter>()), guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
+  /// Bytes that this thread has made and not dropped since the start.
   std::int64_t now() const { return counter_->now; }
+  /// The most that now() was; 0 at least.
   std::int64_t peak() const { return counter_->peak; }
 
  private:
