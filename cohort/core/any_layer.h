@@ -32,7 +32,9 @@ class AnyLayer {
           return static_cast<LayerImpl&>(module).forward(input);
         }) {}
 
+  /// Runs the module's own forward(). There must be a module.
   at::Tensor forward(const at::Tensor& input) const { return forward_(*module_, input); }
+  /// The module; null where this is empty.
   const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
   explicit operator bool() const { return module_ != nullptr; }
   /// Returns a layer that holds a clone of the module.

@@ -14,7 +14,7 @@ namespace cohort::core {
 /// A device, and why it is that one: "auto" says why there is no GPU.
 struct ResolvedDevice {
   c10::Device device{c10::kCPU};
-  std::string reason;
+  std::string reason;  ///< for a log: why this device, in words
 };
 
 /// Returns the device named "auto", "cpu", "cuda" (the same as cuda:0) or "cuda:K", ready for use.

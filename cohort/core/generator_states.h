@@ -36,8 +36,9 @@ class GeneratorStates {
 
   /// Where the calling thread's generators of the CPU stand.
   struct After {
-    at::Tensor scope;  ///< undefined where operators draw from the global one
-    at::Tensor global;
+    at::Tensor scope;   ///< undefined where operators draw from the global one
+    at::Tensor global;  ///< undefined in an After that was made by default: then holds() is true
+    /// Reads where the calling thread's generators stand now.
     static After now();
     /// True if they stand there now.
     bool holds() const;
@@ -60,6 +61,7 @@ class GeneratorStates {
     ~Again();
     Again(const Again&) = delete;
     Again& operator=(const Again&) = delete;
+    /// Where the second run's own generators stand; an empty After where no states were taken.
     After after() const;
 
    private:
@@ -101,6 +103,7 @@ class GlobalGeneratorAsFound {
   ~GlobalGeneratorAsFound();
   GlobalGeneratorAsFound(const GlobalGeneratorAsFound&) = delete;
   GlobalGeneratorAsFound& operator=(const GlobalGeneratorAsFound&) = delete;
+  /// True if the global generator's state has the bytes of `state`.
   bool stands_at(const at::Tensor& state) const;
   /// True if it stands where it stood.
   bool holds() const;

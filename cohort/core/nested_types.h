@@ -19,9 +19,13 @@
 /// Which types nested.h understands, and which of them can hold a tensor. Include nested.h.
 namespace cohort::core {
 
+/// What nested.h knows of a struct of somebody else's, to be specialised: `static constexpr bool plain =
+/// true`, for a type that holds no tensor, or `static auto fields()`, which returns a tuple of NestedField.
+/// docs/guide/core.md
 template <typename T>
 struct NestedTraits {};
 
+/// A member that nested.h visits: its name for messages, and where it is.
 template <typename Struct, typename Member>
 struct NestedField {
   const char* name;

@@ -20,12 +20,14 @@ namespace cohort::core {
 /// Where a tensor is within the value that is visited, such as `.masks[1]`. Lives during the call only.
 class NestedPath {
  public:
+  /// Writes one step of the path (`.masks`, `[1]`), of which the pointer is the name or the index.
   using Writer = void (*)(std::ostream&, const void*);
 
   NestedPath() = default;
   NestedPath(const NestedPath& parent, Writer write, const void* step)
       : parent_(&parent), write_(write), step_(step) {}
 
+  /// Returns the path as text; empty at the top.
   std::string str() const;
 
  private:
