@@ -12,8 +12,8 @@ namespace cohort::autograd {
 
 /// When a node was made, by the thread that made it.
 struct MadeBy {
-  std::uint64_t thread = at::RecordFunction::currentThreadId();
-  std::uint64_t sequence_nr = at::sequence_number::peek();
+  std::uint64_t thread = at::RecordFunction::currentThreadId();  ///< LibTorch's number of the thread
+  std::uint64_t sequence_nr = at::sequence_number::peek();       ///< the thread's next node gets it
 };
 
 /// A node whose sequence number says when the engine is to run it, and not when it was made: DetachedGraph asks `made_by`
@@ -21,6 +21,7 @@ struct MadeBy {
 class BoundaryNode : public torch::autograd::Node {
  public:
   BoundaryNode(std::uint64_t sequence_nr, MadeBy made_by) : Node(sequence_nr), made_by_(made_by) {}
+  /// When it was made, whatever the sequence number of the node says.
   const MadeBy& made_by() const { return made_by_; }
 
  private:

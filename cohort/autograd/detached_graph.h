@@ -18,6 +18,7 @@ bool needs_gradient(const at::Tensor& tensor);
 
 /// Where a backward starts at `tensor`; invalid where none may.
 torch::autograd::Edge edge_of(const at::Tensor& tensor);
+/// edge_of() of each tensor, in their order.
 std::vector<torch::autograd::Edge> edges_of(const std::vector<at::Tensor>& tensors);
 
 /// Returns tensors cut off from their graphs, which need a gradient where they did; undefined ones stay.
@@ -43,7 +44,7 @@ class DetachedGraph {
   using Tensors = std::vector<at::Tensor>;
   /// What messages say.
   struct Words {
-    const char* where = "autograd.detached_graph";
+    const char* where = "autograd.detached_graph";         ///< prefix of messages: module.operation
     const char* as_input = "hand it over as an input";     ///< to a tensor with a graph of its own
     const char* between = "its forward and its backward";  ///< when a parameter must not be changed
   };

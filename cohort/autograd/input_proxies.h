@@ -38,6 +38,7 @@ class InputProxies {
   InputProxies(const char* where, const Tensors& inputs, const Tensors& leaves,
                Counts counts = Counts::kOfInputs);
 
+  /// What the function gets, in the order of the inputs.
   const Tensors& tensors() const { return handed_; }
   /// Of what the function returned; after observe().
   const OutputAliases& output_aliases() const { return output_aliases_; }

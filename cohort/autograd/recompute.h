@@ -25,6 +25,7 @@
 /// Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
 namespace cohort::autograd {
 
+/// How a recomputed part differs from a plain one.
 struct RecomputeOptions {
   /// The second run draws the random numbers of the first. On the CPU its operators draw from copies of
   /// generators. Where fn seeds LibTorch's global generator, or draws from it on a thread of its own, fn runs
@@ -119,6 +120,7 @@ auto recompute(RecomputeOptions options, Fn fn, Inputs... inputs) {
   return core::unflatten_tensors(std::move(result), tensors);
 }
 
+/// As above, with the options' defaults.
 template <typename Fn, typename... Inputs>
   requires recompute_detail::Runnable<Fn, Inputs...>
 auto recompute(Fn fn, Inputs... inputs) {
