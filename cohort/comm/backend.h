@@ -20,6 +20,7 @@
 ///     }});
 namespace cohort::comm {
 
+/// What a backend is made from.
 struct BackendOptions {
   c10::intrusive_ptr<c10d::Store> store;          ///< the group asks it too, on the same connection
   std::shared_ptr<StoreConnections> connections;  ///< others, to what is below `prefix`
@@ -36,11 +37,14 @@ struct BackendOptions {
 class ClosesConnections {
  public:
   virtual ~ClosesConnections() = default;
+  /// Ends all connections now; `words` say why, and stand in the errors of the calls that end so.
   virtual void close(const std::string& words) = 0;
 };
 
+/// A backend that was made, and what it can do: Group adapts its calls to that.
 struct BackendInstance {
   c10::intrusive_ptr<c10d::Backend> backend;
+  /// The type that c10d knows the backend by.
   c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
   /// False: the other ranks are imagined, and nothing may wait for them.
   bool is_distributed = true;
@@ -65,11 +69,12 @@ struct BackendSituation {
 /// How well a backend suits a situation.
 struct BackendFit {
   int preference = 0;  ///< the largest is chosen; 0: never by `auto`
-  std::string reason;
+  std::string reason;  ///< why it fits, for the log of the choice
 };
 
 /// A backend.
 struct BackendType {
+  /// Makes the backend of one rank of one group. Collective over the group's ranks.
   std::function<BackendInstance(const BackendOptions&)> make;
   /// Why it cannot be used in this build or on this machine; empty: it can. Null: always.
   std::function<std::string()> absent = nullptr;

@@ -11,6 +11,7 @@ namespace cohort::comm {
 
 using c10d::ReduceOp;
 
+/// What one call of a group may say about itself.
 struct CallOptions {
   /// From the call to the end of wait(); 0 is the group's.
   std::chrono::milliseconds timeout{0};
@@ -27,7 +28,7 @@ enum class ConsistencyCheck {
 
 /// Calls of one kind that are over.
 struct CallCounters {
-  std::int64_t calls = 0;
+  std::int64_t calls = 0;               ///< that have ended, also with an error
   std::int64_t bytes = 0;               ///< on this rank, the larger of what goes in and what comes out
   std::chrono::nanoseconds waiting{0};  ///< the caller was held, in wait() or by the comparison
   std::chrono::nanoseconds total{0};    ///< from the call to the end of wait()

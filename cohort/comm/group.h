@@ -32,6 +32,7 @@ namespace cohort::comm {
 
 struct GroupState;
 
+/// What a subgroup has of its own.
 struct SubgroupOptions {
   /// 0: as the parent's.
   std::chrono::milliseconds timeout{0};
@@ -41,6 +42,8 @@ struct SubgroupOptions {
   std::string backend = "";
 };
 
+/// The ranks of a job, or some of them, as this process sees them. Every call of an empty handle but the
+/// test for one throws UsageError.
 /// Ownership: copies share the group, which closes when the last one and all of its Pending are gone.
 /// Threads: one caller at a time; two groups may be used at once.
 class Group {
@@ -53,10 +56,14 @@ class Group {
   /// For this module and its tests.
   const std::shared_ptr<State>& shared_state() const { return state_; }
 
+  /// This process's number among the ranks of this group, 0 to size() - 1; not its rank in the job.
   int rank() const;
   int size() const;
+  /// The name that c10d knows the group under; it stands in messages.
   const std::string& name() const;
+  /// The registered name of the backend, "gloo"; never "auto".
   const std::string& backend() const;
+  /// Of each call that names none.
   std::chrono::milliseconds timeout() const;
   /// Rank in the whole job of each rank of this group.
   const std::vector<int>& job_ranks() const;
@@ -87,10 +94,14 @@ class Group {
   /// get an empty handle. Throws: UsageError; RendezvousError.
   Group subgroup(const std::vector<int>& ranks, SubgroupOptions options = {}) const;
 
+  /// Every rank's `tensor` becomes the sum (or another `op`) of all ranks' tensors. Shapes and types: the
+  /// same on each rank. Throws, as each call below: UsageError here for arguments that this rank can judge;
+  /// the rest from wait().
   Pending all_reduce(at::Tensor& tensor, ReduceOp op = ReduceOp::SUM, CallOptions options = {}) const;
   /// Tensors of one type and device, as one operation.
   Pending all_reduce(std::span<at::Tensor> tensors, ReduceOp op = ReduceOp::SUM,
                      CallOptions options = {}) const;
+  /// Every rank's `tensor` becomes that of rank `root`.
   Pending broadcast(at::Tensor& tensor, int root, CallOptions options = {}) const;
   /// What the other ranks' tensors hold afterwards is undefined.
   Pending reduce(at::Tensor& tensor, int root, ReduceOp op = ReduceOp::SUM, CallOptions options = {}) const;
@@ -110,7 +121,12 @@ class Group {
   /// `inputs`: on the root a tensor like `output` for each rank, elsewhere empty.
   Pending scatter(at::Tensor& output, std::span<const at::Tensor> inputs, int root,
                   CallOptions options = {}) const;
+  /// Sends `tensor` to rank `to`, which calls recv() for it. Messages between two ranks are told apart by
+  /// `tag`; a backend without tags takes 0 only. Throws: UsageError for this rank itself, and for a tag that
+  /// the backend has not.
   Pending send(const at::Tensor& tensor, int to, int tag = 0, CallOptions options = {}) const;
+  /// `tensor`, whose shape and type are those that were sent, becomes what rank `from` sends with `tag`.
+  /// Throws: as send().
   Pending recv(at::Tensor& tensor, int from, int tag = 0, CallOptions options = {}) const;
   /// Blocks until every rank has come. Throws: TimeoutError naming the ranks that did not.
   void barrier(CallOptions options = {}) const;

@@ -12,6 +12,7 @@
 ///     auto group = comm::init_process_group();      // from torchrun, Slurm, mpirun, or alone
 namespace cohort::comm {
 
+/// How this process joins its job.
 struct InitOptions {
   /// env://, tcp://host:port (an IPv6 address in brackets) or file:///path.
   std::string init_method = "env://";

@@ -8,6 +8,7 @@
 /// Which process of a job this one is, as its launcher says in the environment. No LibTorch.
 namespace cohort::comm {
 
+/// Who has started this process; kNone: nobody who says so.
 enum class Launcher { kNone, kTorchrun, kSlurm, kOpenMpi };
 
 /// Returns "torchrun", "Slurm", "Open MPI", or "no launcher".
@@ -17,11 +18,11 @@ std::string_view to_string(Launcher launcher);
 struct Job {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;           ///< among the ranks of this host
-  int local_world_size = 1;     ///< ranks of this host
-  bool is_on_one_host = false;  ///< its launcher has said so
-  std::string master_host;      ///< where the store is; empty when alone
-  std::uint16_t master_port = 0;
+  int local_rank = 0;             ///< among the ranks of this host
+  int local_world_size = 1;       ///< ranks of this host
+  bool is_on_one_host = false;    ///< its launcher has said so
+  std::string master_host;        ///< where the store is; empty when alone
+  std::uint16_t master_port = 0;  ///< of the store
   Launcher launcher = Launcher::kNone;
   /// torchrun's agent keeps the store: rank 0 is a client too.
   bool agent_store = false;

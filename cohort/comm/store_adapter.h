@@ -25,6 +25,7 @@ class StoreConnections {
             std::chrono::milliseconds timeout);
   /// One that nobody else has until it is given back. One that never is stays with whoever hangs in it.
   c10::intrusive_ptr<c10d::Store> take();
+  /// Puts back what take() gave, for the next who waits.
   void give_back(c10::intrusive_ptr<c10d::Store> connection);
 
  private:

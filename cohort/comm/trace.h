@@ -7,6 +7,7 @@
 
 namespace cohort::comm {
 
+/// How write_trace() works.
 struct TraceOptions {
   /// 0: the group's.
   std::chrono::milliseconds timeout{0};

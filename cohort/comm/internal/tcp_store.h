@@ -9,8 +9,9 @@
 /// LibTorch's store behind a port, at which the ranks of a job meet.
 namespace cohort::comm {
 
+/// Where a store is, and which side of it this process is.
 struct TcpStoreOptions {
-  std::string host;
+  std::string host;        ///< name or address of the process that serves
   std::uint16_t port = 0;  ///< 0, for one that serves: the system chooses
   bool serves = false;     ///< keeps the store, in a thread of this process
   bool is_local = false;   ///< one that serves listens on 127.0.0.1 only, or ::1 where `host` is of IPv6
