@@ -12,7 +12,7 @@ namespace cohort::net {
 
 /// Memory, and what keeps it alive.
 struct Payload {
-  std::shared_ptr<const void> owner;
+  std::shared_ptr<const void> owner;  ///< null: the memory outlives the message by itself
   std::span<const std::byte> bytes;
 };
 
@@ -25,6 +25,7 @@ struct Message {
   /// the message is in the hands of whom it is for.
   std::shared_ptr<void> credit;
 
+  /// Size of the header and all payloads.
   std::size_t num_bytes() const {
     std::size_t sum = header.size();
     for (const Payload& payload : payloads) sum += payload.bytes.size();

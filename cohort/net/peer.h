@@ -18,16 +18,18 @@ enum class DownKind {
   kLeft,    ///< it said goodbye
   kFailed,  ///< it sent what no peer may send
 };
+/// The end of a peer: no message comes from it any more.
 struct Down {
   DownKind kind = DownKind::kDied;
   std::string text;                     ///< "ps/1 died (process 4711)"
   std::vector<Message> unacknowledged;  ///< messages to it that it may not have got
 };
 
+/// Totals of a peer since it was met, and what is on its way now.
 struct PeerMetrics {
-  std::uint64_t messages_sent = 0, messages_received = 0;
-  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< of sockets
-  std::uint64_t bytes_on_the_way = 0;                ///< sent, and not yet used by the peer
+  std::uint64_t messages_sent = 0, messages_received = 0;  ///< whole ones
+  std::uint64_t bytes_sent = 0, bytes_received = 0;        ///< of sockets
+  std::uint64_t bytes_on_the_way = 0;                      ///< sent, and not yet used by the peer
   std::size_t queued = 0;  ///< messages that wait for the peer's window, or the socket
   int links = 0;           ///< connections so far
 };
@@ -36,13 +38,16 @@ struct PeerMetrics {
 class Peer {
  public:
   virtual ~Peer() = default;
+  /// Its name in the job, "ps/1".
   virtual const std::string& name() const = 0;
   /// Differs from that of each other process, also of one with the same name later.
   virtual const std::string& incarnation() const = 0;
   /// Comes back at once, and copies no payload: their memory must stay as it is until the message is gone. After the
   /// peer's end messages are dropped. Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
   virtual void send(Message message) = 0;
+  /// What was sent to it and received from it so far.
   virtual PeerMetrics metrics() const = 0;
+  /// Whether its end is known here; then send() drops messages.
   virtual bool is_down() const = 0;
 };
 
