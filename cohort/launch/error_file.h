@@ -22,8 +22,9 @@ namespace cohort::launch {
 /// again here.
 void record_error(std::string_view message) noexcept;
 
+/// What a rank has said of its failure.
 struct RecordedError {
-  std::string message;
+  std::string message;  ///< the exception's, as record_error() got it
   std::string details;  ///< a call stack, when the program wrote one
   double time = 0;      ///< when it was written, in seconds since 1970
 };

@@ -8,6 +8,7 @@ namespace cohort::launch {
 
 using base::Fd;
 
+/// The two ends of a pipe between this process and another.
 struct Pipe {
   Fd read;  ///< does not wait
   Fd write;

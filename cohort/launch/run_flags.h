@@ -8,7 +8,7 @@ namespace cohort::launch {
 
 /// A flag of `cohort run`, without its dashes; underscores are as good as dashes in it.
 struct RunFlag {
-  std::string name;
+  std::string name;     ///< as on the command line, with dashes between the words
   char letter = 0;      ///< the short form, or 0
   std::string value;    ///< what stands after it in the help; empty: a switch
   std::string meaning;  ///< for the help; empty: not shown, it is rejected

@@ -15,6 +15,7 @@
 /// No LibTorch.
 namespace cohort::launch {
 
+/// Whether each rank gets cores of its own, or may run where the agent may.
 enum class BindTo { kCores, kNone };
 
 /// Whether "[rank 3] " stands before each line; kAuto: when the job has more than one rank.
@@ -26,8 +27,11 @@ class StreamChoice {
   /// Throws: UsageError naming `flag`.
   static StreamChoice parse(std::string_view text, const std::string& flag);
 
+  /// Whether stdout of this local rank is meant.
   bool out(int local_rank) const { return (bits(local_rank) & 1) != 0; }
+  /// Whether its stderr is meant.
   bool err(int local_rank) const { return (bits(local_rank) & 2) != 0; }
+  /// Whether any stream of any rank is meant.
   bool any() const;
   /// The highest local rank that is named; -1 when none is.
   int highest_rank() const { return of_rank_.empty() ? -1 : of_rank_.rbegin()->first; }
@@ -41,6 +45,7 @@ class StreamChoice {
 
 inline constexpr std::uint16_t kDefaultPort = 29500;  ///< where node 0 of several listens, as torchrun's
 
+/// What `cohort run` does. check() says which options go together.
 struct RunOptions {
   std::vector<std::string> command;  ///< program and its arguments
   int nnodes = 1;
@@ -58,16 +63,21 @@ struct RunOptions {
   std::filesystem::path secret_file = {};
   /// Several hosts without a secret: who reaches the port of node 0 can end the job.
   bool no_secret = false;
+  /// ROLE_NAME of the ranks.
   std::string role = "default";
+  /// How often all ranks are started again after one has failed.
   int max_restarts = 0;
   std::chrono::milliseconds monitor_interval{100};  ///< between two looks at the other nodes
+  /// For the agents of all nodes to meet.
   std::chrono::milliseconds meet_timeout = std::chrono::minutes(10);
   /// An agent that gives no sign for keep_alive_interval * keep_alive_max_attempt is gone.
   std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
   int keep_alive_max_attempt = 3;
   std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(30);  ///< from a signal to SIGKILL
   std::vector<int> signals_to_handle = default_signals();
+  /// Where the files of `redirects` and `tee`, and the errors of ranks, are kept.
   std::filesystem::path log_dir = {};
+  /// Streams that go into files instead of here, and as well as here.
   StreamChoice redirects = {}, tee = {};
   std::vector<int> local_ranks_filter = {};  ///< empty: all are shown
   BindTo bind_to = BindTo::kCores;
@@ -77,6 +87,7 @@ struct RunOptions {
   /// children and is process 1 of a container, as `cohort run` may be.
   bool reaps_orphans = false;
 
+  /// SIGTERM, SIGINT, SIGHUP and SIGQUIT.
   static std::vector<int> default_signals();
   /// Whether nobody beyond this host is to reach node 0: one node that names no address, or 127.0.0.1,
   /// localhost or ::1 for all.

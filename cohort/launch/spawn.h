@@ -10,6 +10,7 @@
 
 namespace cohort::launch {
 
+/// How spawn() starts ranks, and ends them.
 struct SpawnOptions {
   /// For the whole call; nothing: as long as the ranks take.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;

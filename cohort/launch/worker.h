@@ -18,6 +18,7 @@ namespace cohort::launch {
 
 class OrphanWatchdog;
 
+/// What a process is started with.
 struct WorkerOptions {
   std::string program;                        ///< path of the executable
   std::vector<std::string> arguments = {};    ///< its name first
@@ -44,7 +45,9 @@ class Worker {
   Worker& operator=(Worker&&) = delete;
   ~Worker();
 
+  /// Its number, also once it has ended; another process may have it then.
   pid_t pid() const { return pid_; }
+  /// False once it was reaped, or given up by end().
   bool running() const { return running_; }
   /// True once it has ended and was reaped; what is left of its process group is killed then.
   /// Where somebody else has taken its status away (SIGCHLD is ignored in this process), it counts as failed
@@ -80,12 +83,15 @@ std::string describe_exit(int wait_status);
 /// Returns what this process was called with, its name first. Throws: SystemError without /proc.
 std::vector<std::string> own_arguments();
 
+/// Names and values of environment variables.
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
 /// Returns this process's environment with `added` in place of variables of the same names.
 std::vector<std::string> environment_with(const Variables& added);
 
 /// Where a rank stands in its job.
+/// Ranks count over the whole job, local ranks on one node; the rest is what torchrun's variables of those
+/// names hold.
 struct RankPlace {
   int rank = 0;
   int local_rank = 0;
