@@ -24,13 +24,15 @@ namespace cohort::data {
 
 /// One tensor of a sample: `shape` is the sample's, without the batch dimension.
 struct Field {
-  std::string name;
+  std::string name;  ///< for messages and tables: "image", "label"
   at::ScalarType dtype = at::kFloat;
   std::vector<std::int64_t> shape;
   /// The batch is laid out NHWC; `shape` stays {C, H, W}, the sample's memory is H x W x C.
   bool channels_last = false;
 
+  /// Numbers in one sample.
   std::int64_t numel() const;
+  /// Bytes of one sample.
   std::int64_t bytes() const;
 };
 
@@ -40,6 +42,7 @@ class Dataset {
  public:
   virtual ~Dataset() = default;
 
+  /// How many samples there are; the same at every call.
   virtual std::int64_t size() const = 0;
   /// What a sample consists of; by convention the input first, then the target.
   virtual std::vector<Field> fields() const = 0;
@@ -72,6 +75,9 @@ class Dataset {
 /// a label. Tensors are on the CPU: the loader brings whole batches to LoaderOptions::device.
 class ExampleDataset : public Dataset {
  public:
+  /// Returns the tensors of sample `index`, in the same order for each. Draws only from `random`, so that a
+  /// sample does not hang on the thread or the worker that reads it. Threads: called from many at once.
+  /// Whatever it throws makes the sample one that cannot be read.
   virtual std::vector<at::Tensor> get(std::int64_t index, base::RandomStream& random) const = 0;
 
   /// Throws: what `get` threw for sample 0, where none of the first hundred samples can be read; UsageError
@@ -91,6 +97,7 @@ class ExampleDataset : public Dataset {
 /// the options of the configuration (data.options), which the factory reads: `args.integer("width", 8)`,
 /// `args.at("path")`. make_dataset rejects those that it does not read.
 using DatasetArgs = base::NamedOptions;
+/// Makes a data set of a configuration.
 using DatasetFactory = std::function<std::shared_ptr<const Dataset>(const DatasetArgs&)>;
 
 /// Makes `name` known to make_dataset. Throws: UsageError if the name is taken; Cohort's own are.

@@ -24,6 +24,7 @@ class EncodedCache {
   std::optional<std::span<const std::byte>> find(std::int64_t file) const;
   /// Keeps a copy, if there is room.
   void store(std::int64_t file, std::span<const std::byte> bytes);
+  /// Bytes of the files that are kept.
   std::int64_t bytes_used() const;
 
  private:

@@ -18,6 +18,7 @@ enum class OnOtherFiles {
   kRaise,   ///< They are a DataError, which counts and names them.
 };
 
+/// What a scan of an image folder accepts.
 struct FolderScanOptions {
   /// A class without images is an error unless this is set; it keeps its label either way.
   bool allow_empty = false;
@@ -36,13 +37,17 @@ struct OtherFiles {
 /// by folder, then by file name. One string holds all names.
 class FolderIndex {
  public:
+  /// How many images there are.
   std::int64_t size() const { return static_cast<std::int64_t>(labels_.size()); }
+  /// The folder that was scanned.
   const std::string& root() const { return root_; }
+  /// Class names, sorted; a class's label is its place here.
   const std::vector<std::string>& classes() const { return classes_; }
   /// Throws: UsageError for an index that is not in 0 .. size() - 1; so do name and path.
   std::int64_t label(std::int64_t index) const { return labels_[checked(index)]; }
   /// Path below the root; its memory ends with a zero.
   const char* name(std::int64_t index) const { return names_.data() + offsets_[checked(index)]; }
+  /// The root and name(), joined.
   std::string path(std::int64_t index) const { return root_ + "/" + name(index); }
   /// Files that are no images, by reason, the most frequent first. Those whose name begins with a dot do not
   /// count.

@@ -13,6 +13,7 @@
 /// database of handwritten digits", section "File formats".
 namespace cohort::data {
 
+/// Types of an IDX file's numbers, by the byte that the file says.
 enum class IdxType : std::uint8_t {
   kUInt8 = 0x08,
   kInt8 = 0x09,
@@ -29,9 +30,10 @@ std::size_t idx_type_bytes(IdxType type);
 struct IdxArray {
   IdxType type = IdxType::kUInt8;
   std::vector<std::int64_t> shape;
-  std::vector<std::byte> bytes;
+  std::vector<std::byte> bytes;  ///< size: the product of `shape` times idx_type_bytes(type)
 };
 
+/// What a reader of IDX files accepts.
 struct IdxOptions {
   /// A file that says it holds more is rejected before memory is taken.
   std::uint64_t max_bytes = std::uint64_t{16} << 30;
@@ -52,8 +54,8 @@ IdxArray read_idx_labels(const std::string& path);
 
 /// Paths of a pair of files.
 struct IdxPair {
-  std::string images;
-  std::string labels;
+  std::string images;  ///< path of the images
+  std::string labels;  ///< path of the labels
 };
 
 /// Finds the pair in `folder`: `prefix` is "train" or "t10k", for instance; the files are named as MNIST's

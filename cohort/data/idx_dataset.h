@@ -9,9 +9,11 @@
 
 namespace cohort::data {
 
+/// How IDX files become samples.
 struct IdxDatasetOptions {
   /// What becomes of an image; only ToTensor if empty.
   std::vector<TransformSpec> transforms = {};
+  /// Batches are laid out NHWC.
   bool channels_last = false;
 };
 

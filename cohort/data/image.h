@@ -39,6 +39,7 @@ struct Image {
   std::int64_t channels = 0;
   std::vector<std::uint8_t> pixels;
 
+  /// Height and width, without the channels.
   ImageSize size() const { return {height, width}; }
   /// Afterwards the image has this shape; its pixels are unspecified, its memory is reused.
   void reshape(std::int64_t new_height, std::int64_t new_width, std::int64_t new_channels) {

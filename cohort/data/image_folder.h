@@ -14,9 +14,11 @@
 
 namespace cohort::data {
 
+/// How an image folder becomes samples.
 struct ImageFolderOptions {
   /// What becomes of an image; only ToTensor if empty.
   std::vector<TransformSpec> transforms = {};
+  /// What images are decoded to, whatever the file holds: it says how many channels a sample has.
   ColorMode color = ColorMode::kRgb;
   /// Batches are laid out NHWC.
   bool channels_last = false;
@@ -26,6 +28,7 @@ struct ImageFolderOptions {
   OnOtherFiles on_other_files = OnOtherFiles::kWarn;
   /// Keep up to this many bytes of files in memory: for storage that is slow and not cached by the system.
   std::int64_t cache_bytes = 0;
+  /// Limits of the decoder, and whether it takes damaged files.
   DecodeOptions decode = {};
 };
 
@@ -50,7 +53,10 @@ class ImageFolder : public Dataset {
   /// Of all names below the folder, and the sizes of at most 1,024 files, spread over all of them.
   std::string fingerprint() const override;
 
+  /// The label of a sample, without reading its image. Throws: UsageError for an index that is not in 0 ..
+  /// size() - 1.
   std::int64_t label(std::int64_t index) const { return index_.label(index); }
+  /// The files behind the samples, in the order of their indices.
   const FolderIndex& files() const { return index_; }
 
  private:

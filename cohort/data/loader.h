@@ -34,6 +34,7 @@ enum class OnError {
   kSkip,   ///< The sample is left out of its batch, counted, and named once in the log.
 };
 
+/// How a Loader reads. The defaults read each batch on the caller's thread, in order, for one rank.
 struct LoaderOptions {
   /// Samples of one batch on each rank; the last batch of an epoch may have fewer.
   std::int64_t batch_size = 1;
@@ -49,6 +50,7 @@ struct LoaderOptions {
   int workers = 0;
   /// Batches, or parts of them, read ahead of the one that is in use; at least 1 when there are workers.
   int prefetch = 2;
+  /// Reads each epoch in an order of its own, a function of `seed` and the epoch.
   bool shuffle = false;
   /// Leave out the last batch if it is short.
   bool drop_last = false;
@@ -56,10 +58,14 @@ struct LoaderOptions {
   bool pin_memory = false;
   /// Where the batches end up. On an accelerator they are copied on a stream of their own, one batch ahead.
   at::Device device = at::kCPU;
+  /// Of the order and of the samples' random streams: the same on all ranks.
   std::uint64_t seed = 0;
+  /// Which share of each global batch is read, 0 to world_size - 1.
   std::int64_t rank = 0;
   std::int64_t world_size = 1;
+  /// What happens where the data set does not divide by the ranks.
   LastBatchPolicy last_batch = LastBatchPolicy::kPad;
+  /// What happens to a sample that cannot be read.
   OnError on_error = OnError::kRaise;
   /// How long next() waits for the workers before it throws TimeoutError.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
@@ -86,7 +92,9 @@ struct Batch {
   /// Dataset indices of the samples.
   std::span<const std::int64_t> indices;
 
+  /// The first field, by convention what the model gets. Throws: std::out_of_range where there is none.
   at::Tensor& input() { return fields.at(0); }
+  /// The second field, by convention the label. Throws: std::out_of_range where there is none.
   at::Tensor& target() { return fields.at(1); }
 
   /// Puts the next part of this batch in place of this one, where LoaderOptions::parts asked for several;
@@ -117,6 +125,7 @@ struct LoaderCounters {
   std::int64_t samples = 0;
   /// Batch-sized memory blocks made so far: constant from the third batch on.
   std::int64_t buffer_allocations = 0;
+  /// Samples left out, each time that they were.
   std::int64_t samples_skipped = 0;
   /// Time that next() and Batch::advance() took from their caller: waiting for workers, or reading when there
   /// are none.
@@ -125,8 +134,8 @@ struct LoaderCounters {
 
 /// A sample that was left out.
 struct SkippedSample {
-  std::int64_t index = 0;
-  std::string what;
+  std::int64_t index = 0;  ///< in the data set
+  std::string what;        ///< what reading it threw
 };
 
 /// Ownership: shares the dataset. Threads: one caller at a time.
@@ -162,10 +171,13 @@ class Loader {
   std::int64_t batches_per_epoch() const;
   /// Samples in a whole epoch over all ranks, padding included.
   std::int64_t samples_per_epoch() const;
+  /// Totals of this loader, of this rank.
   LoaderCounters counters() const;
   /// Samples left out so far, each once, at most the first thousand.
   std::vector<SkippedSample> skipped() const;
+  /// Options as they were given.
   const LoaderOptions& options() const;
+  /// The data set that is read.
   const Dataset& dataset() const;
 
  private:

@@ -50,6 +50,7 @@ class RandomSampler : public Sampler {
   std::uint64_t seed_;
 };
 
+/// What a DistributedSampler deals out.
 struct DistributedSamplerOptions {
   std::int64_t world_size = 1;
   bool shuffle = true;

@@ -28,6 +28,7 @@ struct SamplerOptions {
   base::NamedOptions extra = {};  ///< of a registered sampler (data.sampler_options)
 };
 
+/// Makes a sampler of a configuration.
 using SamplerFactory = std::function<std::shared_ptr<const Sampler>(const SamplerOptions& options)>;
 
 /// Returns a sampler: "distributed" (DistributedSampler), "random" (RandomSampler, the same for any number of

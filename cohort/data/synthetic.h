@@ -8,12 +8,14 @@
 
 namespace cohort::data {
 
+/// What images SyntheticDataset draws.
 struct SyntheticOptions {
   std::int64_t size = 1024;
   /// Of one image: [C, H, W].
   std::vector<std::int64_t> shape = {3, 64, 64};
   std::int64_t num_classes = 10;
   std::uint64_t seed = 0;
+  /// Batches are laid out NHWC.
   bool channels_last = false;
 };
 

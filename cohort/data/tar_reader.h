@@ -15,6 +15,7 @@ struct archive;
 /// Tar files from people one need not trust, entry by entry, without writing anything. No LibTorch.
 namespace cohort::data {
 
+/// What a reader of tar files leaves out and rejects.
 struct TarOptions {
   /// Leave out the first parts of each name.
   int strip = 0;
@@ -34,6 +35,7 @@ class TarReader {
   /// Reads an archive in memory, which must outlive the reader; `name` stands in the messages.
   TarReader(std::span<const std::byte> bytes, const std::string& name, const TarOptions& options);
 
+  /// A file or a folder of the archive.
   struct Entry {
     /// Never empty, never absolute, without `.` and `..`.
     std::filesystem::path path;

@@ -19,15 +19,15 @@ namespace cohort::data {
 /// A transform as a configuration writes it: `RandomResizedCrop: {size: 64, scale: [0.08, 1]}`. The key ""
 /// holds the argument that comes first in torchvision (`Resize: 256`).
 struct TransformSpec {
-  std::string name;
-  std::map<std::string, std::vector<double>> args;
+  std::string name;                                 ///< of a registered transform, such as "Resize"
+  std::map<std::string, std::vector<double>> args;  ///< numbers by name; a list has several
 };
 
 /// What a transform does to one image: cut, then resize, then mirror left and right.
 struct CropResizeOp {
-  Region region;   ///< in the image's pixels; what lies outside is black
-  ImageSize size;  ///< of the result; the region is resized when it differs
-  bool mirror = false;
+  Region region;        ///< in the image's pixels; what lies outside is black
+  ImageSize size;       ///< of the result; the region is resized when it differs
+  bool mirror = false;  ///< left and right, after the resize
 };
 
 /// One step on 8-bit images. Derive for steps of your own and make them known
@@ -44,6 +44,7 @@ class Transform {
   /// Changes the pixels of `image`, after `plan`'s operation was done, when `changes_pixels` says so. It may
   /// change the number of channels to what `output_channels` says, not the size.
   virtual void apply(Image& image, base::RandomStream& random) const;
+  /// Whether apply() does anything; then the pipeline calls it.
   virtual bool changes_pixels() const { return false; }
 
   /// Returns the size of the result for images of size `in`; {0, 0} stands for a size that is not known.
@@ -63,8 +64,11 @@ class TransformArgs {
  public:
   explicit TransformArgs(const TransformSpec& spec, std::string first_argument = "");
 
+  /// Whether an argument is given; does not count as reading it.
   bool has(const std::string& key) const { return args_.count(key) != 0; }
+  /// Returns the one number that `key` has, or `fallback`. Throws: ConfigError for several numbers.
   double number(const std::string& key, double fallback);
+  /// The same for a whole number. Throws: ConfigError for a fraction.
   std::int64_t integer(const std::string& key, std::int64_t fallback);
   /// Numbers of any count, or of the count that `fallback` has when it is not empty.
   std::vector<double> numbers(const std::string& key, const std::vector<double>& fallback);

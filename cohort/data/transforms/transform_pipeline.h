@@ -41,6 +41,7 @@ class TransformPipeline {
   void set_input_size(ImageSize in);
   /// Returns the shape that every image comes out in. Throws: UsageError while it is not known.
   ImageShape output_shape() const;
+  /// What images are decoded to, before the first transform.
   ColorMode color() const { return color_; }
 
   /// Writes the transformed image to `out`, which holds as many floats as `output_shape` says.
