@@ -19,10 +19,12 @@ namespace cohort::models {
 class LeNet5Impl : public Model<LeNet5Impl> {
  public:
   explicit LeNet5Impl(ModelOptions options);
+  /// Returns logits, one for each class. Shapes and Throws: as above.
   at::Tensor forward(const at::Tensor& images);
   void reset() override;
   const ModelOptions& options() const { return options_; }
 
+  /// Layers by the names that their parameters have.
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};
   torch::nn::Linear fc1{nullptr}, fc2{nullptr}, fc3{nullptr};
   torch::nn::ReLU relu{nullptr};

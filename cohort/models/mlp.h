@@ -18,11 +18,13 @@ namespace cohort::models {
 class MLPImpl : public Model<MLPImpl>, public core::LayerList {
  public:
   explicit MLPImpl(ModelOptions options);
+  /// Returns logits, one for each class. Shapes and Throws: as above.
   at::Tensor forward(const at::Tensor& input);
   void reset() override;
   std::vector<core::NamedLayer> named_layers() override;
   const ModelOptions& options() const { return options_; }
 
+  /// The layers and the ReLUs between them, in the order of the run.
   Stack layers{nullptr};
 
  private:

@@ -29,6 +29,7 @@ namespace cohort::models {
 /// forward.
 class LayerObserver {
  public:
+  /// Told of each layer after it ran.
   using Callback = std::function<void(const std::string& name, const torch::nn::Module& layer,
                                       const at::Tensor& input, const at::Tensor& output)>;
 
@@ -58,6 +59,7 @@ at::Tensor observed(Layer& layer, const at::Tensor& input) {
   }
   return output;
 }
+/// The same for a layer whose type is not known here.
 inline at::Tensor observed(core::AnyLayer& layer, const at::Tensor& input) {
   at::Tensor output = layer.forward(input);
   if (const LayerObserver* observer = LayerObserver::current()) [[unlikely]] {

@@ -12,6 +12,7 @@ namespace cohort::models {
 struct ModelOptions {
   /// A registered name: vgg16_bn, resnet50, lenet5, mlp, or a user's own.
   std::string name;
+  /// How many numbers the last layer gives for a sample.
   std::int64_t num_classes = 1000;
   /// 1 for gray images, 3 for colour.
   std::int64_t in_channels = 3;

@@ -17,6 +17,7 @@
 ///     COHORT_REGISTER_MODEL("tiny", make_tiny);
 namespace cohort::models {
 
+/// Makes a model of its options: the type that register_model() takes.
 using ModelFactory = std::function<torch::nn::AnyModule(const ModelOptions&)>;
 
 /// Returns a new model, initialised from LibTorch's generator (torch::manual_seed).

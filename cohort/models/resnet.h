@@ -18,10 +18,12 @@ namespace cohort::models {
 class BasicBlockImpl : public Model<BasicBlockImpl>, public core::LayerHost {
  public:
   BasicBlockImpl(std::int64_t in_channels, std::int64_t channels, std::int64_t stride, Stack shortcut);
+  /// Shapes: [N, in_channels, H, W] to [N, channels, H / stride, W / stride], rounded up.
   at::Tensor forward(const at::Tensor& input);
   core::AnyLayer* find_layer(const std::string& name) override;
   void reset() override;
 
+  /// Layers by the names that their parameters have in torchvision.
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};
   core::AnyLayer bn1, bn2;
   torch::nn::ReLU relu{nullptr};
@@ -36,10 +38,12 @@ TORCH_MODULE(BasicBlock);
 class BottleneckImpl : public Model<BottleneckImpl>, public core::LayerHost {
  public:
   BottleneckImpl(std::int64_t in_channels, std::int64_t channels, std::int64_t stride, Stack shortcut);
+  /// Shapes: [N, in_channels, H, W] to [N, 4 * channels, H / stride, W / stride], rounded up.
   at::Tensor forward(const at::Tensor& input);
   core::AnyLayer* find_layer(const std::string& name) override;
   void reset() override;
 
+  /// Layers by the names that their parameters have in torchvision.
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr}, conv3{nullptr};
   core::AnyLayer bn1, bn2, bn3;
   torch::nn::ReLU relu{nullptr};
@@ -59,12 +63,14 @@ TORCH_MODULE(Bottleneck);
 class ResNetImpl : public Model<ResNetImpl>, public core::LayerHost, public core::LayerList {
  public:
   explicit ResNetImpl(ModelOptions options);
+  /// Returns logits, one for each class. Shapes and Throws: as above.
   at::Tensor forward(const at::Tensor& images);
   core::AnyLayer* find_layer(const std::string& name) override;
   void reset() override;
   std::vector<core::NamedLayer> named_layers() override;
   const ModelOptions& options() const { return options_; }
 
+  /// Layers by the names that their parameters have in torchvision.
   torch::nn::Conv2d conv1{nullptr};
   core::AnyLayer bn1;
   torch::nn::ReLU relu{nullptr};

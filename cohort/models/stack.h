@@ -20,9 +20,12 @@ class StackImpl : public torch::nn::Cloneable<StackImpl>, public core::LayerHost
  public:
   StackImpl() = default;
 
+  /// Puts a layer behind the others, under its number as name.
   void add(core::AnyLayer layer);
 
+  /// Runs the layers in order, each on what the one before gave; without layers returns `input`.
   at::Tensor forward(const at::Tensor& input);
+  /// How many layers there are.
   std::size_t size() const { return layers_.size(); }
   const std::shared_ptr<torch::nn::Module>& operator[](std::size_t index) const {
     return layers_[index].ptr();

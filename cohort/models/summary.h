@@ -15,9 +15,9 @@ namespace cohort::models {
 
 /// One call of one leaf layer.
 struct LayerRow {
-  std::string name;
-  std::string type;
-  std::vector<std::int64_t> output_shape;
+  std::string name;                        ///< qualified, as in named_modules(): "layer1.0.conv1"
+  std::string type;                        ///< class of the layer: "Conv2d"
+  std::vector<std::int64_t> output_shape;  ///< with the batch dimension
   /// Numbers of the layer's own parameters; 0 at later calls of a layer that is used more than once.
   std::int64_t num_parameters = 0;
   /// Of parameters and buffers.
@@ -26,19 +26,23 @@ struct LayerRow {
   std::int64_t flops = 0;
 };
 
+/// What summarize() saw of a model.
 struct ModelSummary {
   std::string type;
   std::vector<std::int64_t> input_shape;
   std::vector<std::int64_t> output_shape;
-  std::vector<LayerRow> rows;
+  std::vector<LayerRow> rows;  ///< in the order in which layers ran
   /// Over the whole model, layers that were not seen to run included.
   std::int64_t num_parameters = 0;
+  /// Numbers of those that require a gradient.
   std::int64_t num_trainable_parameters = 0;
+  /// Numbers of all buffers, such as running statistics.
   std::int64_t num_buffers = 0;
   std::int64_t parameter_bytes = 0;
   std::int64_t buffer_bytes = 0;
   /// Of the outputs of the layers that were seen: about what training keeps for backward.
   std::int64_t activation_bytes = 0;
+  /// Sum over `rows`: of one forward.
   std::int64_t flops = 0;
   /// Multiply-adds of convolutions and linear layers alone: what papers and torchvision list as "GFLOPS".
   std::int64_t multiply_adds = 0;

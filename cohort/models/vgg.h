@@ -19,12 +19,15 @@ namespace cohort::models {
 class VGGImpl : public Model<VGGImpl>, public core::LayerList {
  public:
   explicit VGGImpl(ModelOptions options);
+  /// Returns logits, one for each class. Shapes and Throws: as above.
   at::Tensor forward(const at::Tensor& images);
   void reset() override;
   std::vector<core::NamedLayer> named_layers() override;
   const ModelOptions& options() const { return options_; }
 
+  /// Convolutions, norms, ReLUs and max pools; an average pool follows.
   Stack features{nullptr};
+  /// The head.
   Stack classifier{nullptr};
 
  private:
