@@ -31,6 +31,7 @@ struct OptimizerOptions {
   base::NamedOptions extra = {};  ///< of a registered optimizer (optim.options)
 };
 
+/// Makes an optimizer of a configuration's options over `groups`.
 using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(const OptimizerOptions& options,
                                                                   std::vector<ParamGroup> groups)>;
 

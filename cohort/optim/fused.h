@@ -34,15 +34,16 @@ inline constexpr std::size_t kMaxStates = 3;
 
 /// Parameters that go into one call of a kernel; every list has the same length.
 struct FusedBucket {
-  std::vector<std::size_t> indices;    // in the group
-  std::vector<at::Tensor> owners;      // the parameters
-  std::vector<at::Tensor> params;      // what is stepped: the owner, or its dense copy
-  std::vector<at::Tensor> grads;       // filled during a step only
-  std::vector<at::Tensor> grad_cache;  // copies in the parameter's layout; undefined where not needed
+  std::vector<std::size_t> indices;    ///< in the group
+  std::vector<at::Tensor> owners;      ///< the parameters
+  std::vector<at::Tensor> params;      ///< what is stepped: the owner, or its dense copy
+  std::vector<at::Tensor> grads;       ///< filled during a step only
+  std::vector<at::Tensor> grad_cache;  ///< copies in the parameter's layout; undefined where not needed
+  /// By state_names(); empty where a step uses fewer.
   std::array<std::vector<at::Tensor>, kMaxStates> states;
-  std::vector<at::Tensor> steps;        // one tensor in every slot
-  std::int64_t step = 0;                // steps done
-  std::optional<at::Tensor> found_inf;  // during a step only: 1 where no step is to be made
+  std::vector<at::Tensor> steps;        ///< one tensor in every slot
+  std::int64_t step = 0;                ///< steps done
+  std::optional<at::Tensor> found_inf;  ///< during a step only: 1 where no step is to be made
 };
 
 /// The common part of SGD, Adam and AdamW: states_used() is at most kMaxStates.

@@ -22,6 +22,7 @@ inline constexpr double kInherit = std::numeric_limits<double>::quiet_NaN();
 /// Parameters that share options. Once an optimizer holds it every option has a value; `lr`, `momentum` and
 /// the rest may be changed between steps, `params` may not.
 struct ParamGroup {
+  /// Leaves whose gradients a step reads and whose values it changes.
   std::vector<at::Tensor> params = {};
   std::string name = {};         ///< for messages and logs; may be empty
   double lr = kInherit;          ///< in use at the next step
@@ -34,9 +35,11 @@ struct ParamGroup {
   double eps = kInherit;              ///< Adam, AdamW
   std::optional<bool> nesterov = {};  ///< SGD
   std::optional<bool> amsgrad = {};   ///< Adam, AdamW
+  /// Whether a step goes up the gradient instead of down.
   std::optional<bool> maximize = {};
 };
 
+/// Parameters with their names, as named_parameters() of a module lists them.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Returns names and parameters of a torch::nn::Module (a template, so that this header does not need it).

@@ -15,6 +15,7 @@ class LateScalar {
   LateScalar() = default;
   explicit LateScalar(const at::Tensor& value);
 
+  /// Whether there is a value to read.
   bool is_defined() const { return value_.defined(); }
   /// Blocking: until the accelerator has come to the value.
   double read() const;

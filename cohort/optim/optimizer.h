@@ -44,9 +44,9 @@ struct ParamState {
 
 /// An option of a group that is saved and loaded with the state.
 struct GroupOption {
-  const char* name;
-  double ParamGroup::*number = nullptr;             // either this
-  std::optional<bool> ParamGroup::*flag = nullptr;  // or this
+  const char* name;                                 ///< as ParamGroup has it, and the state's `group.G.NAME`
+  double ParamGroup::*number = nullptr;             ///< either this
+  std::optional<bool> ParamGroup::*flag = nullptr;  ///< or this
 };
 
 /// Threads: one caller at a time. Ownership: shares the parameters, never copies them.
@@ -75,6 +75,7 @@ class Optimizer {
   /// Drops the gradients, or fills them with zero where `set_to_none` is false.
   void zero_grad(bool set_to_none = true);
 
+  /// The groups, whose options may be changed between steps.
   std::vector<ParamGroup>& param_groups() { return groups_; }
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
   /// Returns the parameters of all groups, in their order.

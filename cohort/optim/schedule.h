@@ -24,6 +24,7 @@
 /// better with the formula than the chain does.
 namespace cohort::optim {
 
+/// A learning rate, and for some a momentum, as a function of the step alone.
 class LRSchedule {
  public:
   virtual ~LRSchedule() = default;
@@ -39,6 +40,7 @@ class LRSchedule {
   void apply(Optimizer& optimizer, std::int64_t step) const;
 };
 
+/// How schedules are handed on: shared, and never changed.
 using LRSchedulePtr = std::shared_ptr<const LRSchedule>;
 
 /// base * factor for `total_iters` steps, base from then on (ConstantLR); by default simply base.
@@ -64,11 +66,14 @@ struct OneCycleOptions {
   std::optional<double> max_lr = {};  ///< for all groups; if not set, each group's initial_lr is its peak
   double pct_start = 0.3;             ///< share of the steps in which the rate rises
   bool linear_anneal = false;         ///< false: cosine
+  /// Whether momentum goes from max_momentum to base_momentum while the rate rises, and back.
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
   double div_factor = 25.0;       ///< peak / first rate
   double final_div_factor = 1e4;  ///< first rate / last rate
+  /// True: down to the first rate in as many steps as the rise took, and then on to the last; false: down to
+  /// the last rate in one fall.
   bool three_phase = false;
 };
 /// Up to the peak and down again, momentum the other way (OneCycleLR).

@@ -23,6 +23,7 @@ struct ScheduleOptions {
   std::int64_t total_steps = 1;   ///< of the run
   std::int64_t unit_steps = 1;    ///< of a unit: of an epoch, or 1. Milestones and step_size count units.
   double lr = 0.1;                ///< that the optimizer begins with
+  /// At most the run's; 0: no warm-up.
   std::int64_t warmup_steps = 0;
   double warmup_start = 0.01;                 ///< first factor of the warm-up
   std::vector<std::int64_t> milestones = {};  ///< multistep: units from the start of the run
