@@ -38,6 +38,7 @@ class FileWriter {
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
+  /// Appends to the file and to the checksum.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text);
 

@@ -45,6 +45,7 @@ bool is_own_checkpoint(const std::filesystem::path& folder);
 struct KnownCheckpoint {
   std::filesystem::path folder;
   std::optional<Manifest> manifest = {};  ///< nothing: it cannot be read; without the files and the state
+  /// Manifest::sequence; -1 where the manifest cannot be read, so that such a folder is the oldest.
   std::int64_t sequence() const { return manifest ? manifest->sequence : -1; }
 };
 

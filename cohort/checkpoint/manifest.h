@@ -20,6 +20,7 @@ namespace cohort::checkpoint {
 
 /// The newest format that this version writes and reads.
 inline constexpr std::int64_t kCheckpointFormatVersion = 1;
+/// Name of the file in a checkpoint's folder that holds its manifest.
 inline constexpr const char* kManifestFile = "state.json";
 /// What to try where a checkpoint is damaged.
 inline constexpr const char* kDamagedHint =
@@ -31,13 +32,16 @@ struct SequenceRange {
   bool operator==(const SequenceRange&) const = default;
 };
 
+/// What state.json says of a checkpoint.
 struct Manifest {
   std::string name = {};      ///< That the checkpoint was saved under; empty: by an older version.
   std::int64_t sequence = 0;  ///< Grows with every save of a run; says which checkpoint is newer.
   std::string best = {};      ///< The run's best checkpoint when this one was saved; empty: none was chosen.
   std::vector<SequenceRange> given_up =
       {};  ///< Checkpoints of other histories: the run went back behind them.
+  /// The other files of the folder, by name: what load() compares them with.
   std::map<std::string, FileSummary> files = {};
+  /// What the user saved: CheckpointContent::state.
   nlohmann::json state = nlohmann::json::object();
 };
 

@@ -25,8 +25,10 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
+  /// The file's content. Written to, it changes for this process alone, and not on disk.
   std::span<std::byte> bytes() const { return bytes_; }
   std::uint64_t size() const { return bytes_.size(); }
+  /// The path that messages say.
   const std::filesystem::path& path() const { return path_; }
 
  private:

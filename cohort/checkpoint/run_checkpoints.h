@@ -25,8 +25,8 @@ namespace cohort::checkpoint {
 /// What a checkpoint holds. `state` is the user's: epoch, samples consumed, schedule, scaler, world, threads.
 /// A number that is not finite becomes null in JSON.
 struct CheckpointContent {
-  TensorMap model = {};
-  TensorMap optimizer = {};
+  TensorMap model = {};      ///< by name: what module_state() gives
+  TensorMap optimizer = {};  ///< tensors of the optimizers' state, by name
   nlohmann::json state = nlohmann::json::object();
 };
 
@@ -36,6 +36,7 @@ struct LoadedCheckpoint {
   CheckpointContent content;
 };
 
+/// What RunCheckpoints keeps, and how it writes it.
 struct RunCheckpointsOptions {
   /// Newest checkpoints that stay; 0 keeps all. What `last` and `best` point to always stays.
   std::int64_t keep = 3;
@@ -103,6 +104,7 @@ class RunCheckpoints {
   /// Throws: DataError naming the file and what differs; for a newer format, both versions.
   static CheckpointContent load(const std::filesystem::path& folder);
 
+  /// The folder that holds the checkpoints.
   const std::filesystem::path& folder() const { return folder_; }
 
  private:

@@ -33,7 +33,9 @@ class SafetensorsFile {
   /// The same over a file that is mapped already.
   static SafetensorsFile from_mapping(std::shared_ptr<const MappedFile> file);
 
+  /// The checked header: names, types, shapes and offsets.
   const SafetensorsHeader& header() const { return header_; }
+  /// Texts that the file holds besides its tensors.
   const Metadata& metadata() const { return header_.metadata; }
 
   /// The tensor of that name, on the CPU.

@@ -57,10 +57,11 @@ struct TensorEntry {
   std::string name;
   StoredDtype dtype = StoredDtype::kF32;
   std::vector<std::int64_t> shape;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
+  std::uint64_t begin = 0;  ///< of the first byte
+  std::uint64_t end = 0;    ///< behind the last byte
 };
 
+/// The file's own texts by name, under `__metadata__`.
 using Metadata = std::map<std::string, std::string>;
 
 /// A checked header. `entries` are in the order of their data.

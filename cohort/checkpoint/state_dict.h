@@ -24,6 +24,7 @@ struct StateDifference {
   std::vector<std::string> unexpected;  ///< In the file, not in the module.
   std::vector<std::string> differing;   ///< In both, with another shape or a dtype that cannot be converted.
 
+  /// Whether everything fits.
   bool empty() const { return missing.empty() && unexpected.empty() && differing.empty(); }
   /// At most ten names of each kind and the number of the others.
   std::string to_text() const;
