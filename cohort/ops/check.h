@@ -27,6 +27,7 @@ class CheckError : public Error {
 /// A function of tensors whose gradient is checked. Inputs that do not require a gradient are constants.
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
+/// How gradcheck() judges.
 struct GradcheckOptions {
   /// How far an element is moved, both ways.
   TORCH_ARG(double, eps) = 1e-6;
@@ -52,11 +53,13 @@ void gradcheck(const TensorFunction& function, const std::vector<at::Tensor>& in
 void gradgradcheck(const TensorFunction& function, const std::vector<at::Tensor>& inputs,
                    const GradcheckOptions& options = {});
 
+/// How opcheck() judges.
 struct OpcheckOptions {
   /// false: the operator has no meta function, as its sizes depend on values; then having one is an error.
   TORCH_ARG(bool, meta) = true;
   /// How far results on other strides may be from those on contiguous tensors, relative and absolute.
   TORCH_ARG(double, tolerance) = 1e-6;
+  /// For the gradients, where the operator has any.
   TORCH_ARG(GradcheckOptions, gradcheck) = {};
 };
 

@@ -106,6 +106,7 @@ class Definition {
   Definition& meta(Fn* kernel) {
     return this->kernel(c10::DispatchKey::Meta, kernel);
   }
+  /// The kernel for any other dispatch key.
   template <typename Fn>
   Definition& kernel(c10::DispatchKey key, Fn* function) {
     library_.impl(name_.c_str(), torch::dispatch(key, function));
@@ -118,6 +119,7 @@ class Definition {
   Definition& derivative(Derivative function);
   /// Keeps the outputs for backward too, as a derivative that is simplest in terms of them wants.
   Definition& save_outputs();
+  /// What the operator computes in under autocast; without it autocast leaves its arguments as they are.
   Definition& autocast(Autocast rule);
 
  private:
