@@ -12,10 +12,12 @@
 
 namespace cohort::bench {
 
+/// What the variants are given, such as {m, n, k}; its meaning is the caller's.
 using Shape = std::vector<std::int64_t>;
 
 /// One way to do the work.
 struct Variant {
+  /// Does the work as often as its argument says.
   using Loop = std::function<void(std::int64_t)>;
 
   /// `make` is given a shape, prepares what the work needs, and returns the work.
@@ -27,12 +29,15 @@ struct Variant {
   /// Work that is timed where it runs, as sample() has it.
   static Variant sampled(std::string name, std::function<double()> round);
 
-  std::string name;
+  std::string name;  ///< names the variant in the table
+  /// Prepares the work for a shape; null for a variant that is sampled.
   std::function<Loop(const Shape&)> make;
   std::function<double()> round;  ///< instead of `make`: of one that is sampled
 };
 
+/// What compare() measures.
 struct CompareOptions {
+  /// Every variant is measured on each of them; the default is one shape without numbers.
   TORCH_ARG(std::vector<Shape>, shapes) = { {} };
   /// Threads of one operator, one table row for each; 0: as it is set now.
   TORCH_ARG(std::vector<int>, threads) = { 0 };
@@ -42,6 +47,7 @@ struct CompareOptions {
 
 /// What compare() saw, by shape, then threads, then variant, each in the order that was asked for.
 struct Comparison {
+  /// One variant at one shape and one number of threads.
   struct Row {
     Shape shape;
     Measurement measurement;  ///< `label` is the variant
@@ -49,7 +55,9 @@ struct Comparison {
     /// same turn, so that a machine that is slow for a while is slow for both.
     double ratio = 1;
   };
+  /// Measurements, in the order above.
   std::vector<Row> rows;
+  /// Variants of each shape: so many rows in turn belong together.
   std::size_t num_variants = 0;
 
   /// For a terminal: a line for each measurement with its fastest round, median, 99th percentile and ratio.

@@ -15,9 +15,11 @@
 /// Which operators a piece of work spends its time in, over LibTorch's profiler.
 namespace cohort::bench {
 
+/// What profile() and Profiler record.
 struct ProfileOptions {
   /// Steps before the first that is recorded: they fill caches and memory.
   TORCH_ARG(int, warm_up) = 3;
+  /// Steps that are recorded.
   TORCH_ARG(int, steps) = 1;
   /// Operators on inputs of other shapes are rows of their own.
   TORCH_ARG(bool, shapes) = false;
@@ -30,7 +32,9 @@ class Profile {
   const std::vector<OperatorRow>& operators() const { return operators_; }
   /// Wall-clock time of the recorded steps. On several threads the operators' times may add up to more.
   std::chrono::nanoseconds wall() const { return wall_; }
+  /// How many steps the recording covered.
   std::int64_t steps() const { return steps_; }
+  /// Events of the recording, over all steps: calls of operators, and work on GPUs.
   std::int64_t num_events() const { return num_events_; }
 
   /// The first `max_rows` operators as a table of text, times per step, and a line with what stands below.

@@ -29,8 +29,10 @@ Clock cpu_clock();
 
 /// Units: min_time is the least time that one round lasts, by wall clock.
 struct TimeitOptions {
+  /// Names the measurement in tables.
   TORCH_ARG(std::string, label) = "";
   TORCH_ARG(std::chrono::nanoseconds, min_time) = std::chrono::milliseconds(20);
+  /// How often the work is measured: figures of the result.
   TORCH_ARG(int, rounds) = 7;
   /// Calls in a round; 0: as many of 1, 2, 5, 10, 20 ... as min_time needs.
   TORCH_ARG(std::int64_t, calls) = 0;
@@ -44,13 +46,14 @@ struct TimeitOptions {
 
 /// What timeit() saw. Units: seconds per call.
 struct Measurement {
-  std::string label;
+  std::string label;            ///< TimeitOptions::label
   std::vector<double> seconds;  ///< one figure for each round, in the order of the rounds
   std::int64_t calls = 0;       ///< in each round
   int threads = 0;              ///< of one operator
 
   /// The fastest round: what the code takes when nothing disturbs it.
   double best() const { return percentile(0); }
+  /// Half of the rounds took no longer.
   double median() const { return percentile(0.5); }
   /// Returns the time that the share `part` (0 to 1) of the rounds does not exceed.
   double percentile(double part) const;
