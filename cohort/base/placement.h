@@ -19,6 +19,7 @@
 /// container and under a batch system alike.
 namespace cohort::base {
 
+/// A place where a part of the work runs; parse() reads the notation above.
 struct Placement {
   std::string device = "cpu";  ///< "cpu" or "cuda:K", as LibTorch writes it
   CpuSet cpus;                 ///< the machine's cores; for a GPU, where its host thread may run

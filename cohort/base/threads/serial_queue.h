@@ -45,6 +45,7 @@ class QueuedTask : public future_detail::Task {
 /// A thread, and the queue of functions that it runs one after another. Threads: any may submit().
 class SerialQueue {
  public:
+  /// How the thread starts, waits and idles.
   struct Options {
     std::string name = "worker";  ///< in the timeline and in messages
     CpuSet cpus = {};             ///< where it runs; empty: wherever its maker may
