@@ -19,6 +19,7 @@ namespace cohort::memory {
 /// Throws: UsageError where one lives already in this process.
 class AllocationProfiler {
  public:
+  /// Bytes of the blocks that are counted.
   struct Use {
     std::int64_t now = 0;   ///< not given back yet
     std::int64_t peak = 0;  ///< most since the last begin()

@@ -19,6 +19,7 @@ namespace cohort::memory {
 /// Threads: any; one lock, held for less than a microsecond but where pages go back.
 class BlockPool {
  public:
+  /// What a pool gives out and holds.
   struct Use {
     std::size_t live = 0;       ///< given out
     std::size_t peak_live = 0;  ///< most of that so far
