@@ -44,6 +44,7 @@ struct RunCheckpointsOptions {
   std::string format = "safetensors";
 };
 
+/// How one save() differs from others.
 struct SaveOptions {
   bool is_best = false;  ///< `best` points to this checkpoint from now on.
 };
