@@ -16,6 +16,7 @@
 /// Averages gradients over ranks after backward: docs/guide/parallel.md.
 namespace cohort::parallel {
 
+/// How gradients travel together.
 struct AverageOptions {
   /// Most of one all-reduce; a gradient that is larger goes alone.
   std::int64_t chunk_bytes = std::int64_t{25} << 20;
@@ -44,6 +45,7 @@ class GradientAverager {
   /// Throws: UsageError for a sparse gradient, or a weight that is negative or not finite; what Group throws.
   AverageReport average(std::span<const at::Tensor> parameters, double weight, bool finite = true);
 
+  /// The ranks that it averages over.
   const comm::Group& group() const { return group_; }
 
  private:

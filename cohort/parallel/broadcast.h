@@ -12,9 +12,11 @@
 /// The same model on every rank.
 namespace cohort::parallel {
 
+/// What is sent, from which rank.
 struct BroadcastOptions {
   /// Parameters and buffers, by name, that stay each rank's own.
   std::vector<std::string> ignored = {};
+  /// The rank, within the group, whose values the others get.
   int root = 0;
   /// Of each collective; 0 is the group's.
   std::chrono::milliseconds timeout{0};
@@ -42,8 +44,11 @@ class BufferBroadcast {
   BufferBroadcast(comm::Group group, const torch::nn::Module& module, BroadcastOptions options = {});
   /// From the next stage() on.
   void set_root(int rank) { options_.root = rank; }
+  /// Copies the root's buffers as they are now; on the other ranks makes room for them.
   void stage();
+  /// Begins the collectives. Every rank calls it after stage().
   void begin();
+  /// Blocks until the root's values are in the buffers of every rank. Throws: what Group throws.
   void end();
 
  private:

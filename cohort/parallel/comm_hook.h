@@ -34,8 +34,8 @@ class Reduction {
 
 /// What a hook is given.
 struct HookBucket {
-  c10d::GradBucket& bucket;  ///< its buffer: a flat [n], to be made the sum over ranks, in place
-  const comm::Group& group;
+  c10d::GradBucket& bucket;           ///< its buffer: a flat [n], to be made the sum over ranks, in place
+  const comm::Group& group;           ///< for the hook's own collectives
   std::chrono::milliseconds timeout;  ///< of each collective; 0 is the group's
 };
 
@@ -46,9 +46,11 @@ using CommHook = std::function<std::unique_ptr<Reduction>(const HookBucket& buck
 /// The sum of `flat`, in place, in its own type: what is done without a hook.
 std::unique_ptr<Reduction> all_reduce(const comm::Group& group, const at::Tensor& flat,
                                       std::chrono::milliseconds timeout);
+/// all_reduce() as a hook.
 CommHook all_reduce_hook();
 /// The sum of numbers rounded to Half or BFloat16, so half the bytes travel. Half overflows above 65504.
 CommHook fp16_compress_hook();
+/// The same with BFloat16, whose range is that of float32, with fewer digits than Half.
 CommHook bf16_compress_hook();
 
 /// What is written for c10d: takes a bucket whose buffer holds this rank's gradient, and returns a future of

@@ -16,6 +16,7 @@
 /// One module on several placements of one process, a part of the batch on each: docs/guide/parallel.md.
 namespace cohort::parallel {
 
+/// How a DataParallel cuts batches, and where its parts run.
 struct DataParallelOptions {
   /// Where replicas run, in the order of the batch's parts; empty: a plain call of the module.
   std::vector<base::Placement> device_ids = {};
@@ -149,6 +150,9 @@ class DataParallel {
     replicas_ = std::make_shared<Replicas>(ptr(), options_.device_ids, std::move(make));
   }
 
+  /// Cuts each tensor of `args`, runs the replicas on their parts at the same time, and returns their
+  /// results joined along dimension options().dim, on the output device. Throws: what scatter(), a replica
+  /// and gather() throw.
   template <typename... Args>
   auto forward(Args... args) {
     using Result = decltype(core::call(module_, std::as_const(args)...));

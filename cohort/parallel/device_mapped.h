@@ -39,6 +39,8 @@ class DeviceMapped {
     ptr()->to(worker_->device());
   }
 
+  /// Runs the module on its placement's thread, with inputs brought there; the result stays there. Throws:
+  /// as run_on_devices().
   template <typename... Args>
   auto forward(Args... args) {
     return run(name_, worker_, options_, module_, std::move(args)...);
@@ -48,9 +50,12 @@ class DeviceMapped {
     return forward(std::move(args)...);
   }
 
+  /// The module itself, as it was given.
   M& module() { return module_; }
+  /// The module as torch::nn::Module: for its parameters and buffers.
   std::shared_ptr<torch::nn::Module> ptr() const { return replicas_detail::pointer(module_); }
   auto operator->() { return replicas_detail::pointer(module_).get(); }
+  /// Where it runs, and where its parameters are.
   const base::Placement& placement() const { return worker_->placement(); }
 
  private:

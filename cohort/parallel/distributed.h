@@ -29,6 +29,7 @@ struct DistributedOptions : ReducerOptions {
   std::vector<std::string> ignored = {};
 };
 
+/// What join() does for ranks that end early.
 struct JoinOptions {
   /// Gradients are divided by all ranks, also by those that have no more samples; off: by those that have.
   /// Where ranks weigh by their samples it has no effect.
@@ -61,6 +62,7 @@ class Distributed {
   /// DistributedDataParallel::join().
   void join(const std::function<void()>& loop, const JoinOptions& options);
 
+  /// What reduces the gradients: for its buckets, reports and no_sync().
   Reducer& reducer() { return reducer_; }
 
  private:
@@ -101,6 +103,8 @@ class DistributedDataParallel {
       : module_(std::move(module)),
         distributed_(std::make_unique<Distributed>(pointer(module_), std::move(group), std::move(options))) {}
 
+  /// Calls the module's forward(), and has the next backward reduce the gradients over the ranks. Collective
+  /// under join(); else nothing travels before backward.
   template <typename... Args>
   auto forward(Args&&... args) {
     const auto plain = [&](auto&&... given) { return module_->forward(std::forward<Args>(given)...); };
@@ -142,6 +146,7 @@ class DistributedDataParallel {
   /// The module itself: its parameters have their own names.
   M& module() { return module_; }
   auto operator->() { return pointer(module_).get(); }
+  /// What reduces the gradients.
   Reducer& reducer() { return distributed_->reducer(); }
 
  private:

@@ -21,9 +21,11 @@ class GradientSync {
  public:
   virtual ~GradientSync() = default;
 
+  /// The name in the registry; of the base "none".
   virtual std::string name() const { return "none"; }
   /// The ranks; null for one process alone.
   virtual const comm::Group* group() const { return nullptr; }
+  /// This process's rank and the number of ranks; 0 and 1 without a group.
   int rank() const { return group() == nullptr ? 0 : group()->rank(); }
   int size() const { return group() == nullptr ? 1 : group()->size(); }
 

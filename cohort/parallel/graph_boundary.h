@@ -22,6 +22,7 @@ namespace cohort::parallel {
 
 using Tensors = std::vector<at::Tensor>;
 
+/// How parts run, and how long they may.
 struct BoundaryOptions {
   /// How long one part's forward, or backward, may take.
   std::chrono::milliseconds timeout = kPlacementTimeout;
@@ -40,7 +41,9 @@ struct PartName {
 
 /// One part: a function of tensors and where it runs.
 struct DevicePart {
+  /// What the part is called.
   PartName name;
+  /// Whose thread and device it runs on; may be that of other parts too.
   std::shared_ptr<PlacementWorker> worker;
   /// Handed to `run` in their order, on the placement's device.
   Tensors inputs;
@@ -115,11 +118,13 @@ auto run(const PartName& name, std::shared_ptr<PlacementWorker> worker, const Bo
   parts.push_back(std::move(typed.part()));
   return typed.result(run_on_devices(std::move(parts), options).front());
 }
+/// The same with the default options, under the name "a part on PLACEMENT".
 template <typename Fn, typename... Inputs>
 auto run(std::shared_ptr<PlacementWorker> worker, Fn fn, Inputs... inputs) {
   const PartName name("a part on " + worker->placement().name);
   return run(name, std::move(worker), BoundaryOptions(), std::move(fn), std::move(inputs)...);
 }
+/// The same on the placement's worker: PlacementWorker::of().
 template <typename Fn, typename... Inputs>
 auto run(const base::Placement& placement, Fn fn, Inputs... inputs) {
   return run(PlacementWorker::of(placement), std::move(fn), std::move(inputs)...);

@@ -27,6 +27,7 @@ namespace cohort::parallel {
 struct ModelRunner {
   /// Returns the mean over the samples of a (micro-)batch.
   using Loss = std::function<at::Tensor(const at::Tensor& logits, const at::Tensor& target)>;
+  /// What `step` gives.
   struct Step {
     at::Tensor loss;    ///< of the whole batch, times `scale`
     at::Tensor logits;  ///< [N, ...]
@@ -91,9 +92,9 @@ struct PlainMemory {
 
 /// What a runner keeps in one place: a replica, a placement, what all share.
 struct PlannedPlace {
-  std::string name;  ///< "replica 1 on cpu:1"
-  std::int64_t samples = 0;
-  MemoryUse use = {};
+  std::string name;          ///< "replica 1 on cpu:1"
+  std::int64_t samples = 0;  ///< of one forward there
+  MemoryUse use = {};        ///< of what is kept there, for that many samples
   std::optional<base::Placement> placement = {};  ///< whose thread computes there: it can be measured
 };
 
@@ -125,6 +126,7 @@ struct RunnerMemory {
 
 /// A way to run a model.
 struct ModelRunnerType {
+  /// Makes the runner of a model. Throws: UsageError for options that do not suit it.
   std::function<ModelRunner(torch::nn::AnyModule model, const ModelRunnerOptions& options)> make;
   /// The gradient sync that `auto` stands for where there are several ranks.
   std::string gradients = "ddp";

@@ -9,9 +9,10 @@
 /// What of a module is averaged over ranks.
 namespace cohort::parallel {
 
+/// A parameter as the ranks know it.
 struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
+  std::string name;   ///< qualified, as in named_parameters()
+  at::Tensor tensor;  ///< shares the module's memory
   /// Its gradient is sparse, as that of an Embedding with sparse(true): rows travel, after backward.
   bool is_sparse = false;
 };

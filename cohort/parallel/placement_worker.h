@@ -67,7 +67,9 @@ class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
   /// Throws: as core::device_of; SystemError where there are no more threads.
   static std::shared_ptr<PlacementWorker> of(const base::Placement& placement);
 
+  /// The placement that it was asked for with.
   const base::Placement& placement() const { return placement_; }
+  /// Where tensors of its parts are to be.
   c10::Device device() const { return device_; }
   /// How many threads one operator uses on it.
   int intra_op_threads() const { return intra_op_threads_; }

@@ -6,6 +6,7 @@
 
 namespace cohort::parallel {
 
+/// How PowerSGD compresses gradients.
 struct PowerSgdOptions {
   /// Columns of the two factors that travel in place of a matrix.
   std::int64_t matrix_approximation_rank = 1;

@@ -50,6 +50,7 @@ class Reducer {
     std::function<void()> begin;  ///< before the first bucket travels
     std::function<void()> end;    ///< when all have
   };
+  /// Has `companion` called in each reduction from now on, in place of the one before.
   void set_companion(Companion companion);
 
   /// Has the next backward reduce: gradients become their mean over ranks. `outputs`: what the loss is made
@@ -83,6 +84,7 @@ class Reducer {
   /// Whether a NoSync lives.
   bool is_silent() const;
 
+  /// The ranks that it reduces over.
   const comm::Group& group() const;
   /// Names of the parameters of each bucket, in the order of reduction.
   std::vector<std::vector<std::string>> buckets() const;

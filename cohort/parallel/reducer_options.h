@@ -19,11 +19,13 @@ enum class BucketPlan {
                 ///< take
 };
 
+/// How a Reducer groups gradients, and how it sends them.
 struct ReducerOptions {
   /// Of the bucket that is complete last, which nothing hides.
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
   /// Of the others; a gradient that is larger goes alone.
   std::int64_t bucket_cap_bytes = std::int64_t{25} << 20;
+  /// In what groups gradients travel.
   BucketPlan plan = BucketPlan::kMeasured;
   /// Own buckets, by parameters' names, in the order of reduction: these stay as they are.
   std::vector<std::vector<std::string>> buckets = {};
@@ -45,6 +47,7 @@ struct ReducerOptions {
   std::chrono::milliseconds timeout{0};
 };
 
+/// What one reduction did, and what it cost this rank.
 struct ReduceReport : AverageReport {
   std::chrono::nanoseconds exposed{0};  ///< waited for reductions after the last gradient
   std::optional<double> norm;  ///< where ReducerOptions::norm asks for it: of all gradients as one vector

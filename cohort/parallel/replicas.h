@@ -20,15 +20,21 @@ class Replicas {
  public:
   /// Makes another module of the same structure; null: original->clone().
   using Make = std::function<std::shared_ptr<torch::nn::Module>()>;
+  /// Pairs of a copy's parameter and the module's own that it stands for.
   using StandsFor = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
   Replicas(std::shared_ptr<torch::nn::Module> original, const std::vector<base::Placement>& placements,
            Make make = nullptr);
 
+  /// How many copies there may be; the functions below take 0 to num_placements() - 1.
   std::size_t num_placements() const { return workers_.size(); }
+  /// The thread that copy `i` runs on.
   const std::shared_ptr<PlacementWorker>& worker(std::size_t i) const { return workers_.at(i); }
+  /// What copy `i` is called: "replica 1 on cpu:1".
   const PartName& name(std::size_t i) const { return names_.at(i); }
+  /// Copy `i`, which refresh() has made. Throws: std::out_of_range before.
   const std::shared_ptr<torch::nn::Module>& module(std::size_t i) const { return copies_.at(i).module; }
+  /// DevicePart::source_of for copy `i`. Throws: as module().
   std::shared_ptr<const StandsFor> source_of(std::size_t i) const { return copies_.at(i).source_of; }
 
   /// Makes the first `count` copies equal to the module: parameters, buffers, training or evaluation. The

@@ -21,6 +21,7 @@ struct AverageReport {
   double weight = 0;            ///< sum over ranks
   std::optional<int> bad_rank;  ///< first rank whose loss was not finite: gradients were left as they are
   std::int64_t bytes = 0;       ///< gradients that were reduced
+  /// Whether gradients were reduced.
   bool ok() const { return !bad_rank.has_value(); }
 };
 

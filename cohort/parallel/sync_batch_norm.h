@@ -17,9 +17,13 @@ template <std::size_t D, typename Derived>
 class SyncBatchNormImplBase : public torch::nn::NormImplBase<D, Derived, torch::nn::BatchNormOptions> {
  public:
   SyncBatchNormImplBase(const torch::nn::BatchNormOptions& options, comm::Group group);
+  /// Normalises by the statistics of all ranks' batches in training. In evaluation by the running ones; where
+  /// none are tracked, by those of this rank's input. Collective in training. Shapes and Throws: as the modules
+  /// below.
   at::Tensor forward(const at::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
 
+  /// The ranks whose batches count as one.
   const comm::Group& group() const { return group_; }
   /// Makes the parameters, the statistics and the mode those of `norm`, shared, not copied.
   template <typename Norm>

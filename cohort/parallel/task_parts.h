@@ -11,11 +11,13 @@
 
 namespace cohort::parallel {
 
+/// A module, and the name that its task gave it: no two of a task share one.
 struct NamedModule {
   std::string name;
   std::shared_ptr<torch::nn::Module> module;
 };
 
+/// An optimizer, and the schedule of its learning rates.
 struct NamedOptimizer {
   std::string name;
   std::shared_ptr<optim::Optimizer> optimizer;
