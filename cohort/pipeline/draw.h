@@ -10,7 +10,7 @@ namespace cohort::pipeline {
 
 /// One band of the drawing: a row per placement, a box per computation.
 struct Band {
-  std::string title;
+  std::string title;                              ///< above the band
   std::vector<std::vector<TimedAction>> actions;  ///< of each placement, times from 0
   std::string unit;                               ///< of the times: "", " ms"
 };

@@ -20,11 +20,12 @@ namespace cohort::pipeline {
 /// Output `output` of stage `from` goes to stage `to`, past those between them, as an input behind the
 /// others (in the order in which skips are listed); the next stage does not see it.
 struct Skip {
-  int from = 0;
-  int output = 1;
-  int to = 2;
+  int from = 0;    ///< stage that makes the output
+  int output = 1;  ///< its place among the outputs of that stage
+  int to = 2;      ///< stage that takes it
 };
 
+/// How a pipeline cuts a batch, where its stages run, and what goes between them.
 struct PipelineOptions {
   /// As of base::parse_placements("cpu:0,cpu:1"). Stage s is on placement s % placements.size().
   std::vector<base::Placement> placements;
@@ -32,7 +33,9 @@ struct PipelineOptions {
   int num_micro_batches = 0;
   /// Samples in each; the last has what is left.
   std::int64_t split_size = 0;
+  /// The order in which stages work on micro-batches.
   Schedule schedule = Schedule::kOneFOneB;
+  /// Outputs that do not go to the next stage.
   std::vector<Skip> skips = {};
   /// For one step, from the call to the end; over ranks with the hand-over of the loss.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
@@ -54,7 +57,9 @@ class StageError : public Error {
  public:
   StageError(const std::string& what, int stage, int micro_batch)
       : Error("pipeline.step", what), stage_(stage), micro_batch_(micro_batch) {}
+  /// Number of the stage that threw.
   int stage() const { return stage_; }
+  /// Number of the micro-batch that it computed.
   int micro_batch() const { return micro_batch_; }
 
  private:
@@ -68,7 +73,7 @@ using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& tar
 struct RunTimes {
   std::vector<std::vector<TimedAction>> actions;  ///< of each placement: what computes
   std::vector<int> peak_live;  ///< of each placement: micro-batches (of all its stages) held at once, at most
-  double time = 0;
+  double time = 0;             ///< of the whole run
 
   /// What is idle of the time of all placements.
   double bubble() const;

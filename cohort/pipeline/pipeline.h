@@ -67,6 +67,8 @@ class Pipeline {
   /// too. Throws: as step(); in
   /// backward UsageError for torch::autograd::grad(), backward(inputs) and create_graph.
   Tensors forward(const Tensors& inputs);
+  /// The same for a model of one tensor to one tensor. Throws: UsageError too where the last stage returns
+  /// several.
   at::Tensor forward(const at::Tensor& input);
 
   /// Returns when no stage of a call that threw runs any more: what is cleared or put back from then on stays
@@ -78,13 +80,16 @@ class Pipeline {
   Tensors parameters() const;
   /// Sets every module of every stage to training, or to evaluation.
   void train(bool on = true);
+  /// Sets every module of every stage to evaluation.
   void eval() { train(false); }
 
   /// The plan of a step with this many micro-batches.
   const Plan& plan(int num_micro_batches) const;
   /// How many micro-batches a batch of `num_samples` is cut into.
   int num_micro_batches(std::int64_t num_samples) const;
+  /// The stages, in order; under several ranks those of others are remote().
   const std::vector<Stage>& stages() const;
+  /// Options as they were given.
   const PipelineOptions& options() const;
   /// Of the last step, forward or backward of this pipeline.
   const RunTimes& last_run() const;

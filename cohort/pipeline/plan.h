@@ -19,6 +19,7 @@
 /// run in the order of the micro-batches in every schedule, so gradients have the same bits in all of them.
 namespace cohort::pipeline {
 
+/// What a stage does: four kinds compute, four hand over.
 enum class ActionKind {
   kForward,
   kBackward,        ///< gradients of inputs and of weights
@@ -46,7 +47,9 @@ std::string to_string(const Action& action);
 /// "forward", "weight gradient" and so on.
 const char* name_of(ActionKind kind);
 
+/// What a plan is made for.
 struct PlanOptions {
+  /// The order of the computations.
   Schedule schedule = Schedule::kOneFOneB;
   int num_stages = 1;
   /// Placements; 0: one per stage. Stage s is on placement s % num_placements.
@@ -57,6 +60,7 @@ struct PlanOptions {
 /// Returns the place for which a schedule says its order.
 PlaceInPipeline place_in(const PlanOptions& options, int placement);
 
+/// What each placement does in one step, action after action.
 struct Plan {
   PlanOptions options;                       ///< with num_placements set
   std::vector<std::vector<Action>> actions;  ///< of each placement, in order
@@ -66,6 +70,7 @@ struct Plan {
   int num_micro_batches() const { return options.num_micro_batches; }
   /// Stages per placement.
   int num_chunks() const { return options.num_stages / options.num_placements; }
+  /// The placement of a stage: stages go round the placements.
   int placement_of(int stage) const { return stage % options.num_placements; }
   /// One line per placement.
   std::string text() const;
@@ -79,6 +84,7 @@ Plan make_plan(const PlanOptions& options);
 /// Returns a plan's forwards alone, or its backwards alone: a pipeline that is used as a module does the
 /// first when it is called, and the second when backward comes to it.
 Plan forward_part(const Plan& plan);
+/// The other half: its backwards, with the gradients that they hand over.
 Plan backward_part(const Plan& plan);
 
 }  // namespace cohort::pipeline

@@ -16,18 +16,20 @@ namespace cohort::pipeline {
 
 /// One layer and one micro-batch. Times in milliseconds, the median of the repeats.
 struct LayerProfile {
-  std::string name;
+  std::string name;  ///< as the stage's list names it
   double forward = 0;
   double input_gradient = 0;          ///< with split; else half of the backward
   double weight_gradient = 0;         ///< the rest of it
   std::int64_t activation_bytes = 0;  ///< held from forward to backward
-  std::int64_t parameter_bytes = 0;
+  std::int64_t parameter_bytes = 0;   ///< of its parameters alone, without their gradients
 };
 
+/// How layers are measured.
 struct ProfileOptions {
   /// The first is timed. On the others, where they are on the same device, the layers run too meanwhile: what
   /// cores share (memory, caches) makes a layer of a pipeline slower than one that runs alone.
   std::vector<base::Placement> placements = {base::Placement::parse("cpu:0")};
+  /// Runs that are timed, of which the median counts.
   int repeats = 5;
   /// Measures gradients of inputs and of weights apart, as zb_h1 computes them.
   bool split = false;

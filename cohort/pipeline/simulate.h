@@ -9,19 +9,21 @@ namespace cohort::pipeline {
 
 /// What one micro-batch costs in one stage. Times in any unit, memory in any unit.
 struct StageCosts {
-  double forward = 1;
-  double input_gradient = 1;
+  double forward = 1;          ///< of the forward
+  double input_gradient = 1;   ///< of the gradient by the inputs, which the stage before waits for
   double weight_gradient = 1;  ///< a backward is both gradients
   double send = 0;             ///< from the end of a computation until the next stage may use the result
   double activation = 1;       ///< memory from the forward until the (input) gradient
   double weight_part = 1;      ///< of that, what stays until the weight gradient, where it comes apart
 };
 
+/// A computation, and when it runs.
 struct TimedAction {
   Action action;
-  double begin = 0, end = 0;
+  double begin = 0, end = 0;  ///< in the unit of StageCosts, from the step's begin
 };
 
+/// What a run of a plan would do and take.
 struct Simulation {
   std::vector<std::vector<TimedAction>> actions;  ///< of each placement: what computes, in order
   double time = 0;                                ///< from the first action's begin to the last one's end
@@ -30,6 +32,7 @@ struct Simulation {
   int max_queued = 0;                             ///< the most micro-batches that waited between two stages
 };
 
+/// What the stages of a plan cost, and what they may hold.
 struct SimulateOptions {
   /// One per stage, or one for all; empty: StageCosts().
   std::vector<StageCosts> costs = {};

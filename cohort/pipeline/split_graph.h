@@ -45,6 +45,7 @@ class SplitGraph {
   Edges weights_;  // what the second pass adds to
 };
 
+/// What register_splittable_backward() calls: `node` is the type of the autograd node.
 void register_splittable_node(std::type_index node);
 
 /// Says that the backward of an autograd Function computes those gradients only which needs_input_grad() asks

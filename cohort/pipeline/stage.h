@@ -26,10 +26,13 @@ using Tensors = std::vector<at::Tensor>;
 /// returns); within a Sequential values go from layer to layer as LibTorch hands them.
 class Stage {
  public:
+  /// What a stage without modules computes.
   using Function = std::function<Tensors(const Tensors&)>;
+  /// One layer: its values go in and out as LibTorch's AnyModule takes them.
   struct Layer {
-    std::string name;
+    std::string name;                           ///< in the list, "3"; for messages and profiles
     std::shared_ptr<torch::nn::Module> module;  ///< null for a function
+    /// Runs the layer on the values of the one before.
     std::function<torch::nn::AnyValue(std::span<torch::nn::AnyValue>)> forward;
   };
 
@@ -53,14 +56,22 @@ class Stage {
   /// Keeps the inputs of a micro-batch only, and runs the stage again in backward: autograd::recompute().
   Stage& recompute(bool recompute = true);
 
+  /// As messages say it.
   const std::string& name() const { return name_; }
+  /// Whether it computes on another rank.
   bool is_remote() const { return layers_.empty(); }
+  /// Whether recompute() was asked for.
   bool recomputes() const { return recompute_; }
   /// Whether it is a list of layers, which part() takes from.
   bool is_list() const { return is_list_; }
+  /// The layers, in order; none of one that is remote().
   const std::vector<Layer>& layers() const { return layers_; }
+  /// Parameters of the layers, or of the function: one that is tied comes once for each use.
   Tensors parameters() const;
+  /// Buffers, likewise.
   Tensors buffers() const;
+  /// Moves the layers to a device. Throws: UsageError where a function's tensors are elsewhere, which cannot
+  /// be moved from here.
   void to(c10::Device device);
   /// Layers [first, last) as a stage that shares them; of a list. Throws: UsageError.
   Stage part(std::size_t first, std::size_t last) const;
