@@ -92,9 +92,9 @@ struct PlainMemory {
 
 /// What a runner keeps in one place: a replica, a placement, what all share.
 struct PlannedPlace {
-  std::string name;          ///< "replica 1 on cpu:1"
-  std::int64_t samples = 0;  ///< of one forward there
-  MemoryUse use = {};        ///< of what is kept there, for that many samples
+  std::string name;                               ///< "replica 1 on cpu:1"
+  std::int64_t samples = 0;                       ///< of one forward there
+  MemoryUse use = {};                             ///< of what is kept there, for that many samples
   std::optional<base::Placement> placement = {};  ///< whose thread computes there: it can be measured
 };
 
