@@ -36,6 +36,7 @@ class Agent {
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
+  /// The name and id that this worker joined with.
   const WorkerInfo& self() const;
   /// Workers whose names match: '*' stands for any text. In the order of their ids.
   std::vector<WorkerInfo> workers(const std::string& pattern = "*") const;
@@ -50,6 +51,8 @@ class Agent {
     return Future<Result>(
         call(target, name_of<function>(), encode_arguments<function>(std::forward<Args>(args)...)));
   }
+  /// Calls a function on a worker and blocks for its result. Throws: as rpc_async(); what the function threw
+  /// there.
   template <auto function, typename... Args>
   auto rpc_sync(const Target& target, Args&&... args) {
     return rpc_async<function>(target, std::forward<Args>(args)...).get();
@@ -74,6 +77,7 @@ class Agent {
   /// meanwhile. Collective. Throws: TimeoutError that names who has not come, and what this one waits for.
   void shutdown(base::Deadline deadline);
 
+  /// What this worker has sent and handled, and what it keeps, now.
   AgentMetrics metrics() const;
 
   /// For this module.

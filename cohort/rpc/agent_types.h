@@ -14,6 +14,7 @@
 /// Workers, whom to call, and what can be chosen. Include cohort/rpc/agent.h.
 namespace cohort::rpc {
 
+/// A worker as the others know it.
 struct WorkerInfo {
   std::string name;
   int id = 0;  ///< from 0 on
@@ -22,11 +23,13 @@ struct WorkerInfo {
 
 /// Whom to call, and how long to wait. Knows the line that made it.
 struct Target {
+  /// Where in the caller's source the call stands: messages and AgentMetrics::objects say it.
   using Line = std::source_location;
   Target(const char* name, Line line = Line::current())
       : worker(name), line(line) {}  // NOLINT: a name is a target
   Target(std::string name, Line line = Line::current()) : worker(std::move(name)), line(line) {}
   Target(const WorkerInfo& info, Line line = Line::current()) : worker(info.name), line(line) {}
+  /// Returns a target whose calls end after `time` instead of the agent's timeout.
   Target within(std::chrono::milliseconds time) const {
     Target target = *this;
     target.timeout = time;
@@ -36,10 +39,12 @@ struct Target {
   std::optional<std::chrono::milliseconds> timeout;  ///< else the agent's
   Line line;
 };
+/// The worker of that name as a target, which knows the line of this call.
 inline Target to(std::string worker, Target::Line line = Target::Line::current()) {
   return Target(std::move(worker), line);
 }
 
+/// How a worker joins, listens and runs handlers.
 struct AgentOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);  ///< of a call that has none of its own
   int num_threads = 16;  ///< handlers at a time; those that wait do not count
@@ -50,10 +55,12 @@ struct AgentOptions {
   std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< for all workers to come
 };
 
+/// Totals of a worker since it joined, and what is under way.
 struct AgentMetrics {
   std::uint64_t calls_made = 0, calls_handled = 0;
   std::size_t calls_pending = 0;     ///< made, and not answered
   std::size_t handlers_running = 0;  ///< or waiting for their turn
+  /// On the connections to all other workers.
   std::uint64_t bytes_sent = 0, bytes_received = 0;
   std::size_t contexts = 0;    ///< of distributed autograd, that this worker takes part in
   std::size_t references = 0;  ///< that this worker has, to objects of any worker

@@ -8,10 +8,11 @@
 /// What a running handler may ask about the call that it answers.
 namespace cohort::rpc {
 
+/// The call that the current thread answers.
 struct CallContext {
-  std::string caller;  ///< the worker's name
-  base::Deadline deadline = base::Deadline::never();
-  std::stop_token stop;
+  std::string caller;                                 ///< the worker's name
+  base::Deadline deadline = base::Deadline::never();  ///< by which the caller must have its answer
+  std::stop_token stop;  ///< asked once the caller has its error, is gone, or waits no more
 };
 
 /// The call that this thread answers; null outside of handlers.

@@ -32,6 +32,7 @@
 /// Each value takes at least one byte, so a count that is wrong costs no memory.
 namespace cohort::rpc {
 
+/// Whether there is a value, and the value.
 template <typename T>
 struct Codec<std::optional<T>> {
   static void write(Writer& out, const std::optional<T>& value) {
@@ -60,6 +61,7 @@ struct Codec<std::unique_ptr<T>> {
   static void describe(TypeText& text) { text.add_template<T>("optional"); }
 };
 
+/// The number of elements, and the elements.
 template <typename T>
 struct Codec<std::vector<T>> {
   static void write(Writer& out, const std::vector<T>& values) {
@@ -76,6 +78,7 @@ struct Codec<std::vector<T>> {
   static void describe(TypeText& text) { text.add_template<T>("vector"); }
 };
 
+/// The elements: their number is part of the type.
 template <typename T, std::size_t N>
 struct Codec<std::array<T, N>> {
   static void write(Writer& out, const std::array<T, N>& values) {
@@ -141,6 +144,8 @@ struct Codec<T> {
   }
 };
 
+/// Which alternative, and its value. Throws: CommError for an alternative that is not there; UsageError to
+/// write one that has no value.
 template <typename... Alternatives>
 struct Codec<std::variant<Alternatives...>> {
   using Variant = std::variant<Alternatives...>;

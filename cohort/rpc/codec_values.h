@@ -33,6 +33,7 @@ void describe(TypeText& text) {
   Codec<T>::describe(text);
 }
 
+/// Numbers, as they lie in memory. Another type of number on the other side is another signature.
 template <typename T>
   requires std::is_arithmetic_v<T>
 struct Codec<T> {
@@ -43,6 +44,7 @@ struct Codec<T> {
   static void describe(TypeText& text) { text.add_number<T>(); }
 };
 
+/// Enums, as their underlying type. What the enumerators are called is not compared.
 template <typename T>
   requires std::is_enum_v<T>
 struct Codec<T> {
@@ -55,6 +57,7 @@ struct Codec<T> {
   }
 };
 
+/// A length, and the bytes.
 template <>
 struct Codec<std::string> {
   static void write(Writer& out, std::string_view value) { out.text(value); }
@@ -62,6 +65,7 @@ struct Codec<std::string> {
   static void describe(TypeText& text) { text.add("string"); }
 };
 
+/// Tensors, which travel beside the bytes and may be undefined.
 template <>
 struct Codec<at::Tensor> {
   static void write(Writer& out, const at::Tensor& value) { out.tensor(value); }

@@ -41,6 +41,7 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
+  /// The context's number, by which workers and functions of this module refer to it.
   ContextId id() const;
 
  private:

@@ -25,7 +25,7 @@ class Reference;
 /// What was written. Tensors share the memory of those that were written, so who writes into one of them before it
 /// has been sent changes what is sent.
 struct Encoded {
-  std::string bytes;
+  std::string bytes;                     ///< numbers and texts, in the order in which they were written
   std::vector<at::Tensor> tensors = {};  ///< the defined ones, in the order in which they were written
   std::vector<std::shared_ptr<Reference>> references = {};  ///< to objects of workers, likewise
 };
@@ -33,6 +33,7 @@ struct Encoded {
 /// Appends values to an `Encoded`.
 class Writer {
  public:
+  /// A number, as it lies in memory.
   template <typename T>
     requires std::is_arithmetic_v<T>
   void number(T value) {
@@ -42,6 +43,7 @@ class Writer {
   void count(std::uint64_t value);
   /// A length, and that many bytes.
   void text(std::string_view value);
+  /// A tensor, which goes beside the bytes; may be undefined.
   void tensor(const at::Tensor& value);
   /// Null too.
   void reference(std::shared_ptr<Reference> value);
@@ -49,6 +51,7 @@ class Writer {
   /// Bytes, tensors and references of another value.
   void append(Encoded other);
 
+  /// Returns what was written; nothing is there afterwards.
   Encoded take() { return std::move(encoded_); }
 
  private:
@@ -66,6 +69,7 @@ class Reader {
   /// `encoded` outlives the reader.
   explicit Reader(const Encoded& encoded) : encoded_(encoded) {}
 
+  /// A number as Writer::number() wrote it; T must be the same type.
   template <typename T>
     requires std::is_arithmetic_v<T>
   T number() {
@@ -80,6 +84,7 @@ class Reader {
   }
   /// At most the number of bytes that are left: each element takes at least one.
   std::size_t count();
+  /// What the functions of the same names of Writer wrote.
   std::string text();
   at::Tensor tensor();
   std::shared_ptr<Reference> reference();

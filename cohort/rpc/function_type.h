@@ -37,10 +37,14 @@ template <typename R, typename... P>
 struct FunctionType<R (*)(P...)> {
   static_assert(((!std::is_lvalue_reference_v<P> || std::is_const_v<std::remove_reference_t<P>>) && ...),
                 "a remote function cannot change its caller's values: take them by value or const reference");
+  /// What travels to the function: its parameters, without references.
   using Arguments = std::tuple<std::remove_cvref_t<P>...>;
+  /// Whether it answers later, with a Future.
   static constexpr bool is_async = function_detail::is_future<R>;
   using Returned = function_detail::Awaited<std::remove_cvref_t<R>>;  // by the call
+  /// What travels back; std::monostate for void.
   using Result = std::conditional_t<std::is_void_v<Returned>, std::monostate, Returned>;
+  /// Appends the parameters, "int64, Tensor".
   static void describe_parameters(TypeText& text) { text.add_list<std::remove_cvref_t<P>...>(); }
 };
 template <typename R, typename... P>

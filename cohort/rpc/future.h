@@ -26,6 +26,7 @@ class Future {
   Future() = default;
   explicit Future(base::Future<Encoded> encoded) : encoded_(std::move(encoded)) {}
 
+  /// Whether the result, or the error, is there: get() would not block.
   bool ready() const { return encoded_.ready(); }
   /// Returns whether it was there before the deadline.
   bool wait(base::Deadline deadline) const {
@@ -38,6 +39,7 @@ class Future {
   /// Returns the value, once, or throws the error. A remote call ends at its own deadline; within a handler no wait is
   /// longer than the deadline of the call that it answers.
   T get() { return get(remaining_deadline()); }
+  /// The same, with a deadline of the caller's. Throws, besides: TimeoutError.
   T get(base::Deadline deadline) {
     const Encoded encoded = take(deadline);
     Reader in(encoded);
@@ -63,7 +65,9 @@ class Promise {
 
   Promise() : encoded_("a result that a handler promised") {}
 
+  /// The future that the handler returns.
   Future<T> future() const { return Future<T>(encoded_.future()); }
+  /// Encodes `value` and sets it as the result.
   void set_value(const Value& value) {
     encoded_.run([&] {
       Writer out;
@@ -71,11 +75,13 @@ class Promise {
       return out.take();
     });
   }
+  /// Sets the result of a Promise<void>.
   void set_value()
     requires std::is_void_v<T>
   {
     set_value(std::monostate());
   }
+  /// Has get() throw `error` where the result is asked for.
   void set_error(std::exception_ptr error) { encoded_.set_error(std::move(error)); }
 
  private:

@@ -15,6 +15,7 @@
 ///     rpc::shutdown();
 namespace cohort::rpc {
 
+/// How the process's agent is made.
 struct RpcOptions {
   AgentOptions agent;
   comm::Group
@@ -35,6 +36,8 @@ void shutdown(std::chrono::milliseconds timeout = std::chrono::minutes(10));
 /// The workers whose names match: '*' stands for any text. In the order of their ids.
 std::vector<WorkerInfo> workers(const std::string& pattern = "*");
 
+/// Agent::rpc_async(), rpc_sync() and remote() of the process's agent. Throws, besides: UsageError where
+/// there is none.
 template <auto function, typename... Args>
 auto rpc_async(const Target& target, Args&&... args) {
   return agent().rpc_async<function>(target, std::forward<Args>(args)...);

@@ -27,7 +27,7 @@ class OwnerLostError : public PeerError {
 
 /// The value of an object, on the worker that owns it.
 struct ObjectValue {
-  std::shared_ptr<void> pointer;
+  std::shared_ptr<void> pointer;  ///< the object; its type is `type`
   std::type_index type = typeid(void);
   Encoded (*encode)(const void* value) = nullptr;  ///< null: it cannot travel
 };
@@ -40,7 +40,9 @@ class Reference {
   Reference(const Reference&) = delete;
   Reference& operator=(const Reference&) = delete;
 
+  /// The worker that keeps the object.
   const WorkerInfo& owner() const { return owner_; }
+  /// Whether this worker does.
   bool is_owner() const;
   /// Whether the owner knows of this hold. Throws: OwnerLostError.
   bool is_confirmed() const;

@@ -12,7 +12,7 @@ namespace cohort::rpc {
 /// that only its own program knows.
 struct RemoteException {
   std::string type;
-  std::string text;
+  std::string text;  ///< what() of the exception
 };
 COHORT_NESTED(RemoteException, type, text)
 

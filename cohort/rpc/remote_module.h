@@ -42,7 +42,9 @@ class RemoteModule {
   RemoteModule() = default;
   explicit RemoteModule(RRef<M> module) : module_(std::move(module)) {}
 
+  /// The reference to the module itself.
   const RRef<M>& rref() const { return module_; }
+  /// The worker that keeps the module.
   const WorkerInfo& owner() const { return module_.owner(); }
 
   /// M::forward on the owner. A context records it.
@@ -50,6 +52,7 @@ class RemoteModule {
   auto forward(Args&&... args) const {
     return forward_async(std::forward<Args>(args)...).get();
   }
+  /// M::forward on the owner; returns a Future of what it returns.
   template <typename... Args>
   auto forward_async(Args&&... args) const {
     return module_.template rpc_async<&M::forward>(std::forward<Args>(args)...);
@@ -60,6 +63,7 @@ class RemoteModule {
   }
   /// Sets the module to training, or to evaluation.
   void train(bool on = true) const { module_.template rpc_sync<&set_training<M>>(on); }
+  /// Sets the module to evaluation.
   void eval() const { train(false); }
 
  private:
@@ -73,6 +77,7 @@ auto remote_module(Agent& agent, const Target& worker, Args&&... args) {
   RRef module = agent.remote<factory>(worker, std::forward<Args>(args)...);
   return RemoteModule(std::move(module));
 }
+/// The same by the process's agent.
 template <auto factory, typename... Args>
 auto remote_module(const Target& worker, Args&&... args) {
   return remote_module<factory>(rpc::agent(), worker, std::forward<Args>(args)...);

@@ -48,6 +48,7 @@ template <typename R>
 struct KeptType<R> {
   using Type = typename decltype(std::declval<R>().ptr())::element_type;
 };
+/// What an RRef to a function's result refers to.
 template <typename R>
 using Kept = typename KeptType<R>::Type;
 
@@ -65,7 +66,9 @@ class RRef {
   explicit RRef(std::shared_ptr<Reference> reference) : reference_(std::move(reference)) {}
   explicit operator bool() const { return reference_ != nullptr; }
 
+  /// The worker that keeps the object. Throws, as all below: UsageError for an empty one.
   const WorkerInfo& owner() const { return get().owner(); }
+  /// Whether this worker does.
   bool is_owner() const { return get().is_owner(); }
   /// Whether the owner knows of this worker's reference. One that came as an argument or as a result is confirmed.
   bool confirmed_by_owner() const { return get().is_confirmed(); }
@@ -92,6 +95,7 @@ class RRef {
       return *local_value();
     }
   }
+  /// The same, at once: a Future of the copy.
   Future<T> to_here_async() const {
     get();
     return Future<T>(fetch_value(reference_, timeout_));
@@ -104,6 +108,7 @@ class RRef {
     return Future<Returned>(get().call(timeout_, name_of<function>(),
                                        encode_arguments<function>(*this, std::forward<Args>(args)...)));
   }
+  /// The same, and blocks for the result. Throws: what the function threw.
   template <auto function, typename... Args>
   auto rpc_sync(Args&&... args) const {
     return rpc_async<function>(std::forward<Args>(args)...).get();
@@ -116,6 +121,7 @@ class RRef {
                                            encode_arguments<function>(*this, std::forward<Args>(args)...)));
   }
 
+  /// What this module counts holds by; null for an empty one.
   const std::shared_ptr<Reference>& reference() const { return reference_; }
 
  private:
@@ -132,6 +138,7 @@ class RRef {
   std::optional<std::chrono::milliseconds> timeout_;
 };
 
+/// The reference, not the object.
 template <typename T>
 struct Codec<RRef<T>> {
   static void write(Writer& out, const RRef<T>& value) { out.reference(value.reference()); }

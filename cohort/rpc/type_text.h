@@ -15,8 +15,10 @@ class TypeText;
 template <typename T>
 void describe(TypeText& text);
 
+/// Such a text while it is written, type after type.
 class TypeText {
  public:
+  /// Appends `words` as they are.
   void add(std::string_view words) { text_ += words; }
 
   /// "int64", "uint8", "float32", "bool".
@@ -59,6 +61,7 @@ class TypeText {
     add("}");
     open_.pop_back();
   }
+  /// Begins a member within add_struct(); its type is to be appended next.
   void add_member(std::string_view name) {
     if (!open_.back().is_empty) add(", ");
     open_.back().is_empty = false;
@@ -66,6 +69,7 @@ class TypeText {
     add(": ");
   }
 
+  /// What was written.
   const std::string& str() const { return text_; }
 
  private:
