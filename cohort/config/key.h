@@ -24,23 +24,26 @@ enum class OnResume {
   kCannotMatter  ///< no number of the run follows from it: taken without a word
 };
 
+/// A key: what it sets, what it takes, and what help and docs say of it.
 struct ConfigKey {
-  const char* name;  ///< section.key
-  KeyTarget (*target)(Config&);
+  const char* name;              ///< section.key
+  KeyTarget (*target)(Config&);  ///< where a Config keeps its value
   OnResume on_resume = OnResume::kNotSaid;
   bool makes_step = false;  ///< rejected on resume where a step over all ranks gets another number of samples
-  const char* help;
+  const char* help;         ///< a sentence for help and docs: what it does
   double min = -std::numeric_limits<double>::infinity();  ///< of each number
   double max = std::numeric_limits<double>::infinity();
-  bool min_is_open = false;               ///< greater than `min`, not equal
-  std::vector<std::string> choices = {};  ///< of a text; presets of a TransformList
-  const char* form = nullptr;             ///< what a free text must look like, when `matches` is set
-  bool (*matches)(const std::string&) = nullptr;
+  bool min_is_open = false;                       ///< greater than `min`, not equal
+  std::vector<std::string> choices = {};          ///< of a text; presets of a TransformList
+  const char* form = nullptr;                     ///< what a free text must look like, when `matches` is set
+  bool (*matches)(const std::string&) = nullptr;  ///< what a free text must satisfy; null: any text does
   const char* used_with = nullptr;  ///< a key; this one has an effect only where that one is in `used_values`
   std::vector<std::string> used_values = {};  ///< empty: in any but `unused_values`
   std::vector<std::string> unused_values = {};
 
+  /// The part of the name before the point: "optim" of optim.lr.
   std::string_view section() const;
+  /// The part behind it: "lr".
   std::string_view short_name() const;
 };
 

@@ -10,12 +10,14 @@
 /// The flat upper-case keys of published VGG training scripts (MODEL, BATCHSIZE, LR, ...).
 namespace cohort::config {
 
+/// A flat key and what it stands for.
 struct FlatKey {
   const char* name;
   const char* key;   ///< the key that it sets; empty for NUM_GPUS, which sets no key by itself
   const char* help;  ///< default and meaning
 };
 
+/// Returns every flat key.
 std::span<const FlatKey> flat_keys();
 /// Returns the flat key named `name`, or null.
 const FlatKey* find_flat_key(std::string_view name);
