@@ -27,7 +27,9 @@ inline constexpr std::chrono::milliseconds kForkTimeout = std::chrono::minutes(1
 /// A function of tensors that runs on another thread: what Future is made of.
 class ForkedPart {
  public:
+  /// What the part computes, on whichever thread.
   using Run = std::function<Tensors(const Tensors& inputs)>;
+  /// Which graph its results have.
   enum class Graph : std::uint8_t {
     kAsCaller,  ///< its own, which wait() joins to the caller's, where gradients are enabled
     kNone,      ///< what it runs is below autograd
@@ -39,6 +41,8 @@ class ForkedPart {
   ForkedPart(ForkedPart&&) noexcept;
   ForkedPart& operator=(ForkedPart&&) = delete;
 
+  /// Returns the results, once. Throws: what the part threw; TimeoutError, after which one may wait again;
+  /// UsageError the second time.
   Tensors wait(base::Deadline deadline);
   /// Waits, and returns whether it has ended, well or not. Not after wait() has taken the result.
   bool ends_by(base::Deadline deadline);
@@ -99,6 +103,7 @@ template <typename Result>
 Result wait(Future<Result>& future, base::Deadline deadline = base::Deadline(kForkTimeout)) {
   return future.get(deadline);
 }
+/// The same for a future that nobody keeps.
 template <typename Result>
 Result wait(Future<Result>&& future, base::Deadline deadline = base::Deadline(kForkTimeout)) {
   return future.get(deadline);

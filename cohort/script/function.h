@@ -22,6 +22,7 @@ class Function {
         : Tensors(std::move(tensors)), structure(std::move(beside)) {}
     std::shared_ptr<const void> structure;
   };
+  /// The function itself.
   using Run = std::function<Output(const Tensors& inputs)>;
   Function(Run run, ScriptOptions options);
 
@@ -36,8 +37,11 @@ class Function {
   std::shared_ptr<CacheEntry> find(std::span<const at::Tensor> inputs);
   Output call(std::span<const at::Tensor> inputs, const std::shared_ptr<CacheEntry>& entry);
 
+  /// Says what was recorded under which guards, and why calls run eagerly.
   std::string explain() const { return cache_.explain(); }
+  /// Forgets all recordings and programs: the next call records.
   void clear() { cache_.clear(); }
+  /// What is known about calls so far.
   const Cache& cache() const { return cache_; }
 
  private:

@@ -12,19 +12,22 @@ namespace cohort::script {
 /// time.
 class TrainingStep {
  public:
+  /// What a step consists of.
   struct Parts {
-    std::function<at::Tensor(const Tensors& inputs)> loss;
-    std::function<void()> zero_grad;
-    std::function<void()> before_update;  ///< may be empty
-    std::function<void()> update;
-    std::function<Tensors()> parameters;  ///< of the optimizer
+    std::function<at::Tensor(const Tensors& inputs)> loss;  ///< forward and loss
+    std::function<void()> zero_grad;                        ///< comes first
+    std::function<void()> before_update;                    ///< may be empty
+    std::function<void()> update;                           ///< the optimizer's step
+    std::function<Tensors()> parameters;                    ///< of the optimizer
   };
   TrainingStep(Parts parts, ScriptOptions options)
       : parts_(std::move(parts)),
         cache_(options.name() == ScriptOptions().name() ? "step" : options.name(), options) {}
 
   at::Tensor operator()(const Tensors& inputs);
+  /// Says what was recorded under which guards, and why steps run eagerly.
   std::string explain() const { return cache_.explain(); }
+  /// Forgets all recordings and programs.
   void clear() { cache_.clear(); }
 
  private:
@@ -89,6 +92,7 @@ class ScriptedStep {
     for (const auto& [count, step] : state_->steps) text += step->explain();
     return text;
   }
+  /// Forgets all recordings and programs: the next step records.
   void clear() {
     for (auto& [count, step] : state_->steps) step->clear();
   }

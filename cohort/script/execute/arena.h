@@ -22,8 +22,8 @@ inline constexpr std::int64_t kElsewhere = -1;  ///< the offset of a block that 
 /// One block that an operator asks LibTorch's CPU allocator for, and where in the arena it is to lie.
 struct PlannedBlock {
   std::size_t bytes = 0;
-  std::int64_t offset = kElsewhere;
-  bool is_raw = false;  ///< taken by raw_allocate(): Note [Blocks that are handed on raw]
+  std::int64_t offset = kElsewhere;  ///< from the arena's begin
+  bool is_raw = false;               ///< taken by raw_allocate(): Note [Blocks that are handed on raw]
   /// Blocks of the arena that the operator holds by then: one that it gave back may lie where this one does.
   std::size_t held = 0;
 };
@@ -33,11 +33,13 @@ class Arena : public c10::intrusive_ptr_target {
  public:
   explicit Arena(std::size_t bytes);
 
+  /// Size of the piece.
   std::size_t bytes() const { return bytes_; }
   /// Returns the block at `offset`, which holds the arena.
   c10::DataPtr block(std::int64_t offset);
   /// The same for raw_allocate(), whose blocks are found again by their address.
   c10::DataPtr raw_block(std::int64_t offset);
+  /// Whether the block at `offset` begins at `data`.
   bool begins(const void* data, std::int64_t offset) const {
     return data == static_cast<const char*>(memory_.get()) + offset;
   }
@@ -91,7 +93,9 @@ class ArenaSource final : public MemorySource {
 /// Writes down what is allocated and when it is given back. Blocks may outlive it.
 class AllocationLog final : public MemorySource {
  public:
+  /// Of a block that was not given back, and find()'s answer where there is none.
   static constexpr std::size_t kNever = SIZE_MAX;
+  /// One block: where it lay, and from when to when it was held.
   struct Allocation {
     std::size_t step = 0;  ///< in which it was allocated
     std::size_t bytes = 0;
@@ -106,6 +110,7 @@ class AllocationLog final : public MemorySource {
   std::size_t begin_step(std::size_t step);
   /// Returns the number of the entry of this step that holds `data`; kNever: none does.
   std::size_t find(const void* data) const;
+  /// All blocks so far, in the order in which they were allocated.
   std::vector<Allocation> entries() const;
   c10::DataPtr allocate(std::size_t bytes, memory::LayeredAllocator& allocator) override;
 

@@ -11,20 +11,21 @@ namespace cohort::script {
 
 /// An operator to run, or a view to make.
 struct PlannedStep {
-  std::size_t call = 0;  ///< of the tape
-  int view = kUndefined;
+  std::size_t call = 0;       ///< of the tape
+  int view = kUndefined;      ///< slot of the view to make; kUndefined: an operator runs
   int view_of = kUndefined;   ///< the base of a view, which needs no operator
   std::int64_t offset = 0;    ///< from the base's
   std::vector<int> releases;  ///< values that nobody uses afterwards
 };
 
+/// The two parts of a program.
 enum class Phase : std::uint8_t { kForward, kBackward };
 
 /// What is to be run of a tape, in which order, and how long its values live.
 struct ExecutionPlan {
   explicit ExecutionPlan(const Trace& recorded);
 
-  std::vector<PlannedStep> steps;
+  std::vector<PlannedStep> steps;       ///< forward's, then backward's
   std::size_t split = 0;                ///< of steps: where backward begins
   std::vector<ParallelRegion> regions;  ///< of forward
   std::vector<int> releases_at_end;     ///< values that forward lets go at its end
@@ -38,6 +39,7 @@ struct ExecutionPlan {
   std::array<std::vector<int>, 2>
       written;  ///< by part: inputs and captured tensors, by slot, that it writes to
 
+  /// The steps of a part: [begin(phase), end(phase)).
   std::size_t begin(Phase phase) const { return phase == Phase::kForward ? 0 : split; }
   std::size_t end(Phase phase) const { return phase == Phase::kForward ? split : steps.size(); }
   /// Which values outlive a part, by slot: what is handed out, and what backward reads of forward's.

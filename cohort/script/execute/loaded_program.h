@@ -20,8 +20,8 @@ class LoadedProgram {
  public:
   /// A recording without backward, and the modes it was made under.
   struct Recording {
-    Environment environment;
-    Trace recorded;
+    Environment environment;  ///< the modes
+    Trace recorded;           ///< has no backward
   };
   /// `file` is what messages name.
   LoadedProgram(std::string file, Metadata metadata, std::vector<Recording> recordings);
@@ -39,6 +39,7 @@ class LoadedProgram {
 
   /// The inputs that each program takes; Undefined stands for an undefined tensor.
   std::vector<std::vector<Layout>> inputs() const;
+  /// What went along with the file when it was saved.
   const Metadata& metadata() const;
   /// Says for each program what it takes and what it is made of.
   std::string explain() const;

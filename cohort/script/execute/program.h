@@ -21,7 +21,9 @@ class WarmUp;
 /// Storages, told by address. Asked before every replay: most answers take one look at a table of bits.
 class StorageSet {
  public:
+  /// Adds a storage, by its address.
   void insert(const c10::StorageImpl* storage);
+  /// Whether it was added.
   bool holds(const c10::StorageImpl* storage) const {
     const std::uint64_t hash = hash_of(storage);
     return (bits_[hash / 64] >> (hash % 64) & 1) != 0 && is_among(storage);
@@ -39,12 +41,12 @@ class StorageSet {
 
 /// The values of one run, and the memory of those that do not leave it.
 struct Frame {
-  Tensors values;  ///< by slot
-  torch::jit::Stack stack;
-  c10::intrusive_ptr<Arena> arena;
+  Tensors values;                                     ///< by slot
+  torch::jit::Stack stack;                            ///< arguments and results of the operator that runs
+  c10::intrusive_ptr<Arena> arena;                    ///< null where no part has needed one yet
   std::array<const CompiledPhase*, 2> prepared = {};  ///< by part: whose residents `values` holds
-  std::size_t num_resident_blocks = 0;
-  bool is_recorded = false;                 ///< its operators are, on the thread that borrowed it
+  std::size_t num_resident_blocks = 0;                ///< of the arena, held by values that stay
+  bool is_recorded = false;                           ///< its operators are, on the thread that borrowed it
   const CompiledPhase* compiled = nullptr;  ///< of the part that runs; null: this run is its warm-up
   std::shared_ptr<WarmUp> warm_up;          ///< that continues with the next segment
 };
@@ -62,6 +64,7 @@ class Program {
   explicit Program(Trace recorded);
   ~Program();
 
+  /// The trace that it runs.
   const Trace& recorded() const { return recorded_; }
   /// Slots that forward makes and backward reads.
   const std::vector<int>& saved() const { return plan_.saved; }
@@ -71,17 +74,21 @@ class Program {
   const std::vector<int>& read_by_backward() const { return plan_.read_by_backward; }
   /// The last call of backward that reads the slot or a view of it.
   std::size_t last_read_by_backward(int slot) const { return plan_.last_read_by_backward[at_slot(slot)]; }
+  /// Steps of both parts.
   std::size_t num_steps() const { return plan_.steps.size(); }
   /// Bytes of a frame's arena, and operators that write into it, as far as parts have been warmed up.
   std::size_t arena_bytes() const;
+  /// How many operators write into that memory.
   std::size_t num_outs() const;
 
   /// Whether a gradient that came to it had implicit zeros (gradients.h): the function may have to run again.
   bool has_met_zeros() const { return recorded_.has_met_zeros != nullptr && *recorded_.has_met_zeros; }
+  /// Says that one came, for has_met_zeros().
   void meet_zeros() const {
     if (recorded_.has_met_zeros != nullptr) *recorded_.has_met_zeros = true;
   }
 
+  /// Whether it uses tensors that are no inputs.
   bool has_captured() const { return !captured_.empty(); }
   /// True if every captured tensor is what it was, but for its values: where it lies, its type, sizes,
   /// strides and requires_grad, which set_data(), t_() and the like change.
@@ -94,6 +101,7 @@ class Program {
   /// go. While the calling thread records, a new one, which runs without an arena and is not kept: no
   /// operator makes an arena's tensors, and a recorder would take them for captured ones.
   std::unique_ptr<Frame> borrow(std::span<const at::Tensor> inputs = {}) const;
+  /// Takes a frame back, to be borrowed again, or frees it where enough are kept.
   void give_back(std::unique_ptr<Frame> frame) const;
   /// Drops these values of a frame, but for captured ones.
   void release(Frame& frame, const std::vector<int>& slots) const;

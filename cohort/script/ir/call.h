@@ -19,12 +19,13 @@ using Tensors = std::vector<at::Tensor>;
 struct Layout {
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
-  std::int64_t offset = 0;
+  std::int64_t offset = 0;  ///< elements from the storage's begin
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   c10::Device device = c10::kCPU;
-  bool conjugate = false;
-  bool negative = false;
+  bool conjugate = false;  ///< whether its elements are read conjugated
+  bool negative = false;   ///< whether its elements are read negated
 
+  /// Reads how `tensor` lies now.
   static Layout of(const at::Tensor& tensor);
   bool operator==(const Layout&) const = default;
   /// Bytes of the elements.
@@ -58,9 +59,10 @@ enum class Source : std::uint8_t {
   kMade,      ///< by an operator of the tape
 };
 
+/// A tensor on the tape: the slot is its number.
 struct Value {
   Source source = Source::kMade;
-  Layout layout;
+  Layout layout;            ///< how it lies in that storage
   std::size_t storage = 0;  ///< values of one storage have one number
   at::Tensor tensor;        ///< where captured or constant
   bool snapshot = false;    ///< of what C++ wrote into a tensor that an operator made
@@ -79,6 +81,7 @@ inline std::size_t at_slot(int slot) {
 
 /// Tensors of one argument or result of a call.
 struct TensorPlace {
+  /// What the argument's type is: Tensor, Tensor[], Tensor?[].
   enum class ArgumentType : std::uint8_t { kTensor, kList, kOptionalList };
   std::size_t index = 0;  ///< which argument or result
   ArgumentType kind = ArgumentType::kTensor;
@@ -92,15 +95,15 @@ struct OperatorCall {
   explicit OperatorCall(const c10::OperatorHandle& called, c10::DispatchKeySet below = {})
       : op(called), keys(below), is_custom_op(!called.operator_name().name.starts_with("aten::")) {}
 
-  c10::OperatorHandle op;
-  c10::DispatchKeySet keys;            ///< below the recorder; empty: to be found anew
-  std::vector<c10::IValue> arguments;  ///< none where tensors go
-  std::vector<TensorPlace> inputs;     ///< by index
-  std::vector<TensorPlace> results;    ///< by index
-  std::vector<c10::IValue> other;      ///< results that are no tensors
-  std::size_t num_results = 0;
-  bool is_view = false;  ///< results alias the first tensor and nothing is written
-  bool grad_mode = false;
+  c10::OperatorHandle op;                ///< what was called
+  c10::DispatchKeySet keys;              ///< below the recorder; empty: to be found anew
+  std::vector<c10::IValue> arguments;    ///< none where tensors go
+  std::vector<TensorPlace> inputs;       ///< by index
+  std::vector<TensorPlace> results;      ///< by index
+  std::vector<c10::IValue> other;        ///< results that are no tensors
+  std::size_t num_results = 0;           ///< on the stack, tensors and others
+  bool is_view = false;                  ///< results alias the first tensor and nothing is written
+  bool grad_mode = false;                ///< whether gradients were on
   std::array<bool, 2> below_autocast{};  ///< autocast was off, or called it itself: on the CPU, on CUDA
   bool is_custom_op;                     ///< not LibTorch's: its results are checked in each run
 

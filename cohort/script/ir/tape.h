@@ -44,10 +44,13 @@ class Tape {
   /// Why it cannot be replayed; empty if it can.
   const std::string& unsupported_reason() const { return unsupported_reason_; }
 
+  /// The calls so far, in order.
   const std::vector<OperatorCall>& calls() const { return calls_; }
+  /// The values so far, by slot.
   const std::vector<Value>& values() const { return values_; }
   /// In order; none within another.
   const std::vector<ForkedCalls>& forked() const { return forked_; }
+  /// How many storages the values have: Value::storage is below that.
   std::size_t num_storages() const { return storages_.size(); }
   /// True if an operator wrote to this storage by the letter of its schema.
   bool is_written(std::size_t storage) const { return storages_[storage].written; }

@@ -15,21 +15,22 @@ namespace cohort::script {
 /// of an input, a captured tensor or another output. kView: a view of `base`, an input or a captured tensor,
 /// by autograd::view_like().
 struct Handle {
+  /// How the output is related to what it has its memory from.
   enum class AliasType : std::uint8_t { kItself, kDetached, kView };
   AliasType kind = AliasType::kItself;
-  int base = -1;
+  int base = -1;  ///< slot that a kView is a view of
   bool operator==(const Handle&) const = default;
 };
 
 /// A recording and what its caller knows about it. Slots are the tape's.
 struct Trace {
-  Tape tape;
-  std::vector<int> inputs;
+  Tape tape;                              ///< calls and values
+  std::vector<int> inputs;                ///< slots, by argument
   std::vector<const void*> input_places;  ///< where each input's first element lay; null: nowhere
-  std::vector<int> outputs;
-  std::vector<Handle> handles;  ///< of the outputs
-  std::size_t split = 0;        ///< how many calls belong to forward; the rest is backward
-  bool has_backward = false;
+  std::vector<int> outputs;               ///< slots, by result
+  std::vector<Handle> handles;            ///< of the outputs
+  std::size_t split = 0;                  ///< how many calls belong to forward; the rest is backward
+  bool has_backward = false;              ///< whether the calls behind `split` are known
   std::vector<int>
       grad_outputs;  ///< gradients of the outputs that backward starts from; kUndefined: no gradient
   std::vector<int> gradients;        ///< what backward returns; kUndefined: no gradient

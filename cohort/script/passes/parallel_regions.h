@@ -24,6 +24,7 @@ struct Concurrent {
   std::size_t begin = 0, end = 0;
   bool holds(std::size_t step) const { return begin <= step && step < end; }
 };
+/// Returns the stretches that regions which overlap make together, in order.
 std::vector<Concurrent> concurrent_steps(std::span<const ParallelRegion> regions);
 
 /// Has values that two threads use released after the last of both: by the first step of which there is one

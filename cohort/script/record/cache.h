@@ -18,6 +18,7 @@ namespace cohort::script {
 /// Threads: any.
 class CacheEntry {
  public:
+  /// Whether calls are recorded, replayed, or run as the function is.
   enum class State : std::uint8_t { kRecording, kReady, kEager };
 
   /// `name`: what the log calls the function.
@@ -25,6 +26,7 @@ class CacheEntry {
              const ScriptOptions& options);
 
   State state() const { return state_.load(std::memory_order_acquire); }
+  /// True if a call under these modes, with these inputs, is one of the entry's.
   bool holds(const Environment& environment, std::span<const at::Tensor> inputs) const;
   /// True if a captured tensor is no more what it was, so that its program can never run again.
   bool is_dead() const;
@@ -69,6 +71,7 @@ class CacheEntry {
   const Environment& environment() const { return environment_; }
   /// True if its modules are as they were when it was made.
   bool modules_hold() const { return modules_.holds(); }
+  /// Says what its guards are, and what was recorded or why not.
   std::string explain() const;
 
  private:
@@ -109,6 +112,7 @@ class CacheEntry {
 /// The entries of one scripted function. Threads: any.
 class Cache {
  public:
+  /// Calls of the function after which an entry that none of them used may go.
   static constexpr std::uint64_t kStaleCalls = 256;
 
   /// `name` is what the log and explain() call the function.
@@ -117,10 +121,13 @@ class Cache {
   /// Returns the entry for these inputs, a new one if need be, for which one that was not asked for in the
   /// last kStaleCalls calls goes; null where there are too many, which is logged once.
   std::shared_ptr<CacheEntry> find(std::span<const at::Tensor> inputs);
+  /// Options as they were given.
   const ScriptOptions& options() const { return options_; }
+  /// Explains all entries, one after the other.
   std::string explain() const;
   /// Returns the entries that modules, as they are now, and captured tensors, where they lie, allow to run.
   std::vector<std::shared_ptr<CacheEntry>> live_entries() const;
+  /// Forgets all entries; calls that run keep theirs.
   void clear();
 
  private:

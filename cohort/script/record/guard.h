@@ -20,16 +20,18 @@ namespace cohort::script {
 
 /// Settings of the calling thread and of LibTorch that decide which operators run.
 struct Environment {
-  bool grad = false;
-  bool inference = false;
-  bool deterministic = false;
+  bool grad = false;           ///< gradient mode
+  bool inference = false;      ///< inference mode
+  bool deterministic = false;  ///< deterministic algorithms only
   c10::ScalarType default_dtype = c10::ScalarType::Float;
-  std::array<bool, 2> autocast{};  ///< on the CPU, on CUDA
-  std::array<c10::ScalarType, 2> autocast_dtype{};
+  std::array<bool, 2> autocast{};                   ///< on the CPU, on CUDA
+  std::array<c10::ScalarType, 2> autocast_dtype{};  ///< on the CPU, on CUDA
   std::uint32_t switches = 0;  ///< of at::Context, a bit each: which libraries and kernels may be used
 
+  /// Reads the calling thread's.
   static Environment now();
   bool operator==(const Environment&) const = default;
+  /// For people: "with gradients, autocast to BFloat16".
   std::string str() const;
 };
 
@@ -41,6 +43,7 @@ class InputGuard {
   bool holds(std::span<const at::Tensor> inputs) const;
   /// True if each input begins where it began in its storage, and that is no smaller than it was.
   bool storages_hold(std::span<const at::Tensor> inputs) const;
+  /// For people: each input's type and sizes.
   std::string str() const;
 
  private:
@@ -83,6 +86,7 @@ class ModuleGuard {
   /// True if no module, and none below, changed its training flag, its direct submodules, or of a parameter
   /// the handle, the memory or requires_grad.
   bool holds() const;
+  /// Whether there is any module to look at.
   bool watches_any() const { return !watched_.empty(); }
   /// True if a parameter lies in this memory: holds() would see that it gets other memory.
   bool owns(const c10::StorageImpl* storage) const;
