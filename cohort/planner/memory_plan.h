@@ -16,6 +16,7 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& option
 
 /// The tables that `cohort plan --memory` prints, and what `--json` does.
 std::string to_text(const MemoryPlan& plan);
+/// The plan as one JSON object.
 std::string to_json(const MemoryPlan& plan);
 
 }  // namespace cohort::planner
