@@ -26,7 +26,7 @@ std::string trained_config(const std::filesystem::path& checkpoint);
 struct TrainedWeights {
   std::string checkpoint;                           ///< the name of its folder, or of the file
   std::optional<std::vector<std::string>> classes;  ///< as trained_classes()
-  checkpoint::TensorMap tensors;
+  checkpoint::TensorMap tensors;                    ///< the model's, by name
 };
 
 /// Reads what `checkpoint`, a path as find_weights() takes it, holds of a trained model. It stays valid where

@@ -17,6 +17,7 @@ namespace cohort::train {
 
 /// How a classifier's step is computed.
 struct ClassificationOptions {
+  /// Share of the target that is spread over all classes in training; 0 to 1.
   TORCH_ARG(double, label_smoothing) = 0;
   /// The batch is computed in so many parts, one after the other, and gives one update: less memory for
   /// activations. Where the loader hands it out in parts (LoaderOptions::parts: less memory for input too),

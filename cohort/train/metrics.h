@@ -17,29 +17,34 @@ struct Metric {
   /// `value` is a scalar tensor; one on an accelerator is not waited for until the average is read.
   Metric(std::string name, const at::Tensor& value, double weight);
 
-  std::string name;
-  double value = 0;
-  double weight = 1;
+  std::string name;         ///< without the prefixes of training and evaluation
+  double value = 0;         ///< mean over the samples; not yet set where `device_value` is defined
+  double weight = 1;        ///< samples that the mean is over
   at::Tensor device_value;  ///< defined only when the value still lives on an accelerator
 };
+/// What one step reports.
 using StepMetrics = std::vector<Metric>;
 
 /// Weighted means of everything added since the last `reset`, by name.
 /// Threads: one caller at a time.
 class MeterSet {
  public:
+  /// A quantity's sum over samples, and how many they are: the mean is weighted / weight.
   struct Sum {
     double weighted = 0;
     double weight = 0;
   };
 
+  /// Adds the metrics of one step.
   void add(const StepMetrics& metrics);
+  /// Begins anew.
   void reset() { meters_.clear(); }
 
   /// Blocks until values on an accelerator have arrived.
   std::map<std::string, double> averages();
   /// The sums behind the averages, to be saved and restored exactly.
   std::map<std::string, Sum> sums();
+  /// Goes back to what sums() gave; what was added since is gone.
   void restore(const std::map<std::string, Sum>& sums);
 
  private:

@@ -19,17 +19,17 @@ namespace cohort::train {
 
 /// How an image becomes an input, and what the outputs are called.
 struct ImageTask {
-  std::vector<data::TransformSpec> transforms = {};
-  data::ColorMode color = data::ColorMode::kRgb;
-  std::int64_t image_size = 0;  ///< of the images themselves, where no transform fixes it
-  bool channels_last = false;
+  std::vector<data::TransformSpec> transforms = {};  ///< run on each image, in order
+  data::ColorMode color = data::ColorMode::kRgb;     ///< what images are decoded to
+  std::int64_t image_size = 0;            ///< of the images themselves, where no transform fixes it
+  bool channels_last = false;             ///< whether inputs are laid out NHWC
   std::vector<std::string> classes = {};  ///< in the order of the outputs; empty: they are numbered
 };
 
 /// The classes of an image, or of a sample, with their probabilities, the most probable first.
 struct Prediction {
   std::string path;  ///< of the image; of a sample what its data set calls it: Dataset::describe()
-  std::vector<std::pair<std::string, double>> classes;
+  std::vector<std::pair<std::string, double>> classes;  ///< names, and probabilities from 0 to 1
 };
 
 /// A classifier of image files, on the CPU, in evaluation mode. Threads: one caller at a time.

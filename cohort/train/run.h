@@ -11,11 +11,12 @@
 /// The main job: what `cohort train` and `cohort eval` do, for a program of one's own.
 namespace cohort::train {
 
+/// What run_training() gives.
 struct RunResult {
   FitResult fit;
-  std::filesystem::path folder;
-  int rank = 0;
-  std::string profile;  ///< the table of operators, where run.profile asked for one
+  std::filesystem::path folder;  ///< of the run
+  int rank = 0;                  ///< of this process
+  std::string profile;           ///< the table of operators, where run.profile asked for one
 };
 
 /// Trains as `config` says, in a run folder, with all sinks and signal handling; blocks until the end.

@@ -27,6 +27,7 @@ class RunFolder {
   ~RunFolder();
   RunFolder(RunFolder&&) noexcept;
 
+  /// The folder itself.
   const std::filesystem::path& path() const { return path_; }
 
   /// Writes config.yaml (the effective configuration) and run.json (versions, machine, command, number of

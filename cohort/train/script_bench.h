@@ -12,13 +12,15 @@
 /// What script mode gives on a run's model: `cohort bench script`.
 namespace cohort::train {
 
+/// How bench_script() measures.
 struct ScriptBenchOptions {
   /// Of each measurement.
   TORCH_ARG(bench::TimeitOptions, timeit) = {};
 };
 
+/// What bench_script() found.
 struct ScriptBench {
-  std::string model;
+  std::string model;  ///< its name
   std::int64_t batch_size = 0;
   bench::Comparison step;     ///< forward, loss, backward and update: eager, then scripted
   bench::Comparison forward;  ///< of evaluation: forward, loss and accuracy

@@ -61,6 +61,7 @@ class Task {
   /// What step_if_finite() found since the last call.
   optim::NonFinite take_non_finite() { return std::exchange(non_finite_, {}); }
 
+  /// The modules and optimizers that add_module() and add_optimizer() were given, in their order.
   const parallel::TaskParts& parts() const { return parts_; }
   const std::vector<parallel::NamedModule>& modules() const { return parts_.modules; }
   const std::vector<parallel::NamedOptimizer>& optimizers() const { return parts_.optimizers; }

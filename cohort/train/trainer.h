@@ -28,6 +28,7 @@ class Trainer {
   /// Throws: UsageError for no epochs, and for a best_metric whose name does not say whether more is better.
   explicit Trainer(TrainerOptions options);
 
+  /// Adds a callback behind those that are there, for all later calls of fit().
   void add_callback(std::shared_ptr<Callback> callback);
 
   /// Trains until `epochs` are complete, `max_steps` are done or a signal asks to stop; blocks until then.
@@ -38,6 +39,7 @@ class Trainer {
   /// Means of `eval_step` over `loader`, each under its own name.
   std::map<std::string, double> evaluate(Task& task, data::Loader& loader);
 
+  /// Options as they were given.
   const TrainerOptions& options() const { return options_; }
 
  private:

@@ -14,11 +14,14 @@ namespace cohort::train {
 
 /// How a Trainer runs, saves and stops.
 struct TrainerOptions {
+  /// Epochs of the whole run, those before a resume included.
   TORCH_ARG(std::int64_t, epochs) = 1;
   /// Stops after so many steps of the whole run; 0: no limit.
   TORCH_ARG(std::int64_t, max_steps) = 0;
   /// Evaluates at most so many batches; 0: all.
   TORCH_ARG(std::int64_t, max_eval_batches) = 0;
+  /// LibTorch's generators are a function of it, the step and the rank before each step:
+  /// core::reseed_generators().
   TORCH_ARG(std::uint64_t, seed) = 1;
   /// How several ranks work together; null: one process alone. The loaders' rank and world_size are its own.
   /// Rank 0 writes checkpoints and trace, and all resume from what it reads.
@@ -38,7 +41,9 @@ struct TrainerOptions {
   TORCH_ARG(std::string, description) = "";
   /// Epochs between checkpoints (the first and the last epoch are saved too); 0: none by epoch.
   TORCH_ARG(std::int64_t, save_every) = 1;
+  /// Steps between checkpoints; 0: none by step.
   TORCH_ARG(std::int64_t, save_every_steps) = 0;
+  /// Minutes between checkpoints; 0: none by time.
   TORCH_ARG(double, save_every_minutes) = 0;
   /// Periodic checkpoints that are kept, newest first; 0: all.
   TORCH_ARG(std::int64_t, keep) = 3;

@@ -10,6 +10,7 @@
 /// shows.
 namespace cohort::train {
 
+/// One line of a plot.
 struct CurveSeries {
   std::string name;  ///< in the legend
   std::vector<double> x;
@@ -17,13 +18,15 @@ struct CurveSeries {
   int color = 0;          ///< index in the palette
 };
 
+/// One plot, with axes of its own.
 struct CurvePanel {
   std::string title;
   std::string y_label;
-  std::vector<CurveSeries> series;
-  bool percent = false;  ///< y is 0..1 and shown as 0..100 %
+  std::vector<CurveSeries> series;  ///< drawn in this order
+  bool percent = false;             ///< y is 0..1 and shown as 0..100 %
 };
 
+/// The panels of one file, and the texts around them.
 struct Curves {
   std::string title;
   std::string subtitle;

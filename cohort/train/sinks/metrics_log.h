@@ -47,7 +47,9 @@ class MetricsLog {
   /// too. (0, 0) starts afresh. Atomic: a file is replaced whole.
   void truncate_after(std::int64_t step, std::int64_t epochs);
 
+  /// Appends the averages after a step to metrics.jsonl.
   void write_step(std::int64_t step, std::int64_t epoch, const MetricValues& values);
+  /// Appends a finished epoch to both files.
   void write_epoch(std::int64_t step, std::int64_t epoch, const MetricValues& values);
 
   /// Returns the epoch rows so far, those of the run before a resume included: what curves.svg shows.

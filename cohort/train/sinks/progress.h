@@ -11,6 +11,7 @@
 /// What a run says while it goes: a bar on a terminal, plain lines elsewhere.
 namespace cohort::train {
 
+/// The numbers of one moment; what is not set is not shown.
 struct ProgressNumbers {
   std::string phase = "train";  ///< train, eval
   std::int64_t epoch = 1;       ///< from 1
@@ -21,9 +22,9 @@ struct ProgressNumbers {
   std::optional<double> accuracy;  ///< 0..1
   std::optional<double> lr;
   std::optional<double> samples_per_second;
-  std::optional<double> data_wait;  ///< share of the time spent waiting for data, 0..1
-  std::optional<std::int64_t> memory_bytes;
-  std::optional<double> seconds_left;  ///< until the end of the run
+  std::optional<double> data_wait;           ///< share of the time spent waiting for data, 0..1
+  std::optional<std::int64_t> memory_bytes;  ///< resident bytes of the process
+  std::optional<double> seconds_left;        ///< until the end of the run
 };
 
 /// Returns one line of at most `width` columns: what matters least is left out first.
@@ -37,9 +38,11 @@ std::string format_duration(double seconds);
 /// "1.8 GiB", "512 MiB".
 std::string format_bytes(std::int64_t bytes);
 
+/// How progress is shown: kAuto is kBar on a terminal and kPlain elsewhere.
 enum class ProgressMode { kAuto, kBar, kPlain, kOff };
 ProgressMode progress_mode(const std::string& name);  ///< of run.progress; throws ConfigError
 
+/// Where progress is shown, and how often.
 struct ProgressOptions {
   ProgressMode mode = ProgressMode::kAuto;
   std::int64_t log_every = 50;                  ///< steps between plain lines; 0: none
@@ -60,6 +63,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// Shows `numbers`, unless that would be too soon after the last time.
   void update(const ProgressNumbers& numbers);
   /// Writes `line` (a newline is added) where it stays; the bar continues below it.
   void print(std::string_view line);

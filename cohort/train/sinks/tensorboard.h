@@ -30,14 +30,17 @@ class TensorBoardWriter {
   TensorBoardWriter(const TensorBoardWriter&) = delete;
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
+  /// A point of the curve `tag`; TensorBoard keeps it as float32.
   void scalar(std::string_view tag, double value, std::int64_t step);
   /// `png` is an encoded PNG; `channels` is 1 (gray), 3 (RGB) or 4 (RGBA).
   void image_png(std::string_view tag, std::span<const std::byte> png, std::int64_t height,
                  std::int64_t width, std::int64_t channels, std::int64_t step);
   /// Text (Markdown) in TensorBoard's Text tab: for instance the effective configuration.
   void text(std::string_view tag, std::string_view markdown, std::int64_t step);
+  /// Hands what was written to the kernel.
   void flush();
 
+  /// The file, within the folder.
   const std::filesystem::path& path() const;
 
  private:
