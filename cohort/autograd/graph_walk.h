@@ -13,7 +13,7 @@ namespace cohort::autograd {
 ///     walk.add(loss.grad_fn().get());
 ///     while (Node* const node = walk.next()) {
 ///       ...
-///       walk.add_next_nodes(*node);        // or only those behind which there is something to find
+///       walk.add_next_nodes(*node);        // or only those after which there is something to find
 ///     }
 ///
 /// Ownership: the graph must live on. Threads: one caller at a time.
@@ -42,5 +42,8 @@ class GraphWalk {
   std::unordered_set<const Node*> seen_;
   std::vector<Node*> open_;
 };
+
+/// Returns every node that is reached from `roots`, after those that are reached from it.
+std::vector<torch::autograd::Node*> nodes_in_post_order(const std::vector<torch::autograd::Edge>& roots);
 
 }  // namespace cohort::autograd

@@ -90,6 +90,13 @@ class Awaited : public Reduction {
   base::Deadline deadline_;
 };
 
+base::Registry<CommHookFactory>& hook_registry() {
+  static auto* instance = new base::Registry<CommHookFactory>(
+      "communication hook", "parallel.comm_hook",
+      {{"none", [] { return CommHook(); }}, {"fp16", fp16_compress_hook}, {"bf16", bf16_compress_hook}});
+  return *instance;
+}
+
 }  // namespace
 
 std::unique_ptr<Reduction> all_reduce(const comm::Group& group, const at::Tensor& flat,
@@ -118,6 +125,26 @@ CommHook future_hook(FutureHook hook) {
     if (!future) throw UsageError("parallel.reduce", "a communication hook returned no future");
     return std::make_unique<Awaited>(bucket, std::move(future));
   };
+}
+
+CommHook make_comm_hook(const std::string& name) {
+  const CommHookFactory factory = hook_registry().get(name);
+  // Registration while a library loads cannot throw, so an empty factory is found on its first use.
+  if (!factory) {
+    throw UsageError("parallel.comm_hook",
+                     base::concat("communication hook '", name, "' was registered without a factory"));
+  }
+  return factory();
+}
+
+void register_comm_hook(const std::string& name, CommHookFactory factory) {
+  if (!factory) throw UsageError("parallel.comm_hook", "a communication hook needs a factory");
+  hook_registry().add(name, std::move(factory), "register_comm_hook");
+}
+
+bool register_comm_hook_at_load(const char* name, CommHookFactory factory, const char* file,
+                                int line) noexcept {
+  return hook_registry().add_at_load(name, std::move(factory), file, line);
 }
 
 }  // namespace cohort::parallel

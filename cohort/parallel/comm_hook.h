@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "cohort/base/registry.h"
 #include "cohort/comm/group.h"
 
 namespace c10 {
@@ -60,4 +61,26 @@ using FutureHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(c10d::G
 /// those of other buckets in no fixed order, so it needs a group of its own.
 CommHook future_hook(FutureHook hook);
 
+/// Makes a hook, with state of its own if it has any: for each Reducer.
+using CommHookFactory = std::function<CommHook()>;
+
+/// Returns the hook of that name: "none" (an empty one: the sum in its own type), "fp16", "bf16", or a registered
+/// one. Throws: UsageError for an unknown name, naming the nearest and all, or for one that two libraries
+/// registered.
+CommHook make_comm_hook(const std::string& name);
+
+/// Makes `factory` known as `name`. Throws: UsageError if the name is taken or empty. Threads: any.
+void register_comm_hook(const std::string& name, CommHookFactory factory);
+
+/// What COHORT_REGISTER_COMM_HOOK calls while a library loads: a name that is taken stays with the first, and
+/// make_comm_hook throws, naming both places.
+bool register_comm_hook_at_load(const char* name, CommHookFactory factory, const char* file,
+                                int line) noexcept;
+
 }  // namespace cohort::parallel
+
+/// Registers a hook where it is written, at namespace scope:
+///
+///     COHORT_REGISTER_COMM_HOOK("all_reduce", [] { return cohort::parallel::all_reduce_hook(); });
+#define COHORT_REGISTER_COMM_HOOK(name, ...) \
+  COHORT_REGISTER_AT_LOAD(parallel::register_comm_hook_at_load, name, __VA_ARGS__)

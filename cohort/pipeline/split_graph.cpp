@@ -18,6 +18,7 @@
 #include <unordered_set>
 
 #include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/graph_walk.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -68,33 +69,6 @@ bool is_parameter(const Node& node) {
   return dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr;
 }
 
-// Every node that is reached from `roots`, behind those that are reached from it.
-std::vector<Node*> reached_from(const std::vector<Edge>& roots) {
-  struct Frame {
-    Node* node;
-    std::size_t next = 0;
-  };
-  std::vector<Node*> order;
-  std::vector<Frame> open;
-  Nodes seen;
-  const auto visit = [&](Node* node) {
-    if (node != nullptr && seen.insert(node).second) open.push_back({node});
-  };
-  for (const Edge& root : roots) {
-    visit(root.function.get());
-    while (!open.empty()) {
-      Frame& frame = open.back();
-      if (frame.next < frame.node->num_outputs()) {
-        visit(frame.node->next_edge(frame.next++).function.get());
-      } else {
-        order.push_back(frame.node);
-        open.pop_back();
-      }
-    }
-  }
-  return order;
-}
-
 // Those of `order` from which one of `ends` is reached, and these.
 Nodes leading_to(const std::vector<Node*>& order, Nodes ends) {
   for (const Node* node : order) {
@@ -121,7 +95,8 @@ struct Catch : torch::autograd::FunctionPreHook {
 // What of a graph belongs to which half.
 class Halves {
  public:
-  Halves(const std::vector<Edge>& roots, const std::vector<Edge>& leaves) : order_(reached_from(roots)) {
+  Halves(const std::vector<Edge>& roots, const std::vector<Edge>& leaves)
+      : order_(autograd::nodes_in_post_order(roots)) {
     for (const Edge& leaf : leaves) {
       if (leaf.is_valid()) leaves_.insert(leaf.function.get());
     }
@@ -189,7 +164,7 @@ class Halves {
       for (const Edge& edge : node->next_edges()) add(edge);
     }
     Nodes later;
-    for (const Node* node : reached_from(begin)) {
+    for (const Node* node : autograd::nodes_in_post_order(begin)) {
       if (is_parameter(*node)) later.insert(node);
     }
     for (Node* node : order_) {

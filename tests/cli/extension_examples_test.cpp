@@ -9,6 +9,7 @@
 #include <cmath>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "cohort/base/log.h"
 #include "cohort/checkpoint/tensor_format.h"
@@ -22,6 +23,7 @@
 #include "cohort/optim/schedule_factory.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/parallel/average.h"
+#include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/pipeline/simulate.h"
@@ -156,6 +158,12 @@ COHORT_REGISTER_TENSOR_FORMAT("labelled", {
     return checkpoint::SafetensorsFile::from_mapping(file).tensors();
   }});
 
+COHORT_REGISTER_COMM_HOOK("sum", [] {
+  return parallel::CommHook([](const parallel::HookBucket& bucket) {
+    return parallel::all_reduce(bucket.group, bucket.bucket.getBuffer(), bucket.timeout);
+  });
+});
+
 struct Regression : train::Task {
   Regression() { add_module("", net.ptr()); add_optimizer("", sgd); }
   train::StepMetrics train_step(data::Batch& batch) override {
@@ -193,7 +201,7 @@ std::vector<std::string> blocks_of_page() {
 TEST(ExtensionExamplesTest, StandHereAsTheyStandInCONTRIBUTING) {
   const std::string here = test::read_file(test::source_dir() / "tests/cli/extension_examples_test.cpp");
   const std::vector<std::string> blocks = blocks_of_page();
-  EXPECT_EQ(blocks.size(), 14u);
+  EXPECT_EQ(blocks.size(), 15u);
   std::size_t at = 0;
   for (const std::string& block : blocks) {
     const std::size_t found = here.find("\n" + block, at);
@@ -248,6 +256,7 @@ TEST(ExtensionExamplesTest, ATaskMakesOneUpdate) {
 }
 
 TEST(ExtensionExamplesTest, OfRanksAndFilesAreKnownByTheirNames) {
+  EXPECT_TRUE(parallel::make_comm_hook("sum"));
   EXPECT_NO_THROW(comm::check_backend_name("over_store"));
   EXPECT_TRUE(parallel::gradient_sync_type("averaging").make != nullptr);
   const test::TempDir folder;

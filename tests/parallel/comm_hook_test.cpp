@@ -25,6 +25,22 @@ using test::train;
 using test::train_alone;
 using test::wave;
 
+TEST(CommHookTest, HooksAreMadeByName) {
+  EXPECT_FALSE(make_comm_hook("none"));
+  EXPECT_TRUE(make_comm_hook("fp16"));
+  COHORT_EXPECT_THROW_WITH(make_comm_hook("bf17"), UsageError,
+                           "there is no communication hook 'bf17'. Try: bf16; the communication hooks are "
+                           "bf16, fp16, none");
+  int made = 0;
+  register_comm_hook("counted", [&made] {
+    ++made;
+    return all_reduce_hook();
+  });
+  EXPECT_TRUE(make_comm_hook("counted"));
+  EXPECT_EQ(made, 1);
+  COHORT_EXPECT_THROW_WITH(register_comm_hook("fp16", fp16_compress_hook), UsageError, "by Cohort");
+}
+
 TEST(CommHookTest, CompressedSumsAreWhatRoundingLeaves) {
   const Stack whole = train_alone(1);
   for (const bool is_half : {true, false}) {

@@ -190,8 +190,10 @@ std::vector<ConfigKey> distributed_keys() {
       {.name = "distributed.comm_hook",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.comm_hook; },
        .on_resume = OnResume::kTakesEffect,
-       .help = "What gradients are rounded to on their way: none, fp16, bf16.",
-       .choices = {"none", "fp16", "bf16"},
+       .help = "What gradients are rounded to on their way: none, fp16, bf16, or a communication hook that a "
+               "library given with --load registers.",
+       .form = "the name of a communication hook",
+       .matches = is_not_empty,
        .used_with = "distributed.gradients",
        .unused_values = {"none", "average"}},
       {.name = "distributed.backend",

@@ -32,8 +32,7 @@ parallel::ReducerOptions reducer_options(const config::DistributedConfig& config
   parallel::ReducerOptions options;
   options.find_unused_parameters = config.find_unused_parameters;
   options.bucket_cap_bytes = static_cast<std::int64_t>(config.bucket_cap_mb * (1 << 20));
-  if (config.comm_hook == "fp16") options.hook = parallel::fp16_compress_hook();
-  if (config.comm_hook == "bf16") options.hook = parallel::bf16_compress_hook();
+  options.hook = parallel::make_comm_hook(config.comm_hook);
   return options;
 }
 

@@ -20,6 +20,7 @@
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
 #include "cohort/optim/schedule_factory.h"
+#include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/pipeline/schedule.h"
@@ -220,6 +221,7 @@ void check_names(const config::Config& config) {
   }
   pipeline::parse_schedule(config.distributed.schedule);
   parallel::gradient_sync_type(config.distributed.gradients);
+  parallel::make_comm_hook(config.distributed.comm_hook);
   comm::check_backend_name(config.distributed.backend);
   checkpoint::tensor_format(config.run.checkpoint_format);
 }
