@@ -41,6 +41,7 @@ class PooledTask : public future_detail::Task {
 /// Threads are made when they are needed, and stay. Threads: any.
 class ThreadPool {
  public:
+  /// How many threads there may be, and how each begins.
   struct Options {
     std::string name = "pool";  ///< of its threads, in the timeline and in messages
     /// Functions that run at the same time, at least 1. One that was abandoned while it runs, as after a get()

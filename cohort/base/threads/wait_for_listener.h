@@ -11,6 +11,7 @@
 /// a minute and a half between two attempts, and does not see its own deadline meanwhile.
 namespace cohort::base {
 
+/// Who is waited for: the words of the error at the deadline.
 struct ListenTarget {
   std::string where;  ///< the module that seeks, for errors
   std::string name;   ///< who listens there: rank 0
