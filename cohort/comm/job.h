@@ -26,6 +26,7 @@ struct Job {
   Launcher launcher = Launcher::kNone;
   /// torchrun's agent keeps the store: rank 0 is a client too.
   bool agent_store = false;
+  /// How often the launcher has started the ranks again; 0 at first.
   int restart_count = 0;
 
   bool operator==(const Job&) const = default;
