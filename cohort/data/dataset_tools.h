@@ -66,8 +66,8 @@ struct BrokenFile {
 
 /// Decodes every image of an image folder; returns those that cannot be, in order.
 struct VerifyReport {
-  std::int64_t checked = 0;  ///< images that were decoded, broken ones included
-  std::vector<BrokenFile> broken;
+  std::int64_t checked = 0;        ///< images that were decoded, broken ones included
+  std::vector<BrokenFile> broken;  ///< in the order of the folder
   /// FolderIndex::explain_other_files: what was not checked, or nothing.
   std::string passed_over;
 };
@@ -78,8 +78,8 @@ VerifyReport verify_folder(const std::string& folder, int threads = 1);
 /// Mean and (population) deviation per channel of all pixels, scaled to 0 .. 1: the arguments of Normalize.
 /// Exact up to the last rounding: sums are integers.
 struct ChannelStatistics {
-  std::vector<double> mean;  ///< one number per channel, between 0 and 1
-  std::vector<double> deviation;
+  std::vector<double> mean;       ///< one number per channel, between 0 and 1
+  std::vector<double> deviation;  ///< as `mean`
   std::int64_t images = 0;
   std::int64_t pixels = 0;
 };

@@ -57,6 +57,7 @@ class Transform {
 /// Makes a transform from a specification; reads it through `TransformArgs`, which rejects what is left
 /// unread.
 class TransformArgs;
+/// What register_transform() takes.
 using TransformFactory = std::function<std::unique_ptr<Transform>(TransformArgs&)>;
 
 /// Typed access to the arguments of one transform.
