@@ -50,6 +50,7 @@ class Pipeline {
   /// Ownership: copies `loss`. It is not called after a step has failed; what it refers to must outlive a
   /// call that had begun.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const Loss& loss, double scale = 1);
+  /// The same for a model of one tensor, with a loss of one output and one target.
   template <typename Fn>
     requires std::invocable<const std::decay_t<Fn>&, const at::Tensor&, const at::Tensor&>
   at::Tensor step(const at::Tensor& input, const at::Tensor& target, Fn&& loss, double scale = 1) {
