@@ -57,6 +57,7 @@ struct AgentOptions {
 
 /// Totals of a worker since it joined, and what is under way.
 struct AgentMetrics {
+  /// Calls that this worker began, and calls of others that it took on.
   std::uint64_t calls_made = 0, calls_handled = 0;
   std::size_t calls_pending = 0;     ///< made, and not answered
   std::size_t handlers_running = 0;  ///< or waiting for their turn
