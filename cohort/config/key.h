@@ -38,6 +38,7 @@ struct ConfigKey {
   const char* form = nullptr;                     ///< what a free text must look like, when `matches` is set
   bool (*matches)(const std::string&) = nullptr;  ///< what a free text must satisfy; null: any text does
   const char* used_with = nullptr;  ///< a key; this one has an effect only where that one is in `used_values`
+  /// Where `used_values` is empty: values with which it has no effect.
   std::vector<std::string> used_values = {};  ///< empty: in any but `unused_values`
   std::vector<std::string> unused_values = {};
 
