@@ -100,9 +100,9 @@ class AllocationLog final : public MemorySource {
     std::size_t step = 0;  ///< in which it was allocated
     std::size_t bytes = 0;
     const void* data = nullptr;
-    std::size_t born = 0;  ///< moments: a clock that each step, block and return moves on
-    std::size_t died = kNever;
-    bool is_raw = false;  ///< by raw_deallocate()
+    std::size_t born = 0;       ///< moments: a clock that each step, block and return moves on
+    std::size_t died = kNever;  ///< in the same moments; kNever: still held
+    bool is_raw = false;        ///< by raw_deallocate()
   };
 
   AllocationLog();

@@ -59,6 +59,7 @@ struct Frame {
 /// number, each with a frame of its own.
 class Program {
  public:
+  /// Frames that are kept between runs, at most.
   static constexpr std::size_t kMaxIdleFrames = 4;
 
   explicit Program(Trace recorded);

@@ -22,6 +22,7 @@ std::vector<ParallelRegion> find_regions(const Tape& tape, std::span<const Plann
 /// Steps [begin, end) of which some run at the same time, and none with what is outside.
 struct Concurrent {
   std::size_t begin = 0, end = 0;
+  /// Whether `step` is one of them.
   bool holds(std::size_t step) const { return begin <= step && step < end; }
 };
 /// Returns the stretches that regions which overlap make together, in order.

@@ -25,6 +25,7 @@ class CacheEntry {
   CacheEntry(const Environment& environment, std::span<const at::Tensor> inputs, std::string name,
              const ScriptOptions& options);
 
+  /// What a call of this entry does now.
   State state() const { return state_.load(std::memory_order_acquire); }
   /// True if a call under these modes, with these inputs, is one of the entry's.
   bool holds(const Environment& environment, std::span<const at::Tensor> inputs) const;
