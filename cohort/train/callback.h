@@ -17,7 +17,7 @@ struct FitInfo {
   std::int64_t steps_per_epoch = 0;
   std::int64_t first_epoch = 0;  ///< epochs completed before
   std::int64_t first_step = 0;   ///< steps completed before
-  bool resumed = false;
+  bool resumed = false;          ///< from a checkpoint
 };
 
 /// One finished step. Rates are over the steps since the last report that was logged.
@@ -28,7 +28,7 @@ struct StepReport {
   std::int64_t step_in_epoch = 0;  ///< from 1
   std::int64_t steps_per_epoch = 0;
   double lr = 0;
-  double samples_per_second = 0;
+  double samples_per_second = 0;           ///< of all ranks together
   double data_wait_share = 0;              ///< 0 to 1: share of wall time spent waiting for input
   double seconds_left = 0;                 ///< of the whole run, without evaluations
   bool logged = false;                     ///< `averages` is filled: every `log_every` steps
@@ -40,24 +40,24 @@ struct EpochReport {
   std::int64_t epoch = 0;  ///< from 1
   std::int64_t epochs = 0;
   std::int64_t step = 0;
-  double lr = 0;       ///< at the last step
-  double seconds = 0;  ///< training, without evaluation and checkpoints
-  double samples_per_second = 0;
-  double data_wait_share = 0;
-  bool evaluated = false;
-  bool best = false;
+  double lr = 0;                  ///< at the last step
+  double seconds = 0;             ///< training, without evaluation and checkpoints
+  double samples_per_second = 0;  ///< in training, of all ranks together
+  double data_wait_share = 0;     ///< 0 to 1: share of `seconds` spent waiting for input
+  bool evaluated = false;         ///< `metrics` has those of evaluation too
+  bool best = false;              ///< evaluated, and strictly better than every epoch before
   std::map<std::string, double> metrics;
 };
 
 /// What a finished run tells.
 struct FitResult {
-  bool finished = false;  ///< false: stopped by a signal or a step limit
-  int signal = 0;         ///< the signal that asked to stop, or 0
-  std::int64_t epochs = 0;
-  std::int64_t steps = 0;
+  bool finished = false;                  ///< false: stopped by a signal or a step limit
+  int signal = 0;                         ///< the signal that asked to stop, or 0
+  std::int64_t epochs = 0;                ///< completed in the run
+  std::int64_t steps = 0;                 ///< completed in the run
   std::map<std::string, double> metrics;  ///< of the last epoch
   double best = 0;                        ///< value of the named metric; meaningful when best_epoch > 0
-  std::int64_t best_epoch = 0;
+  std::int64_t best_epoch = 0;            ///< from 1; 0: none was chosen
   std::filesystem::path last_checkpoint;  ///< empty when nothing was saved
 };
 
@@ -72,10 +72,14 @@ class Callback {
   virtual void on_start_counts(const FitInfo&) {}
   /// Before the first step only: the batch as the model will see it.
   virtual void on_first_batch(data::Batch&) {}
+  /// After each step, logged or not.
   virtual void on_step_end(const StepReport&) {}
+  /// After each epoch and its evaluation, before its checkpoint; also where a step limit cuts the epoch
+  /// short. Not where a signal does.
   virtual void on_epoch_end(const EpochReport&) {}
   /// Before a checkpoint is written: whatever was reported so far must be in its file.
   virtual void on_save(std::int64_t /*step*/) {}
+  /// At the end of fit(), also where a signal or a step limit ended it; not where it throws.
   virtual void on_fit_end(const FitResult&) {}
 };
 
