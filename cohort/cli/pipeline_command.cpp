@@ -17,11 +17,13 @@
 #include "cohort/pipeline/draw.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/pipeline/synthetic.h"
+#include "cohort/train/run.h"
 
 namespace cohort::cli {
 namespace {
 
 struct PipelineArguments {
+  std::vector<std::string> plugins;
   std::string schedule = "1f1b";
   pipeline::PlanOptions plan{.num_stages = 4, .num_micro_batches = 8};
   pipeline::StageCosts costs;
@@ -67,6 +69,7 @@ pipeline::RunTimes measure(const PipelineArguments& arguments, const pipeline::P
 }
 
 int pipeline_command(PipelineArguments arguments) {
+  for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
   arguments.plan.schedule = pipeline::parse_schedule(arguments.schedule);
   const pipeline::Plan plan = pipeline::make_plan(arguments.plan);
   const pipeline::Simulation simulation = pipeline::simulate(plan, {.costs = {arguments.costs}});
@@ -75,9 +78,11 @@ int pipeline_command(PipelineArguments arguments) {
               plan.num_stages(), plan.num_placements(), plan.num_micro_batches());
   // The simulation follows each action, the formula is the paper's. They differ where the formula leaves out
   // the time of sends.
-  std::printf("  time %.4g, idle %.2f %% (formula %.2f %%)\n", simulation.time, 100 * simulation.bubble,
-              100 * pipeline::bubble_formula(plan.options, arguments.costs));
-  std::printf("  activations held at most, by placement:");
+  std::printf("  time %.4g, idle %.2f %%", simulation.time, 100 * simulation.bubble);
+  if (pipeline::schedule_type(plan.options.schedule).idle_time) {
+    std::printf(" (formula %.2f %%)", 100 * pipeline::bubble_formula(plan.options, arguments.costs));
+  }
+  std::printf("\n  activations held at most, by placement:");
   for (const double peak : simulation.peak_memory) std::printf(" %.4g", peak);
   std::printf("\n  micro-batches that wait between two stages at most: %d\n",
               pipeline::channel_capacity(plan));
@@ -103,8 +108,11 @@ void add_pipeline(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("pipeline", "Show what the placements of a pipeline do, and what it costs");
   command
-      ->add_option("--schedule", arguments->schedule, "fill_drain (or gpipe), 1f1b, interleaved_1f1b, zb_h1")
+      ->add_option("--schedule", arguments->schedule,
+                   "fill_drain (or gpipe), 1f1b, interleaved_1f1b, zb_h1, or one that --load brings")
       ->capture_default_str();
+  repeatable(command->add_option("--load", arguments->plugins, "A shared library with schedules of yours"),
+             "FILE");
   command->add_option("--stages", arguments->plan.num_stages, "Stages")->capture_default_str();
   command->add_option("--placements", arguments->plan.num_placements, "Placements (0: one per stage)")
       ->capture_default_str();

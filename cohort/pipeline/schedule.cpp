@@ -2,6 +2,7 @@
 // many weight gradients may wait. So a new one needs no generator of its own.
 #include "cohort/pipeline/schedule.h"
 
+#include <mutex>
 #include <set>
 #include <utility>
 
@@ -32,13 +33,32 @@ ActionOrder zero_bubble(const PlaceInPipeline& place) {
       .group = place.num_micro_batches, .warm_up = placements_after(place), .max_waiting = place.placement};
 }
 
+double time_of(const StageCosts& costs) {
+  return costs.forward + costs.input_gradient + costs.weight_gradient;
+}
+// Idle time of 1F1B: (p - 1) steps of one micro-batch, and a chunk's share of it where chunks interleave
+// (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+// 2021). zb_h1 fills in weight gradients: (p - 1)(F + B - W) remain (Qi et al., "Zero Bubble Pipeline
+// Parallelism", 2023).
+double idle_plain(const PlaceInPipeline& place, const StageCosts& costs) {
+  return (place.num_placements - 1) * time_of(costs) * place.num_stages;
+}
+double idle_interleaved(const PlaceInPipeline& place, const StageCosts& costs) {
+  return idle_plain(place, costs) / place.num_stages;
+}
+double idle_zero_bubble(const PlaceInPipeline& place, const StageCosts& costs) {
+  return idle_plain(place, costs) - 2 * (place.num_placements - 1) * costs.weight_gradient;
+}
+
 base::Registry<ScheduleType>& registry() {
   static auto* instance = new base::Registry<ScheduleType>(
       "pipeline schedule", kWhereSchedule,
-      {{Schedule::kFillDrain.name(), {.order = fill_drain}},
-       {Schedule::kOneFOneB.name(), {.order = one_f_one_b, .max_stages = 1}},
-       {Schedule::kInterleaved.name(), {.order = interleaved, .min_stages = 2}},
-       {Schedule::kZeroBubble.name(), {.order = zero_bubble, .splits_backward = true, .max_stages = 1}}});
+      {{Schedule::kFillDrain.name(), {.order = fill_drain, .idle_time = idle_plain}},
+       {Schedule::kOneFOneB.name(), {.order = one_f_one_b, .max_stages = 1, .idle_time = idle_plain}},
+       {Schedule::kInterleaved.name(),
+        {.order = interleaved, .min_stages = 2, .idle_time = idle_interleaved}},
+       {Schedule::kZeroBubble.name(),
+        {.order = zero_bubble, .splits_backward = true, .max_stages = 1, .idle_time = idle_zero_bubble}}});
   return *instance;
 }
 

@@ -47,6 +47,16 @@ Schedule parse_schedule(std::string_view text);
 /// Writes it as parse_schedule() reads it.
 const char* to_string(Schedule schedule);
 
+/// What one micro-batch costs in one stage. Times in any unit, memory in any unit.
+struct StageCosts {
+  double forward = 1;          ///< of the forward
+  double input_gradient = 1;   ///< of the gradient by the inputs, which the stage before waits for
+  double weight_gradient = 1;  ///< a backward is both gradients
+  double send = 0;             ///< from the end of a computation until the next stage may use the result
+  double activation = 1;       ///< memory from the forward until the (input) gradient
+  double weight_part = 1;      ///< of that, what stays until the weight gradient, where it comes apart
+};
+
 /// A placement of a pipeline, for which a schedule says the order.
 struct PlaceInPipeline {
   int placement = 0;  ///< from 0
@@ -70,6 +80,8 @@ struct ScheduleType {
   bool splits_backward = false;  ///< a backward is an input gradient and, later, a weight gradient
   int min_stages = 1;            ///< on each placement
   int max_stages = 0;            ///< on each placement; 0: any number
+  /// Returns the idle time of each placement by a formula, where all stages cost the same: for bubble_formula().
+  std::function<double(const PlaceInPipeline& place, const StageCosts& costs)> idle_time = nullptr;
 };
 
 /// Returns what was registered. Throws: as parse_schedule().

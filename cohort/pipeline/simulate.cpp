@@ -333,18 +333,16 @@ std::vector<int> serialized_order(const Plan& plan, int run_ahead, int channel_c
   return OnDemand(plan, channel_capacity).run(run_ahead);
 }
 
-// Idle time of 1F1B: (p - 1) steps of one micro-batch, and a chunk's share of it where chunks interleave
-// (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
-// 2021). zb_h1 fills in weight gradients: (p - 1)(F + B - W) remain (Qi et al., "Zero Bubble Pipeline
-// Parallelism", 2023).
 double bubble_formula(const PlanOptions& options, const StageCosts& costs) {
-  const int placements = options.num_placements == 0 ? options.num_stages : options.num_placements;
-  const int chunks = options.num_stages / placements;
-  const double step = (costs.forward + costs.input_gradient + costs.weight_gradient) * chunks;
-  double idle = (placements - 1) * step;
   const ScheduleType schedule = schedule_type(options.schedule);
-  if (schedule.min_stages > 1) idle /= chunks;  // it interleaves
-  if (schedule.splits_backward) idle -= 2 * (placements - 1) * costs.weight_gradient;
+  if (!schedule.idle_time) {
+    throw UsageError(kWhereSimulate,
+                     base::concat("there is no formula for schedule ", to_string(options.schedule)),
+                     "simulate(), which needs none");
+  }
+  const PlaceInPipeline place = place_in(options, 0);
+  const double idle = schedule.idle_time(place, costs);
+  const double step = (costs.forward + costs.input_gradient + costs.weight_gradient) * place.num_stages;
   return idle / (idle + options.num_micro_batches * step);
 }
 

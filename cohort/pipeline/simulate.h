@@ -7,16 +7,6 @@
 /// What a plan costs, before it is run: time, idle time, memory, and whether it can end at all.
 namespace cohort::pipeline {
 
-/// What one micro-batch costs in one stage. Times in any unit, memory in any unit.
-struct StageCosts {
-  double forward = 1;          ///< of the forward
-  double input_gradient = 1;   ///< of the gradient by the inputs, which the stage before waits for
-  double weight_gradient = 1;  ///< a backward is both gradients
-  double send = 0;             ///< from the end of a computation until the next stage may use the result
-  double activation = 1;       ///< memory from the forward until the (input) gradient
-  double weight_part = 1;      ///< of that, what stays until the weight gradient, where it comes apart
-};
-
 /// A computation, and when it runs.
 struct TimedAction {
   Action action;
@@ -56,7 +46,7 @@ std::vector<int> serialized_order(const Plan& plan, int run_ahead, int channel_c
 /// What is idle of the whole, by the formula of the schedule's paper: with P placements, M micro-batches, V
 /// stages per placement and times F, I, W of all of a placement's stages, the idle time of each placement is
 /// (P - 1)(F + I + W) for fill_drain and 1f1b, that over V for interleaved_1f1b, and (P - 1)(F + I - W) for
-/// zb_h1. For equal stages, M >= P (a multiple of P where interleaved), and for zb_h1 W not above F or I.
+/// zb_h1. Throws: UsageError for a schedule without a formula. For equal stages, M >= P (a multiple of P where interleaved), and for zb_h1 W not above F or I.
 double bubble_formula(const PlanOptions& options, const StageCosts& costs = {});
 
 /// The most memory of a placement by the formula: activations of M, P - p, 2(P - p - 1) + (V - 1) P + 1, and

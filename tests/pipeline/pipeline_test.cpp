@@ -13,6 +13,18 @@ namespace {
 using namespace test;
 using Sizes = std::vector<std::int64_t>;
 
+// Two forwards more before the first backward, and all weight gradients at the end.
+COHORT_REGISTER_PIPELINE_SCHEDULE("all_late",
+                                  {.order =
+                                       [](const PlaceInPipeline& place) {
+                                         return ActionOrder{
+                                             .group = place.num_micro_batches,
+                                             .warm_up = place.num_placements - place.placement + 1,
+                                             .max_waiting = place.num_micro_batches};
+                                       },
+                                   .splits_backward = true,
+                                   .max_stages = 1});
+
 struct Case {
   Schedule schedule;
   int num_placements;
@@ -25,7 +37,8 @@ const std::vector<Case>& mlp_cases() {
       {Schedule::kFillDrain, 2, {2, 4, 6}}, {Schedule::kOneFOneB, 2, {4}},
       {Schedule::kOneFOneB, 4, {2, 4, 6}},  {Schedule::kInterleaved, 2, {2, 4, 6}},
       {Schedule::kInterleaved, 1, {2, 4}},  {Schedule::kZeroBubble, 1, {}},
-      {Schedule::kZeroBubble, 2, {3}},      {Schedule::kZeroBubble, 4, {1, 4, 5}}};
+      {Schedule::kZeroBubble, 2, {3}},      {Schedule::kZeroBubble, 4, {1, 4, 5}},
+      {Schedule("all_late"), 3, {2, 5}}};
   return cases;
 }
 

@@ -81,6 +81,8 @@ TEST(PlanTest, ARegisteredScheduleHasAPlan) {
     EXPECT_EQ(simulation.actions.at(3).size(), 3U * static_cast<std::size_t>(micro_batches));
     EXPECT_LE(simulation.peak_memory.at(0), memory_formula(options, 0));
   }
+  COHORT_EXPECT_THROW_WITH(bubble_formula({Schedule("late_weights"), 4}), UsageError,
+                           "there is no formula for schedule late_weights");
   COHORT_EXPECT_THROW_WITH(make_plan({Schedule("late_weights"), 4, 2, 1}), UsageError,
                            "schedule late_weights got 4 stages on 2 placements, expected one on each");
   COHORT_EXPECT_THROW_WITH(make_plan({Schedule("no_order"), 2}), UsageError,
