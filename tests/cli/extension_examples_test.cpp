@@ -138,6 +138,12 @@ struct Averaging : parallel::ReplicatedSync {
 COHORT_REGISTER_GRADIENT_SYNC("averaging", {
   .make = [](auto& group, auto&) { return std::make_shared<Averaging>(group); }});
 
+COHORT_REGISTER_COMM_HOOK("sum", [] {
+  return parallel::CommHook([](const parallel::HookBucket& bucket) {
+    return parallel::all_reduce(bucket.group, bucket.bucket.getBuffer(), bucket.timeout);
+  });
+});
+
 struct StoreBackend : c10d::Backend, test::StoreExchange {
   explicit StoreBackend(auto& job) : Backend(job.rank, job.size), StoreExchange(job) {}
   const std::string getBackendName() const override { return "over_store"; }
@@ -157,12 +163,6 @@ COHORT_REGISTER_TENSOR_FORMAT("labelled", {
   .read = [](const std::shared_ptr<const checkpoint::MappedFile>& file) {
     return checkpoint::SafetensorsFile::from_mapping(file).tensors();
   }});
-
-COHORT_REGISTER_COMM_HOOK("sum", [] {
-  return parallel::CommHook([](const parallel::HookBucket& bucket) {
-    return parallel::all_reduce(bucket.group, bucket.bucket.getBuffer(), bucket.timeout);
-  });
-});
 
 struct Regression : train::Task {
   Regression() { add_module("", net.ptr()); add_optimizer("", sgd); }
