@@ -10,6 +10,7 @@ std::vector<Node*> nodes_in_post_order(const std::vector<Edge>& roots) {
     Node* node;
     std::size_t next = 0;
   };
+  // A graph may be deeper than a thread's stack, so without recursion.
   std::vector<Node*> order;
   std::vector<Frame> open;
   std::unordered_set<const Node*> seen;

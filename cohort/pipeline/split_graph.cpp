@@ -154,9 +154,9 @@ class Halves {
   // Those below an operator that comes apart, or where nothing reaches a leaf; and those with hooks, which
   // are to run once.
   Nodes parameters_for_later(const std::vector<Edge>& roots) const {
-    std::vector<Edge> begin;
+    autograd::GraphWalk walk;
     const auto add = [&](const Edge& edge) {
-      if (edge.is_valid() && !reaches_leaf(edge)) begin.push_back(edge);
+      if (edge.is_valid() && !reaches_leaf(edge)) walk.add(edge.function.get());
     };
     for (const Edge& root : roots) add(root);
     for (const Node* node : order_) {
@@ -164,8 +164,9 @@ class Halves {
       for (const Edge& edge : node->next_edges()) add(edge);
     }
     Nodes later;
-    for (const Node* node : autograd::nodes_in_post_order(begin)) {
+    while (const Node* const node = walk.next()) {
       if (is_parameter(*node)) later.insert(node);
+      walk.add_next_nodes(*node);
     }
     for (Node* node : order_) {
       if (!is_leaf(node) && is_parameter(*node) && !node->tensor_pre_hooks().empty()) later.insert(node);
