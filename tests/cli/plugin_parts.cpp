@@ -16,8 +16,10 @@
 #include "cohort/optim/factory.h"
 #include "cohort/optim/schedule_factory.h"
 #include "cohort/parallel/average.h"
+#include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/pipeline/schedule.h"
 #include "tests/cli/store_exchange.h"
 
 namespace {
@@ -63,6 +65,27 @@ COHORT_REGISTER_GRADIENT_SYNC("plugin_sync",
                                 log_name("sync");
                                 return std::make_shared<Averaging>(group);
                               }});
+
+// Sums as a run without a hook does.
+COHORT_REGISTER_COMM_HOOK("plugin_hook", [] {
+  return [sum = parallel::all_reduce_hook()](const parallel::HookBucket& bucket) {
+    static std::once_flag once;
+    std::call_once(once, [] { log_name("hook"); });
+    return sum(bucket);
+  };
+});
+
+// One more forward before the first backward than in 1f1b.
+COHORT_REGISTER_PIPELINE_SCHEDULE("plugin_1f1b",
+                                  {.order =
+                                       [](const pipeline::PlaceInPipeline& place) {
+                                         static std::once_flag once;
+                                         std::call_once(once, [] { log_name("order of a pipeline"); });
+                                         return pipeline::ActionOrder{
+                                             .group = place.num_micro_batches,
+                                             .warm_up = place.num_placements - place.placement};
+                                       },
+                                   .max_stages = 1});
 
 // The collectives that training calls, over the job's key-value store.
 class StoreBackend : public c10d::Backend {

@@ -198,6 +198,25 @@ TEST_F(TrainRanksTest, OneOfEachPartFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
   EXPECT_TRUE(message_contains(unloaded.err, "no tensor format has the extension plugin")) << unloaded.err;
 }
 
+TEST_F(TrainRanksTest, ACommunicationHookFromAPlugInReducesTheBuckets) {
+  const Outcome outcome = run(train_on(
+      2, "hook of a plug-in", {"--load", COHORT_TEST_PLUGIN_PARTS, "distributed.comm_hook=plugin_hook"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(message_contains(outcome.err, "plug-in: hook")) << outcome.err;
+  EXPECT_TRUE(model("hook of a plug-in") == straight());
+}
+
+TEST_F(TrainRanksTest, AScheduleOfPipelinesFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
+  std::vector<std::string> words = {"distributed.model=pipeline", "distributed.device_map.features=cpu:0/a",
+                                    "distributed.device_map.classifier=cpu:0/b"};
+  EXPECT_EQ(run(train("schedule of Cohort", words)).status, 0);
+  words.insert(words.end(), {"--load", COHORT_TEST_PLUGIN_PARTS, "distributed.schedule=plugin_1f1b"});
+  const Outcome outcome = run(train("schedule of a plug-in", words));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(message_contains(outcome.err, "plug-in: order of a pipeline")) << outcome.err;
+  EXPECT_TRUE(model("schedule of a plug-in") == model("schedule of Cohort"));
+}
+
 TEST_F(TrainRanksTest, ARunnerFromAPlugInSaysWhatItTakesInMemory) {
   const Outcome outcome = run({"plan", "--memory", "--load", COHORT_TEST_PLUGIN_PARTS, "model.name=lenet5",
                                "data.type=synthetic", "distributed.model=plugin_runner"});
