@@ -48,7 +48,8 @@ struct PipelineOptions {
   /// Called on a placement's thread when one of its actions that compute has ended.
   std::function<void(const Action&)> on_action = {};
   /// step() lets one placement compute at a time, in serialized_order(): this placement runs ahead of the
-  /// others. For measuring the most memory that it may hold. -1: all compute at once.
+  /// others. The order is the same in each run, and results keep their bits. For debugging, and for measuring
+  /// the most memory that a placement may hold. Not over ranks. -1: all compute at once.
   int run_ahead = -1;
 };
 
