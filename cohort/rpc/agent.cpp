@@ -1,3 +1,7 @@
+// The public agent is a front: AgentState does the work. Handlers and answers on other threads may hold the state
+// longer than the Agent lives, so the state is shared, and ~Agent() stops it instead of destroying it.
+// Names of workers are checked here. They stand beside patterns of fnmatch(), so they have none of its special
+// characters.
 #include "cohort/rpc/agent.h"
 
 #include <c10/core/Device.h>
@@ -45,7 +49,7 @@ Agent::Agent(std::string name, int id, int world_size, base::KeyValueStore& stor
   try {
     state_->join(world_size, store);
   } catch (...) {
-    state_->stop();
+    state_->stop();  // ~Agent() does not run; threads and connections may have begun
     throw;
   }
 }

@@ -1,4 +1,7 @@
-// The owners' optimizers are objects of theirs. A call to each is made before the first is waited for.
+// Parameters stay where they are. Each owner gets an OwnerOptimizer for its own, which is a remote object. A step
+// is one call to each owner: all calls are made before the first is waited for, and all are waited for before an
+// error is thrown. So a step that fails leaves no call under way, but other owners may have taken it.
+// Learning rate and momentum that were set travel with the next step, and need no call of their own.
 #include "cohort/rpc/dist_optimizer.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,9 @@
+// Bytes carry no tags of types. Writer and reader agree because both follow the function's signature, which a
+// caller compares with the callee's before it sends. A Reader therefore checks sizes and counts, and cannot
+// notice a wrong type. Its bytes come from another process, so each length is compared with the bytes that are
+// left before memory is taken for it. Tensors and references are not among the bytes: a flag there says whether
+// the next entry of `tensors` or `references` belongs to the value. Decoding recurses, so kMaxDepth bounds the
+// stack.
 #include "cohort/rpc/encoded.h"
 
 #include "cohort/base/error.h"
@@ -54,6 +60,7 @@ std::uint64_t Reader::any_count() {
   std::uint64_t value = 0;
   for (int shift = 0;; shift += 7) {
     const auto byte = static_cast<unsigned char>(*take(1));
+    // Nine bytes hold 63 bits. A tenth would be shifted out of the 64, and memory has fewer bytes than that.
     if (shift > 56) reject("a count has more than 9 bytes");
     value |= static_cast<std::uint64_t>(byte & 0x7F) << shift;
     if ((byte & 0x80) == 0) return value;

@@ -1,3 +1,7 @@
+// The agent of the process: made once, and kept beside the group whose store it met over. Joining takes long and
+// must not hold the mutex, so `is_joining` keeps a second init_rpc() out meanwhile. A join that fails takes the
+// mark away, so init_rpc() may be called again. shutdown() forgets the agent only where Agent::shutdown() has not
+// thrown: after a timeout it may be called again.
 #include "cohort/rpc/init.h"
 
 #include <memory>
@@ -65,6 +69,7 @@ Agent& agent() {
 void shutdown(std::chrono::milliseconds timeout) {
   agent().shutdown(base::Deadline(timeout));
   Process& here = process();
+  // Declared before the lock, so both are destroyed without the mutex.
   std::unique_ptr<Agent> ended;
   comm::Group group;
   const std::lock_guard lock(here.mutex);
@@ -77,6 +82,7 @@ std::vector<WorkerInfo> workers(const std::string& pattern) {
 }
 
 std::shared_ptr<Reference> make_reference(ObjectValue value, Target::Line line) {
+  // A process may have several agents: within a handler the object belongs to the agent that was called.
   AgentState* const of_handler = AgentState::of_handler();
   AgentState& owner = of_handler != nullptr ? *of_handler : *agent().state();
   return owner.make_here(std::move(value), line);

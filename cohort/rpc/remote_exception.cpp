@@ -1,5 +1,7 @@
-// Types travel by name. The table lists a derived class before its base, so the first that fits is the nearest. Errors
-// of Cohort keep their type, and their text says twice where they come from: the call, and what failed there.
+// Exceptions travel as a name of a type and a text. The table lists a derived class before its base, so the
+// first that fits is the nearest. A type that the table does not list arrives as its base, or as RemoteError.
+// Errors of Cohort keep their type, and their text says twice where they come from: the call, and what failed
+// there. A new exception class of Cohort's needs a row here, above its base; else it arrives as that base.
 #include "cohort/rpc/remote_exception.h"
 
 #include <c10/util/Exception.h>

@@ -1,5 +1,10 @@
-// The calls that an agent makes. Each has a number of the agent's own, and ends once: by its answer, its deadline, or the end
-// of its worker. Whoever takes it out of `pending_` ends it.
+// The calls that an agent makes. Each has a number of the agent's own, and ends once: by its answer, its
+// deadline, or the end of its worker. Whoever takes it out of `pending_` ends it.
+//
+// A message that carries references waits until their owners know of them, and is sent by the thread that
+// learns so. Within a context of distributed autograd a call is recorded: arguments travel without their graph,
+// and results get a history by which gradients travel back as another call (kBackwardPart). A call that passes
+// its deadline fails here at once; kCancel then asks the worker to stop its handler.
 #include <ATen/core/grad_mode.h>
 
 #include <limits>
@@ -79,6 +84,8 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
     if (is_stopped_) {
       throw UsageError("rpc.call", describe(id, pending) + ": this agent has been stopped");
     }
+    // An unknown worker or function is the program's fault and throws. A worker that died is an event of the run,
+    // so the future fails.
     if (!worker.down.empty()) {
       pending.promise.set_error(
           std::make_exception_ptr(PeerError("rpc.call", describe(id, pending) + ": " + worker.down)));
@@ -162,7 +169,7 @@ void AgentState::send(const std::string& worker, Encoded encoded) {
     id = found->second.info.id;
   }
   Reader reader(encoded);
-  reader.number<std::uint8_t>();
+  reader.number<std::uint8_t>();  // the kind
   const auto call = reader.number<std::uint64_t>();
   // In a call of itself both sides have values of their own, as anywhere else.
   net::Message message = to_message(kShortChannel, encoded, peer == nullptr ? Memory::kOwn : Memory::kShared);

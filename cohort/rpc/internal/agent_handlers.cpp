@@ -1,5 +1,8 @@
-// The calls that an agent answers. Each stands in `running_` until its answer is on its way; a caller that gave up or is gone
-// takes it out, and asks the handler to stop. References that came as arguments may have to wait for their owners first.
+// The calls that an agent answers. Messages come on the node's thread, which must not wait: take() decodes and
+// dispatches, and the pool runs the handler. A call stands in `running_` until its answer is on its way. A
+// caller that gave up or is gone takes it out, and asks the handler to stop; its answer is dropped then. A call
+// made by remote() is no caller's alone, so it continues when its caller is gone: others may hold its result.
+// References that came as arguments may have to wait for their owners before the handler begins.
 #include <limits>
 #include <utility>
 
@@ -256,6 +259,7 @@ void AgentState::keep(const Job& job, ObjectValue value, const std::exception_pt
 
 void AgentState::answer(const RunningKey& key, Encoded result, const std::exception_ptr& error) {
   if (!end(key)) return;
+  // Also for a result that cannot travel: the caller learns why.
   const auto send_error = [self = shared_from_this(), key](const std::exception_ptr& thrown) {
     Writer out = begin_message(MessageKind::kError, key.second);
     encode(out, describe_exception(thrown));

@@ -1,7 +1,13 @@
-// How an agent meets the other workers, sees their ends, and leaves. Its calls: agent_calls.cpp, agent_handlers.cpp.
+// How an agent meets the other workers, sees their ends, and leaves. Its calls: agent_calls.cpp,
+// agent_handlers.cpp.
 //
-// Nothing here waits but join() and shutdown(): results are set by the node's thread, handlers run on the pool, deadlines on
-// the timers' thread.
+// Workers meet over the store in two rounds: which host each is on, then name, address and functions of each.
+// The first round decides whether loopback is enough. A worker that has joined earlier may connect, call or die
+// while this one still reads the store; such events are kept in early_* and handled after the join.
+//
+// Nothing here waits but join() and shutdown(): results are set by the node's thread, handlers run on the pool,
+// deadlines on the timers' thread. Promises are set, messages sent and handlers stopped without the mutex, because
+// each of these may call back into the agent. The exception is a promise whose future nobody has yet.
 #include "cohort/rpc/internal/agent_state.h"
 
 #include <algorithm>
@@ -102,7 +108,8 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   for (const auto& [peer, why] : down) on_down(peer, why);
 }
 
-// Each connects to those before it, and waits for those behind it.
+// Each worker connects to those with a lower id, and waits for those with a higher one. So each pair has one
+// connection, and no two connects cross.
 void AgentState::connect(int world_size, const std::vector<std::string>& addresses, base::Deadline deadline) {
   for (int id = 0; id < self_.id; ++id) {
     const std::shared_ptr<net::Peer> peer = node_->connect(addresses[static_cast<std::size_t>(id)], deadline);
@@ -203,7 +210,7 @@ void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::stri
       early_down_.emplace_back(peer, why);
       return;
     }
-    if (found->second.peer != peer) return;
+    if (found->second.peer != peer) return;  // a connection that was never taken as this worker's
     found->second.down = why;
     worker = found->second.info.id;
     for (const auto& [id, pending] : pending_) {
@@ -252,6 +259,8 @@ void AgentState::shutdown(base::Deadline deadline) {
     const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
     throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", missing_at_shutdown()));
   };
+  // A worker says that it leaves only once its own calls are answered. Until all have said so it stays, and
+  // answers theirs.
   wait_for([this] { return pending_.empty(); });
   for (const WorkerInfo& worker : workers()) {
     if (worker != self_) send(worker.name, begin_message(MessageKind::kLeaving).take());
@@ -264,6 +273,7 @@ void AgentState::shutdown(base::Deadline deadline) {
   stop();
 }
 
+// The sources of events end first, then what waits for events, then the threads that handlers run on.
 void AgentState::stop() {
   node_.reset();
   if (timers_) timers_->stop();

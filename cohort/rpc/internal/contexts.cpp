@@ -24,6 +24,7 @@ namespace {
 using torch::autograd::Edge;
 using Tensors = std::vector<at::Tensor>;
 
+// Contexts that have ended are remembered, so that a call which was on its way does not make one anew.
 constexpr std::size_t kMaxEnded = 256;
 constexpr int kLowNumbers = 256;  // calls of a handler, as a rule
 
@@ -200,6 +201,7 @@ ContextState::Gradients ContextState::gradients() const {
 
 ContextScope::ContextScope(std::shared_ptr<ContextState> context, CallPath path)
     : context_(std::move(context)), path_(std::move(path)), outer_(std::exchange(current_scope, this)) {
+  // Numbers for the Send nodes of this scope's calls, below those of all nodes that the scope makes later.
   next_low_ = at::sequence_number::peek();
   for (int i = 0; i < kLowNumbers; ++i) last_low_ = at::sequence_number::get_and_increment();
 }
@@ -298,6 +300,7 @@ RecordedPart::RecordedPart(std::shared_ptr<ContextState> context, ContextState::
 }
 
 void RecordedPart::end(Encoded& results, bool answers_later) {
+  // The detached graph knows only what this thread computed while the handler ran.
   if (answers_later || std::this_thread::get_id() != thread_) {
     for (at::Tensor& tensor : results.tensors) tensor = tensor.detach();
     return;

@@ -1,5 +1,10 @@
-// Sequence numbers decide in which order the engine takes nodes that are ready: the highest first. Receive has one above all,
-// so its gradients leave at once; Send has one below all, so it waits when nothing else is left to do.
+// A call within a context leaves two nodes in the caller's graph. Receive stands before the results: it sends
+// their gradients to the worker that was called. Send stands after the arguments: it waits for the answer, and
+// hands it on as the arguments' gradients. An edge from Receive to Send keeps that order.
+//
+// Sequence numbers decide in which order the engine takes nodes that are ready: the highest first. Receive has
+// one above all, so its gradients leave at once. Send has one below all, so it waits only when nothing else is
+// left to do. So calls that do not depend on each other are under way together.
 #include "cohort/rpc/internal/gradient_nodes.h"
 
 #include <torch/csrc/autograd/functions/utils.h>
@@ -20,6 +25,7 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using Tensors = std::vector<at::Tensor>;
 
+// LibTorch gives AccumulateGrad the highest sequence number of all; this is the next.
 constexpr std::uint64_t kFirst = std::numeric_limits<std::uint64_t>::max() - 1;
 
 class Send : public autograd::BoundaryNode {
@@ -76,6 +82,8 @@ RecordedCall::RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::ui
     tensor.requires_grad_();
     edges.push_back(std::move(edge));
   }
+  // Each backward asks for the anchor. So the nodes run also where no argument needs a gradient: parameters of
+  // the worker that was called may need one.
   edges.push_back(autograd::edge_of(anchor));
   send_ = Edge(COHORT_MAKE_NODE(Send, sequence_nr, std::move(edges)), 0);
 }

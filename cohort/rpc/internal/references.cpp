@@ -1,5 +1,10 @@
-// The protocol takes a step under the mutex. What follows from it (messages, functions that waited, values that are freed)
-// happens behind it: a value's destructor may drop references of its own.
+// Joins three parts: ReferenceProtocol, which decides and does nothing else, the objects that this worker owns,
+// and the host that sends. Every event is a step of the protocol under the mutex. It fills an `Effects`; what
+// follows from that (messages, functions that waited, values that are freed) happens after the mutex is
+// released. The reason is that a value's destructor may drop references of its own, which takes the mutex.
+//
+// A value is set once and read without the mutex: `promise` publishes it. The host is held weakly, because
+// references may live longer than the agent.
 #include "cohort/rpc/internal/references.h"
 
 #include <type_traits>
@@ -80,6 +85,7 @@ void References::lose(const Reference& reference, std::exception_ptr error) {
   });
 }
 
+// The locals are declared before the lock, so objects are destroyed after it: they may hold references.
 void References::clear() {
   std::map<ObjectId, std::shared_ptr<Object>> objects;
   std::multimap<ReferenceProtocol::HoldId, std::shared_ptr<Waiter>> waiters;
@@ -258,6 +264,7 @@ std::shared_ptr<ReferenceHost> Reference::host() const {
 ObjectValue Reference::value(Timeout timeout) const {
   const std::shared_ptr<References::Object> object = home_->object_of(*this);
   if (!object->ready.ready()) {
+    // Another function of the pool may run meanwhile: the value may be what that function makes.
     const base::ThreadPool::Waiting waiting;
     // A handler has the time of the call that it answers.
     const base::Deadline deadline = timeout                     ? base::Deadline(*timeout)

@@ -1,6 +1,11 @@
-// A message's header begins with two tables. The first says how many references there are, and for each its object, owner
-// and fork. The second says how many tensors, and for each its element type, whether it requires grad and its sizes. Behind
-// them stand the bytes of the values. Each tensor is one payload, contiguous.
+// A message's header begins with two tables. The first says how many references there are, and for each its
+// object, owner and fork. The second says how many tensors, and for each its element type, whether it requires
+// grad and its sizes. The bytes of the values follow. Each tensor is one payload, contiguous.
+//
+// A payload shares the memory of its tensor, on both sides: nothing is copied where a tensor is contiguous and on
+// the CPU. In a call of a worker to itself it is copied, so that both sides have values of their own. The sizes
+// in the table come from another process. They are multiplied with a check for overflow, and compared with the
+// payload's length, before from_blob() makes a tensor of them.
 #include "cohort/rpc/internal/wire.h"
 
 #include <ATen/ATen.h>
