@@ -1,3 +1,9 @@
+// A step of the other side has a fixed size until its code is checked, so nothing that a stranger says decides how
+// much is read. step() takes one step when all its bytes are there, and feed() repeats it until one is not.
+// `transcript_` holds version and random word of both sides, and each code covers it. The role is a part of what a
+// code covers, so a code that is sent back to its sender does not match.
+//
+// Without a secret a code is a row of dashes: the same bytes on the wire, and no second form of the protocol.
 #include "cohort/net/internal/handshake.h"
 
 #include <algorithm>
@@ -87,6 +93,7 @@ void Handshake::feed(std::string_view bytes) {
   input_ += bytes;
   while (step()) {
   }
+  // What is left is a step that is not whole, unless the handshake is done and frames follow.
   if (!is_done() && input_.size() > kMaxHelloBytes + 2 + kCodeBytes)
     reject("more bytes than a handshake has");
 }
@@ -109,6 +116,7 @@ bool Handshake::step() {
     output_ += answer + code("listener");
   } else if (is_caller && num_steps_ == 0) {
     if (input_.size() < kSecondBytes) {
+      // Another version's step may be shorter, so it would be waited for in vain.
       if (input_.size() >= 2) check_version(input_);
       return false;
     }

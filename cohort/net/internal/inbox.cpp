@@ -206,12 +206,14 @@ void Inbox::deliver(std::uint64_t number, std::vector<Message>& messages) {
   partials_.erase(found);
   const std::size_t cost = counted_.at(number);
   counted_.erase(number);
+  // The credit is a deleter without an object: it runs once the last copy of the credit is gone, on any thread.
   message.credit = std::shared_ptr<void>(released_.get(), [released = released_, cost](void*) {
     const std::uint64_t bytes = released->bytes.fetch_add(cost, std::memory_order_acq_rel) + cost;
     if (bytes - released->told.load(std::memory_order_relaxed) >= Released::kWakeBytes && released->wake)
       released->wake();
   });
   messages.push_back(std::move(message));
+  // Messages of different channels become whole out of order; the peer is told of those without a gap.
   whole_.insert(number);
   while (!whole_.empty() && *whole_.begin() == acknowledged_ + 1) {
     ++acknowledged_;

@@ -178,6 +178,7 @@ bool Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time no
 bool Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) {
   PeerState& state = *connection->peer;
   const std::span<std::byte> target = state.session.target();
+  // One system call fills what is left of a long payload in place, and reads the frames after it.
   const iovec parts[] = {{target.data(), target.size()}, {buffer_.data(), buffer_.size()}};
   const std::size_t first = target.empty() ? 1 : 0;
   const ssize_t got = ::readv(connection->file.native_handle(), parts + first, static_cast<int>(2 - first));
@@ -300,7 +301,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
     events_.push_back({peer, true, std::nullopt, std::nullopt});
   }
   watch(peer, hello);
-  if (!rest.empty()) {
+  if (!rest.empty()) {  // frames that came together with the handshake
     std::vector<Message> messages;
     state.session.consume(std::as_bytes(std::span(rest)), now, messages);
     take_messages(peer, messages);

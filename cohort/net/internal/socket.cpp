@@ -1,5 +1,7 @@
 // TCP sockets send at once (TCP_NODELAY), and are writable only while less than 256 KiB wait in the kernel
-// (TCP_NOTSENT_LOWAT): what lies there cannot be overtaken by a short message.
+// (TCP_NOTSENT_LOWAT): what lies there cannot be overtaken by a short message. All sockets are non-blocking, and
+// closed by exec, so a program that a rank starts does not keep a connection open. Only resolve() can take long:
+// it asks the name server, on the thread of its caller.
 #include "cohort/net/internal/socket.h"
 
 #include <arpa/inet.h>
@@ -32,7 +34,7 @@ SocketAddress unix_address(std::string_view name) {
   }
   to.sun_family = AF_UNIX;
   name.copy(to.sun_path, name.size());
-  if (name[0] == '@') to.sun_path[0] = '\0';
+  if (name[0] == '@') to.sun_path[0] = '\0';  // an abstract name begins with 0 and has no 0 at its end
   address.size =
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size() + (name[0] == '@' ? 0 : 1));
   return address;
@@ -134,6 +136,7 @@ base::Fd accept_from(int listener) {
   socklen_t own_size = sizeof own;
   ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &own_size);
   if (own.ss_family == AF_UNIX) {
+    // Abstract names have no permissions: any user of the host can connect.
     if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return base::Fd();
     if (peer.uid != ::geteuid() && peer.uid != 0) return base::Fd();
   }
@@ -146,7 +149,7 @@ base::Fd start_connect(const SocketAddress& address) {
   set_options(fd.get());
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0) return fd;
   if (errno == EINPROGRESS) return fd;
-  const int error = errno;
+  const int error = errno;  // the caller reads it, and close() may change it
   fd.close();
   errno = error;
   return fd;
