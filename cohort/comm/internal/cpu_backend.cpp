@@ -1,6 +1,8 @@
-// Each overload checks its tensors on the caller's thread and describes itself as a CpuCall. Always: what is
-// rejected is rejected before a tensor is scaled, and before the call has a number, so that a rejection on
-// one rank leaves the numbers of its later calls as they are on the others.
+// c10d's virtual functions, for backends that work on memory of the CPU. Each overload checks its tensors on the
+// caller's thread and describes itself as a CpuCall: a type, flat lists of tensors, a peer. The backends
+// implement begin() for that, and need not know c10d's many signatures. Always: what is rejected is rejected
+// before a tensor is scaled, and before the call has a number, so that a rejection on one rank leaves the numbers
+// of its later calls as they are on the others.
 #include "cohort/comm/internal/cpu_backend.h"
 
 namespace cohort::comm {
@@ -42,6 +44,8 @@ CpuBackend::WorkPtr CpuBackend::submit(CpuCall&& call, const c10d::ReduceOp& op)
     call.reductions.push_back(reduction_type_of(who, output, op));
   }
   check(call);
+  // A call without inputs works in place, so its tensors are scaled where they are. Inputs that are the caller's
+  // stay as they are.
   if (call.inputs.empty()) {
     for (const at::Tensor& tensor : call.outputs) scale(who, tensor, op);
   } else {
@@ -51,6 +55,7 @@ CpuBackend::WorkPtr CpuBackend::submit(CpuCall&& call, const c10d::ReduceOp& op)
 }
 
 CpuBackend::WorkPtr CpuBackend::start(CpuCall&& call) {
+  // c10d's options say "the group's timeout" by a negative one (kUnsetTimeout).
   if (call.timeout.count() <= 0) call.timeout = timeout_;
   call.number = next_number_.fetch_add(1);
   // What comes out is the larger part of most calls. send(), and gather() on ranks that are not the root,
@@ -157,6 +162,7 @@ CpuBackend::WorkPtr CpuBackend::gather(TensorLists& outputs, Tensors& inputs,
   const CallSite who = caller(CallType::kGather);
   const at::Tensor& input = check_one(who, inputs);
   const int root = check_rank(who, options.rootRank, size_);
+  // On other ranks outputs are not used, so they may be anything.
   if (rank_ == root) check_list(who, outputs, input, size_);
   return submit({.type = CallType::kGather,
                  .op_type = OpType::GATHER,
@@ -219,6 +225,7 @@ CpuBackend::WorkPtr CpuBackend::reduce_scatter_tensor_coalesced(Tensors& outputs
                 options.reduceOp);
 }
 
+// A rank's part for itself goes over no connection, so no peer can notice that its sizes differ.
 void CpuBackend::check_own_part(const CpuCall& call) const {
   const auto own = static_cast<std::size_t>(rank_);
   TORCH_CHECK(call.received[own].bytes == call.sent[own].bytes, caller(call.type), ": got ",
@@ -287,7 +294,7 @@ CpuBackend::WorkPtr CpuBackend::recvAnysource(Tensors& tensors, int tag) {
   return submit({.type = CallType::kRecv,
                  .op_type = OpType::RECVANYSOURCE,
                  .outputs = tensors,
-                 .peer = -1,
+                 .peer = -1,  // any
                  .tag = tag});
 }
 
