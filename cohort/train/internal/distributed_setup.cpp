@@ -1,5 +1,7 @@
-// A process that is alone joins no group. Ranks with the same host and cores share these cores evenly, which
-// they find out by a gathered text.
+// How a process becomes a rank of its run: its gradient sync, its device, its threads. What is wrong with names
+// is an error before any rank waits for another. A process that is alone joins no group. Ranks that have joined
+// compare the text of their configuration at once, since ranks with different settings would hang later. Ranks
+// with the same host and cores share these cores evenly, which they find out by a gathered text.
 #include "cohort/train/internal/distributed_setup.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -98,6 +100,7 @@ int threads_of_rank(std::int64_t threads, const std::string& runner,
                     const parallel::GradientSync& gradient_sync) {
   // The placements' threads have the cores.
   if (threads == 0 && parallel::model_runner_type(runner).has_own_threads) return 1;
+  // The user's number, or OMP_NUM_THREADS, wins: set_intra_op_threads() reads the latter where it gets 0.
   if (threads > 0 || gradient_sync.size() == 1 || base::env_string("OMP_NUM_THREADS")) {
     return static_cast<int>(threads);
   }

@@ -1,5 +1,7 @@
 // Each function turns a section of the configuration into the options of a public part, and checks what spans
-// both. The length of a schedule is counted in steps, saturating, so a huge number of epochs cannot overflow.
+// both. Nothing is decided here that a part could decide: keys become fields, and names go to the registries.
+// check_names() asks all registries before anything is read or made, so a misspelt name costs no time. The
+// length of a schedule is counted in steps, saturating, so a huge number of epochs cannot overflow.
 #include "cohort/train/internal/factories.h"
 
 #include <ATen/Context.h>
@@ -55,6 +57,7 @@ std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Spli
   }
   options.rank = setup.rank;
   options.world_size = setup.world_size;
+  // Evaluation keeps the order and every sample, whatever section data says of training.
   options.last_batch =
       training && config.last_batch == "pad" ? data::LastBatchPolicy::kPad : data::LastBatchPolicy::kKeep;
   options.workers = static_cast<int>(config.workers);
@@ -101,6 +104,7 @@ torch::nn::AnyModule make_model(const config::ModelConfig& config, const ModelSe
   options.pools = config.pools;
   options.head = config.head;
   options.extra = config.options;
+  // So initial values depend on the seed alone, and not on what has drawn random numbers before.
   at::manual_seed(static_cast<std::uint64_t>(setup.seed));
   torch::nn::AnyModule model = models::make_model(options);
   if (!config.weights.empty()) {
@@ -138,6 +142,7 @@ optim::OptimizerOptions optimizer_options(const config::OptimConfig& config) {
   options.lr = config.lr;
   options.weight_decay = config.weight_decay;
   options.extra = config.options;
+  // An optimizer rejects an option that it does not have. The table of keys says whose options these are.
   const auto is_used = [&](const char* key) {
     const std::vector<std::string>& names = config::find_key(key)->used_values;
     return std::ranges::find(names, config.name) != names.end();
@@ -167,6 +172,7 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const config::OptimConfig& conf
   return optim::make_optimizer(optimizer_options(config), std::move(groups));
 }
 
+// Asks an optimizer of a single number, so that one from a library is counted too.
 double states_per_parameter(const config::OptimConfig& config) {
   const at::Tensor one = at::zeros({1});
   const auto optimizer = optim::make_optimizer(optimizer_options(config), {{.params = {one}}});
