@@ -1,4 +1,4 @@
-# Runs an example, and fails unless it prints what the comment at its top promises behind "Expect:": every text in
+# Runs an example, and fails unless it prints what the comment at its top promises after "Expect:": every text in
 # quotes, and, where a loss is said to be falling, losses of which the last is below the first.
 #
 #   cmake -DPROGRAM=... "-DARGUMENTS=a;b" -DSOURCE=.../main.cpp -P expect.cmake

@@ -208,7 +208,7 @@ class DetachedGraph::Walk {
   }
 
   // Calls visit(edge) for every edge of the part, those that leave it included, and for `roots`; where that
-  // returns true, continues behind it.
+  // returns true, continues after it.
   template <typename Fn>
   void run(std::vector<Edge>& roots, const Fn& visit) {
     const auto follow = [&](Edge& edge) {

@@ -33,7 +33,7 @@ void find_missing(KeyValueStore& kv_store, const std::string& prefix, int first,
   find_missing(kv_store, prefix, middle, end, missing);
 }
 
-// Words as one: each behind its length and a colon.
+// Words as one: each after its length and a colon.
 std::string pack(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += concat(word.size(), ":", word);

@@ -1,4 +1,4 @@
-// A text is taken apart from its end: the tag behind a slash, then the numbers behind a colon, then the kind.
+// A text is taken apart from its end: the tag after a slash, then the numbers after a colon, then the kind.
 // A number means one of the cores that this process may use, and becomes a core of the machine. Always: the
 // name is canonical, so cpu:3,2 and cpu:2-3 are one place. A tag makes two places of the same cores.
 // Surprising: in a list, a comma before a digit continues the cores, and every other comma begins a new

@@ -1,5 +1,5 @@
 // A folder counts as a checkpoint under its own name, or under the temporary name of a checkpoint that is
-// being replaced. Sequence numbers, not times or names, order checkpoints; a copy stands behind its original.
+// being replaced. Sequence numbers, not times or names, order checkpoints; a copy stands after its original.
 // A history is a head and the ranges given up: a checkpoint belongs to it up to the head and outside of the
 // ranges. What cannot be read is kept in the list, and never taken for given up.
 #include "cohort/checkpoint/known.h"
@@ -127,7 +127,7 @@ bool History::holds(const KnownCheckpoint& checkpoint) const {
 
 std::vector<SequenceRange> History::given_up_by(int64_t sequence) const {
   std::vector<SequenceRange> ranges = given_up_;
-  // Numbers between the head and the new one belong to checkpoints that the run went back behind.
+  // Numbers between the head and the new one belong to later checkpoints, which the run has given up.
   if (head_ >= 0 && sequence > head_ + 1) ranges.push_back({head_ + 1, sequence - 1});
   return ranges;
 }

@@ -38,7 +38,7 @@ struct Manifest {
   std::int64_t sequence = 0;  ///< Grows with every save of a run; says which checkpoint is newer.
   std::string best = {};      ///< The run's best checkpoint when this one was saved; empty: none was chosen.
   std::vector<SequenceRange> given_up =
-      {};  ///< Checkpoints of other histories: the run went back behind them.
+      {};  ///< Checkpoints of other histories: the run went back to before them.
   /// The other files of the folder, by name: what load() compares them with.
   std::map<std::string, FileSummary> files = {};
   /// What the user saved: CheckpointContent::state.

@@ -56,7 +56,7 @@ std::string filled_in(std::string_view text, const std::string& name) {
   std::string result(text);
   for (const auto& [hole, value] : holes) {
     for (std::size_t at = result.find(hole); at != std::string::npos;
-         // The search continues behind what was put in, so that a value cannot be replaced again.
+         // The search continues after what was put in, so that a value cannot be replaced again.
          at = result.find(hole, at + value.size())) {
       result.replace(at, hole.size(), value);
     }

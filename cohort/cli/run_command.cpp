@@ -1,6 +1,6 @@
 // Options come from launch's table, so `cohort run` and PET_* in the environment cannot differ. The words are
 // cut before CLI11 sees them: all from the first one on that is no option of ours is the user's program. This
-// is done here, as CLI11 would read options behind the program's name as its own. Every spelling of torchrun
+// is done here, as CLI11 would read options after the program's name as its own. Every spelling of torchrun
 // is accepted.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <signal.h>

@@ -19,7 +19,7 @@ class StoreConnections {
   /// `first`: one that there is already; may be null.
   explicit StoreConnections(c10::intrusive_ptr<c10d::Store> store,
                             c10::intrusive_ptr<c10d::Store> first = {});
-  /// As c10d::Store::wait(), on a connection that nobody else waits on. Keys stand behind `prefix`, where it
+  /// As c10d::Store::wait(), on a connection that nobody else waits on. Keys stand after `prefix`, where it
   /// is not empty.
   void wait(const std::string& prefix, const std::vector<std::string>& keys,
             std::chrono::milliseconds timeout);

@@ -66,7 +66,7 @@ void check_schedule(const ScheduleConfig& schedule) {
   if (warmups > 0 && schedule.name == "one_cycle") {
     fail("schedule.one_cycle has a warm-up of its own: expected no schedule.warmup_*", "schedule.pct_start");
   }
-  // A schedule counts the milestones that lie behind; equal or falling ones are a typing error.
+  // A schedule counts the milestones that it has passed; equal or falling ones are a typing error.
   const auto& milestones = schedule.milestones;
   if (std::adjacent_find(milestones.begin(), milestones.end(), std::greater_equal<>()) != milestones.end()) {
     fail("schedule.milestones: expected numbers that rise");

@@ -93,7 +93,7 @@ class GzipSource : public Source {
   std::uint64_t most_left() const override { return (left_.size() + 64) * kBestCompression; }
 
  private:
-  // gzip files may be joined end to end; anything else behind one is an error that inflate reports.
+  // gzip files may be joined end to end; anything else after one is an error that inflate reports.
   bool next_member() {
     if (left_.empty()) return false;
     ::inflateReset(&stream_);
@@ -213,7 +213,7 @@ IdxArray parse_idx(std::span<const std::byte> file, const std::string& name, con
   std::array<std::byte, 1> more{};
   // For gzip this also reads on to the end of the member, where its checksum is.
   if (source->read(more) > 0) {
-    throw DataError(kWhereIdx, base::concat(name, ": over-long: there are bytes behind the ", expected,
+    throw DataError(kWhereIdx, base::concat(name, ": over-long: there are bytes after the ", expected,
                                             " expected for ", shape_text(array.shape)));
   }
   to_native_order(array);

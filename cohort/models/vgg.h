@@ -13,7 +13,7 @@ namespace cohort::models {
 /// VGG 11, 13, 16 or 19 with or without batch norm: options.name is vgg11, vgg11_bn, ... vgg19_bn.
 /// Shapes: [N, in_channels, H, W] to [N, num_classes]; H and W at least 2 ^ pools.
 /// Names and initial values: torchvision's. `width` scales the convolutions and the default head's two hidden
-/// layers; the head `linear` is one layer, classifier.0, behind a global average pool.
+/// layers; the head `linear` is one layer, classifier.0, after a global average pool.
 /// Throws: UsageError for an option out of range or an input that does not fit.
 /// Source: Simonyan and Zisserman, "Very Deep Convolutional Networks", ICLR 2015; torchvision 0.28.
 class VGGImpl : public Model<VGGImpl>, public core::LayerList {

@@ -82,7 +82,7 @@ at::Tensor transposed(const at::Tensor& tensor) {
   return tensor.transpose(0, -1).clone(at::MemoryFormat::Contiguous).transpose(0, -1);
 }
 
-// Its first part again and again; the rest lies behind it, and is what a loop without strides finds.
+// Its first part again and again; the rest lies after it, and is what a loop without strides finds.
 at::Tensor expanded(const at::Tensor& tensor) {
   return tensor.dim() == 0 || tensor.numel() == 0 ? tensor : tensor.narrow(0, 0, 1).expand(tensor.sizes());
 }

@@ -42,7 +42,7 @@ struct ScheduleOptions {
 /// Returns a schedule that counts steps from the end of the warm-up on.
 using ScheduleFactory = std::function<LRSchedulePtr(const ScheduleOptions& options)>;
 
-/// Returns the schedule in steps, behind its warm-up. Throws: UsageError for an unknown name, naming the
+/// Returns the schedule in steps, after its warm-up. Throws: UsageError for an unknown name, naming the
 /// nearest and all, for one that two libraries registered, or for arguments out of range; ConfigError for an
 /// option that the schedule does not have.
 LRSchedulePtr make_schedule(const ScheduleOptions& options);

@@ -39,7 +39,7 @@ void GradientAverager::broadcast_buffers(const torch::nn::Module& module) {
 }
 
 AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, double weight, bool finite) {
-  // Behind the step info: 1 for each gradient that this rank has.
+  // After the step info: 1 for each gradient that this rank has.
   const auto count = static_cast<std::int64_t>(parameters.size());
   at::Tensor header = make_step_header(group_, {.weight = weight, .finite = finite}, count);
   double* const has = header.mutable_data_ptr<double>() + (header.numel() - count);

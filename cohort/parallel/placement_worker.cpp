@@ -37,7 +37,7 @@ struct CallerState::Impl {
 
 // Note [Streams between placements]
 // What one placement has computed is copied on the thread of another: from a GPU to the next one, or to the
-// CPU. A copy is ordered behind what the current stream of its source does, so the thread must have, for each
+// CPU. A copy is ordered after what the current stream of its source does, so the thread must have, for each
 // GPU, the stream that the caller has, on which all placements compute.
 CallerState::CallerState(c10::Device device) : impl_(std::make_unique<Impl>()) {
   if (!device.is_cpu()) impl_->own = c10::impl::VirtualGuardImpl(device.type()).getStream(device);

@@ -17,7 +17,7 @@
 /// What a pipeline is told, and what it says of a run.
 namespace cohort::pipeline {
 
-/// Output `output` of stage `from` goes to stage `to`, past those between them, as an input behind the
+/// Output `output` of stage `from` goes to stage `to`, past those between them, as an input after the
 /// others (in the order in which skips are listed); the next stage does not see it.
 struct Skip {
   int from = 0;    ///< stage that makes the output

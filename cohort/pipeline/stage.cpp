@@ -1,5 +1,5 @@
 // Every kind of model becomes a list of layers, each a function from values to a value. Values stay
-// LibTorch's AnyValue from layer to layer, and become tensors only behind the last. With a random key each
+// LibTorch's AnyValue from layer to layer, and become tensors only after the last. With a random key each
 // layer draws from a generator of its own, by its number in the whole model. So random numbers do not depend
 // on where the model is cut.
 #include "cohort/pipeline/stage.h"

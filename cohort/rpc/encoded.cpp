@@ -101,7 +101,7 @@ void Reader::finish() const {
       next_reference_ != encoded_.references.size()) {
     reject(base::concat(encoded_.bytes.size() - position_, " bytes, ", encoded_.tensors.size() - next_tensor_,
                         " tensors and ", encoded_.references.size() - next_reference_,
-                        " references are left behind the last value"));
+                        " references are left after the last value"));
   }
 }
 

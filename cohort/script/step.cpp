@@ -1,5 +1,5 @@
 // A whole training step has one tape: forward and backward are recorded together, and gradients are results.
-// The optimizer's step is not recorded. It runs as it is behind each replay. Calls are recorded, verified or
+// The optimizer's step is not recorded. It runs as it is after each replay. Calls are recorded, verified or
 // replayed as in function.cpp, but without nodes, since nobody differentiates the loss. Always: update() runs
 // once in a call, whichever way the call takes. Surprising: a replay assigns .grad, and the gradients may lie
 // in the frame's arena until zero_grad() of the next step lets them go. Hooks on parameters would not run, so

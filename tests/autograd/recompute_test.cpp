@@ -61,7 +61,7 @@ TEST(RecomputeTest, OtherRandomNumbersInTheSecondRunWhereThatIsAskedFor) {
     return recompute(RecomputeOptions{.preserve_rng_state = false}, net, x);
   });
   EXPECT_TRUE(at::equal(plain[4], other[4]));   // the value, of the first run
-  EXPECT_FALSE(at::equal(plain[2], other[2]));  // a gradient behind the dropout of the second
+  EXPECT_FALSE(at::equal(plain[2], other[2]));  // a gradient after the dropout of the second
 }
 
 TEST(RecomputeTest, CallsNest) {
@@ -291,7 +291,7 @@ TEST(RecomputeTest, WhatIsSavedWithinItDoesNotOutliveTheCall) {
   c10::weak_intrusive_ptr<at::TensorImpl> inside(c10::intrusive_ptr<at::TensorImpl>{});
   const at::Tensor x = input_of();
   const auto fn = [&](const at::Tensor& t) {
-    const at::Tensor y = t.exp();  // saved by exp and by the layers behind it
+    const at::Tensor y = t.exp();  // saved by exp and by the layers after it
     inside = c10::weak_intrusive_ptr<at::TensorImpl>(y.getIntrusivePtr());
     return net->forward(y);
   };

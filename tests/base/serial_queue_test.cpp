@@ -141,7 +141,7 @@ TEST(SerialQueueTest, IsLateWhileAFunctionIsThatWasGivenUpWhateverElseEnds) {
   }
 }
 
-TEST(SerialQueueTest, IsStuckInAFunctionThatWasGivenUpAndNotBehindOne) {
+TEST(SerialQueueTest, IsStuckInAFunctionThatWasGivenUpAndNotInOneBeforeIt) {
   test::Gate entered, gate, entered_again, second_gate;
   SerialQueue thread({.name = "t"});
   auto first = thread.submit("first", [&] {
@@ -169,7 +169,7 @@ TEST(SerialQueueTest, IsStuckInAFunctionThatWasGivenUpAndNotBehindOne) {
   EXPECT_FALSE(thread.is_stuck());
 }
 
-TEST(SerialQueueTest, IsStuckInAFunctionThatNobodyWaitsForOnceAnotherIsGivenUpBehindIt) {
+TEST(SerialQueueTest, IsStuckInAFunctionThatNobodyWaitsForOnceAnotherIsGivenUpAfterIt) {
   test::Gate entered, gate;
   SerialQueue thread({.name = "t"});
   // Its Future is gone at once, and cannot give it up.
@@ -179,12 +179,12 @@ TEST(SerialQueueTest, IsStuckInAFunctionThatNobodyWaitsForOnceAnotherIsGivenUpBe
   }));
   entered.wait();
   EXPECT_FALSE(thread.is_stuck()) << "nobody has waited in vain";
-  auto behind = thread.submit("behind", [] {});
+  auto later = thread.submit("later", [] {});
   EXPECT_FALSE(thread.is_stuck());
-  EXPECT_TRUE(behind.abandon());
+  EXPECT_TRUE(later.abandon());
   EXPECT_TRUE(thread.is_stuck());
   gate.open();
-  ASSERT_TRUE(behind.wait(patience()));
+  ASSERT_TRUE(later.wait(patience()));
   EXPECT_FALSE(thread.is_stuck());
 }
 

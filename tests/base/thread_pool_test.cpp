@@ -135,9 +135,9 @@ TEST(ThreadPoolTest, AnotherThreadTakesThePlaceOfOneThatIsStuck) {
   for (int i = 0; i < 3; ++i) {
     auto future = pool.submit("stuck", [gate] { gate->wait(); });
     stuck.push_back(future);
-    auto behind = pool.submit("behind", [] {});
+    auto later = pool.submit("later", [] {});
     COHORT_EXPECT_THROW_WITH(future.get(Deadline(20ms)), TimeoutError, "stuck in the thread pool t");
-    EXPECT_NO_THROW(behind.get(patience()));
+    EXPECT_NO_THROW(later.get(patience()));
   }
   gate->open();
   for (auto& each : stuck) EXPECT_TRUE(each.wait(patience()));
@@ -200,10 +200,10 @@ TEST(ThreadPoolTest, OneThatIsStuckIsLeftBehindAndWhatWaitsFails) {
       entered->open();
       gate->wait();
     });
-    auto behind = pool.submit("behind", [] {});
+    auto later = pool.submit("later", [] {});
     entered->wait();
     EXPECT_EQ(pool.stop(10ms), 1);
-    COHORT_EXPECT_THROW_WITH(behind.get(patience()), TimeoutError, "behind was not begun");
+    COHORT_EXPECT_THROW_WITH(later.get(patience()), TimeoutError, "later was not begun");
   }
   EXPECT_FALSE(end.expired()) << "it was waited for a second time";
   gate->open();

@@ -165,7 +165,7 @@ TEST(SafetensorsTest, UnalignedDataIsCopiedToWholeElements) {
   EXPECT_EQ(b.item<float>(), 3.5f);
 }
 
-TEST(SafetensorsTest, ATensorBehind4GiBIsRead) {
+TEST(SafetensorsTest, ATensorAfter4GiBIsRead) {
   TempDir dir;
   constexpr std::uint64_t kLarge = (std::uint64_t{1} << 32) + 64;
   const std::string large = std::to_string(kLarge), end = std::to_string(kLarge + 4);

@@ -114,7 +114,7 @@ TEST_F(KillResumeTest, RandomConfigurationsEndWithTheSameBits) {
       if (!program.wait_for(draw.moment(whole))) ++killed;
       program.signal(SIGKILL);
       program.wait_for(10s);
-      ASSERT_TRUE(nothing_is_left()) << "ranks die behind their launcher, and hold the folder until then";
+      ASSERT_TRUE(nothing_is_left()) << "ranks die after their launcher, and hold the folder until then";
     }
     const Outcome last = run(start(folder, words, draw.harmless()));
     ASSERT_EQ(last.status, 0) << last.err;

@@ -61,7 +61,7 @@ class TrainRanksTest : public TrainProgramTest {
     }
     return largest;
   }
-  // `command`, and behind it the arguments of `cohort`.
+  // `command`, and after it the arguments of `cohort`.
   void expect_same_started_by(const std::string& folder, std::string command) {
     command = "cd '" + dir.path().string() + "' && OMP_NUM_THREADS=1 timeout 100 " + command;
     for (const std::string& word : train(folder)) command += " '" + word + "'";

@@ -303,16 +303,16 @@ TEST(CheckTest, RanksMaySendBetweenCollectivesInAnyOrder) {
   }
 }
 
-TEST(CheckTest, ACallBehindOneThatDoesNotBeginEndsAtItsOwnDeadline) {
+TEST(CheckTest, ACallAfterOneThatDoesNotBeginEndsAtItsOwnDeadline) {
   run_ranks(2, "gloo", [](Group& group) {
     group.barrier();
     if (group.rank() == 0) {
       at::Tensor first = at::ones({2}), second = at::ones({3});
       Pending never = group.all_reduce(first, ReduceOp::SUM, {milliseconds(3000)});
-      Pending behind = group.all_reduce(second, ReduceOp::SUM, {milliseconds(200)});
+      Pending later = group.all_reduce(second, ReduceOp::SUM, {milliseconds(200)});
       const base::Deadline since(milliseconds(0));
-      EXPECT_FALSE(behind.done());
-      COHORT_EXPECT_THROW_WITH(behind.wait(), TimeoutError, "all_reduce 1 of group 'world'");
+      EXPECT_FALSE(later.done());
+      COHORT_EXPECT_THROW_WITH(later.wait(), TimeoutError, "all_reduce 1 of group 'world'");
       EXPECT_LT(since.elapsed(), milliseconds(2700)) << "before the first one's deadline";
       COHORT_EXPECT_THROW_WITH(never.wait(), TimeoutError, "all_reduce 0 of group 'world'");
       COHORT_EXPECT_THROW_WITH(group.all_reduce(second), CommError, "all_reduce 1");

@@ -34,8 +34,8 @@ bool are_all(const at::Tensor& tensor, int value) {
   return tensor.eq(value).all().item<bool>();
 }
 
-// The second call comes behind one that rank 1 makes late, so that the backend has it for a part of its time.
-TEST(LateCallTest, ACallThatEndedBehindAnotherWritesNothingLater) {
+// The second call comes after one that rank 1 makes late, so that the backend has it for a part of its time.
+TEST(LateCallTest, ACallThatEndedAfterAnotherWritesNothingLater) {
   for (const char* backend : {"shm", "gloo"}) {
     SCOPED_TRACE(backend);
     std::atomic<bool> has_called{false}, has_failed{false};
@@ -60,9 +60,9 @@ TEST(LateCallTest, ACallThatEndedBehindAnotherWritesNothingLater) {
       } else {
         const milliseconds time(1000);
         const base::Deadline waited(time);
-        Pending behind = group.all_reduce(second, ReduceOp::SUM, {time});
+        Pending later = group.all_reduce(second, ReduceOp::SUM, {time});
         has_called = true;
-        EXPECT_THROW(behind.wait(), TimeoutError);
+        EXPECT_THROW(later.wait(), TimeoutError);
         EXPECT_LT(waited.elapsed(), time + test::deadline_slack());
         second.fill_(7);
         has_failed = true;

@@ -109,7 +109,7 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
     }
     group.barrier();
   });
-  // It stops behind the meeting, at each word that others wait for.
+  // It stops after the meeting, at each word that others wait for.
   for (const int stopped : {0, 1}) {
     for (const char* clock : {"another clock", ""}) {
       const bool alike = *clock == '\0';
@@ -131,7 +131,7 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
       });
     }
   }
-  // Rank 0 takes those with another clock one after the other: who waits for it behind a rank that does not
+  // Rank 0 takes those with another clock one after the other: who waits for it after a rank that does not
   // continue names that rank.
   test::run_ranks(3, "gloo", [&](Group& group) {
     if (group.rank() == 1) group.store()->set("trace/0/clock/1", "another clock");

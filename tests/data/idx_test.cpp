@@ -70,7 +70,7 @@ TEST(IdxTest, SaysWhatIsWrong) {
   COHORT_EXPECT_THROW_WITH(parse(good.substr(0, 15)), DataError,
                            "short body: got at most 3 bytes, expected 6 for 2 x 3");
   COHORT_EXPECT_THROW_WITH(parse(gzip(good.substr(0, 15))), DataError, "short body: got 3 bytes, expected 6");
-  COHORT_EXPECT_THROW_WITH(parse(good + "g"), DataError, "over-long: there are bytes behind the 6 expected");
+  COHORT_EXPECT_THROW_WITH(parse(good + "g"), DataError, "over-long: there are bytes after the 6 expected");
   COHORT_EXPECT_THROW_WITH(parse(gzip(good + "g")), DataError, "over-long");
   COHORT_EXPECT_THROW_WITH(parse(gzip(good).substr(0, 20)), DataError, "the gzip data ends too early");
   COHORT_EXPECT_THROW_WITH(parse(gzip(good) + "junk"), DataError, "the gzip data is broken");

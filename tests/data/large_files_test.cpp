@@ -48,7 +48,7 @@ void write_tar(const fs::path& path, std::uint64_t size) {
   test::write_file_with_hole(path, ustar_header("cat/1.jpg", size), size - 3, tail);
 }
 
-TEST(LargeFilesTest, WhatComesBehindALargeFileOfATarIsFound) {
+TEST(LargeFilesTest, WhatComesAfterALargeFileOfATarIsFound) {
   const test::TempDir dir;
   write_tar(dir / "large.tar", (std::uint64_t{1} << 32) + 1024);
   TarReader reader((dir / "large.tar").string(), {});

@@ -92,7 +92,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::vector<std::unique_ptr<TransformPipeline>> pipelines = make_pipelines();
   for (const auto& pipeline : pipelines) {
     const ImageShape shape = pipeline->output_shape();
-    // Exactly as large as promised, so that a write behind it is seen.
+    // Exactly as large as promised, so that a write after it is seen.
     const auto out = std::make_unique<float[]>(static_cast<size_t>(shape[0] * shape[1] * shape[2]));
     try {
       pipeline->run_encoded(file, "fuzz", random, out.get(),

@@ -220,7 +220,7 @@ TEST_F(GpuModesTest, ProfilesHaveTheGpusTime) {
   EXPECT_NEAR(on_gpu / 3, seconds, 0.5 * seconds) << profile.table(10);
 }
 
-// What the GPU computes on a stream of LibTorch's pool is copied to the CPU's placement behind it.
+// What the GPU computes on a stream of LibTorch's pool is copied to the CPU's placement after it.
 TEST_F(GpuModesTest, CopiesBetweenPlacementsAreOrderedOnTheCallersStream) {
   Toy toy("cuda:0", "cpu:0");
   const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);

@@ -50,7 +50,7 @@ TEST_F(GpuNcclTest, WaitOrdersTheStreamAndDoesNotBlockTheHost) {
     cuda.synchronizeDevice(0);
     const auto start = Clock::now();
     for (int i = 0; i < 100; ++i) busy = busy.mm(busy).tanh();
-    sum.mul_(busy.sum().isfinite());  // behind the work
+    sum.mul_(busy.sum().isfinite());  // after the work
     group.all_reduce(sum).wait();
     const at::Tensor doubled = sum * 2;
     const auto until_waited = Clock::now() - start;

@@ -59,7 +59,7 @@ TEST_F(GpuScriptTest, InBf16) {
 
 // Forward on a stream of LibTorch's pool, and backward called outside of it: each part of the backward waits
 // for the one before.
-TEST_F(GpuScriptTest, ABackwardInPartsIsOrderedBehindAForwardOnAnotherStream) {
+TEST_F(GpuScriptTest, ABackwardInPartsIsOrderedAfterAForwardOnAnotherStream) {
   const at::Tensor w = at::rand({512, 512}, gpu).requires_grad_(),
                    v = at::rand({512, 512}, gpu).requires_grad_();
   const auto fn = [=](const at::Tensor& x) {

@@ -156,7 +156,7 @@ TEST(RendezvousTest, ANodeThatFollowsNamesThemItselfAtItsDeadline) {
   node_0.join();
 }
 
-// Node 0's word comes in the very look that node 1 takes behind its deadline to see who is missing: as that
+// Node 0's word comes in the very look that node 1 takes after its deadline to see who is missing: as that
 // look asks for `at`.
 class LateGoStore : public MapStore {
  public:

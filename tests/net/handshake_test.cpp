@@ -61,7 +61,7 @@ TEST(HandshakeTest, BothSidesLearnWhoTheOtherIsInPiecesOfAnySize) {
   }
 }
 
-TEST(HandshakeTest, BytesBehindItAreKept) {
+TEST(HandshakeTest, BytesAfterItAreKept) {
   Handshake caller(Role::kCaller, std::nullopt, word('a')),
       listener(Role::kListener, std::nullopt, word('b'));
   listener.feed(caller.take_output());

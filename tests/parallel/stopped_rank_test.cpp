@@ -52,7 +52,7 @@ at::Tensor loss_of(Ddp& model) {
   return model.forward(torch::ones({2, 4})).sum();
 }
 
-// A backward with `options`, behind one that all ranks make.
+// A backward with `options`, after one that all ranks make.
 Prepare backward_with(const DistributedOptions& options) {
   return [options](const comm::Group& group) -> std::function<void()> {
     const auto model = ddp(group, options);

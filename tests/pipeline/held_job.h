@@ -179,7 +179,7 @@ class Job {
     return output.detach();
   }
 
-  // What a step gave: its result, gradients, and the next random number; and the buffers behind them.
+  // What a step gave: its result, gradients, and the next random number; and the buffers after them.
   Tensors results(const at::Tensor& result) const {
     Tensors all{result, input.grad(), torch::rand({2})};
     for (const at::Tensor& parameter : pipe->parameters()) {

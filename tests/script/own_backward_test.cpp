@@ -49,7 +49,7 @@ TEST(OwnBackwardTest, RunsOnlyWhereTheLossComesFromItsResult) {
   }
 }
 
-TEST(OwnBackwardTest, BehindAllResultsItIsReplayed) {
+TEST(OwnBackwardTest, AfterAllResultsItIsReplayed) {
   const at::Tensor w = at::ones({3}).requires_grad_();
   const auto body = [&](const at::Tensor& x) {
     const at::Tensor h = Penalty::apply(x * w);

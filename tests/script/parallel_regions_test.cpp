@@ -55,7 +55,7 @@ TEST(ParallelRegionsTest, APartThatReturnsAViewOfItsInput) {
   }
 }
 
-TEST(ParallelRegionsTest, APartBehindAnotherOfWhichItTakesTheResult) {
+TEST(ParallelRegionsTest, APartAfterAnotherOfWhichItTakesTheResult) {
   const at::NoGradGuard no_grad;
   const auto first = [](const at::Tensor& x) { return (x + 1).exp() * 0.1; };
   const auto second = [](const at::Tensor& x) { return (x - 1).tanh() * 2; };

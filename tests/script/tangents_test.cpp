@@ -118,7 +118,7 @@ TEST(TangentsTest, OfResultsThatAreHandedThroughMayFollowEachOtherInAnyLayout) {
 }
 
 // y.sum() hands an expanded gradient on, (y * w).sum() a dense one.
-TEST(TangentsTest, ANewLossBehindTheSameFunction) {
+TEST(TangentsTest, ANewLossAfterTheSameFunction) {
   const at::Tensor w = at::rand({2, 3}).requires_grad_(), weight = at::rand({2, 3});
   const auto fn = [=](const at::Tensor& x) { return (x * w).exp().mul(w); };
   const std::vector<std::function<at::Tensor(const at::Tensor&)>> losses = {
@@ -169,7 +169,7 @@ TEST(TangentsTest, SparseAndDenseOnesMayFollowEachOther) {
   }
 }
 
-TEST(TangentsTest, BehindASparseOneGradientsAreDenseInEveryCallAndEachTimeBackwardRuns) {
+TEST(TangentsTest, AfterASparseOneGradientsAreDenseInEveryCallAndEachTimeBackwardRuns) {
   const at::Tensor indices = torch::tensor({1, 2, 2}, at::kLong);
   auto fast = script([](const at::Tensor& w) { return (w * 3).sin() * w; }, ScriptOptions().min_operators(0));
   for (int call = 0; call < 12; ++call) {
@@ -238,7 +238,7 @@ TEST(TangentsTest, ZerosThatAreNotInAGradientMeetInfinity) {
 }
 
 // sgn() hands zeros without memory on to what is before it.
-TEST(TangentsTest, OfSgnBehindTheFunctionIsThatOfEagerMode) {
+TEST(TangentsTest, OfSgnAfterTheFunctionIsThatOfEagerMode) {
   const auto fn = [](const at::Tensor& x) { return (x * 2).sin() * x; };
   auto fast = script(fn, ScriptOptions().min_operators(0));
   for (int call = 0; call < 12; ++call) {

@@ -23,7 +23,7 @@ inline std::vector<std::string> example_of(const std::string& header) {
   return lines;
 }
 
-/// Returns the first of `lines` that `text` does not have behind the ones before it; empty: it has all, in
+/// Returns the first of `lines` that `text` does not have after the ones before it; empty: it has all, in
 /// their order. Indentation does not count.
 inline std::string first_missing(const std::vector<std::string>& lines, const std::string& text) {
   std::istringstream here(text);

@@ -308,7 +308,7 @@ bool SerialQueue::is_late() const {
 bool SerialQueue::is_stuck() const {
   if (shared_->is_stuck) return true;
   if (shared_->num_late == 0) return false;
-  // Somebody gave up behind a function whose Future is gone: nobody can give that one up.
+  // Somebody gave up on what comes after a function whose Future is gone: nobody can give that one up.
   std::shared_ptr<serial_queue_detail::QueuedTask> task;  // destroyed without the lock
   {
     const std::lock_guard lock(shared_->mutex);

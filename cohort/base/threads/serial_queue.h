@@ -89,11 +89,11 @@ class SerialQueue {
   /// get() timed out, or it was abandoned.
   bool is_late() const;
   /// Whether nobody waits any more for the function that it runs: it was given up itself, or its Future is
-  /// gone and another was given up behind it. One that is late and not stuck has somebody who waits for what
+  /// gone and another was given up after it. One that is late and not stuck has somebody who waits for what
   /// it runs now.
   bool is_stuck() const;
   /// Runs what was given, then ends. A thread that is still busy when `patience` is over is left behind: it
-  /// ends after the function that it is in, and what waits behind that fails. Returns whether it has ended.
+  /// ends after the function that it is in, and what waits after that fails. Returns whether it has ended.
   bool stop(std::chrono::milliseconds patience);
 
  private:

@@ -50,7 +50,7 @@ std::string peer_text(const Signature& signature) {
                                         : base::concat(signature.direction, " rank ", signature.peer, ", ");
 }
 
-// That of the caller on the GPU where the tensors are: the backend orders the call behind it.
+// That of the caller on the GPU where the tensors are: the backend orders the call after it.
 std::optional<c10::Stream> stream_of(std::span<const at::Tensor> tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.is_cuda()) continue;

@@ -48,7 +48,7 @@ struct PendingState : std::enable_shared_from_this<PendingState> {
   std::chrono::milliseconds left() const;
 
   /// Numbers the call and has `body` hand it to the backend: at once, or on the group's thread where it is to
-  /// be compared with the other ranks' first, or comes behind one that is.
+  /// be compared with the other ranks' first, or comes after one that is.
   void begin(const CallDetails& details, const Body& body);
   /// The same for send and recv, which only two ranks know of.
   void begin_message(const CallDetails& details, const Body& body);

@@ -13,7 +13,7 @@ namespace {
 using base::concat;
 using nlohmann::json;
 
-// Each line of `text` behind four spaces.
+// Each line of `text` after four spaces.
 std::string indented(const std::string& text) {
   std::string result;
   for (std::size_t begin = 0; begin < text.size();) {

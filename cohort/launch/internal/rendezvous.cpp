@@ -31,7 +31,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kHeardTime(5);  // for those that have come to read why there is no job
-// Behind a node's deadline: for node 0 to say who has not come, and else to look who that is.
+// After a node's deadline: for node 0 to say who has not come, and else to look who that is.
 constexpr milliseconds kTellTime(250), kLookTime(1000);
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
@@ -273,7 +273,7 @@ class Rendezvous {
     }
   }
 
-  // Whether a signal has come that ends the rendezvous, or the wait behind it: the first one is the reason.
+  // Whether a signal has come that ends the rendezvous, or the wait after it: the first one is the reason.
   bool take_signal() {
     while (const int number = signals_.take()) {
       if (number == SIGTSTP) ::raise(SIGSTOP);

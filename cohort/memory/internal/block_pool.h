@@ -58,7 +58,7 @@ class BlockPool {
   char* begin_ = nullptr;
 
   mutable std::mutex mutex_;
-  char* end_ = nullptr;  // under mutex_, as all below: behind it nothing was given out yet
+  char* end_ = nullptr;  // under mutex_, as all below: after it nothing was given out yet
   Blocks blocks_;
   std::set<std::pair<std::size_t, char*>> free_;  // by size, then address
   Use use_;

@@ -53,7 +53,7 @@ class Handshake {
   bool is_trusted() const { return is_trusted_; }  ///< the other side has proved that it knows the secret
   bool is_done() const { return has_sent_hello_ && peer_.has_value(); }
   const Hello& peer() const { return *peer_; }
-  /// Bytes that came behind the handshake.
+  /// Bytes that came after the handshake.
   std::string take_rest() { return std::move(input_); }
 
  private:

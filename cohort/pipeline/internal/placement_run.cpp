@@ -1,5 +1,5 @@
 // A placement does its actions in the plan's order; results wait in a queue for each edge until an action
-// takes them. Tensors are cut off from their graph at each hand-over, and tensors that skip stages lie behind
+// takes them. Tensors are cut off from their graph at each hand-over, and tensors that skip stages lie after
 // the regular ones. A tensor that stands twice is a single tensor in the next stage too. On each edge the
 // micro-batches come in the plan's order, which is checked. A change in place that another stage's graph
 // would not see is rejected, as autograd cannot notice it.
@@ -165,7 +165,7 @@ void PlacementRun::forward(const Action& action) {
   if (stage > 0) in = take({stage, false}, m);
   // The batch's own handles would keep the views alive during the step.
   batch_.inputs[micro_batch].clear();
-  // Of what came, those that pass lie behind the others.
+  // Of what came, those that pass lie after the others.
   const auto came = setup_.passing(stage - 1), passing = setup_.passing(stage);
   const std::size_t regular = in.tensors.size() - came.size();
   Tensors inputs(in.tensors.begin(), in.tensors.begin() + static_cast<std::ptrdiff_t>(regular));
@@ -363,7 +363,7 @@ void PlacementRun::backward(const Action& action) {
     batch_.input_gradients[static_cast<std::size_t>(action.micro_batch)] = std::move(of_inputs);
     return;
   }
-  // Inputs that were skips lie behind the regular ones, in the order of the skips.
+  // Inputs that were skips lie after the regular ones, in the order of the skips.
   const auto came = setup_.passing(stage - 1);
   const auto ends_here = [&](int i) { return setup_.skips[static_cast<std::size_t>(i)].to == stage; };
   const auto ending = static_cast<std::size_t>(std::count_if(came.begin(), came.end(), ends_here));

@@ -1,7 +1,7 @@
 // From a tape to the steps of a run. (1) detach() and the like are left out. Views become steps without an
 // operator, and views of captured tensors are made here, once (hoisted). (2) What backward reads of forward's
 // values is saved. (3) Each part is put into an order that needs less memory, if nothing is forked in it and
-// backward is not cut. (4) The last step that uses a value releases it. Always: a step runs behind the steps
+// backward is not cut. (4) The last step that uses a value releases it. Always: a step runs after the steps
 // whose results it reads. Surprising: a hoisted value is never released, and reads of it are counted at its
 // captured tensor.
 #include "cohort/script/execute/execution_plan.h"
@@ -124,7 +124,7 @@ void ExecutionPlan::find_effects(const Trace& recorded) {
     each_slot(calls[i].inputs, [&](int slot) { reads(slot, i); });
   }
   for (const int slot : recorded.gradients) {
-    // A gradient may be a value of forward, which is handed on behind the last call.
+    // A gradient may be a value of forward, which is handed on after the last call.
     if (slot >= 0) reads(slot, calls.size());
   }
   const std::unordered_set<int> grad_outputs(recorded.grad_outputs.begin(), recorded.grad_outputs.end());

@@ -53,7 +53,7 @@ struct ExecutionPlan {
   void plan_lives(const Trace& recorded, Phase phase);
 };
 
-/// Returns a view of `base` that lies `offset` elements behind where it begins.
+/// Returns a view of `base` that lies `offset` elements after where it begins.
 at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t offset);
 
 /// Calls fn(slot) for each value of these places.

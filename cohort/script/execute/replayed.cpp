@@ -265,9 +265,9 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   return begin(std::move(run));
 }
 
-// Returns the gradients of the first segment, and the run for the node behind; or all gradients, in order.
+// Returns the gradients of the first segment, and the run for the next node; or all gradients, in order.
 Tensors ReplayedBackward::begin(std::unique_ptr<BackwardRun> run) {
-  // The frame holds all by now, and drops each value behind its last use.
+  // The frame holds all by now, and drops each value after its last use.
   if (is_last_) release_variables();
   const Trace& recorded = run->program->recorded();
   if (is_whole) {

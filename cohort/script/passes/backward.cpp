@@ -1,4 +1,4 @@
-// The node of a recorded forward. The first backward that comes is recorded on the tape of forward, behind
+// The node of a recorded forward. The first backward that comes is recorded on the tape of forward, after
 // its calls. It runs in the detached graph, and its gradients become the trace's. The trace then goes to the
 // cache entry, or to a verification. Further backwards (retain_graph) run in the graph, and nothing is
 // recorded. Always: the caller gets eager mode's gradients, also where the recording is rejected. Surprising:

@@ -53,7 +53,7 @@ enum class Misfit : std::uint8_t {
 using Rerun = std::function<Tensors(const Tensors& grad_outputs, Misfit why)>;
 
 /// Makes `results`, the outputs in `frame`, those of a node that replays the backward of `program`; takes
-/// along what that reads. Where backward has several segments, there is a node for each, one behind the
+/// along what that reads. Where backward has several segments, there is a node for each, one after the
 /// other: Note [A chain of nodes]. `rerun` is asked where a gradient comes that the program cannot take: Note
 /// [Gradients that do not fit].
 void attach_replay(std::shared_ptr<const Program> program, std::span<const at::Tensor> inputs,

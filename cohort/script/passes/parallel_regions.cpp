@@ -1,8 +1,8 @@
 // A forked part of the tape becomes a region: steps that another thread runs while the caller continues
-// behind them. The caller waits at the first later step that touches what the region writes, or writes what
+// after them. The caller waits at the first later step that touches what the region writes, or writes what
 // it touches. Where the function called wait() does not matter. Steps are compared by sets of storages and
 // slots. What is not known to be pure counts as writing all its arguments. Always: steps that run at the same
-// time share only what all of them read. Surprising: values that two threads use are released late, behind
+// time share only what all of them read. Surprising: values that two threads use are released late, after
 // all regions that overlap.
 #include "cohort/script/passes/parallel_regions.h"
 
@@ -29,7 +29,7 @@ void each_slot_of(const Tape& tape, const PlannedStep& step, const Fn& fn) {
   }
 }
 
-// What a step, or several, touch: storages, and behind them the slots of the frame, as a view has one that it
+// What a step, or several, touch: storages, and after them the slots of the frame, as a view has one that it
 // fills, of memory that it only reads. What is not pure counts as writing all that it is handed.
 struct Touched {
   void add(const Touched& other) {
@@ -43,7 +43,7 @@ Touched touched_by(const Tape& tape, const PlannedStep& step) {
   Touched touched;
   const OperatorCall& call = tape.calls()[step.call];
   const auto storage = [&](int slot) { return tape.values()[at_slot(slot)].storage; };
-  // Slots are numbered behind the storages, so that one set holds both.
+  // Slots are numbered after the storages, so that one set holds both.
   const auto filled = [&](int slot) { return tape.num_storages() + at_slot(slot); };
   const bool only_reads = step.view != kUndefined || is_pure(call);
   each_slot_of(tape, step, [&](int slot) {
@@ -68,7 +68,7 @@ bool meet(const Numbers& a, const Numbers& b) {
   return std::any_of(less.begin(), less.end(), [&](std::size_t each) { return more.count(each) != 0; });
 }
 
-// The first step at or behind region.end that must wait for the region.
+// The first step at or after region.end that must wait for the region.
 std::size_t join_of(std::span<const Touched> steps, const ParallelRegion& region) {
   Touched part;
   for (std::size_t i = region.begin; i < region.end; ++i) part.add(steps[i]);
@@ -139,13 +139,13 @@ std::vector<int> defer_release(const Tape& tape, std::span<const ParallelRegion>
       });
     }
     // To release is to reset a slot of the frame, which two threads must not do at once.
-    std::vector<int>& behind = all.end < steps.size() ? steps[all.end].releases : at_the_end;
+    std::vector<int>& released_after = all.end < steps.size() ? steps[all.end].releases : at_the_end;
     for (std::size_t i = all.begin; i < all.end; ++i) {
       std::erase_if(steps[i].releases, [&](int slot) {
-        // Others were put here behind the steps before these.
+        // Others were put here after the steps before these.
         const auto found = users.find(slot);
         if (found == users.end() || found->second != kSeveral) return false;
-        behind.push_back(slot);
+        released_after.push_back(slot);
         return true;
       });
     }

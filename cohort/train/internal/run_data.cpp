@@ -1,5 +1,5 @@
 // Training data is read ahead from the moment that it is open, so while the model is made. Training and
-// validation must have the same classes: a class more in either would shift the labels behind it.
+// validation must have the same classes: a class more in either would shift the labels after it.
 #include "cohort/train/internal/run_data.h"
 
 #include <utility>

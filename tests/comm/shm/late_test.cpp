@@ -264,7 +264,7 @@ TEST(ShmLateTest, WhoWroteNothingHoldsUpNobody) {
   });
 }
 
-TEST(ShmLateTest, ADeadlineBehindAnotherCallHolds) {
+TEST(ShmLateTest, ADeadlineAfterAnotherCallHolds) {
   std::atomic<bool> is_over{false};
   run_threads(2, [&](Rank& rank) {
     std::vector<float> first(100, 1), second(100, 1);

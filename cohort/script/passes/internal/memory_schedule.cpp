@@ -1,6 +1,6 @@
 // List scheduling by memory: of the steps that are ready, the one that adds the fewest bytes runs next. Ties
-// go to the tape's order. Dependences are kept by storage: a read stays behind the write before it, and a
-// write behind the reads before it. Steps that are not pure keep their order. The best order is NP-hard to
+// go to the tape's order. Dependences are kept by storage: a read stays after the write before it, and a
+// write after the reads before it. Steps that are not pure keep their order. The best order is NP-hard to
 // find, so this one is greedy, and it is taken only if its peak is lower than the tape's. Always: each
 // operator reads the same values as in the tape's order, so no bit changes.
 #include "cohort/script/passes/internal/memory_schedule.h"

@@ -105,7 +105,7 @@ std::optional<OperatorCall> out_variant(const OperatorCall& call, int result) {
     out.arguments.emplace_back();
     out.inputs.push_back(
         {.index = call.arguments.size(), .kind = TensorPlace::ArgumentType::kTensor, .slots = {result}});
-    // The result lies in its slot already: nothing is to be stored behind the call.
+    // The result lies in its slot already: nothing is to be stored after the call.
     out.results.clear();
     return out;
   }

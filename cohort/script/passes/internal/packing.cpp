@@ -77,7 +77,7 @@ Packing pack(const std::vector<Lifetime>& pieces) {
   const std::size_t tries =
       std::min(kMaxTries, kMaxWork / std::max<std::size_t>(1, pieces.size() * pieces.size()));
   for (std::size_t i = 0; i < tries && best.bytes > least; ++i) {
-    // Stable: behind the pieces that stuck out, the rest stays sorted.
+    // Stable: after the pieces that stuck out, the rest stays sorted.
     std::stable_partition(order.begin(), order.end(), [&](std::size_t piece) {
       return static_cast<std::size_t>(last.offsets[piece]) + aligned(pieces[piece].bytes) == last.bytes;
     });

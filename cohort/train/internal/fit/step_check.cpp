@@ -54,7 +54,7 @@ std::vector<CheckedStep> StepCheck::add(std::int64_t step, StepMetrics metrics,
               optim::LateScalar(gradients.on_device)};
   for (const Metric& metric : now.step.metrics) {
     if (metric.name != "loss") continue;
-    // The copy to the host starts at once, behind the step and before the next.
+    // The copy to the host starts at once, after the step and before the next.
     now.loss = optim::LateScalar(metric.device_value);
     now.step.loss_is_finite = now.loss.is_defined() || std::isfinite(metric.value);
   }

@@ -126,7 +126,7 @@ std::vector<int> ranks_of(std::uint64_t mask) {
 }
 
 // Each rank says on which cores it may run: as many bits as fit two words. One round for both, as the
-// deadline may pass right behind the last rank's coming.
+// deadline may pass right after the last rank's coming.
 void Communicator::find_cores(KeyValueStore& kv_store, base::Deadline deadline) {
   std::array<std::uint64_t, 2> cores{};
   // A container's share may be less than the cores that it may run on.

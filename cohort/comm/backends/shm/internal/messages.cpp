@@ -1,7 +1,7 @@
 // Each ordered pair of ranks has a ring with one writer and one reader: a header, then the bytes of the
 // message. Both counts only grow, and their difference is what is under way; so the two ranks need no lock. A
 // receiver takes a message only while some receive waits for that rank. A message with a tag that nobody
-// waits for moves to `early_`, so that it does not block those behind it. Always: sends to a peer take
+// waits for moves to `early_`, so that it does not block those after it. Always: sends to a peer take
 // tickets, and write in their order, so no message is cut by another.
 #include "cohort/comm/backends/shm/internal/messages.h"
 
