@@ -98,9 +98,9 @@ std::vector<KnownCheckpoint> known_checkpoints(const fs::path& folder) {
     known.push_back(std::move(found));
   }
   // A copy comes after what it is a copy of.
-  const auto rank = [](const KnownCheckpoint& one) {
-    const bool is_own = one.manifest && was_saved_as(*one.manifest, name_of(one.folder));
-    return std::tuple(one.sequence(), is_own, one.folder);
+  const auto rank = [](const KnownCheckpoint& entry) {
+    const bool is_own = entry.manifest && was_saved_as(*entry.manifest, name_of(entry.folder));
+    return std::tuple(entry.sequence(), is_own, entry.folder);
   };
   std::ranges::sort(known, std::ranges::greater(), rank);
   return known;
@@ -108,7 +108,7 @@ std::vector<KnownCheckpoint> known_checkpoints(const fs::path& folder) {
 
 History::History(const std::vector<KnownCheckpoint>& known, const std::optional<fs::path>& last) {
   const auto named = std::ranges::find_if(
-      known, [&](const KnownCheckpoint& one) { return one.manifest && one.folder == last; });
+      known, [&](const KnownCheckpoint& entry) { return entry.manifest && entry.folder == last; });
   // Without a readable `last` the newest checkpoint is the head: nothing says that any was given up.
   const auto head = named != known.end() ? named : known.begin();
   if (head == known.end() || !head->manifest) return;

@@ -258,10 +258,10 @@ void RunCheckpoints::recover(bool alone) const {
 std::vector<fs::path> RunCheckpoints::list() const {
   std::vector<KnownCheckpoint> known = known_checkpoints(folder_);
   const History history(known, last());
-  std::ranges::stable_partition(known, [&](const KnownCheckpoint& one) { return history.holds(one); });
+  std::ranges::stable_partition(known, [&](const KnownCheckpoint& entry) { return history.holds(entry); });
   std::vector<fs::path> result;
-  for (KnownCheckpoint& one : known) {
-    result.push_back(std::move(one.folder));
+  for (KnownCheckpoint& entry : known) {
+    result.push_back(std::move(entry.folder));
   }
   return result;
 }
@@ -400,8 +400,8 @@ std::optional<LoadedCheckpoint> RunCheckpoints::first_usable(std::vector<std::st
   const History history(known, last_folder);
   std::vector<fs::path> candidates;
   if (last_folder) candidates.push_back(*last_folder);
-  for (const KnownCheckpoint& one : known) {
-    if (history.holds(one) && one.folder != last_folder) candidates.push_back(one.folder);
+  for (const KnownCheckpoint& entry : known) {
+    if (history.holds(entry) && entry.folder != last_folder) candidates.push_back(entry.folder);
   }
   for (const fs::path& candidate : candidates) {
     try {

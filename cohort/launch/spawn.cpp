@@ -51,7 +51,7 @@ struct Told {
 // A process that a rank starts inherits the variables: they are for the one whose parent wrote them, and this
 // takes them away once they are read.
 const std::optional<Told>& told() {
-  static const std::optional<Told> mine = []() -> std::optional<Told> {
+  static const std::optional<Told> of_process = []() -> std::optional<Told> {
     const auto call = base::env_string(kCall);
     if (!call) return std::nullopt;
     const int fd = static_cast<int>(base::env_int(kErrorFd, 0).value_or(STDERR_FILENO));
@@ -61,7 +61,7 @@ const std::optional<Told>& told() {
     if (!call->starts_with(parent)) return std::nullopt;
     return Told{call->substr(parent.size()), fd};
   }();
-  return mine;
+  return of_process;
 }
 
 // In a rank: runs fn and never returns.

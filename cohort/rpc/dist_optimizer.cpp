@@ -109,13 +109,13 @@ void DistributedOptimizer::load_state(const std::map<std::string, optim::Optimiz
       state.size() == owners_.size() &&
       std::ranges::all_of(owners_, [&](const Owner& owner) { return state.count(owner.name) > 0; });
   if (!same_owners) {
-    std::string theirs, own;
-    for (const auto& [name, unused] : state) theirs += " " + name;
-    for (const Owner& owner : owners_) own += " " + owner.name;
-    throw DataError(
-        kWhereOptimizer,
-        base::concat("the state is that of the workers", theirs, ", and the parameters are on", own),
-        "the state of an optimizer of the same workers");
+    std::string saved_owners, own_owners;
+    for (const auto& [name, unused] : state) saved_owners += " " + name;
+    for (const Owner& owner : owners_) own_owners += " " + owner.name;
+    throw DataError(kWhereOptimizer,
+                    base::concat("the state is that of the workers", saved_owners,
+                                 ", and the parameters are on", own_owners),
+                    "the state of an optimizer of the same workers");
   }
   const at::NoGradGuard no_grad;
   std::vector<Future<void>> calls;

@@ -65,9 +65,9 @@ template <auto function, typename... P>
 decltype(auto) apply(std::tuple<P...> arguments) {
   if constexpr (std::is_member_function_pointer_v<decltype(function)>) {
     return std::apply(
-        [](auto& object, auto&... others) {
+        [](auto& object, auto&... rest) {
           const auto value = object.local_value();
-          return (value.get()->*function)(std::move(others)...);
+          return (value.get()->*function)(std::move(rest)...);
         },
         arguments);
   } else {

@@ -375,7 +375,7 @@ TEST(RendezvousTest, NodesWithOneSecretMeet) {
 }
 
 TEST(RendezvousTest, NodesWithAnotherSecretOrNoneAreToldSo) {
-  const std::optional<base::Secret> one = base::Secret::make(), other = base::Secret::make(), none;
+  const std::optional<base::Secret> secret = base::Secret::make(), other_secret = base::Secret::make(), none;
   const auto expect_rejected = [](const std::string& text) {
     EXPECT_NE(text.find("was not signed with this job's secret"), std::string::npos) << text;
   };
@@ -387,9 +387,9 @@ TEST(RendezvousTest, NodesWithAnotherSecretOrNoneAreToldSo) {
       return outcomes(std::make_shared<MapStore>(), {first, second}, milliseconds(1500), signals);
     });
   };
-  auto others = meet_with(one, other), second_alone = meet_with(none, one),
-       first_alone = meet_with(one, none);
-  const auto different = others.get();
+  auto two_secrets = meet_with(secret, other_secret), second_alone = meet_with(none, secret),
+       first_alone = meet_with(secret, none);
+  const auto different = two_secrets.get();
   expect_rejected(different[1]);
   EXPECT_NE(different[0].find("node 1 of 2 did not come within"), std::string::npos) << different[0];
   expect_rejected(second_alone.get()[1]);

@@ -14,13 +14,13 @@ namespace {
 
 TEST(SignedWordsTest, WhatOneSignsTheOtherOpens) {
   const base::Secret secret = base::Secret::make();
-  SignedWords one(secret), other(secret);
+  SignedWords signer(secret), opener(secret);
   for (const std::string& word : std::vector<std::string>{"", "5", "two words", "line\nline", {'\0', 'x'}}) {
-    EXPECT_EQ(other.open("key", one.sign("key", word)), word);
+    EXPECT_EQ(opener.open("key", signer.sign("key", word)), word);
   }
-  const std::string word = one.sign("key", "word");
-  EXPECT_EQ(other.open("key", word), "word");
-  EXPECT_EQ(other.open("key", word), "word") << "a word may be read twice";
+  const std::string word = signer.sign("key", "word");
+  EXPECT_EQ(opener.open("key", word), "word");
+  EXPECT_EQ(opener.open("key", word), "word") << "a word may be read twice";
 }
 
 TEST(SignedWordsTest, WithoutASecretWordsAreWhatTheyAre) {
@@ -32,11 +32,11 @@ TEST(SignedWordsTest, WithoutASecretWordsAreWhatTheyAre) {
 // A session's name and a key, or a key and a word, that together read like others are others.
 TEST(SignedWordsTest, WhatIsMovedBetweenItsPartsIsAnother) {
   const base::Secret secret = base::Secret::make();
-  SignedWords one(secret), other(secret);
-  one.begin_session("a");
-  other.begin_session("ab");
-  EXPECT_FALSE(other.open("c", one.sign("bc", "word")));
-  EXPECT_FALSE(one.open("ke", one.sign("key", "word")));
+  SignedWords in_session_a(secret), in_session_ab(secret);
+  in_session_a.begin_session("a");
+  in_session_ab.begin_session("ab");
+  EXPECT_FALSE(in_session_ab.open("c", in_session_a.sign("bc", "word")));
+  EXPECT_FALSE(in_session_a.open("ke", in_session_a.sign("key", "word")));
 }
 
 // Agents of two jobs with one secret, one after the other, and somebody who writes to the store what he has

@@ -287,9 +287,9 @@ TEST_F(SpawnTest, AProgramThatALauncherMayStartTooSpawnsOnlyWithoutOne) {
 
   const test::ScopedEnv rank("RANK", "5"), size("WORLD_SIZE", "8"), local("LOCAL_RANK", "1"),
       local_size("LOCAL_WORLD_SIZE", "2"), host("MASTER_ADDR", "127.0.0.1"), port("MASTER_PORT", "29500");
-  int mine = -1;
-  spawn_unless_launched([&](int given) { mine = given; }, 2, with);
-  EXPECT_EQ(mine, 5) << "in this process";
+  int received = -1;
+  spawn_unless_launched([&](int given) { received = given; }, 2, with);
+  EXPECT_EQ(received, 5) << "in this process";
 }
 
 TEST_F(SpawnTest, IsRejectedInsideALaunchedJobAndForNoRanks) {

@@ -77,9 +77,10 @@ TEST(HandshakeTest, BytesAfterItAreKept) {
 TEST(HandshakeTest, AnotherSecretIsSeenByBothBeforeANameIsTold) {
   const base::Secret secret = base::Secret::make(), other = base::Secret::make();
   const std::optional<base::Secret> none;
-  for (const auto& [mine, theirs] :
+  for (const auto& [caller_secret, listener_secret] :
        {std::pair(std::optional(secret), std::optional(other)), {secret, none}, {none, secret}}) {
-    Handshake caller(Role::kCaller, mine, word('a')), listener(Role::kListener, theirs, word('b'));
+    Handshake caller(Role::kCaller, caller_secret, word('a')),
+        listener(Role::kListener, listener_secret, word('b'));
     listener.feed(caller.take_output());
     COHORT_EXPECT_THROW_WITH(caller.feed(listener.take_output()), CommError,
                              "who listens there does not know");

@@ -368,14 +368,14 @@ Outcome run_program(std::int64_t seed, Job* job, int workers) {
   num_workers = workers;
   std::mt19937 random(static_cast<std::uint32_t>(seed));
   const at::Tensor x = at::linspace(0.1, 0.9, 8, at::kFloat).requires_grad_();
-  for (at::Tensor& one : weights) one.mutable_grad().reset();
+  for (at::Tensor& weight : weights) weight.mutable_grad().reset();
   Outcome outcome;
   if (job == nullptr) {
     outcome.loss = random_program(0, seed, 3, x).sum();
     if (outcome.loss.requires_grad()) outcome.loss.backward();
     outcome.gradients.push_back(x.grad());
-    for (const at::Tensor& one : weights)
-      outcome.gradients.push_back(one.grad().defined() ? one.grad().clone() : one.grad());
+    for (const at::Tensor& weight : weights)
+      outcome.gradients.push_back(weight.grad().defined() ? weight.grad().clone() : weight.grad());
     return outcome;
   }
   Context context((*job)[0]);
@@ -408,10 +408,10 @@ TEST(DistAutogradProgramsTest, HaveTheSameBitsOnOneWorkerAndOnThree) {
   int num_gradients = 0;
   for (int seed = 1; seed <= num_programs; ++seed) outcomes.push_back(run_program(seed, &three, 3));
   three.shutdown();
-  Job one(1);
+  Job job_of_one(1);
   for (int seed = 1; seed <= num_programs; ++seed) {
     const Outcome &on_three = outcomes[static_cast<std::size_t>(seed - 1)],
-                  on_one = run_program(seed, &one, 1), plain = run_program(seed, nullptr, 0);
+                  on_one = run_program(seed, &job_of_one, 1), plain = run_program(seed, nullptr, 0);
     ASSERT_TRUE(at::equal(on_three.loss, plain.loss)) << "seed " << seed;
     for (std::size_t i = 0; i < plain.gradients.size(); ++i) {
       const at::Tensor &a = on_three.gradients[i], &b = on_one.gradients[i], &c = plain.gradients[i];
@@ -424,8 +424,8 @@ TEST(DistAutogradProgramsTest, HaveTheSameBitsOnOneWorkerAndOnThree) {
     }
   }
   EXPECT_GT(num_gradients, num_programs);
-  EXPECT_TRUE(comes_true([&] { return one[0].metrics().contexts == 0; }));
-  one.shutdown();
+  EXPECT_TRUE(comes_true([&] { return job_of_one[0].metrics().contexts == 0; }));
+  job_of_one.shutdown();
 }
 
 }  // namespace

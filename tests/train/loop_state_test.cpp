@@ -88,18 +88,19 @@ TEST(LoopStateTest, ALoopThatWasStoppedAnywhereContinuesWithTheSameBits) {
 }
 
 TEST(LoopStateTest, RestoringRejectsWhatItDidNotWrite) {
-  OwnLoop one;
-  one.train(2);
-  const auto content = one.loop->content();
-  EXPECT_TRUE(one.loop->restore(content).is_null());
+  OwnLoop own_loop;
+  own_loop.train(2);
+  const auto content = own_loop.loop->content();
+  EXPECT_TRUE(own_loop.loop->restore(content).is_null());
 
   nn::Sequential other(nn::Linear(3, 1));
   optim::Adam adam(other->parameters(), optim::AdamOptions(0.01));
-  COHORT_EXPECT_THROW_WITH(LoopState(*other, adam, one.loader).restore(content), DataError,
+  COHORT_EXPECT_THROW_WITH(LoopState(*other, adam, own_loop.loader).restore(content), DataError,
                            "is not of this model");
 
   data::Loader fewer(samples(16), {.batch_size = 4, .shuffle = true, .seed = 3});
-  COHORT_EXPECT_THROW_WITH(LoopState(*one.net, *one.optimizer, fewer).restore(content), DataError, "16");
+  COHORT_EXPECT_THROW_WITH(LoopState(*own_loop.net, *own_loop.optimizer, fewer).restore(content), DataError,
+                           "16");
 
   const test::TempDir dir;
   nn::Sequential net(nn::Linear(3, 2));
@@ -110,7 +111,7 @@ TEST(LoopStateTest, RestoringRejectsWhatItDidNotWrite) {
                        {.batch_size = 4});
   const FitResult trained = Trainer(TrainerOptions().run_dir(dir.path())).fit(task, classes);
   const auto of_trainer = checkpoint::RunCheckpoints::load(trained.last_checkpoint);
-  COHORT_EXPECT_THROW_WITH(one.loop->restore(of_trainer), DataError, "lacks what LoopState needs");
+  COHORT_EXPECT_THROW_WITH(own_loop.loop->restore(of_trainer), DataError, "lacks what LoopState needs");
   COHORT_EXPECT_THROW_WITH(
       Trainer(TrainerOptions().run_dir(dir.path() / "x").resume([&] {
         return checkpoint::RunCheckpoints(dir.path() / "own").save("a", content).string();

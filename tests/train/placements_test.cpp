@@ -167,9 +167,9 @@ TEST(PlacementsTest, RanksOfTwoPlacementsEqualOneProcess) {
     SCOPED_TRACE(model);
     std::vector<Parameters> got(2);
     test::run_ranks(2, "gloo", [&](comm::Group& group) {
-      const std::string mine = base::concat("cpu:0/rank", group.rank());
+      const std::string prefix = base::concat("cpu:0/rank", group.rank());
       Way way{.model = model, .group = group};
-      way.place = {{"features", mine + "a"}, {"classifier", mine + "b"}};
+      way.place = {{"features", prefix + "a"}, {"classifier", prefix + "b"}};
       got[static_cast<std::size_t>(group.rank())] = train(way);
     });
     expect_close(single, got[0], 1e-5);

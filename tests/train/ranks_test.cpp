@@ -213,11 +213,11 @@ void expect_ranks_equal_one_process(const Case& of, double after_one, double aft
   };
   EXPECT_LT(loss_after(51), loss_after(3)) << "the loss does not fall";
   for (const auto& [count, tolerance] : {std::pair(1, after_one), std::pair(50, after_fifty)}) {
-    const Outcome one = train_on(0, of, steps(count))[0];
-    ASSERT_EQ(one.fit.steps, count);
+    const Outcome single = train_on(0, of, steps(count))[0];
+    ASSERT_EQ(single.fit.steps, count);
     for (const int ranks : {2, 4}) {
       const std::vector<Outcome> all = train_on(ranks, of, steps(count));
-      EXPECT_LE(largest_difference(one, all[0]), tolerance) << ranks << " ranks, " << count << " steps";
+      EXPECT_LE(largest_difference(single, all[0]), tolerance) << ranks << " ranks, " << count << " steps";
       for (const Outcome& other : all) EXPECT_TRUE(same_bits(all[0], other)) << ranks << " ranks";
     }
   }
@@ -262,12 +262,12 @@ TEST_P(RanksTest, TwoRunsEndWithTheSameBits) {
 TEST_P(RanksTest, EvaluationCoversEachSampleOnceAndAllRanksHearTheSame) {
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   const Change evaluate = [](TrainerOptions& o) { o.epochs(2).eval_every(1).best_metric("val_loss"); };
-  const Outcome one = train_on(0, of, evaluate)[0];
+  const Outcome single = train_on(0, of, evaluate)[0];
   const std::vector<Outcome> ranks = train_on(4, of, evaluate);
   for (const Outcome& rank : ranks) {
     EXPECT_EQ(rank.fit.metrics, ranks[0].fit.metrics);
     for (const char* name : {"train_loss", "val_loss"}) {
-      EXPECT_NEAR(rank.fit.metrics.at(name), one.fit.metrics.at(name), 1e-6) << name;
+      EXPECT_NEAR(rank.fit.metrics.at(name), single.fit.metrics.at(name), 1e-6) << name;
     }
   }
   std::atomic<std::int64_t> samples{0};
@@ -338,9 +338,9 @@ TEST_P(RanksTest, AccumulationClippingSmoothingAndAutocastContinueBitwiseAndEqua
       return outcomes;
     };
     TempDir one_folder, whole_folder, folder;
-    const Outcome one = run(0, 8, one_folder, "")[0];
+    const Outcome single = run(0, 8, one_folder, "")[0];
     const std::vector<Outcome> whole = run(2, 8, whole_folder, "");
-    EXPECT_LE(largest_difference(one, whole[0]), tolerance);
+    EXPECT_LE(largest_difference(single, whole[0]), tolerance);
     run(2, 4, folder, "");
     for (const Outcome& rank : run(2, 8, folder, "last")) EXPECT_TRUE(same_bits(whole[0], rank));
   }
@@ -449,10 +449,10 @@ TEST(GradientSyncTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
     RankCoordinator ranks(&group);
     for (int step = 0; step < 6; ++step) {
-      RankCoordinator::ControlRequests mine;
-      if (step == 2 && group.rank() == 1) mine.stop_signal = 15;
-      if (step == 3 && group.rank() == 2) mine.save_now = true;
-      const RankCoordinator::ControlRequests agreed = ranks.agree(mine);
+      RankCoordinator::ControlRequests requests;
+      if (step == 2 && group.rank() == 1) requests.stop_signal = 15;
+      if (step == 3 && group.rank() == 2) requests.save_now = true;
+      const RankCoordinator::ControlRequests agreed = ranks.agree(requests);
       EXPECT_EQ(agreed.stop_signal, step == 3 ? 15 : 0) << step;
       EXPECT_EQ(agreed.save_now, step == 4) << step;
       EXPECT_FALSE(agreed.save_due);

@@ -170,14 +170,15 @@ TEST(CurvesTest, ShowsEachCurveWithAxesUnitsAndLegend) {
 }
 
 TEST(CurvesTest, ARunOfOneEpochAndNumbersThatAreNotFiniteStillMakeAPlot) {
-  const std::vector<MetricRow> one = {{1, 2, {{"train_loss", std::nan("")}, {"val_loss", 0.5}, {"lr", 0}}}};
+  const std::vector<MetricRow> epochs = {
+      {1, 2, {{"train_loss", std::nan("")}, {"val_loss", 0.5}, {"lr", 0}}}};
   TempDir dir;
-  write_curves(dir / "curves.svg", curves_from_epochs(one, "one"));
+  write_curves(dir / "curves.svg", curves_from_epochs(epochs, "one"));
   const std::string svg = read_file(dir / "curves.svg");
   EXPECT_NE(svg.find("<circle"), std::string::npos);
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   EXPECT_EQ(svg.find("inf"), std::string::npos);
-  COHORT_EXPECT_THROW_WITH(write_curves("/nonexistent/c.svg", curves_from_epochs(one, "one")), SystemError,
+  COHORT_EXPECT_THROW_WITH(write_curves("/nonexistent/c.svg", curves_from_epochs(epochs, "one")), SystemError,
                            "/nonexistent/c.svg");
 }
 

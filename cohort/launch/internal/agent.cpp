@@ -254,10 +254,10 @@ AttemptReport Agent::exit_result_of(const std::vector<AttemptReport>& reports) c
   return exit_result;
 }
 
-AttemptReport Agent::agree_on_result(AttemptReport mine) {
-  if (force_kill_) mine.status = 128 + signal_;
-  if (store_client_ == nullptr) return exit_result_of({mine});
-  store_client_->post(key("end", options_.node_rank), mine.to_json());
+AttemptReport Agent::agree_on_result(AttemptReport own_report) {
+  if (force_kill_) own_report.status = 128 + signal_;
+  if (store_client_ == nullptr) return exit_result_of({own_report});
+  store_client_->post(key("end", options_.node_rank), own_report.to_json());
   if (options_.node_rank != 0) {
     store_client_->watch(key("result"));
     AttemptReport exit_result = AttemptReport::from_json(wait_for(key("result")));
@@ -269,7 +269,7 @@ AttemptReport Agent::agree_on_result(AttemptReport mine) {
     store_client_->watch(key("result_seen", node));
   }
   // All nodes are watched by now, so their words come while one of them is waited for.
-  std::vector<AttemptReport> reports{mine};
+  std::vector<AttemptReport> reports{own_report};
   for (int node = 1; node < options_.nnodes; ++node) {
     reports.push_back(AttemptReport::from_json(wait_for(key("end", node))));
   }

@@ -50,7 +50,7 @@ class Agent {
   void stop_by_signal(WorkerGroup* workers, int number);
   void stop_by_failure(WorkerGroup& workers);
   AttemptReport outcome_of(const WorkerGroup& workers) const;
-  AttemptReport agree_on_result(AttemptReport mine);
+  AttemptReport agree_on_result(AttemptReport own_report);
   AttemptReport exit_result_of(const std::vector<AttemptReport>& reports) const;
   std::string wait_for(const std::string& key);
   void wait_until_acknowledged();

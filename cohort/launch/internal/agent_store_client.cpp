@@ -154,7 +154,7 @@ void AgentStoreClient::State::give_and_read_signs() {
   const auto now = options.now();
   if (now < next_sign) return;
   const auto key = [](int node) { return concat("alive/", node); };
-  std::string mine;
+  std::string own_sign;
   {
     const std::lock_guard lock(mutex);
     if (!words.is_in_session()) return;
@@ -162,11 +162,11 @@ void AgentStoreClient::State::give_and_read_signs() {
       if (!signs[node].silence) signs[node].silence.emplace(now);
     }
     if (std::exchange(has_caller_answered, false) || !busy_until.expired()) {
-      mine = words.sign(key(options.node), std::to_string(++signs_given));
+      own_sign = words.sign(key(options.node), std::to_string(++signs_given));
     }
   }
   next_sign = now + options.keep_alive_interval;
-  if (!mine.empty()) kv_store->set(key(options.node), mine);
+  if (!own_sign.empty()) kv_store->set(key(options.node), own_sign);
   wake_caller();  // for the next sign
   const int last = options.node == 0 ? options.nnodes - 1 : 0;
   for (int node = 0; node <= last; ++node) {

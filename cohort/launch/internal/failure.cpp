@@ -63,19 +63,21 @@ std::string describe(const std::vector<RankFailure>& failures, int world_size) {
   } else if (first.message.empty()) {
     text += "\n  it printed nothing, and recorded no error";
   }
-  std::vector<const RankFailure*> others;
+  std::vector<const RankFailure*> other_failures;
   for (const RankFailure& failure : failures) {
-    if (&failure != &first) others.push_back(&failure);
+    if (&failure != &first) other_failures.push_back(&failure);
   }
-  std::sort(others.begin(), others.end(), [](const auto* a, const auto* b) { return a->time < b->time; });
+  std::sort(other_failures.begin(), other_failures.end(),
+            [](const auto* a, const auto* b) { return a->time < b->time; });
   // The others mostly say that they lost the first one.
   constexpr std::size_t kMaxOthers = 8;
-  for (std::size_t i = 0; i < std::min(kMaxOthers, others.size()); ++i) {
-    const std::string& message = others[i]->message;
-    text += concat("\n  then rank ", others[i]->rank, " ", others[i]->what, message.empty() ? "" : ": ",
-                   message.substr(0, message.find('\n')));
+  for (std::size_t i = 0; i < std::min(kMaxOthers, other_failures.size()); ++i) {
+    const std::string& message = other_failures[i]->message;
+    text += concat("\n  then rank ", other_failures[i]->rank, " ", other_failures[i]->what,
+                   message.empty() ? "" : ": ", message.substr(0, message.find('\n')));
   }
-  if (others.size() > kMaxOthers) text += concat("\n  and ", others.size() - kMaxOthers, " more");
+  if (other_failures.size() > kMaxOthers)
+    text += concat("\n  and ", other_failures.size() - kMaxOthers, " more");
   return text;
 }
 

@@ -103,18 +103,18 @@ Go rejection(const RunOptions& options, const AgentStoreClient& store_client, co
 Go assemble(const RunOptions& options, const AgentStoreClient& store_client) {
   Go go;
   for (int node = 0; node < options.nnodes; ++node) {
-    const auto theirs = read<Hello>(*store_client.received(key_of(node)), node, go.error);
+    const auto hello = read<Hello>(*store_client.received(key_of(node)), node, go.error);
     if (!go.error.empty()) break;
-    if (theirs.fingerprint != consistency_fingerprint(options)) {
+    if (hello.fingerprint != consistency_fingerprint(options)) {
       go.error = concat("nodes disagree: node 0 has ", consistency_fingerprint(options), "; node ", node,
-                        " has ", theirs.fingerprint);
+                        " has ", hello.fingerprint);
     }
-    if (theirs.nproc < 1 || theirs.nproc > kMaxLocalRanks) {
-      go.error = concat("node ", node, " says that it has ", theirs.nproc, " ranks");
+    if (hello.nproc < 1 || hello.nproc > kMaxLocalRanks) {
+      go.error = concat("node ", node, " says that it has ", hello.nproc, " ranks");
     }
-    go.ranks.push_back(theirs.nproc);
-    go.words.push_back(theirs.word);
-    if (go.reached.empty() && node > 0 && base::is_far_address(theirs.reached)) go.reached = theirs.reached;
+    go.ranks.push_back(hello.nproc);
+    go.words.push_back(hello.word);
+    if (go.reached.empty() && node > 0 && base::is_far_address(hello.reached)) go.reached = hello.reached;
   }
   return go.error.empty() ? go : rejection(options, store_client, go.error);
 }
@@ -143,11 +143,11 @@ class Rendezvous {
       : options_(options), store_client_(store_client), signals_(signals), deadline_(deadline) {}
 
   // Node 0 begins the session, hears all, and tells all. Nothing when a signal came.
-  std::optional<Go> lead(Hello mine) {
+  std::optional<Go> lead(Hello own_hello) {
     const std::string session = base::random_word();
     store_client_.post("hello", session);
     store_client_.begin_session(session);
-    store_client_.post(key_of(0), text_of(mine));
+    store_client_.post(key_of(0), text_of(own_hello));
     for (int node = 0; node < options_.nnodes; ++node) store_client_.watch(key_of(node));
     const auto missing = [&] {
       std::vector<int> nodes;
@@ -176,7 +176,7 @@ class Rendezvous {
     return go;
   }
 
-  std::optional<Go> follow(Hello mine) {
+  std::optional<Go> follow(Hello own_hello) {
     // Node 0 says at its own deadline who has not come, which may be later than this one's.
     const base::Deadline until = deadline_.later(kTellTime);
     const auto hear = [&](const char* key) {
@@ -188,13 +188,13 @@ class Rendezvous {
     store_client_.begin_session(*store_client_.received("hello"));
     is_in_session_ = true;
     store_client_.expect_signs(0);
-    mine.word = base::random_word();
-    store_client_.post(key_of(options_.node_rank), text_of(mine));
+    own_hello.word = base::random_word();
+    store_client_.post(key_of(options_.node_rank), text_of(own_hello));
     if (!hear("go")) {
       give_up();
       return std::nullopt;
     }
-    return checked(*store_client_.received("go"), mine.word);
+    return checked(*store_client_.received("go"), own_hello.word);
   }
 
   int signal() const { return signal_; }
@@ -342,11 +342,12 @@ std::optional<WorkerGroupSpec> join_rendezvous(const RunOptions& options, AgentS
                                                SignalQueue& signals, const std::string& reached,
                                                base::Deadline deadline, int& signal) {
   Rendezvous rendezvous(options, store_client, signals, deadline);
-  const Hello mine{.fingerprint = consistency_fingerprint(options),
-                   .nproc = options.nproc_per_node,
-                   .reached = reached,
-                   .word = ""};
-  const std::optional<Go> go = options.node_rank == 0 ? rendezvous.lead(mine) : rendezvous.follow(mine);
+  const Hello own_hello{.fingerprint = consistency_fingerprint(options),
+                        .nproc = options.nproc_per_node,
+                        .reached = reached,
+                        .word = ""};
+  const std::optional<Go> go =
+      options.node_rank == 0 ? rendezvous.lead(own_hello) : rendezvous.follow(own_hello);
   signal = rendezvous.signal();
   if (!go) return std::nullopt;
   if (!go->error.empty()) fail(go->error, "start cohort run alike on all nodes");

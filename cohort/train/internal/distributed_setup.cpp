@@ -92,8 +92,8 @@ int gpu_of_rank(int local_rank, int num_visible) {
 
 int ranks_on_host(const parallel::GradientSync& gradient_sync) {
   if (gradient_sync.size() == 1) return 1;
-  const std::string mine = base::host_name();
-  return static_cast<int>(std::ranges::count(comm::all_gather_text(*gradient_sync.group(), mine), mine));
+  const std::string host = base::host_name();
+  return static_cast<int>(std::ranges::count(comm::all_gather_text(*gradient_sync.group(), host), host));
 }
 
 int threads_of_rank(std::int64_t threads, const std::string& runner,
@@ -104,9 +104,9 @@ int threads_of_rank(std::int64_t threads, const std::string& runner,
   if (threads > 0 || gradient_sync.size() == 1 || base::env_string("OMP_NUM_THREADS")) {
     return static_cast<int>(threads);
   }
-  const std::string mine = base::host_name() + " " + base::CpuSet::of_process().to_string();
-  const std::vector<std::string> all = comm::all_gather_text(*gradient_sync.group(), mine);
-  const auto sharers = static_cast<int>(std::count(all.begin(), all.end(), mine));
+  const std::string host_and_cores = base::host_name() + " " + base::CpuSet::of_process().to_string();
+  const std::vector<std::string> all = comm::all_gather_text(*gradient_sync.group(), host_and_cores);
+  const auto sharers = static_cast<int>(std::count(all.begin(), all.end(), host_and_cores));
   return std::max(1, base::usable_cores() / sharers);
 }
 

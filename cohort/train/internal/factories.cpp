@@ -174,10 +174,10 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const config::OptimConfig& conf
 
 // Asks an optimizer of a single number, so that one from a library is counted too.
 double states_per_parameter(const config::OptimConfig& config) {
-  const at::Tensor one = at::zeros({1});
-  const auto optimizer = optim::make_optimizer(optimizer_options(config), {{.params = {one}}});
-  return static_cast<double>(optimizer->state_bytes(optimizer->param_groups().front(), one)) /
-         static_cast<double>(one.nbytes());
+  const at::Tensor parameter = at::zeros({1});
+  const auto optimizer = optim::make_optimizer(optimizer_options(config), {{.params = {parameter}}});
+  return static_cast<double>(optimizer->state_bytes(optimizer->param_groups().front(), parameter)) /
+         static_cast<double>(parameter.nbytes());
 }
 
 std::shared_ptr<const optim::LRSchedule> make_schedule(const config::ScheduleConfig& config,

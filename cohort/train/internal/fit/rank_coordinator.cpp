@@ -55,8 +55,8 @@ void RankCoordinator::require_same(const std::string& what, const std::string& t
   if (size() > 1) comm::require_same(*group_, what, text);
 }
 
-RankCoordinator::ControlRequests RankCoordinator::agree(const ControlRequests& mine) {
-  if (size() == 1) return mine;
+RankCoordinator::ControlRequests RankCoordinator::agree(const ControlRequests& requests) {
+  if (size() == 1) return requests;
   ControlRequests agreed;
   // The first call has nothing to answer. A wish is heard one step late, and by all ranks at once.
   if (told_.defined()) {
@@ -65,7 +65,8 @@ RankCoordinator::ControlRequests RankCoordinator::agree(const ControlRequests& m
     agreed = {static_cast<int>(words[0]), words[1] != 0, words[2] != 0};
   }
   told_ = at::tensor(
-      {std::int64_t{mine.stop_signal}, std::int64_t{mine.save_now}, std::int64_t{mine.save_due}}, at::kLong);
+      {std::int64_t{requests.stop_signal}, std::int64_t{requests.save_now}, std::int64_t{requests.save_due}},
+      at::kLong);
   // The maximum: one rank's wish is enough, and of two signals all take the same.
   telling_ = group_->all_reduce(told_, comm::ReduceOp::MAX);
   return agreed;
@@ -74,10 +75,10 @@ RankCoordinator::ControlRequests RankCoordinator::agree(const ControlRequests& m
 std::map<std::string, MeterSet::Sum> RankCoordinator::total(MeterSet& meters) const {
   if (size() == 1) return meters.sums();
   // By name, as a rank without a sample so far does not know the names.
-  json mine = json::object();
-  for (const auto& [name, sum] : meters.sums()) mine[name] = {sum.weighted, sum.weight};
+  json own_sums = json::object();
+  for (const auto& [name, sum] : meters.sums()) own_sums[name] = {sum.weighted, sum.weight};
   std::map<std::string, MeterSet::Sum> total;
-  for (const json& sums : comm::all_gather_object(*group_, mine)) {
+  for (const json& sums : comm::all_gather_object(*group_, own_sums)) {
     for (const auto& [name, values] : sums.items()) {
       MeterSet::Sum& sum = total[name];
       sum.weighted += values.at(0).get<double>();
@@ -95,31 +96,31 @@ double RankCoordinator::sum(double value) const {
 }
 
 std::optional<checkpoint::LoadedCheckpoint> RankCoordinator::share(
-    std::optional<checkpoint::LoadedCheckpoint> mine) const {
-  if (size() == 1) return mine;
+    std::optional<checkpoint::LoadedCheckpoint> loaded) const {
+  if (size() == 1) return loaded;
   json head;
-  if (mine) {
-    head = {{"folder", mine->folder.string()},
-            {"model", layout_of(mine->content.model)},
-            {"optimizer", layout_of(mine->content.optimizer)},
-            {"state", mine->content.state}};
+  if (loaded) {
+    head = {{"folder", loaded->folder.string()},
+            {"model", layout_of(loaded->content.model)},
+            {"optimizer", layout_of(loaded->content.optimizer)},
+            {"state", loaded->content.state}};
   }
   // Null says that there is no checkpoint, which the other ranks could not see.
   head = comm::broadcast_object(*group_, head);
   if (head.is_null()) return std::nullopt;
   if (!is_first()) {
-    mine = {.folder = head.at("folder").get<std::string>(),
-            .content = {.model = empty_tensors(head.at("model")),
-                        .optimizer = empty_tensors(head.at("optimizer")),
-                        .state = head.at("state")}};
+    loaded = {.folder = head.at("folder").get<std::string>(),
+              .content = {.model = empty_tensors(head.at("model")),
+                          .optimizer = empty_tensors(head.at("optimizer")),
+                          .state = head.at("state")}};
   }
-  for (checkpoint::TensorMap* tensors : {&mine->content.model, &mine->content.optimizer}) {
+  for (checkpoint::TensorMap* tensors : {&loaded->content.model, &loaded->content.optimizer}) {
     for (auto& [name, tensor] : *tensors) {
       // In the order of the layout, one at a time: no rank needs memory for a second copy.
       if (tensor.numel() > 0) group_->broadcast(tensor, 0).wait();
     }
   }
-  return mine;
+  return loaded;
 }
 
 }  // namespace cohort::train

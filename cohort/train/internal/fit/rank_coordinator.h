@@ -42,14 +42,14 @@ class RankCoordinator {
 
   /// Returns what all ranks are to do now, the same on each: with several ranks what any of them wished at
   /// the call before, so that telling costs no waiting.
-  ControlRequests agree(const ControlRequests& mine);
+  ControlRequests agree(const ControlRequests& requests);
 
   /// Sums over ranks, in the order of ranks.
   std::map<std::string, MeterSet::Sum> total(MeterSet& meters) const;
   double sum(double value) const;
 
   /// Gives every rank what rank 0 has loaded, or found not to be there.
-  std::optional<checkpoint::LoadedCheckpoint> share(std::optional<checkpoint::LoadedCheckpoint> mine) const;
+  std::optional<checkpoint::LoadedCheckpoint> share(std::optional<checkpoint::LoadedCheckpoint> loaded) const;
 
  private:
   const comm::Group* group_;

@@ -65,9 +65,8 @@ double rate_of_step(const Task& task, std::int64_t step) {
   return rate;
 }
 
-void log_other_rates(const std::vector<ParamGroups>& own, const std::vector<ParamGroups>& theirs,
-                     bool keeps) {
-  const std::vector<double> now = initial_rates(own), then = initial_rates(theirs);
+void log_other_rates(const std::vector<ParamGroups>& own, const std::vector<ParamGroups>& saved, bool keeps) {
+  const std::vector<double> now = initial_rates(own), then = initial_rates(saved);
   if (now == then) return;
   if (!keeps) {
     base::log_info(

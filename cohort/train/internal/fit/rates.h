@@ -23,8 +23,8 @@ void apply_schedules(const Task& task, std::int64_t step);
 /// Returns the rate of the first group in `step`, and changes nothing.
 double rate_of_step(const Task& task, std::int64_t step);
 
-/// Says where the rates before schedules that a program set are not `theirs`, the checkpoint's. `keeps`:
+/// Says where the rates before schedules that a program set are not `saved`, the checkpoint's. `keeps`:
 /// those of the program count.
-void log_other_rates(const std::vector<ParamGroups>& own, const std::vector<ParamGroups>& theirs, bool keeps);
+void log_other_rates(const std::vector<ParamGroups>& own, const std::vector<ParamGroups>& saved, bool keeps);
 
 }  // namespace cohort::train

@@ -28,7 +28,8 @@ std::string first_bad_parameter(const Task& task, const Look& look) {
 }
 
 std::string first_bad_gradient(const Task& task) {
-  const std::string name = first_bad_parameter(task, [](const at::Tensor& one) { return one.grad(); });
+  const std::string name =
+      first_bad_parameter(task, [](const at::Tensor& parameter) { return parameter.grad(); });
   return name.empty() ? "a parameter of no module" : name;
 }
 
@@ -97,8 +98,9 @@ void throw_not_finite(const CheckedStep& checked, Task& task, data::Batch* batch
 }
 
 void check_parameters(const Task& task, std::int64_t step) {
-  const std::string bad = first_bad_parameter(
-      task, [](const at::Tensor& one) { return one.requires_grad() ? one.detach() : at::Tensor(); });
+  const std::string bad = first_bad_parameter(task, [](const at::Tensor& parameter) {
+    return parameter.requires_grad() ? parameter.detach() : at::Tensor();
+  });
   if (bad.empty()) return;
   throw NumericError("train.save",
                      base::concat("parameter ", bad, " is not finite after step ", step,
