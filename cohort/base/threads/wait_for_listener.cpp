@@ -114,11 +114,12 @@ std::optional<std::string> wait_for_listener(const std::string& host, std::uint1
   const std::string at =
       concat(host.find(':') == std::string::npos ? host : concat("[", host, "]"), ":", port);
   std::string error = "nobody tried";
-  const Deadline patience{seconds(5)};
+  const Deadline patience{seconds(5)};  // ranks rarely start at the same moment: no message before
   bool said = false;
   Future<Resolved> asked;
   while (!interrupted || !interrupted()) {
     Resolved found;
+    // An address in numbers needs no name server, and so no thread apart.
     found.addresses = resolve(host, port, found.error, AI_NUMERICHOST);
     if (found.addresses == nullptr) {
       if (!asked.valid()) asked = begin_to_resolve(host, port);
