@@ -68,9 +68,12 @@ struct PlaceInPipeline {
 /// The order of a placement's actions. Its stages take turns by groups of micro-batches. Forwards and backwards
 /// each run in that order; a stage's backwards always in the order of the micro-batches.
 struct ActionOrder {
-  int group = 1;    ///< micro-batches that go through a stage before the placement's next stage has its turn
-  int warm_up = 0;  ///< forwards before the first backward; from there on one of each, in turn
-  int max_waiting = 0;  ///< weight gradients that may wait, where backwards are split
+  int group = 1;  ///< micro-batches that go through a stage before the placement's next stage has its turn
+  /// Forwards before the first pair of a forward and a backward; from there on such pairs, while there are forwards.
+  /// So a placement holds up to warm_up + 1 activations. More than there are forwards: all of them come first.
+  int warm_up = 0;
+  int max_waiting =
+      0;  ///< weight gradients that may wait, where backwards are split; one more: the oldest runs
 };
 
 /// What a schedule is. `group` must be the same on all placements, or they would wait for each other for ever:

@@ -33,7 +33,8 @@ namespace cohort::train {
 ///
 /// Trainer applies each optimizer's schedule before the step, reseeds LibTorch's generators, and saves and
 /// restores what was added here. On several ranks a batch may be empty (size 0): such a step computes
-/// nothing, and averages with weight 0. Threads: one caller at a time.
+/// nothing, and averages with weight 0. A mean over no sample is NaN, so a task that may get one leaves forward
+/// and backward out (ClassificationTask does). Threads: one caller at a time.
 class Task {
  public:
   virtual ~Task() = default;

@@ -79,7 +79,10 @@ TrainerOptions three_epochs() {
 class Recorder : public Callback {
  public:
   void on_fit_begin(const FitInfo& info) override { begin = info; }
-  void on_step_end(const StepReport& report) override { steps.push_back(report.step); }
+  void on_step_end(const StepReport& report) override {
+    steps.push_back(report.step);
+    EXPECT_GT(report.seconds, 0);
+  }
   void on_epoch_end(const EpochReport& report) override { epochs.push_back(report); }
   void on_save(std::int64_t step) override { saves.push_back(step); }
 

@@ -221,9 +221,8 @@ class FitLoop {
   }
 
   void report_step(double seconds) {
-    reports_.throughput.add_step(seconds);
     if (reports_.is_logged(progress_.state.step)) take_pending_step();
-    reports_.step_ended(progress_, steps_.lr());
+    reports_.step_ended(progress_, steps_.lr(), seconds);
   }
 
   void end_epoch(bool complete) {

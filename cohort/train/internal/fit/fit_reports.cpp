@@ -21,7 +21,7 @@ void FitReports::batch_loaded(data::Batch& batch) {
   notify([&](Callback& callback) { callback.on_first_batch(batch); });
 }
 
-void FitReports::step_ended(FitProgress& progress, double lr) {
+void FitReports::step_ended(FitProgress& progress, double lr, double seconds) {
   const RunState& state = progress.state;
   StepReport report;
   report.epoch = state.epoch + 1;
@@ -30,6 +30,8 @@ void FitReports::step_ended(FitProgress& progress, double lr) {
   report.step_in_epoch = state.step - state.epoch * start_.steps_per_epoch;
   report.steps_per_epoch = start_.steps_per_epoch;
   report.lr = lr;
+  report.seconds = seconds;
+  throughput.add_step(seconds);
   report.logged = is_logged(state.step);
   if (report.logged) {
     report.averages = progress.averages();

@@ -36,8 +36,8 @@ class FitReports {
   bool is_logged(std::int64_t step) const {
     return options_.log_every() > 0 && step % options_.log_every() == 0;
   }
-  /// After a step. Collective where the step is logged.
-  void step_ended(FitProgress& progress, double lr);
+  /// After a step, which took `seconds`. Collective where the step is logged.
+  void step_ended(FitProgress& progress, double lr, double seconds);
 
   /// Returns the report of the running epoch, before an evaluation. Collective.
   EpochReport epoch_report(FitProgress& progress, double lr) const;
