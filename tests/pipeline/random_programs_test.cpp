@@ -124,8 +124,7 @@ TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
         ++rejected;
         continue;
       }
-      EXPECT_TRUE(cohort::test::random_calls::near(expected, found, 0))
-          << seed << " " << static_cast<int>(schedule);
+      EXPECT_TRUE(cohort::test::random_calls::near(expected, found, 0)) << seed << " " << to_string(schedule);
       ++compared;
     }
   }
