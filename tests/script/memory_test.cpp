@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cohort/memory/allocation_profiler.h"
+#include "cohort/memory/internal/allocator_layers.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/script/passes/internal/memory_schedule.h"
 #include "cohort/script/passes/internal/out_variant.h"
@@ -185,7 +186,8 @@ TEST(MemoryTest, AScriptedModelTakesLittleMoreThanEagerModeInAStep) {
 TEST(ArenaTest, ABlockThatTakesTheFirstOnesPlaceWaitsUntilThatIsGivenBack) {
   const auto arena = c10::make_intrusive<Arena>(128);
   ArenaSource source(arena.get());
-  c10::Allocator& plain = *c10::GetCPUAllocator();
+  { const MemoryScope puts_the_layer_in_place(nullptr); }
+  auto& plain = memory::LayeredAllocator::behind(memory::LayeredAllocator::Place::kArena);
   const std::vector<PlannedBlock> blocks = {{.bytes = 64, .offset = 0, .held = 0},
                                             {.bytes = 64, .offset = 0, .held = 0}};
   const auto lies_in_arena = [&](const c10::DataPtr& block) { return arena->begins(block.get(), 0); };
