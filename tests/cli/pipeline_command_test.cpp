@@ -42,7 +42,7 @@ TEST(PipelineCommandTest, DrawsThePlanAndWhatWasMeasured) {
 }
 
 TEST(PipelineCommandTest, RejectsWhatIsNoSchedule) {
-  COHORT_EXPECT_THROW_WITH(run({"--schedule", "zb"}), ConfigError, "got schedule \"zb\"");
+  COHORT_EXPECT_THROW_WITH(run({"--schedule", "zb"}), UsageError, "there is no pipeline schedule 'zb'");
   COHORT_EXPECT_THROW_WITH(run({"--schedule", "1f1b", "--placements", "2"}), UsageError,
                            "got 4 stages on 2 placements");
 }
