@@ -57,7 +57,7 @@ void schedule(Schedule of, int chunks, int micro_batches, double ms, int steps) 
   const double median = bench::percentile(bubbles, 0.5);
   std::printf(
       "%-18s formula %6.2f %%  idle: min %6.2f  median %6.2f  p99 %6.2f %%  ratio %.3f  step %8.2f ms\n",
-      to_string(of), formula, bench::percentile(bubbles, 0), median, bench::percentile(bubbles, 0.99),
+      to_string(of).c_str(), formula, bench::percentile(bubbles, 0), median, bench::percentile(bubbles, 0.99),
       median / formula, 1e3 * took.median());
 }
 

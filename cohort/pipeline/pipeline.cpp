@@ -298,13 +298,14 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   const auto batch = make_batch(*impl.setup, inputs, sizes);
   batch->loss = loss;
   batch->keep_outputs = impl.options.keep_outputs;
-  batch->split = schedule_type(impl.options.schedule).splits_backward;
   batch->random = core::RandomKey::draw();
   batch->targets = split(targets, sizes, &batch->counts);
   // A micro-batch counts by its samples, since the last ones may be smaller.
   const double all = static_cast<double>(num_samples(sizes));
   for (const std::int64_t size : sizes) batch->weights.push_back(scale * static_cast<double>(size) / all);
-  impl.execute(batch, impl.plan_of_step(static_cast<int>(sizes.size())), deadline, true);
+  const Plan& plan = impl.plan_of_step(static_cast<int>(sizes.size()));
+  batch->split = plan.splits_backward;
+  impl.execute(batch, plan, deadline, true);
   publish_versions(*batch);
   impl.outputs =
       impl.options.keep_outputs && !batch->outputs.front().empty() ? join(batch->outputs) : Tensors();

@@ -72,7 +72,7 @@ class Writer {
 
 std::vector<Action> actions_of(const Plan& plan, const ScheduleType& schedule, int placement) {
   const ActionOrder order = schedule.order(place_in(plan.options, placement));
-  const bool split = schedule.splits_backward;
+  const bool split = plan.splits_backward;
   if (order.group < 1 || order.warm_up < 0 || order.max_waiting < 0) {
     throw UsageError(kWherePlan,
                      concat("schedule ", to_string(plan.options.schedule), " has for placement ", placement,
@@ -127,7 +127,7 @@ void check(const PlanOptions& options, const ScheduleType& schedule) {
 }
 
 Plan part(const Plan& plan, bool forward) {
-  Plan result{plan.options, {}};
+  Plan result{plan.options, {}, plan.splits_backward};
   for (const auto& all : plan.actions) {
     std::vector<Action> kept;
     std::copy_if(all.begin(), all.end(), std::back_inserter(kept), [&](const Action& action) {
@@ -178,6 +178,7 @@ Plan make_plan(const PlanOptions& options) {
   if (options.num_placements == 0) plan.options.num_placements = options.num_stages;
   const ScheduleType schedule = schedule_type(options.schedule);
   check(plan.options, schedule);
+  plan.splits_backward = schedule.splits_backward;
   for (int placement = 0; placement < plan.num_placements(); ++placement) {
     plan.actions.push_back(actions_of(plan, schedule, placement));
   }

@@ -64,6 +64,7 @@ PlaceInPipeline place_in(const PlanOptions& options, int placement);
 struct Plan {
   PlanOptions options;                       ///< with num_placements set
   std::vector<std::vector<Action>> actions;  ///< of each placement, in order
+  bool splits_backward = false;              ///< ScheduleType::splits_backward
 
   int num_placements() const { return options.num_placements; }
   int num_stages() const { return options.num_stages; }

@@ -2,8 +2,6 @@
 // many weight gradients may wait. So a new one needs no generator of its own.
 #include "cohort/pipeline/schedule.h"
 
-#include <mutex>
-#include <set>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -62,28 +60,19 @@ base::Registry<ScheduleType>& registry() {
   return *instance;
 }
 
-// Returns the same text, which lives for ever: a Schedule points to it.
-const char* kept(const std::string& name) {
-  static auto* names = new std::set<std::string>;
-  static auto* mutex = new std::mutex;
-  const std::lock_guard lock(*mutex);
-  return names->insert(name).first->c_str();
-}
-
 }  // namespace
 
-Schedule parse_schedule(std::string_view text) {
+Schedule parse_schedule(const std::string& text) {
   if (text == "gpipe") return Schedule::kFillDrain;
-  const std::string name(text);
-  registry().get(name);
-  return Schedule(kept(name));
+  registry().get(text);  // throws for an unknown one
+  return Schedule(text);
 }
 
-const char* to_string(Schedule schedule) {
+std::string to_string(const Schedule& schedule) {
   return schedule.name();
 }
 
-ScheduleType schedule_type(Schedule schedule) {
+ScheduleType schedule_type(const Schedule& schedule) {
   ScheduleType type = registry().get(schedule.name());
   // Registration while a library loads cannot throw, so a missing order is found on the first use.
   if (!type.order) {

@@ -2,7 +2,7 @@
 
 #include <functional>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cohort/base/registry.h"
@@ -19,14 +19,12 @@
 ///       .max_stages = 1});
 namespace cohort::pipeline {
 
-/// The name of a schedule. `Schedule("eager_1f1b")` is one that was registered: the text must outlive it.
+/// The name of a schedule. `Schedule("eager_1f1b")` is one that was registered.
 class Schedule {
  public:
-  constexpr explicit Schedule(const char* name) : name_(name) {}
-  constexpr const char* name() const { return name_; }
-  constexpr bool operator==(const Schedule& other) const {
-    return std::string_view(name_) == std::string_view(other.name_);
-  }
+  explicit Schedule(std::string name) : name_(std::move(name)) {}
+  const std::string& name() const { return name_; }
+  bool operator==(const Schedule&) const = default;
 
   static const Schedule kFillDrain;    ///< every forward, then every backward
   static const Schedule kOneFOneB;     ///< a backward as soon as there is one: fewer activations
@@ -34,18 +32,18 @@ class Schedule {
   static const Schedule kZeroBubble;   ///< ZB-H1: 1F1B whose weight gradients fill idle time
 
  private:
-  const char* name_;
+  std::string name_;
 };
-inline constexpr Schedule Schedule::kFillDrain{"fill_drain"};
-inline constexpr Schedule Schedule::kOneFOneB{"1f1b"};
-inline constexpr Schedule Schedule::kInterleaved{"interleaved_1f1b"};
-inline constexpr Schedule Schedule::kZeroBubble{"zb_h1"};
+inline const Schedule Schedule::kFillDrain{"fill_drain"};
+inline const Schedule Schedule::kOneFOneB{"1f1b"};
+inline const Schedule Schedule::kInterleaved{"interleaved_1f1b"};
+inline const Schedule Schedule::kZeroBubble{"zb_h1"};
 
 /// Returns the schedule of this name; gpipe is fill_drain. Throws: UsageError for an unknown name, naming the
 /// nearest and all, or for one that two libraries registered.
-Schedule parse_schedule(std::string_view text);
+Schedule parse_schedule(const std::string& text);
 /// Writes it as parse_schedule() reads it.
-const char* to_string(Schedule schedule);
+std::string to_string(const Schedule& schedule);
 
 /// What one micro-batch costs in one stage. Times in any unit, memory in any unit.
 struct StageCosts {
@@ -88,7 +86,7 @@ struct ScheduleType {
 };
 
 /// Returns what was registered. Throws: as parse_schedule().
-ScheduleType schedule_type(Schedule schedule);
+ScheduleType schedule_type(const Schedule& schedule);
 /// Returns all names, sorted.
 std::vector<std::string> schedule_names();
 

@@ -14,6 +14,7 @@
 #include "cohort/autograd/anchor_node.h"
 #include "cohort/bench/profile.h"
 #include "cohort/bench/timeit.h"
+#include "cohort/core/generator_states.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/parallel/device_mapped.h"
 #include "cohort/parallel/distributed.h"
@@ -32,6 +33,13 @@ using pipeline::Schedule;
 using pipeline::Tensors;
 
 class GpuModesTest : public test::GpuTest {};
+
+TEST_F(GpuModesTest, EachGpuThatIsNamedHasOneGenerator) {
+  const std::vector<at::Generator> found = core::generators_of_gpus({gpu, c10::kCPU, gpu});
+  ASSERT_EQ(found.size(), 2);
+  EXPECT_EQ(found[0], found[1]);
+  EXPECT_EQ(found[0].device(), gpu);
+}
 
 constexpr double kTolerance = 1e-5;  // cores and GPUs sum in different orders
 
@@ -96,7 +104,7 @@ TEST_F(GpuModesTest, APipelineOverAGpuAndACoreInEverySchedule) {
   const Tensors expected = gradients_of(net->parameters());
   for (const std::string way : {"cuda:0,cpu:0", "cpu:0,cuda:0", "cuda:0"}) {
     const auto placements = base::parse_placements(way);
-    for (const Schedule schedule :
+    for (const Schedule& schedule :
          {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kInterleaved, Schedule::kZeroBubble}) {
       SCOPED_TRACE(way + " " + to_string(schedule));
       const bool is_interleaved = schedule == Schedule::kInterleaved, is_alone = placements.size() == 1;

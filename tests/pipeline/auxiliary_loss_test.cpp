@@ -63,7 +63,7 @@ void expect_auxiliary_loss_as_in_the_loop(bool has_norm, Schedule schedule) {
 
 TEST(AuxiliaryLossTest, AStageMayKeepOneOfItsMicroBatch) {
   for (const bool has_norm : {false, true}) {
-    for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
       expect_auxiliary_loss_as_in_the_loop(has_norm, schedule);
     }
   }

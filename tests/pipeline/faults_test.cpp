@@ -70,7 +70,7 @@ struct Job {
 TEST(FaultsTest, AStageThatThrowsIsNamedWithItsMicroBatch) {
   for (const int threads : {2, 3}) {
     for (const bool in_backward : {false, true}) {
-      for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB}) {
+      for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB}) {
         Job job;
         const Stage middle = faulty(2, [] { throw DataError("user.code", "no more of it"); }, in_backward);
         std::vector<Stage> stages{job.first, middle};
@@ -332,7 +332,7 @@ TEST(FaultsTest, AFaultInBackwardOfAModuleComesOutOfBackward) {
 // The loss has a parameter of its own, to which a backward that came too late adds. The pipeline knows
 // nothing of it, so it rejects the next step once, whatever gradients there are.
 TEST(FaultsTest, WhatALateBackwardAddsToTheLossesOwnParameterIsNotTakenForTheNextSteps) {
-  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     for (const bool waits : {false, true}) {
       SCOPED_TRACE(base::concat(to_string(schedule), waits ? ", waits" : ""));
       Job job;

@@ -44,7 +44,7 @@ void expect_the_models_bits(const char* name, bool is_convolutional, const char*
   PipelineOptions options;
   options.placements = placements(2);
   options.split_size = 3;
-  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     options.schedule = schedule;
     Pipeline pipe({whole.part(0, half), whole.part(half, whole.layers().size())}, options);
     EXPECT_EQ(pipe.parameters().size(), model->parameters().size());

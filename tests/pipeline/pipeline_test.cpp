@@ -135,7 +135,7 @@ TEST(PipelineTest, AStepHandsTheGradientOfItsInputOn) {
   const at::Tensor scale = torch::ones({10}).requires_grad_();
   plain_step([&](const at::Tensor& x) { return model->forward(x); }, base * scale, target, {6});
   const at::Tensor expected = scale.grad().clone();
-  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     scale.mutable_grad().reset();
     Pipeline pipe(cut(model, {3}), options_of({schedule, 2, {}}, 2));
     pipe.step(base * scale, target, mse);
@@ -244,7 +244,7 @@ TEST(PipelineTest, AutocastIsTheCallers) {
     plain_step([&](const at::Tensor& x) { return model->forward(x); }, input, target.to(at::kBFloat16),
                {4, 4});
   });
-  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     Pipeline pipe(cut(model, {3}), options_of({schedule, 2, {}}, 4));
     expect_same_bits(with_autocast([&] { pipe.step(input, target.to(at::kBFloat16), mse); }), expected);
     EXPECT_FALSE(at::equal(expected[0], [&] {

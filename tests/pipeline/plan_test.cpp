@@ -49,7 +49,7 @@ TEST(PlanTest, PartsAreTheForwardsAndTheBackwards) {
 }
 
 TEST(PlanTest, NamesAreReadAsTheyAreWritten) {
-  for (const Schedule schedule :
+  for (const Schedule& schedule :
        {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kInterleaved, Schedule::kZeroBubble}) {
     EXPECT_EQ(parse_schedule(to_string(schedule)), schedule);
   }

@@ -109,7 +109,7 @@ TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
   unsigned compared = 0, rejected = 0;
   for (unsigned seed = kSeeds.first; seed < kSeeds.end; ++seed) {
     const at::Tensor target = at::ones({2 * kSize});
-    for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
       const Programs ours(seed), theirs(seed);
       Tensors expected, found;
       try {

@@ -25,7 +25,7 @@ TEST(StagesInPlaceTest, MayWorkInPlaceOnWhatTheyGet) {
   const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
   plain_step([&](const at::Tensor& x) { return whole->forward(x); }, input, target, {3, 3});
   const Tensors expected = take_gradients(model->parameters());
-  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     Pipeline pipe(cut(model, {1}), two_placements(schedule));
     pipe.step(input, target, mse);
     expect_same_bits(take_gradients(model->parameters()), expected);
@@ -51,7 +51,7 @@ TEST(StagesInPlaceTest, MayWorkInPlaceOnTheBatchAndTheLossOnWhatItGets) {
   plain_step([&](const at::Tensor& x) { return b->forward(a->forward(x * 2)) / 3; }, input, target * 0.5,
              {3, 3});
   const Tensors expected = take_gradients(parameters);
-  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     Pipeline pipe({first, b}, two_placements(schedule));
     const at::Tensor x = input.clone(), y = target.clone();
     pipe.step(x, y, loss);

@@ -100,7 +100,7 @@ TEST(StagesTest, TheLossDrawsNumbersOfItsMicroBatch) {
     ASSERT_EQ(first.drawn.size(), 3U);
     EXPECT_NE(first.drawn[0], first.drawn[1]);
     EXPECT_NE(first.drawn[1], first.drawn[2]);
-    for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
       const Result other = run(schedule, in_scope ? 2 : 1, in_scope);
       EXPECT_TRUE(at::equal(other.loss, first.loss)) << to_string(schedule) << in_scope;
       EXPECT_EQ(other.drawn, first.drawn);

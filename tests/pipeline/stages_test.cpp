@@ -56,7 +56,7 @@ TEST(StagesTest, HandOverSeveralTensorsOfAnyTypeAndNone) {
       },
       input, target, {3, 3, 2});
   const Tensors expected = take_gradients(parameters);
-  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     Pipeline pipe({first, second}, two_placements(schedule));
     pipe.step(input, target, mse);
     expect_same_bits(take_gradients(parameters), expected);
@@ -84,7 +84,7 @@ TEST(StagesTest, GradientsThatDoNotComeAreNone) {
   plain_step([&](const at::Tensor& x) { return c->forward(b->forward(x)); }, input, target, {3, 3});
   const Tensors expected = take_gradients(parameters);
   ASSERT_FALSE(expected[0].defined());
-  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     Pipeline pipe({first, second}, two_placements(schedule));
     pipe.step(input, target, mse);
     expect_same_bits(take_gradients(parameters), expected);
@@ -160,7 +160,7 @@ TEST(StagesTest, ParametersOfTwoStagesGetTheSum) {
   };
   plain_step(plain, input, target, {3, 3, 3, 3});
   const Tensors expected = take_gradients(parameters);
-  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     PipelineOptions options = two_placements(schedule);
     Pipeline pipe({torch::nn::Sequential(tied, between), torch::nn::Sequential(torch::nn::Tanh(), tied)},
                   options);
@@ -246,7 +246,7 @@ TEST(StagesTest, MayScaleTheBatchByAParameter) {
   const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
   plain_step([&](const at::Tensor& x) { return whole->forward(x.clone()); }, input, target, {3, 3});
   const Tensors expected = take_gradients(model->parameters());
-  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     Pipeline pipe(cut(model, {2}), two_placements(schedule));
     const at::Tensor x = input.clone();
     pipe.step(x, target, mse);
@@ -287,7 +287,7 @@ TEST(StagesTest, MicroBatchesShareNoHistoryOfTheBatch) {
   const auto states_of_the_loop = std::exchange(states, {});
   ASSERT_EQ(states_of_the_loop.size(), 2U);
   EXPECT_EQ(states_of_the_loop[0], states_of_the_loop[1]);
-  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     const Stage stage([first](const Tensors& in) mutable { return Tensors{first(in.at(0))}; },
                       {scale->scale});
     Pipeline pipe({stage, last}, two_placements(schedule));
@@ -319,7 +319,7 @@ TEST(StagesTest, AGraphThatIsKeptForALaterMicroBatchIsRejected) {
     pipe.step(input, target,
               [=](const at::Tensor& y, const at::Tensor& t) { return mse(by_loss ? add(y) : y, t); });
   };
-  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     for (const bool by_loss : {false, true}) {
       SCOPED_TRACE(base::concat(to_string(schedule), by_loss));
       COHORT_EXPECT_THROW_WITH(run(schedule, false, by_loss), StageError,
@@ -354,7 +354,7 @@ TEST(StagesTest, ATensorThatIsReturnedTwiceIsOne) {
     (loss(out, {target.narrow(0, 16 * m, 16)}) * 0.25).backward();
   }
   const Tensors expected = take_gradients(parameters);
-  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+  for (const Schedule& schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     const Stage begins([=](const Tensors& in) mutable { return twice(first->forward(in.at(0))); },
                        first->parameters());
     Pipeline pipe({begins, Stage(run, middle->parameters())}, two_placements(schedule, 16));
