@@ -127,14 +127,26 @@ CommHook future_hook(FutureHook hook) {
   };
 }
 
-CommHook make_comm_hook(const std::string& name) {
-  const CommHookFactory factory = hook_registry().get(name);
-  // Registration while a library loads cannot throw, so an empty factory is found on its first use.
+namespace {
+
+// Registration while a library loads cannot throw, so an empty factory is found on its first use.
+CommHookFactory find_factory(const std::string& name) {
+  CommHookFactory factory = hook_registry().get(name);
   if (!factory) {
     throw UsageError("parallel.comm_hook",
                      base::concat("communication hook '", name, "' was registered without a factory"));
   }
-  return factory();
+  return factory;
+}
+
+}  // namespace
+
+void check_comm_hook_name(const std::string& name) {
+  find_factory(name);
+}
+
+CommHook make_comm_hook(const std::string& name) {
+  return find_factory(name)();
 }
 
 void register_comm_hook(const std::string& name, CommHookFactory factory) {

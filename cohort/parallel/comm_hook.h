@@ -70,6 +70,9 @@ using CommHookFactory = std::function<CommHook()>;
 /// registered.
 CommHook make_comm_hook(const std::string& name);
 
+/// Throws: UsageError for a hook that make_comm_hook() does not find. The factory is not called.
+void check_comm_hook_name(const std::string& name);
+
 /// Makes `factory` known as `name`. Throws: UsageError if the name is taken or empty. Threads: any.
 void register_comm_hook(const std::string& name, CommHookFactory factory);
 

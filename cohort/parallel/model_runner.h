@@ -64,9 +64,8 @@ struct MemoryUse {
   std::optional<std::int64_t> model = {};      ///< parameters and buffers
   std::optional<std::int64_t> optimizer = {};  ///< its state, from the first step on
   std::optional<std::int64_t> batch = {};      ///< input and target, as the model gets them
-  std::optional<std::int64_t> activations =
-      {};  ///< kept by the forward for backward; of a pipeline's placement:
-           ///< the most after one of its forwards
+  /// Kept by the forward for backward; of a pipeline's placement: the most after one of its forwards.
+  std::optional<std::int64_t> activations = {};
   std::optional<std::int64_t> gradients = {};  ///< after backward
   std::optional<std::int64_t> averages = {};   ///< buffers of gradients besides: `average`'s chunks
   std::optional<std::int64_t> peak = {};       ///< the most at any time of a step
@@ -114,8 +113,8 @@ struct MeasuredRun {
 
 /// What a runner keeps in each place.
 struct RunnerMemory {
-  RunnerMemory(std::vector<PlannedPlace> planned)  // NOLINT: places are all that most runners say
-      : places(std::move(planned)) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): most runners return places
+  RunnerMemory(std::vector<PlannedPlace> planned) : places(std::move(planned)) {}
   RunnerMemory(std::vector<PlannedPlace> planned, MeasuredRun run)
       : places(std::move(planned)), measured(std::move(run)) {}
 

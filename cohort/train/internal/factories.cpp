@@ -227,7 +227,7 @@ void check_names(const config::Config& config) {
   }
   pipeline::parse_schedule(config.distributed.schedule);
   parallel::gradient_sync_type(config.distributed.gradients);
-  parallel::make_comm_hook(config.distributed.comm_hook);
+  parallel::check_comm_hook_name(config.distributed.comm_hook);
   comm::check_backend_name(config.distributed.backend);
   checkpoint::tensor_format(config.run.checkpoint_format);
 }
