@@ -50,17 +50,16 @@ std::vector<typename Future<T>::Value> answers_of(std::vector<Future<T>>& calls)
   throw RemoteError(kWhereOptimizer, text);
 }
 
-// Gradients do not travel with these calls.
-template <auto function, typename Owners, typename... Args>
-auto ask_all(const Owners& owners, const Args&... args) {
+// Has `call(owner)` call each owner, and returns what they answered. Gradients do not travel with these calls.
+template <typename T, typename Owners, typename Call>
+auto ask_all(const Owners& owners, const Call& call) {
   const at::NoGradGuard no_grad;
-  using Returned = typename FunctionType<decltype(function)>::Returned;
-  std::vector<Future<Returned>> calls;
+  std::vector<Future<T>> calls;
   for (const auto& owner : owners) {
     try {
-      calls.push_back(owner.optimizer.template rpc_async<function>(args...));
+      calls.push_back(call(owner));
     } catch (...) {  // its owner is gone: the others are asked all the same
-      Promise<Returned> failed;
+      Promise<T> failed;
       failed.set_error(std::current_exception());
       calls.push_back(failed.future());
     }
@@ -81,13 +80,17 @@ DistributedOptimizer::DistributedOptimizer(const std::vector<RRef<at::Tensor>>& 
                                  std::nullopt, name_of<&make_owner_optimizer>(),
                                  encode_arguments<&make_owner_optimizer>(own, options)))});
   }
-  initial_lr_ = ask_all<&OwnerOptimizer::initial_lr>(owners_).front();
+  initial_lr_ = ask_all<double>(owners_, [](const Owner& owner) {
+                  return owner.optimizer.rpc_async<&OwnerOptimizer::initial_lr>();
+                }).front();
 }
 
 DistributedOptimizer::~DistributedOptimizer() = default;
 
 void DistributedOptimizer::step(const dist_autograd::Context& context) {
-  ask_all<&OwnerOptimizer::step>(owners_, context.id(), lr_, momentum_);
+  ask_all<void>(owners_, [&](const Owner& owner) {
+    return owner.optimizer.rpc_async<&OwnerOptimizer::step>(context.id(), lr_, momentum_);
+  });
   lr_.reset();
   momentum_.reset();
 }
@@ -98,7 +101,8 @@ void DistributedOptimizer::apply(const optim::LRSchedule& schedule, std::int64_t
 }
 
 std::map<std::string, optim::OptimizerState> DistributedOptimizer::state() const {
-  std::vector<optim::OptimizerState> states = ask_all<&OwnerOptimizer::state>(owners_);
+  std::vector<optim::OptimizerState> states = ask_all<optim::OptimizerState>(
+      owners_, [](const Owner& owner) { return owner.optimizer.rpc_async<&OwnerOptimizer::state>(); });
   std::map<std::string, optim::OptimizerState> by_owner;
   for (std::size_t i = 0; i < owners_.size(); ++i) by_owner[owners_[i].name] = std::move(states[i]);
   return by_owner;
@@ -117,12 +121,9 @@ void DistributedOptimizer::load_state(const std::map<std::string, optim::Optimiz
                                  ", and the parameters are on", own_owners),
                     "the state of an optimizer of the same workers");
   }
-  const at::NoGradGuard no_grad;
-  std::vector<Future<void>> calls;
-  for (const Owner& owner : owners_) {
-    calls.push_back(owner.optimizer.rpc_async<&OwnerOptimizer::load_state>(state.at(owner.name)));
-  }
-  answers_of(calls);
+  ask_all<void>(owners_, [&](const Owner& owner) {
+    return owner.optimizer.rpc_async<&OwnerOptimizer::load_state>(state.at(owner.name));
+  });
 }
 
 }  // namespace cohort::rpc
