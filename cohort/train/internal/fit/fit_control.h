@@ -20,8 +20,8 @@ class FitControl {
   int stop_signal() const { return stop_signal_; }
   bool stopping() const { return stop_signal_ != 0; }
 
-  /// Returns what all ranks are to do now, never this rank's own wish alone: a save is a collective.
-  /// Collective.
+  /// Returns what all ranks are to do now, never this rank's own wish alone: a save is a collective. The first
+  /// signal that it tells stays stop_signal(). Collective.
   RankCoordinator::ControlRequests poll(const SavePolicy& policy) {
     RankCoordinator::ControlRequests wish;
     if (signals_) {
@@ -29,11 +29,9 @@ class FitControl {
       wish.stop_signal = signals_->stop_signal();
     }
     wish.save_due = ranks_.is_first() && policy.is_due_by_clock();
-    return ranks_.agree(wish);
-  }
-  /// The fit ends after this step.
-  void stop(int signal) {
-    if (!stopping()) stop_signal_ = signal;
+    const RankCoordinator::ControlRequests agreed = ranks_.agree(wish);
+    if (!stopping()) stop_signal_ = agreed.stop_signal;
+    return agreed;
   }
 
  private:

@@ -254,7 +254,6 @@ class FitLoop {
     const RankCoordinator::ControlRequests agreed = control_.poll(saver_.policy);
     if (agreed.save_now) save(false);
     if (agreed.save_due && !agreed.save_now) saver_.policy.request();
-    control_.stop(agreed.stop_signal);
   }
 
   void save_if_due() {

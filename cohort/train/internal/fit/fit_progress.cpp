@@ -14,13 +14,11 @@ void FitProgress::continue_from(RunState saved) {
 }
 
 void FitProgress::begin_epoch(data::Loader& loader) {
+  // Meters and times are those of a new epoch, or continue as the checkpoint has them.
   if (in_epoch_) {
-    // Meters and times of the epoch are in the state too, and continue.
     loader.restore(state.loader);
   } else {
     loader.set_epoch(state.epoch);
-    meters_.reset();
-    state.epoch_seconds = state.wait_seconds = 0;
   }
   in_epoch_ = false;
 }
