@@ -24,6 +24,7 @@ struct InitOptions {
   std::optional<int> world_size = std::nullopt;
   /// For meeting, and for each collective that names no other.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// Which calls are compared between the ranks; subgroups inherit it.
   ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;
 };
 

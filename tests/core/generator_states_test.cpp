@@ -104,14 +104,8 @@ TEST(ReseededGeneratorsTest, AGeneratorThatStandsThereTwiceIsPutBackToo) {
   EXPECT_TRUE(at::equal(generator.get_state(), before));
 }
 
-TEST(GeneratorsOfGpusTest, AreOneForEachGpuThatIsNamed) {
+TEST(GeneratorsOfGpusTest, OtherDevicesHaveNone) {
   EXPECT_TRUE(generators_of_gpus({c10::kCPU, c10::kMeta}).empty());
-  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
-  const c10::Device gpu(c10::kCUDA, 0);
-  const std::vector<at::Generator> found = generators_of_gpus({gpu, c10::kCPU, gpu});
-  ASSERT_EQ(found.size(), 2);
-  EXPECT_EQ(found[0], found[1]);
-  EXPECT_EQ(found[0].device(), gpu);
 }
 
 }  // namespace

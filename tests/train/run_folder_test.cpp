@@ -19,6 +19,10 @@ using test::read_file;
 using test::TempDir;
 using test::write_file;
 
+RunFolder open_folder(const config::Config& config) {
+  return RunFolder::open(config.run, run_name(config.run, config.model));
+}
+
 // Run folders are found below the current one.
 class RunFolderTest : public testing::Test {
  protected:
@@ -32,7 +36,7 @@ class RunFolderTest : public testing::Test {
     config::Config config;
     config.run.name = name;
     config.run.resume = "auto";
-    return RunFolder::open(config.run, run_name(config.run, config.model)).path().filename().string();
+    return open_folder(config).path().filename().string();
   }
 
   const fs::path before = fs::current_path();
@@ -58,7 +62,7 @@ TEST_F(RunFolderTest, AConfigurationIsOfARunWhereTheRunWroteItsRunJsonBesideIt) 
   config::Config config;
   config.run.resume = "auto";
   config.run.dir = "runs/a";
-  RunFolder::open(config.run, run_name(config.run, config.model)).describe(config, "test");
+  open_folder(config).describe(config, "test");
   EXPECT_EQ(run_folder_of("runs/a/config.yaml"), folder);
   EXPECT_EQ(run_folder_of("runs/a/starts/0001/config.yaml"), folder);
   EXPECT_EQ(run_folder_of("runs/a/run.json"), "");
@@ -86,7 +90,7 @@ TEST_F(RunFolderTest, ANewFolderIsNamedInUtcWhereverItIsMade) {
     config::Config config;
     config.run.name = "exp";
     const std::time_t before = std::time(nullptr);
-    const RunFolder folder = RunFolder::open(config.run, run_name(config.run, config.model));
+    const RunFolder folder = open_folder(config);
     const std::time_t after = std::time(nullptr);
     std::tm named{};
     const std::string name = folder.path().filename().string();
@@ -104,9 +108,7 @@ TEST_F(RunFolderTest, ACheckpointOrItsRunByPathContinuesInThatRun) {
                            "runs/exp-20260101-100000/checkpoints/epoch_0001"}) {
     config::Config config;
     config.run.resume = path;
-    EXPECT_EQ(RunFolder::open(config.run, run_name(config.run, config.model)).path().filename(),
-              "exp-20260101-100000")
-        << path;
+    EXPECT_EQ(open_folder(config).path().filename(), "exp-20260101-100000") << path;
   }
 }
 
@@ -117,7 +119,7 @@ TEST_F(RunFolderTest, ARunThatDidNotBeginTakesNothingAwayThatWasThere) {
   for (const char* folder : {"mine", "link", "new"}) {
     config::Config config;
     config.run.dir = folder;
-    RunFolder::open(config.run, run_name(config.run, config.model));
+    open_folder(config);
     EXPECT_EQ(fs::exists(folder), folder != std::string("new")) << folder;
   }
   EXPECT_TRUE(fs::is_symlink("link"));
@@ -127,7 +129,7 @@ TEST_F(RunFolderTest, ARunThatDidNotBeginTakesNothingAwayThatWasThere) {
 TEST_F(RunFolderTest, EachStartIsKept) {
   config::Config config;
   config.run.dir = "run";
-  const RunFolder folder = RunFolder::open(config.run, run_name(config.run, config.model));
+  const RunFolder folder = open_folder(config);
   folder.describe(config, "first");
   const std::string first = read_file("run/config.yaml");
   config.optim.lr = 0.5;
@@ -144,7 +146,7 @@ TEST_F(RunFolderTest, WhatARunOfAnOlderVersionLeftIsItsFirstStart) {
   write_file("run/config.yaml", "optim: {lr: 7}\n");
   config::Config config;
   config.run.dir = "run";
-  RunFolder::open(config.run, run_name(config.run, config.model)).describe(config, "now");
+  open_folder(config).describe(config, "now");
   EXPECT_EQ(read_file("run/starts/0001/config.yaml"), "optim: {lr: 7}\n");
   EXPECT_EQ(read_file("run/starts/0002/config.yaml"), read_file("run/config.yaml"));
 }

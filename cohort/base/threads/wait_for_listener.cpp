@@ -114,7 +114,7 @@ std::optional<std::string> wait_for_listener(const std::string& host, std::uint1
   const std::string at =
       concat(host.find(':') == std::string::npos ? host : concat("[", host, "]"), ":", port);
   std::string error = "nobody tried";
-  const Deadline patience{seconds(5)};  // ranks rarely start at the same moment: without a message
+  const Deadline patience{seconds(5)};  // ranks rarely start at the same moment: no message before that
   bool said = false;
   Future<Resolved> asked;
   while (!interrupted || !interrupted()) {
