@@ -5,7 +5,7 @@
 #include "cohort/base/error.h"
 #include "cohort/rpc/init.h"
 #include "cohort/rpc/internal/agent_state.h"
-#include "cohort/rpc/internal/contexts.h"
+#include "cohort/rpc/internal/context_scope.h"
 
 namespace cohort::rpc::dist_autograd {
 
@@ -25,7 +25,7 @@ ContextId Context::id() const {
 }
 
 void backward(Context& context, const std::vector<at::Tensor>& roots, bool keep_graph) {
-  context.state_->backward(roots, keep_graph);
+  context.state_->backward(roots, context.scope_->late(), keep_graph);
 }
 
 Gradients get_gradients(const Context& context) {

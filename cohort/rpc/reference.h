@@ -29,12 +29,14 @@ class OwnerLostError : public PeerError {
 struct ObjectValue {
   std::shared_ptr<void> pointer;  ///< the object; its type is `type`
   std::type_index type = typeid(void);
-  Encoded (*encode)(const void* value) = nullptr;  ///< null: it cannot travel
+  Encoded (*encode)(const void* value) = nullptr;                     ///< null: it cannot travel
+  std::shared_ptr<void> (*decode)(const Encoded& encoded) = nullptr;  ///< where `encode` is set
 };
 
 /// One worker's hold on an object, by which the object lives. Threads: any.
 class Reference {
  public:
+  using Timeout = std::optional<std::chrono::milliseconds>;  // else the agent's
   Reference(std::shared_ptr<References> home, std::uint64_t hold, ObjectId object, WorkerInfo owner);
   ~Reference();
   Reference(const Reference&) = delete;
@@ -46,10 +48,12 @@ class Reference {
   bool is_owner() const;
   /// Whether the owner knows of this hold. Throws: OwnerLostError.
   bool is_confirmed() const;
+  /// At the owner: whether the context of this thread has recorded how the object was made, so that gradients continue from it. Waits
+  /// for the value, and throws, as value().
+  bool is_recorded(Timeout timeout) const;
   /// "object 3 of ps/0".
   std::string describe() const;
 
-  using Timeout = std::optional<std::chrono::milliseconds>;  // else the agent's
   /// At the owner: the value once it is made, or what its maker threw. Throws: UsageError elsewhere; TimeoutError.
   ObjectValue value(Timeout timeout) const;
   /// At the owner: has `fn`, which must not throw, called once value() would not wait.

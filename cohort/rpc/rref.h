@@ -85,10 +85,12 @@ class RRef {
     if (value.type != typeid(Value)) throw_type(get(), value.type.name());
     return std::static_pointer_cast<Value>(value.pointer);
   }
-  /// A copy of the object; on its owner the object itself, as its copy constructor copies it.
+  /// A copy of the object; on its owner the object itself, as its copy constructor copies it. A context records it
+  /// (dist_autograd.h).
   T to_here() const {
     static_assert(Travels<Value>, "an object of this type cannot travel: call its functions where it is");
-    if (!is_owner()) return to_here_async().get();
+    // Within a context a recorded call carries the value's gradients, on the owner too.
+    if (!is_owner() || get().is_recorded(timeout_)) return to_here_async().get();
     if constexpr (std::is_void_v<T>) {
       local_value();
     } else {
@@ -186,6 +188,10 @@ ObjectValue make_object_value(R result) {
       Writer out;
       encode(out, *static_cast<const T*>(pointer));
       return out.take();
+    };
+    value.decode = [](const Encoded& encoded) -> std::shared_ptr<void> {
+      Reader in(encoded);
+      return std::make_shared<T>(decode<T>(in));
     };
   }
   return value;

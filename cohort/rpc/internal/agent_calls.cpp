@@ -5,10 +5,7 @@
 // learns so. Within a context of distributed autograd a call is recorded: arguments travel without their graph,
 // and results get a history by which gradients travel back as another call (kBackwardPart). A call that passes
 // its deadline fails here at once; kCancel then asks the worker to stop its handler.
-#include <ATen/core/grad_mode.h>
-
 #include <limits>
-#include <string_view>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -66,13 +63,11 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   pending.timeout = timeout;
   base::Future<Encoded> future = pending.promise.future();
   std::optional<RecordedPlace> place;
-  if (const auto& current = ContextScope::current();
-      current != nullptr && current->is_of(contexts_.mark()) && at::GradMode::is_enabled() &&
-      std::string_view(function) != kFetch && current->note_callee(target.worker)) {
-    pending.recorded =
-        std::make_shared<RecordedCall>(arguments, current->anchor(), ContextScope::next_low_number());
-    pending.context = current;
-    place = ContextScope::next_place();
+  if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
+      scope != nullptr && scope->context()->note_callee(target.worker)) {
+    pending.recorded = scope->record(arguments);
+    pending.context = scope->context();
+    place = scope->next_place();
   }
   std::uint64_t id = 0;
   {
@@ -124,6 +119,12 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     id = next_call_++;
     ++metrics_.calls_made;
   }
+  std::optional<RecordedPlace> place;
+  if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
+      scope != nullptr && scope->context()->note_callee(target.worker)) {
+    scope->record(arguments)->make_late(gradient_sender(target.worker, id, scope->context()));
+    place = scope->next_place();
+  }
   const std::shared_ptr<Reference> reference = references_->create(owner);
   const WireReference wire = references_->describe(*reference);
   Writer out = begin_message(MessageKind::kMake, id);
@@ -132,6 +133,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   out.number(wire.object.number);
   out.number(wire.fork.number);
   out.text(base::concat(target.line.file_name(), ':', target.line.line()));
+  encode(out, place);
   out.append(std::move(arguments));
   send_when_settled(target.worker, out.take(),
                     [references = references_, reference](const std::exception_ptr& error) {
@@ -221,19 +223,26 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
 
 // Gives the results of a recorded call their history; none where the context has ended meanwhile.
 void AgentState::attach(std::uint64_t id, const Pending& pending, Encoded& result) {
+  Reader in(result);
+  const bool is_late = in.number<bool>();
+  result = in.rest();
   if (pending.context.expired()) {
     for (at::Tensor& tensor : result.tensors) tensor = tensor.detach();
     return;
   }
-  pending.recorded->attach(result, [self = weak_from_this(), id, worker = pending.worker,
-                                    weak = pending.context](const std::vector<at::Tensor>& gradients) {
+  pending.recorded->attach(result, gradient_sender(pending.worker, id, pending.context), is_late);
+}
+
+SendGradients AgentState::gradient_sender(const std::string& worker, std::uint64_t id,
+                                          const std::weak_ptr<ContextState>& context) {
+  return [self = weak_from_this(), worker, id, context](const std::vector<at::Tensor>& gradients) {
     const auto state = self.lock();
-    const auto context = weak.lock();
-    if (state == nullptr || context == nullptr) {
+    const auto known = context.lock();
+    if (state == nullptr || known == nullptr) {
       throw UsageError("rpc.backward", "the context of a call has ended, or its agent has");
     }
-    return state->send_gradients(worker, id, context, gradients);
-  });
+    return state->send_gradients(worker, id, known, gradients);
+  };
 }
 
 base::Future<Encoded> AgentState::send_gradients(const std::string& worker, std::uint64_t id,

@@ -11,6 +11,7 @@
 #include "cohort/base/log.h"
 #include "cohort/rpc/internal/agent_messages.h"
 #include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/recorded_part.h"
 #include "cohort/rpc/internal/wire.h"
 
 namespace cohort::rpc {
@@ -97,6 +98,7 @@ void AgentState::on_make(const std::string& caller, std::uint64_t id, Reader& in
   asked.object.number = in.number<std::uint64_t>();
   asked.fork.number = in.number<std::uint64_t>();
   const std::string line = in.text();
+  job.place = decode<std::optional<RecordedPlace>>(in);
   job.result = references_->make(asked, asked.fork.maker, base::concat(line, " by ", job.function));
   begin(std::move(job), left, in.rest(), std::move(credit));
 }
@@ -165,6 +167,22 @@ void answer_backward_part(const Encoded& arguments, const Reply& reply) {
   reply(std::move(gradients), error);
 }
 
+void invoke_and_keep(const RemoteFunction& function, const Encoded& arguments, const Keep& keep) {
+  if (!function.invoke_and_keep) throw UsageError("rpc.remote", "the function has no result to keep");
+  function.invoke_and_keep(arguments, keep);
+}
+
+// Calls `fn`, and sets `error` to what it throws; where there is one, does not call it.
+template <typename Fn>
+void run_unless_failed(std::exception_ptr& error, const Fn& fn) {
+  if (error) return;
+  try {
+    fn();
+  } catch (...) {
+    error = std::current_exception();
+  }
+}
+
 [[maybe_unused]] const bool is_registered = add_function_at_load(
     kBackwardPart, {"(gradients) -> gradients", false, answer_backward_part, nullptr}, __FILE__, __LINE__);
 
@@ -192,8 +210,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
         self->answer(key, std::move(result), error);
       });
     } else {
-      if (!found.invoke_and_keep) throw UsageError("rpc.remote", job.function + " has no result to keep");
-      found.invoke_and_keep(arguments, [self, job](ObjectValue value, const std::exception_ptr& error) {
+      invoke_and_keep(found, arguments, [self, job](ObjectValue value, const std::exception_ptr& error) {
         self->keep(job, std::move(value), error);
       });
     }
@@ -204,20 +221,27 @@ void AgentState::run(const Job& job, Encoded arguments) {
 
 // The handler's part of the graph ends with its answer.
 void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function) {
+  const auto self = shared_from_this();
   const std::shared_ptr<ContextState> context = contexts_.find_or_make(job.place->context);
-  const auto part = std::make_shared<RecordedPart>(
-      context, ContextState::PartKey(id_of(job.key.first), job.key.second), job.place->path, arguments);
-  const ContextScope scope(context, job.place->path);
-  function.invoke(arguments, [self = shared_from_this(), key = job.key, part, is_async = function.is_async](
-                                 Encoded result, std::exception_ptr error) {
-    if (!error) {
-      try {
-        part->end(result, is_async);
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }
-    self->answer(key, std::move(result), error);
+  const ContextState::PartKey key(id_of(job.key.first), job.key.second);
+  if (job.function == kFetch) {
+    return function.invoke(arguments, [self, job, context, key](Encoded value, std::exception_ptr error) {
+      run_unless_failed(error, [&] { context->add_fetch(key, job.place->path, value); });
+      self->answer(job.key, std::move(value), error, false);
+    });
+  }
+  const auto part =
+      std::make_shared<RecordedPart>(context, key, job.place->path, arguments, function.is_async);
+  if (job.result == nullptr) {
+    return function.invoke(arguments, [self, job, part](Encoded result, std::exception_ptr error) {
+      bool is_late = false;
+      run_unless_failed(error, [&] { is_late = part->end(result); });
+      self->answer(job.key, std::move(result), error, is_late);
+    });
+  }
+  invoke_and_keep(function, arguments, [self, job, part](ObjectValue value, std::exception_ptr error) {
+    run_unless_failed(error, [&] { part->end(value); });
+    self->keep(job, std::move(value), error);
   });
 }
 
@@ -230,8 +254,10 @@ Encoded AgentState::backward_part(const Encoded& arguments) {
   backward.keep_graph = in.number<bool>();
   const std::vector<at::Tensor> gradients = decode_gradients(in);
   in.finish();
-  return encode_gradients(
-      contexts_.find(context)->backward_part({id_of(current_call()->caller), call}, backward, gradients));
+  const std::shared_ptr<ContextState> known =
+      gradients.empty() ? contexts_.find_if_here(context) : contexts_.find(context);
+  if (known == nullptr) return encode_gradients({});  // the call that was to make the object did not run here
+  return encode_gradients(known->backward_part({id_of(current_call()->caller), call}, backward, gradients));
 }
 
 void AgentState::fail_job(const Job& job, const std::exception_ptr& error) {
@@ -257,7 +283,9 @@ void AgentState::keep(const Job& job, ObjectValue value, const std::exception_pt
   changed_.notify_all();
 }
 
-void AgentState::answer(const RunningKey& key, Encoded result, const std::exception_ptr& error) {
+// `is_late`: of a call within a context.
+void AgentState::answer(const RunningKey& key, Encoded result, const std::exception_ptr& error,
+                        std::optional<bool> is_late) {
   if (!end(key)) return;
   // Also for a result that cannot travel: the caller learns why.
   const auto send_error = [self = shared_from_this(), key](const std::exception_ptr& thrown) {
@@ -269,6 +297,7 @@ void AgentState::answer(const RunningKey& key, Encoded result, const std::except
     send_error(error);
   } else {
     Writer out = begin_message(MessageKind::kResult, key.second);
+    if (is_late) out.number(*is_late);
     out.append(std::move(result));
     send_when_settled(key.first, out.take(), send_error);
   }

@@ -20,6 +20,7 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/rpc/internal/agent_messages.h"
+#include "cohort/rpc/internal/recorded_part.h"
 
 namespace cohort::rpc {
 
@@ -304,7 +305,20 @@ std::vector<WorkerInfo> AgentState::workers() const {
   return infos;
 }
 
+const ContextState* AgentState::recording_context() const {
+  const ContextScope* const scope = ContextScope::recording(contexts_.mark());
+  return scope == nullptr ? nullptr : scope->context().get();
+}
+
 std::shared_ptr<Reference> AgentState::make_here(ObjectValue value, Target::Line line) {
+  if (ContextScope* const scope = ContextScope::recording(contexts_.mark())) {
+    std::uint64_t number = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      number = next_call_++;
+    }
+    record_object(*scope, {self_.id, number}, value);
+  }
   return references_->create_here(std::move(value), base::concat(line.file_name(), ':', line.line()));
 }
 

@@ -17,6 +17,7 @@
 #include "cohort/rpc/agent_types.h"
 #include "cohort/rpc/call_context.h"
 #include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/context_scope.h"
 #include "cohort/rpc/internal/contexts.h"
 #include "cohort/rpc/internal/references.h"
 #include "cohort/rpc/internal/timers.h"
@@ -50,6 +51,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void send_reference_message(std::int32_t to, const ReferenceMessage& message) override;
   WorkerInfo worker(std::int32_t id) const override;
   std::chrono::milliseconds timeout() const override { return options_.timeout; }
+  const ContextState* recording_context() const override;
   void free_later(std::shared_ptr<void> what) override;
 
  private:
@@ -97,6 +99,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void run(const Job& job, Encoded arguments);
   void fail_job(const Job& job, const std::exception_ptr& error);
   void run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function);
+  SendGradients gradient_sender(const std::string& worker, std::uint64_t id,
+                                const std::weak_ptr<ContextState>& context);
   base::Future<Encoded> send_gradients(const std::string& worker, std::uint64_t id,
                                        const std::shared_ptr<ContextState>& context,
                                        const std::vector<at::Tensor>& gradients);
@@ -107,7 +111,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_error(std::uint64_t id, const RemoteException& exception);
   void on_cancel(const RunningKey& key);
   void on_leaving(const std::string& worker);
-  void answer(const RunningKey& key, Encoded result, const std::exception_ptr& error);
+  void answer(const RunningKey& key, Encoded result, const std::exception_ptr& error,
+              std::optional<bool> is_late = std::nullopt);
   std::optional<std::stop_source> end(const RunningKey& key);
   void finish(std::uint64_t id, Encoded result, const std::exception_ptr& error);
   void fail(std::uint64_t id, const std::exception_ptr& error) { finish(id, {}, error); }

@@ -7,6 +7,7 @@
 // left to do. So calls that do not depend on each other are under way together.
 #include "cohort/rpc/internal/gradient_nodes.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <limits>
@@ -28,33 +29,55 @@ using Tensors = std::vector<at::Tensor>;
 // LibTorch gives AccumulateGrad the highest sequence number of all; this is the next.
 constexpr std::uint64_t kFirst = std::numeric_limits<std::uint64_t>::max() - 1;
 
+// Note [Late calls]
+// The gradient of an object's value comes from all who fetched it. Nobody can count them: a user whose results the
+// loss does not need sends nothing. So the call that made the object is late. It asks for the gradients of its
+// arguments only when all calls are done that come later in its caller's program. Only those can have used the
+// object, or somebody above the caller who got a reference from it. A call within which an object was made is
+// late too, therefore, and so on up to the root.
+//
+// The Send of a late call asks itself, when its turn comes. Each backward of the caller begins at it too, as
+// perhaps no result leads there. An edge from the Send of each later call to it keeps the order.
 class Send : public autograd::BoundaryNode {
  public:
   Send(std::uint64_t sequence_nr, std::vector<Edge> edges)
       : BoundaryNode(sequence_nr, autograd::MadeBy()), num_arguments_(edges.size() - 1) {
     add_input_metadata(Node::undefined_input());
+    edges.emplace_back();  // for run_before()
     set_next_edges(std::move(edges));
   }
-  void await(base::Future<Encoded> gradients) { gradients_ = std::move(gradients); }
+  void make_late(SendGradients send) { send_late_ = std::move(send); }
+  void run_before(Edge late) { next_edges().back() = std::move(late); }
+  void take(const SendGradients& send, const Tensors& gradients) {
+    if (send_late_) {
+      of_results_ = gradients;
+    } else {
+      gradients_ = send(gradients);
+    }
+  }
   Tensors apply(Tensors&& /*none*/) override {
+    if (send_late_) gradients_ = send_late_(std::exchange(of_results_, {}));
     const base::ThreadPool::Waiting waiting;
     const Encoded encoded =
         std::exchange(gradients_, {}).get(base::Deadline::never());  // the call has a deadline of its own
     Reader in(encoded);
     Tensors gradients = decode_gradients(in);
     in.finish();
+    if (gradients.empty()) gradients.resize(num_arguments_);  // nobody used the object
     if (gradients.size() != num_arguments_) {
       throw CommError("rpc.backward", base::concat("gradients of ", gradients.size(), " arguments came, of ",
                                                    num_arguments_, " that need one"));
     }
-    gradients.emplace_back();  // of the anchor
+    gradients.resize(num_arguments_ + 2);  // the anchor, and the next late call
     return gradients;
   }
   std::string name() const override { return "cohort::rpc::Send"; }
 
  private:
   const std::size_t num_arguments_;
-  base::Future<Encoded> gradients_;
+  base::Future<Encoded> gradients_;  // of the arguments
+  SendGradients send_late_;
+  Tensors of_results_;
 };
 
 class Receive : public autograd::BoundaryNode {
@@ -62,7 +85,7 @@ class Receive : public autograd::BoundaryNode {
   Receive(const autograd::MadeBy& made_by, SendGradients send)
       : BoundaryNode(kFirst, made_by), send_(std::move(send)) {}
   Tensors apply(Tensors&& gradients) override {
-    static_cast<Send&>(*next_edge(0).function).await(send_(gradients));
+    static_cast<Send&>(*next_edge(0).function).take(send_, gradients);
     return Tensors(1);
   }
   std::string name() const override { return "cohort::rpc::Receive"; }
@@ -71,9 +94,7 @@ class Receive : public autograd::BoundaryNode {
   const SendGradients send_;
 };
 
-}  // namespace
-
-RecordedCall::RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr) {
+auto make_send(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr) {
   std::vector<Edge> edges;
   for (at::Tensor& tensor : arguments.tensors) {
     Edge edge = autograd::edge_of(tensor);
@@ -85,18 +106,52 @@ RecordedCall::RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::ui
   // Each backward asks for the anchor. So the nodes run also where no argument needs a gradient: parameters of
   // the worker that was called may need one.
   edges.push_back(autograd::edge_of(anchor));
-  send_ = Edge(COHORT_MAKE_NODE(Send, sequence_nr, std::move(edges)), 0);
+  return COHORT_MAKE_NODE(Send, sequence_nr, std::move(edges));
 }
 
-void RecordedCall::attach(Encoded& results, SendGradients send) const {
-  const auto& made_by = static_cast<const Send&>(*send_.function).made_by();
-  const auto receive = COHORT_MAKE_NODE(Receive, made_by, std::move(send));
-  receive->set_next_edges({send_});
+}  // namespace
+
+RecordedCall::RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr)
+    : RecordedCall(make_send(arguments, anchor, sequence_nr)) {}
+
+RecordedCall::RecordedCall(NodePtr send) : send_(COHORT_WEAK_NODE(send)), kept_(std::move(send)) {}
+
+void RecordedCall::attach(Encoded& results, SendGradients send, bool is_late) {
+  const NodePtr node = send_.lock();
+  if (is_late) make_late(send);
+  const auto receive = COHORT_MAKE_NODE(Receive, static_cast<const Send&>(*node).made_by(), std::move(send));
+  receive->set_next_edges({Edge(node, 0)});
   for (at::Tensor& tensor : results.tensors) {
     if (!tensor.requires_grad()) continue;
     tensor = tensor.detach();
     torch::autograd::set_history(tensor, receive);
   }
+  const std::lock_guard lock(mutex_);
+  kept_ = nullptr;
+}
+
+void RecordedCall::make_late(SendGradients send) {
+  const std::lock_guard lock(mutex_);
+  static_cast<Send&>(*kept_).make_late(std::move(send));
+  late_ = at::empty({0});
+  torch::autograd::set_history(late_, kept_);
+}
+
+Tensors late_calls(std::vector<std::shared_ptr<RecordedCall>>& calls) {
+  Tensors late;
+  Edge last;
+  std::erase_if(calls, [&](const std::shared_ptr<RecordedCall>& call) {
+    const auto send = call->send_.lock();
+    if (send == nullptr) return true;
+    static_cast<Send&>(*send).run_before(last);
+    const std::lock_guard lock(call->mutex_);
+    if (call->late_.defined()) {
+      last = Edge(send, 0);
+      late.push_back(call->late_);
+    }
+    return false;
+  });
+  return late;
 }
 
 Encoded encode_gradients(const Tensors& gradients) {

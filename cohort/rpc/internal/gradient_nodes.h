@@ -5,31 +5,52 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "cohort/base/threads/future.h"
+#include "cohort/core/torch_compat.h"
 #include "cohort/rpc/encoded.h"
 
 /// The two nodes by which a remote call stands in its caller's graph. Receive is the history of the results, and leads to Send,
 /// which leads to the arguments: the gradient of the results is on its way while other nodes run, and is waited for last.
 namespace cohort::rpc {
 
-/// Sends the gradients of the results (undefined where there is none), and returns what those of the arguments will be.
+/// Sends the gradients of the results (undefined where there is none), and returns what those of the arguments will be. With
+/// no gradients at all, where the call may have made an object whose value was used.
 using SendGradients = std::function<base::Future<Encoded>(const std::vector<at::Tensor>& gradients)>;
 
-/// A call within a context, until its answer comes.
+/// A call within a context. Threads: any.
 class RecordedCall {
  public:
   /// Cuts the tensors of `arguments` off from their graphs: those that need a gradient travel as leaves that require one.
   /// `anchor`: a leaf that each backward asks for. `sequence_nr`: below those of all nodes of the caller's graph.
   RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr);
 
-  /// Gives the results that came a history: those that require a gradient.
-  void attach(Encoded& results, SendGradients send) const;
+  /// Gives the results that came a history: those that require a gradient. `is_late`: Note [Late calls].
+  void attach(Encoded& results, SendGradients send, bool is_late);
+  /// Of a call that makes an object, which has no results.
+  void make_late(SendGradients send);
 
  private:
-  torch::autograd::Edge send_;
+  friend std::vector<at::Tensor> late_calls(std::vector<std::shared_ptr<RecordedCall>>& calls);
+  using NodePtr = decltype(torch::autograd::Edge::function);
+  using WeakNodePtr = decltype(COHORT_WEAK_NODE(std::declval<NodePtr>()));
+
+  explicit RecordedCall(NodePtr send);
+
+  const WeakNodePtr send_;  // the results keep it
+  std::mutex mutex_;        // of all below
+  NodePtr kept_;            // until the answer comes
+  at::Tensor late_;         // of a late call: its history is the node
 };
+
+/// Has each late call go backward after all that come later in `calls`, which are those of a handler, in the order of its
+/// program. Returns for each late call a tensor at which each backward of the handler is to begin too. Takes calls out whose
+/// results nobody has any more.
+std::vector<at::Tensor> late_calls(std::vector<std::shared_ptr<RecordedCall>>& calls);
 
 /// Tensors of which some may be undefined, as a value that travels.
 Encoded encode_gradients(const std::vector<at::Tensor>& gradients);

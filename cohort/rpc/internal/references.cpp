@@ -14,6 +14,7 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/thread_pool.h"
 #include "cohort/rpc/call_context.h"
+#include "cohort/rpc/internal/context_state.h"
 
 namespace cohort::rpc {
 
@@ -275,6 +276,17 @@ ObjectValue Reference::value(Timeout timeout) const {
     base::Future<void>(object->ready).get(base::Deadline::never());
   }
   return object->value;
+}
+
+bool Reference::is_recorded(Timeout timeout) const {
+  const auto home = host();
+  const ContextState* const context = home->recording_context();
+  if (context == nullptr) return false;
+  const ObjectValue known = value(timeout);
+  if (known.encode == nullptr) return false;
+  const Encoded encoded = known.encode(known.pointer.get());
+  return std::any_of(encoded.tensors.begin(), encoded.tensors.end(),
+                     [&](const at::Tensor& tensor) { return context->is_value(tensor); });
 }
 
 void Reference::on_value(std::function<void()> fn) const {

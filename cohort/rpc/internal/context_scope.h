@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cohort/rpc/internal/context_state.h"
+#include "cohort/rpc/internal/gradient_nodes.h"
+
+namespace cohort::rpc {
+
+/// Makes a context the current one of this thread while it lives, and keeps the calls that the thread makes in it. A scope
+/// is the root's program, or that of one handler.
+class ContextScope {
+ public:
+  /// `inputs`: the handler's arguments.
+  ContextScope(std::shared_ptr<ContextState> context, CallPath path, std::vector<at::Tensor> inputs = {});
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+  /// The scope of this thread in which a call of the agent with this mark is to be recorded; null where it is not.
+  static ContextScope* recording(const void* home);
+
+  const std::shared_ptr<ContextState>& context() const { return context_; }
+  /// The place of the next call.
+  RecordedPlace next_place();
+  /// The nodes of a call in the graph. Cuts the arguments off: RecordedCall.
+  std::shared_ptr<RecordedCall> record(Encoded& arguments);
+  /// late_calls() of all calls.
+  std::vector<at::Tensor> late() { return late_calls(calls_); }
+
+  /// Whether `tensor`, whose gradient is asked for, has a history in this scope: its gradient continues there.
+  bool has_history(const at::Tensor& tensor) const;
+
+ private:
+  std::uint64_t next_low_number();
+
+  const std::shared_ptr<ContextState> context_;
+  const CallPath path_;
+  const std::vector<at::Tensor> inputs_;
+  ContextScope* outer_;
+  std::uint32_t num_calls_ = 0;
+  std::uint64_t next_low_ = 0, last_low_ = 0;
+  std::vector<std::shared_ptr<RecordedCall>> calls_;
+};
+
+}  // namespace cohort::rpc

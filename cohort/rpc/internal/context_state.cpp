@@ -1,0 +1,299 @@
+// A part belongs to one call, whose caller alone has its results. Its gradients come as a call; when that is answered, all that
+// follows from them is done. The gradients of leaves stay with their part until somebody asks for sums: added as
+// (((root + part) + part) ...), the root's first, then its last call's, then those of the calls that this one's handler made, the
+// last first, and so on: the order in which one process would go backward.
+//
+// The part of an object has results that anybody may fetch. Each is a leaf here, so what uses it collects its gradient
+// as that of any leaf, in the same order. The call that made the object comes after all of them, takes the sums out and
+// continues: Note [Late calls].
+#include "cohort/rpc/internal/context_state.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "cohort/autograd/graph_walk.h"
+#include "cohort/base/error.h"
+
+namespace cohort::rpc {
+namespace {
+
+using torch::autograd::Edge;
+using Tensors = std::vector<at::Tensor>;
+
+// The leaves that the graph of `roots` leads to, in an order that depends on the graph alone.
+std::vector<Edge> leaves_of(const std::vector<Edge>& roots) {
+  std::vector<Edge> leaves;
+  autograd::GraphWalk walk;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  const auto visit = [&](const Edge& edge) {
+    const auto* const leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get());
+    if (leaf != nullptr && seen.insert(leaf).second) leaves.push_back(edge);
+    walk.add(edge.function.get());
+  };
+  for (const Edge& edge : roots) visit(edge);
+  while (auto* const node = walk.next()) {
+    for (const Edge& edge : node->next_edges()) visit(edge);
+  }
+  return leaves;
+}
+
+bool any_defined(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.defined(); });
+}
+
+}  // namespace
+
+// A backward, of the roots or of a part, while it runs here.
+class ContextState::Running {
+ public:
+  Running(ContextState& context, Backward backward) : context_(context) {
+    const std::lock_guard lock(context_.mutex_);
+    context_.backward_ = backward;
+    ++context_.num_running_;
+  }
+  ~Running() {
+    const std::lock_guard lock(context_.mutex_);
+    --context_.num_running_;
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  ContextState& context_;
+};
+
+ContextState::ContextState(ContextId id, std::weak_ptr<const void> home)
+    : id_(id), home_(std::move(home)), anchor_(at::empty({0}).requires_grad_()) {}
+
+bool ContextState::note_callee(const std::string& worker) {
+  const std::lock_guard lock(mutex_);
+  if (!has_ended_) callees_.insert(worker);
+  return !has_ended_;
+}
+
+std::set<std::string> ContextState::end() {
+  const std::lock_guard lock(mutex_);
+  has_ended_ = true;
+  return callees_;
+}
+
+void ContextState::add_part(PartKey key, Part part) {
+  const std::lock_guard lock(mutex_);
+  for (const at::Tensor& value : part.values) {
+    if (value.defined()) values_[value.unsafeGetTensorImpl()].tensor = value;
+  }
+  parts_[key] = std::move(part);
+}
+
+void ContextState::add_fetch(PartKey key, CallPath path, Encoded& value) {
+  Part part;
+  part.path = std::move(path);
+  for (at::Tensor& tensor : value.tensors) {
+    if (!autograd::needs_gradient(tensor)) continue;
+    if (!tensor.is_leaf()) {
+      throw UsageError("rpc.context", "the value of an object has a graph that this context has not recorded",
+                       "detach() it, or make the object within the context");
+    }
+    part.fetched.push_back(tensor);
+    tensor = tensor.detach().requires_grad_();
+  }
+  if (!part.fetched.empty()) add_part(key, std::move(part));
+}
+
+bool ContextState::is_value(const at::Tensor& tensor) const {
+  const std::lock_guard lock(mutex_);
+  return tensor.defined() && values_.count(tensor.unsafeGetTensorImpl()) > 0;
+}
+
+bool ContextState::Earlier::operator()(const Order& a, const Order& b) const {
+  if (a.first != b.first) return a.first < b.first;
+  const auto [in_a, in_b] = std::mismatch(a.second.begin(), a.second.end(), b.second.begin(), b.second.end());
+  if (in_a == a.second.end() || in_b == b.second.end()) return a.second.size() < b.second.size();
+  return *in_a > *in_b;
+}
+
+void ContextState::add_gradients(Order order, const Gradients& gradients) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [leaf, gradient] : gradients) {
+    const auto value = values_.find(leaf.unsafeGetTensorImpl());
+    if (value == values_.end()) continue;
+    if (value->second.last_backward == order.first) {
+      throw UsageError("rpc.backward", "a gradient came for an object after those of all its users",
+                       "to_here() in place of local_value(), and results that are waited for");
+    }
+    if (!value->second.has_graph) {
+      throw UsageError("rpc.backward", "the graph of an object is gone",
+                       "backward(..., keep_graph) before the last one");
+    }
+  }
+  auto& known = gradients_[order];
+  known.insert(known.end(), gradients.begin(), gradients.end());
+}
+
+// Of the object's tensors, in the order of the parts that used them.
+Tensors ContextState::take_gradients(const Part& part, std::uint64_t number, bool keep_graph) {
+  Tensors sums(part.values.size());
+  const auto place_of = [&](const at::Tensor& leaf) {
+    return std::find_if(part.values.begin(), part.values.end(),
+                        [&](const at::Tensor& value) { return value.is_same(leaf); });
+  };
+  for (auto& [order, gradients] : gradients_) {
+    if (order.first != number) continue;
+    std::erase_if(gradients, [&](const auto& entry) {
+      const auto place = place_of(entry.first);
+      if (place == part.values.end()) return false;
+      at::Tensor& sum = sums[static_cast<std::size_t>(place - part.values.begin())];
+      sum = sum.defined() ? at::add(sum, entry.second) : entry.second;
+      return true;
+    });
+  }
+  const bool is_used = any_defined(sums);
+  for (const at::Tensor& value : part.values) {
+    if (!value.defined()) continue;
+    Value& known = values_.at(value.unsafeGetTensorImpl());
+    known.last_backward = number;
+    if (is_used && !keep_graph) known.has_graph = false;
+  }
+  return sums;
+}
+
+Tensors ContextState::backward_part(PartKey key, Backward backward, Tensors gradients) {
+  Part part;
+  bool keep_graph = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = parts_.find(key);
+    if (found == parts_.end()) {
+      if (gradients.empty()) return {};
+      throw UsageError("rpc.backward", "the graph of a call is gone",
+                       "backward(..., keep_graph) before the last one");
+    }
+    part = found->second;
+    // Late calls may lead to objects that only a later backward needs.
+    keep_graph = backward.keep_graph || part.num_late > 0;
+    if (!part.values.empty()) gradients = take_gradients(part, backward.number, keep_graph);
+    if (!any_defined(gradients) && part.num_late == 0) return {};
+    if (!keep_graph) parts_.erase(found);
+  }
+  const Running running(*this, backward);
+  Tensors of_inputs;
+  Gradients of_leaves;
+  if (part.graph == nullptr) {
+    for (std::size_t i = 0; i < part.fetched.size(); ++i) {
+      if (gradients.at(i).defined()) of_leaves.emplace_back(part.fetched[i], gradients[i]);
+    }
+    if (part.fetched.empty()) of_inputs = std::move(gradients);
+  } else {
+    of_inputs = backward_graph(part, keep_graph, std::move(gradients), of_leaves);
+  }
+  add_gradients({backward.number, part.path}, of_leaves);
+  return of_inputs;
+}
+
+// Through the graph of a handler.
+Tensors ContextState::backward_graph(const Part& part, bool keep_graph, Tensors gradients,
+                                     Gradients& of_leaves) const {
+  const auto& needs = part.graph->needs_gradient();
+  const std::size_t num_results =
+      static_cast<std::size_t>(std::count(needs.begin(), needs.end(), true)) - part.num_late;
+  if (gradients.empty()) gradients.resize(num_results);
+  if (gradients.size() != num_results) {
+    throw CommError("rpc.backward",
+                    base::concat(gradients.size(), " gradients came for the results of a call"));
+  }
+  for (std::size_t i = 0; i < part.num_late; ++i) gradients.push_back(at::empty({0}));
+  const Tensors found = part.graph->backward(gradients, keep_graph);
+  const std::size_t num_inputs = part.inputs_with_gradient.size();
+  for (std::size_t i = 0; i < part.graph->captured().size(); ++i) {
+    const at::Tensor& leaf = part.graph->captured()[i];
+    const at::Tensor& gradient = found[num_inputs + i];
+    if (gradient.defined() && !leaf.is_same(anchor_)) of_leaves.emplace_back(leaf, gradient);
+  }
+  Tensors of_inputs;
+  for (std::size_t i = 0; i < num_inputs; ++i) {
+    if (part.inputs_with_gradient[i]) of_inputs.push_back(found[i]);
+  }
+  return of_inputs;
+}
+
+void ContextState::backward(const Tensors& roots, const Tensors& late, bool keep_graph) {
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = ++backward_.number;
+  }
+  const Running running(*this, {number, keep_graph});
+  if (roots.empty()) throw UsageError("rpc.backward", "there are no roots", "the losses");
+  std::vector<Edge> edges;
+  Tensors gradients;
+  for (const at::Tensor& root : roots) {
+    if (!autograd::needs_gradient(root)) {
+      throw UsageError("rpc.backward", "a root needs no gradient",
+                       "a loss that was computed within the context");
+    }
+    if (root.numel() != 1) {
+      throw UsageError("rpc.backward", base::concat("a root has ", root.numel(), " elements"),
+                       "a loss: one number");
+    }
+    edges.push_back(autograd::edge_of(root));
+    gradients.push_back(at::ones_like(root));
+  }
+  for (const at::Tensor& tensor : late) {
+    edges.push_back(autograd::edge_of(tensor));
+    gradients.push_back(at::empty({0}));
+  }
+  const std::vector<Edge> leaves = leaves_of(edges);
+  if (leaves.empty()) return;
+  // Late calls may lead to objects that only a later backward needs.
+  const Tensors found = torch::autograd::Engine::get_default_engine().execute(
+      edges, gradients, keep_graph || !late.empty(), /*create_graph=*/false, /*accumulate_grad=*/false,
+      leaves);
+  Gradients of_leaves;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const at::Tensor& leaf = static_cast<torch::autograd::AccumulateGrad&>(*leaves[i].function).variable;
+    if (found[i].defined() && !leaf.is_same(anchor_)) of_leaves.emplace_back(leaf, found[i]);
+  }
+  add_gradients({number, {}}, of_leaves);
+}
+
+ContextState::Backward ContextState::current_backward() const {
+  const std::lock_guard lock(mutex_);
+  if (num_running_ == 0) {
+    throw UsageError("rpc.backward",
+                     base::concat("the backward of another context leads through a call of context ",
+                                  id_.number, " of worker ", id_.creator),
+                     "detach() what goes from one context to another, or one context for both");
+  }
+  return backward_;
+}
+
+ContextState::Gradients ContextState::gradients() const {
+  Gradients sums;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> place;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [order, gradients] : gradients_) {
+    for (const auto& [leaf, gradient] : gradients) {
+      if (values_.count(leaf.unsafeGetTensorImpl()) > 0) {
+        throw UsageError("rpc.backward",
+                         "a gradient came for an object, but the call that made it did not go backward",
+                         "waiting for the results of calls that make objects");
+      }
+      const auto [known, is_new] = place.try_emplace(leaf.unsafeGetTensorImpl(), sums.size());
+      if (is_new) {
+        sums.emplace_back(leaf, gradient.clone());  // it may be another leaf's too
+      } else {
+        sums[known->second].second = at::add(sums[known->second].second, gradient);
+      }
+    }
+  }
+  return sums;
+}
+
+}  // namespace cohort::rpc

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/rpc/codec_values.h"
+#include "cohort/rpc/context_id.h"
+#include "cohort/rpc/encoded.h"
+
+/// What a worker knows of one context of distributed autograd: the parts of its graph that lie here, and the gradients of leaves
+/// here.
+namespace cohort::rpc {
+
+using dist_autograd::ContextId;
+
+/// Where a call stands in a context: the place of its caller's handler, and then its number among the calls of that handler. The same
+/// whichever workers there are and however fast they run.
+using CallPath = std::vector<std::uint32_t>;
+
+/// What a call within a context takes along.
+struct RecordedPlace {
+  ContextId context;
+  CallPath path;
+};
+COHORT_NESTED(RecordedPlace, context, path)
+
+/// One context on one worker. Threads: any.
+class ContextState {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;  // of each leaf
+  /// A backward of the context: they are numbered from 1 on.
+  struct Backward {
+    std::uint64_t number = 0;
+    bool keep_graph = false;
+  };
+  /// Which call a part answers: the caller's id and its number there.
+  using PartKey = std::pair<std::int32_t, std::uint64_t>;
+  /// What a call left here.
+  struct Part {
+    CallPath path;
+    std::shared_ptr<autograd::DetachedGraph> graph;  ///< null: each result is an input, or one of `fetched`
+    std::vector<bool> inputs_with_gradient;
+    std::size_t num_late = 0;  ///< Note [Late calls]: of its handler. The last results of `graph`
+    Tensors values;            ///< of an object: its tensors, undefined for those that stand for themselves
+    Tensors fetched;           ///< leaves whose values the call returned
+  };
+
+  ContextState(ContextId id, std::weak_ptr<const void> home);
+
+  ContextId id() const { return id_; }
+  /// Whether the agent with this mark has it.
+  bool is_of(const void* home) const { return home_.lock().get() == home; }
+  const at::Tensor& anchor() const { return anchor_; }
+
+  /// Before a call is recorded. False where the context has ended: it is not.
+  bool note_callee(const std::string& worker);
+  /// No call is recorded any more. Returns whom this worker has called.
+  std::set<std::string> end();
+
+  void add_part(PartKey key, Part part);
+  /// The answer to a fetch of an object's value: gradients continue to the leaves that it has.
+  void add_fetch(PartKey key, CallPath path, Encoded& value);
+  /// Whether it is of an object that was made in this context, so that gradients continue from it.
+  bool is_value(const at::Tensor& tensor) const;
+
+  /// Goes backward through a part; returns the gradients of its inputs, where they need one. Nothing, where no gradient came.
+  /// Throws: UsageError where there is no such part.
+  Tensors backward_part(PartKey key, Backward backward, Tensors gradients);
+  /// Goes backward from the roots, through this worker's graph and all parts that it leads to. `late`: late_calls().
+  void backward(const Tensors& roots, const Tensors& late, bool keep_graph);
+  /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one.
+  Backward current_backward() const;
+
+  /// Sums, in an order that does not depend on when they came.
+  Gradients gradients() const;
+
+ private:
+  class Running;
+  using Order = std::pair<std::uint64_t, CallPath>;  // the backward, and the part; the root's own has no path
+  struct Earlier {
+    bool operator()(const Order& a, const Order& b) const;
+  };
+  // A tensor of an object.
+  struct Value {
+    at::Tensor tensor;
+    std::uint64_t last_backward = 0;  // in which its gradients were taken
+    bool has_graph = true;
+  };
+  void add_gradients(Order order, const Gradients& gradients);
+  Tensors take_gradients(const Part& part, std::uint64_t number, bool keep_graph);
+  Tensors backward_graph(const Part& part, bool keep_graph, Tensors gradients, Gradients& of_leaves) const;
+
+  const ContextId id_;
+  const std::weak_ptr<const void> home_;
+  const at::Tensor anchor_;
+  mutable std::mutex mutex_;  // of all below
+  std::set<std::string> callees_;
+  std::map<PartKey, Part> parts_;
+  std::unordered_map<const c10::TensorImpl*, Value> values_;
+  std::map<Order, Gradients, Earlier> gradients_;
+  Backward backward_;
+  int num_running_ = 0;  // backwards, here and of parts
+  bool has_ended_ = false;
+};
+
+}  // namespace cohort::rpc

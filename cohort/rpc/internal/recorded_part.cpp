@@ -1,0 +1,110 @@
+#include "cohort/rpc/internal/recorded_part.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cohort/base/error.h"
+
+namespace cohort::rpc {
+namespace {
+
+using Tensors = ContextState::Tensors;
+
+bool any_defined(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.defined(); });
+}
+
+}  // namespace
+
+RecordedPart::RecordedPart(std::shared_ptr<ContextState> context, ContextState::PartKey key, CallPath path,
+                           Encoded& arguments, bool answers_later)
+    : context_(std::move(context)), key_(key) {
+  part_.path = path;
+  static constexpr autograd::DetachedGraph::Words kWords{
+      "rpc.context", "pass it as an argument, or detach() it", "the call and its backward"};
+  for (const at::Tensor& tensor : arguments.tensors) {
+    part_.inputs_with_gradient.push_back(autograd::needs_gradient(tensor));
+  }
+  part_.graph = std::make_shared<autograd::DetachedGraph>(arguments.tensors, kWords);
+  arguments.tensors = part_.graph->leaves();
+  if (!answers_later) scope_.emplace(context_, std::move(path), arguments.tensors);
+}
+
+// The detached graph knows only what this thread computed while the handler ran.
+bool RecordedPart::may_record() const {
+  return scope_ && std::this_thread::get_id() == thread_;
+}
+
+// Ends the graph of the handler. Returns its results cut off.
+Tensors RecordedPart::end_graph(Tensors results) {
+  const std::size_t num_results = results.size();
+  const Tensors late = scope_->late();
+  part_.num_late = late.size();
+  results.insert(results.end(), late.begin(), late.end());
+  results = part_.graph->end(results);
+  results.resize(num_results);
+  for (at::Tensor& result : results) result = result.detach();
+  return results;
+}
+
+bool RecordedPart::end(Encoded& results) {
+  if (!may_record()) {
+    for (at::Tensor& tensor : results.tensors) tensor = tensor.detach();
+    return false;
+  }
+  results.tensors = end_graph(std::move(results.tensors));
+  bool needs_gradient = false;
+  for (std::size_t i = 0; i < results.tensors.size(); ++i) {
+    if (!part_.graph->needs_gradient()[i]) continue;
+    results.tensors[i].requires_grad_();
+    needs_gradient = true;
+  }
+  const bool is_late = part_.num_late > 0;
+  if (needs_gradient || is_late) context_->add_part(key_, std::move(part_));
+  return is_late;
+}
+
+void RecordedPart::end(ObjectValue& value) {
+  if (!may_record()) return;
+  Encoded encoded = value.encode == nullptr ? Encoded() : value.encode(value.pointer.get());
+  const Tensors given = encoded.tensors;
+  const Tensors cut = end_graph(given);
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    if (!part_.graph->needs_gradient()[i]) continue;
+    at::Tensor& tensor = part_.values.emplace_back();
+    // A parameter stays itself: the gradients of its users are its own.
+    if (scope_->has_history(given[i])) encoded.tensors[i] = tensor = cut[i].requires_grad_();
+  }
+  if (any_defined(part_.values)) value.pointer = value.decode(encoded);
+  if (any_defined(part_.values) || part_.num_late > 0) context_->add_part(key_, std::move(part_));
+}
+
+void record_object(ContextScope& scope, ContextState::PartKey key, ObjectValue& value) {
+  if (value.encode == nullptr) return;
+  Encoded encoded = value.encode(value.pointer.get()), with_history;
+  std::vector<at::Tensor*> places;
+  for (at::Tensor& tensor : encoded.tensors) {
+    if (!autograd::needs_gradient(tensor) || !scope.has_history(tensor)) continue;
+    with_history.tensors.push_back(tensor);
+    places.push_back(&tensor);
+  }
+  if (places.empty()) return;
+  ContextState::Part part;
+  part.path = scope.next_place().path;
+  const std::shared_ptr<RecordedCall> call = scope.record(with_history);
+  for (std::size_t i = 0; i < places.size(); ++i) *places[i] = with_history.tensors[i];
+  value.pointer = value.decode(encoded);
+  part.values = std::move(with_history.tensors);
+  const std::shared_ptr<ContextState>& context = scope.context();
+  context->add_part(key, std::move(part));
+  call->make_late([weak = std::weak_ptr(context), key](const Tensors& /*none*/) {
+    const std::shared_ptr<ContextState> known = weak.lock();
+    if (known == nullptr) throw UsageError("rpc.backward", "the context of an object has ended");
+    base::Promise<Encoded> gradients("the gradients of an object");
+    gradients.run([&] { return encode_gradients(known->backward_part(key, known->current_backward(), {})); });
+    return gradients.future();
+  });
+}
+
+}  // namespace cohort::rpc
