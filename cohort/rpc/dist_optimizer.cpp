@@ -80,9 +80,7 @@ DistributedOptimizer::DistributedOptimizer(const std::vector<RRef<at::Tensor>>& 
                                  std::nullopt, name_of<&make_owner_optimizer>(),
                                  encode_arguments<&make_owner_optimizer>(own, options)))});
   }
-  initial_lr_ = ask_all<double>(owners_, [](const Owner& owner) {
-                  return owner.optimizer.rpc_async<&OwnerOptimizer::initial_lr>();
-                }).front();
+  initial_lr_ = ask_initial_lr();
 }
 
 DistributedOptimizer::~DistributedOptimizer() = default;
@@ -124,6 +122,17 @@ void DistributedOptimizer::load_state(const std::map<std::string, optim::Optimiz
   ask_all<void>(owners_, [&](const Owner& owner) {
     return owner.optimizer.rpc_async<&OwnerOptimizer::load_state>(state.at(owner.name));
   });
+  // What was set before belongs to the state that is gone.
+  lr_.reset();
+  momentum_.reset();
+  initial_lr_ = ask_initial_lr();
+}
+
+double DistributedOptimizer::ask_initial_lr() const {
+  return ask_all<double>(
+             owners_,
+             [](const Owner& owner) { return owner.optimizer.rpc_async<&OwnerOptimizer::initial_lr>(); })
+      .front();
 }
 
 }  // namespace cohort::rpc

@@ -51,7 +51,8 @@ class DistributedOptimizer {
   /// Returns the state of each owner's optimizer, by the owner's name. Parameters count in the order in which they were given,
   /// among those of the same owner. Throws: as step().
   std::map<std::string, optim::OptimizerState> state() const;
-  /// Takes over what state() returned. Throws: DataError where the owners are others, before anything has changed; as step().
+  /// Takes over what state() returned, with its learning rates. Drops what set_lr() and apply() set before.
+  /// Throws: DataError where the owners are others, before anything has changed; as step().
   void load_state(const std::map<std::string, optim::OptimizerState>& state);
 
  private:
@@ -59,6 +60,8 @@ class DistributedOptimizer {
     std::string name;
     RRef<OwnerOptimizer> optimizer;
   };
+  double ask_initial_lr() const;
+
   std::vector<Owner> owners_;
   double initial_lr_ = 0;
   std::optional<double> lr_, momentum_;  // for the next step

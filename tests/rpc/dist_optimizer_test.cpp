@@ -196,6 +196,27 @@ TEST(DistAutogradOptimizerErrorsTest, ARemoteModuleTrainsOrEvaluates) {
   halves.clear();
 }
 
+TEST(DistAutogradOptimizerErrorsTest, LoadingAStateTakesItsLearningRate) {
+  counted["w1"] = at::zeros({1}).requires_grad_();
+  Job job(2);
+  const std::vector parameters = {job[0].rpc_sync<counted_reference>("w1", "w1")};
+  const auto step = [&](DistributedOptimizer& optimizer) {  // the gradient is 1
+    dist_autograd::Context context(job[0]);
+    dist_autograd::backward(context, {job[0].rpc_sync<times_counted>("w1", "w1", at::ones({1})).sum()});
+    optimizer.step(context);
+  };
+  const DistributedOptimizer slow(parameters, {.name = "sgd", .lr = 0.25});
+  DistributedOptimizer fast(parameters, {.name = "sgd", .lr = 1});
+  fast.set_lr(4);
+  fast.load_state(slow.state());
+  step(fast);
+  EXPECT_EQ(counted["w1"].item<float>(), -0.25) << "the rate that was set before is dropped";
+  fast.apply(*optim::constant(), 0);
+  step(fast);
+  EXPECT_EQ(counted["w1"].item<float>(), -0.5) << "a schedule begins at the rate of the state";
+  counted.clear();
+}
+
 // Each step takes 1 from the trainer's parameter: one that took another trainer's gradients, or lost its own, would be seen.
 TEST(DistAutogradOptimizerErrorsTest, TrainersShareAnOwner) {
   for (const char* trainer : {"w1", "w2"}) counted[trainer] = at::zeros({1}).requires_grad_();
