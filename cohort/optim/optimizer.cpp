@@ -107,7 +107,8 @@ std::vector<at::Tensor> Optimizer::parameters() const {
 }
 
 void Optimizer::set_lr(double lr) {
-  if (!(lr >= 0)) throw UsageError("optim.set_lr", concat("got ", lr, ", expected 0 or more"));
+  if (!std::isfinite(lr) || lr < 0)
+    throw UsageError("optim.set_lr", concat("got ", lr, ", expected 0 or more, and finite"));
   for (ParamGroup& group : groups_) group.lr = lr;
 }
 

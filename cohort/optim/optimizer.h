@@ -82,6 +82,7 @@ class Optimizer {
   std::vector<at::Tensor> parameters() const;
 
   /// Sets the learning rate of every group, for the next step. A schedule sets it anew from `initial_lr`.
+  /// Throws: UsageError for a rate that is negative or not finite.
   void set_lr(double lr);
   /// Sets momentum (SGD) or beta1 (Adam, AdamW) of every group. Throws: UsageError if there is none.
   virtual void set_momentum(double momentum);

@@ -117,17 +117,17 @@ void require_positive(std::int64_t value, const char* schedule, const char* name
 
 }  // namespace
 
-void LRSchedule::apply(Optimizer& optimizer, std::int64_t step) const {
+double LRSchedule::checked_lr(std::int64_t step, double base_lr) const {
   require_step(step);
+  const double rate = lr(step, base_lr);
+  if (std::isfinite(rate)) return rate;
+  throw UsageError("optim.schedule", concat(describe(), " gives a rate of ", rate, " at step ", step,
+                                            " for a group that began with ", base_lr));
+}
+
+void LRSchedule::apply(Optimizer& optimizer, std::int64_t step) const {
   // From initial_lr, never from the current rate: to apply a step twice, or to resume at it, changes nothing.
-  for (ParamGroup& group : optimizer.param_groups()) {
-    const double rate = lr(step, group.initial_lr);
-    if (!std::isfinite(rate)) {
-      throw UsageError("optim.schedule", concat(describe(), " gives a rate of ", rate, " at step ", step,
-                                                " for a group that began with ", group.initial_lr));
-    }
-    group.lr = rate;
-  }
+  for (ParamGroup& group : optimizer.param_groups()) group.lr = checked_lr(step, group.initial_lr);
   if (const std::optional<double> value = momentum(step)) optimizer.set_momentum(*value);
 }
 

@@ -35,8 +35,11 @@ class LRSchedule {
   /// One line, for logs: `cosine(t_max=90, eta_min=0)`.
   virtual std::string describe() const = 0;
 
+  /// lr(step, base_lr).
+  /// Throws: UsageError for a negative step, one past the end of a one-cycle, or a rate that is not finite.
+  double checked_lr(std::int64_t step, double base_lr) const;
   /// Sets `lr` of every group from its own `initial_lr`, and momentum if the schedule cycles it.
-  /// Throws: UsageError for a negative step, or one past the end of a one-cycle.
+  /// Throws: as checked_lr().
   void apply(Optimizer& optimizer, std::int64_t step) const;
 };
 

@@ -94,7 +94,7 @@ void DistributedOptimizer::step(const dist_autograd::Context& context) {
 }
 
 void DistributedOptimizer::apply(const optim::LRSchedule& schedule, std::int64_t step) {
-  lr_ = schedule.lr(step, initial_lr_);
+  lr_ = schedule.checked_lr(step, initial_lr_);
   momentum_ = schedule.momentum(step);
 }
 

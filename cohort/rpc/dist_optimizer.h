@@ -43,9 +43,9 @@ class DistributedOptimizer {
   /// their step then.
   void step(const dist_autograd::Context& context);
 
-  /// Sets what `schedule` says of step `step` (from 0), for the next step().
+  /// Sets what `schedule` says of step `step` (from 0), for the next step(). Throws: as LRSchedule::apply().
   void apply(const optim::LRSchedule& schedule, std::int64_t step);
-  /// Sets the learning rate, for the next step().
+  /// Sets the learning rate, for the next step(), which throws if the rate is negative or not finite.
   void set_lr(double lr) { lr_ = lr; }
 
   /// Returns the state of each owner's optimizer, by the owner's name. Parameters count in the order in which they were given,

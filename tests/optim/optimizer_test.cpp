@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include "cohort/base/error.h"
@@ -367,6 +368,8 @@ TEST(OptimizerTest, RejectsOptionsOutOfRange) {
   COHORT_EXPECT_THROW_WITH(SGD(flag), UsageError, "sets an option that sgd does not have");
   SGD sgd(p);
   COHORT_EXPECT_THROW_WITH(sgd.set_lr(-1), UsageError, "got -1, expected 0 or more");
+  COHORT_EXPECT_THROW_WITH(sgd.set_lr(std::numeric_limits<double>::infinity()), UsageError, "got inf");
+  COHORT_EXPECT_THROW_WITH(sgd.set_lr(std::numeric_limits<double>::quiet_NaN()), UsageError, "got nan");
   sgd.set_lr(0.25);
   EXPECT_DOUBLE_EQ(sgd.param_groups()[0].lr, 0.25);
 }

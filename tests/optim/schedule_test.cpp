@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "cohort/base/error.h"
 #include "cohort/optim/adam.h"
@@ -154,6 +155,15 @@ TEST(ScheduleTest, RejectsArgumentsOutOfRange) {
   COHORT_EXPECT_THROW_WITH(per_epoch(nullptr, 5), UsageError, "the schedule is null");
   COHORT_EXPECT_THROW_WITH(per_epoch(constant(), 0), UsageError, "steps_per_epoch is 0");
   COHORT_EXPECT_THROW_WITH(constant()->lr(-1, 0.1), UsageError, "got step -1, expected 0 or more");
+}
+
+TEST(ScheduleTest, ARateThatIsNotFiniteIsNotApplied) {
+  SGD sgd({parameter()}, SGDOptions(0.1));
+  const LRSchedulePtr endless =
+      lambda([](std::int64_t) { return std::numeric_limits<double>::infinity(); }, "endless");
+  COHORT_EXPECT_THROW_WITH(endless->apply(sgd, 3), UsageError,
+                           "endless gives a rate of inf at step 3 for a group that began with 0.1");
+  EXPECT_DOUBLE_EQ(sgd.param_groups()[0].lr, 0.1);
 }
 
 TEST(ScheduleTest, OneCycleRejectsWhatCannotWork) {

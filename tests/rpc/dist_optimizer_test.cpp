@@ -5,6 +5,7 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <limits>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -170,6 +171,9 @@ TEST(DistAutogradOptimizerErrorsTest, WhatOwnersThrowIsReported) {
   optimizer.set_lr(-1);
   COHORT_EXPECT_THROW_WITH(optimizer.step(context), RemoteError, "2 of 2 owners failed");
   optimizer.set_lr(0.1);
+  const auto endless =
+      optim::lambda([](std::int64_t) { return std::numeric_limits<double>::infinity(); }, "endless");
+  COHORT_EXPECT_THROW_WITH(optimizer.apply(*endless, 0), UsageError, "endless gives a rate of inf at step 0");
   const std::vector<at::Tensor> encoder_before = values_of(*halves.at("encoder"));
   const std::vector<at::Tensor> decoder_before = values_of(*halves.at("decoder"));
   optimizer.step(context);  // no call of the context went to w1
