@@ -1,7 +1,8 @@
 // Exceptions travel as a name of a type and a text. The table lists a derived class before its base, so the
 // first that fits is the nearest. A type that the table does not list arrives as its base, or as RemoteError.
 // Errors of Cohort keep their type, and their text says twice where they come from: the call, and what failed
-// there. A new exception class of Cohort's needs a row here, above its base; else it arrives as that base.
+// there. A new exception class of Cohort needs a row here, above its base; else it arrives as that base, or
+// as RemoteError where its base is Error.
 #include "cohort/rpc/remote_exception.h"
 
 #include <c10/util/Exception.h>
@@ -58,7 +59,9 @@ const auto& kinds() {
       of_cohort<OwnerLostError>("OwnerLostError"),
       of_cohort<PeerError>("PeerError"),
       of_cohort<RendezvousError>("RendezvousError"),
-      of_cohort<RemoteError>("RemoteError"),
+      // Any other error of Cohort, so that who catches cohort::Error catches it there too.
+      ExceptionType{"RemoteError", fits<Error>,
+                    [](const std::string& text) { throw RemoteError(kWhere, text); }},
       of_c10<c10::IndexError>("c10::IndexError"),
       of_c10<c10::ValueError>("c10::ValueError"),
       of_c10<c10::TypeError>("c10::TypeError"),

@@ -15,6 +15,9 @@ namespace {
 struct OwnError : std::out_of_range {
   using std::out_of_range::out_of_range;
 };
+struct ErrorOfAModule : Error {
+  using Error::Error;
+};
 struct Unrelated : std::exception {
   const char* what() const noexcept override { return "unrelated"; }
 };
@@ -43,6 +46,13 @@ TEST(RemoteExceptionTest, ATypeOfOnesOwnArrivesAsItsNearestBase) {
   COHORT_EXPECT_THROW_WITH(throw_remote(exception_of(42), "f"), RemoteError, "no std::exception");
   COHORT_EXPECT_THROW_WITH(throw_remote({"NewError", "of a later version"}, "f"), RemoteError,
                            "of a later version");
+}
+
+TEST(RemoteExceptionTest, AnErrorOfCohortWithoutARowArrivesAsRemoteError) {
+  const RemoteException exception = exception_of(ErrorOfAModule("pipeline.step", "stage 1 failed"));
+  EXPECT_EQ(exception.type, "RemoteError");
+  COHORT_EXPECT_THROW_WITH(throw_remote(exception, "f on ps/0"), RemoteError,
+                           "[rpc.call] f on ps/0: [pipeline.step] stage 1 failed");
 }
 
 TEST(RemoteExceptionTest, LibTorchsErrorsComeWithoutTheirBacktrace) {
