@@ -12,7 +12,9 @@
 
 #include "cohort/base/error.h"
 #include "cohort/optim/sgd.h"
+#include "cohort/rpc/internal/owner_optimizer.h"
 #include "cohort/rpc/remote_module.h"
+#include "cohort/rpc/type_text.h"
 #include "tests/rpc/job.h"
 #include "tests/support/throws.h"
 
@@ -184,6 +186,22 @@ TEST(DistAutogradOptimizerErrorsTest, WhatOwnersThrowIsReported) {
   const auto missing = remote_module<&fails_to_make>(job[0], "w2", "third half");
   COHORT_EXPECT_THROW_WITH(missing.forward(at::ones({1, 4})), DataError, "there is no third half");
   halves.clear();
+}
+
+template <typename T>
+std::string words_of() {
+  TypeText text;
+  describe<T>(text);
+  return text.str();
+}
+
+TEST(DistAutogradOptimizerErrorsTest, SignaturesShowTheFieldsThatTravel) {
+  EXPECT_EQ(words_of<optim::OptimizerOptions>(),
+            "OptimizerOptions tuple<string, optional<float64>, optional<float64>, optional<float64>, "
+            "optional<float64>, optional<bool>, optional<float64>, optional<float64>, optional<float64>, "
+            "optional<bool>, optional<bool>, map<string, string>>");
+  EXPECT_EQ(words_of<optim::OptimizerState>(),
+            "OptimizerState tuple<map<string, Tensor>, map<string, float64>>");
 }
 
 TEST(DistAutogradOptimizerErrorsTest, ARemoteModuleTrainsOrEvaluates) {

@@ -19,6 +19,14 @@ namespace {
 
 std::mutex steps_mutex;  // of grad() of the parameters, and of optimizers' states
 
+// What travels of OptimizerOptions and OptimizerState. Signatures describe these types: a program with
+// another field has another signature.
+using Number = std::optional<double>;
+using Flag = std::optional<bool>;
+using OptionFields = std::tuple<std::string, Number, Number, Number, Number, Flag, Number, Number, Number,
+                                Flag, Flag, base::NamedOptions::Map>;
+using StateFields = std::tuple<std::map<std::string, at::Tensor>, std::map<std::string, double>>;
+
 // The grad() of some parameters, for as long as a step takes.
 class GradsOfStep {
  public:
@@ -50,32 +58,31 @@ void Codec<optim::OptimizerOptions>::write(Writer& out, const optim::OptimizerOp
   // Names all fields: one more does not compile.
   const auto& [name, lr, decay, momentum, dampening, nesterov, beta1, beta2, eps, amsgrad, maximize, extra] =
       value;
-  encode(out, std::tuple(name, lr, decay, momentum, dampening, nesterov, beta1, beta2, eps, amsgrad, maximize,
-                         base::NamedOptions::Map(extra.begin(), extra.end())));
+  encode(out, OptionFields(name, lr, decay, momentum, dampening, nesterov, beta1, beta2, eps, amsgrad,
+                           maximize, base::NamedOptions::Map(extra.begin(), extra.end())));
 }
 optim::OptimizerOptions Codec<optim::OptimizerOptions>::read(Reader& in) {
-  using Number = std::optional<double>;
-  using Flag = std::optional<bool>;
   auto [name, lr, decay, momentum, dampening, nesterov, beta1, beta2, eps, amsgrad, maximize, extra] =
-      decode<std::tuple<std::string, Number, Number, Number, Number, Flag, Number, Number, Number, Flag, Flag,
-                        base::NamedOptions::Map>>(in);
+      decode<OptionFields>(in);
   return {std::move(name), lr,    decay, momentum, dampening, nesterov,
           beta1,           beta2, eps,   amsgrad,  maximize,  std::move(extra)};
 }
 void Codec<optim::OptimizerOptions>::describe(TypeText& text) {
-  text.add("OptimizerOptions");
+  text.add("OptimizerOptions ");
+  Codec<OptionFields>::describe(text);
 }
 
 void Codec<optim::OptimizerState>::write(Writer& out, const optim::OptimizerState& value) {
-  encode(out, std::tuple(value.tensors, value.scalars));
+  const auto& [tensors, scalars] = value;
+  encode(out, StateFields(tensors, scalars));
 }
 optim::OptimizerState Codec<optim::OptimizerState>::read(Reader& in) {
-  auto [tensors, scalars] =
-      decode<std::tuple<std::map<std::string, at::Tensor>, std::map<std::string, double>>>(in);
+  auto [tensors, scalars] = decode<StateFields>(in);
   return {std::move(tensors), std::move(scalars)};
 }
 void Codec<optim::OptimizerState>::describe(TypeText& text) {
-  text.add("OptimizerState");
+  text.add("OptimizerState ");
+  Codec<StateFields>::describe(text);
 }
 
 OwnerOptimizer::OwnerOptimizer(std::vector<at::Tensor> parameters, const optim::OptimizerOptions& options)
