@@ -4,9 +4,22 @@
 #include "cohort/net/internal/loop.h"
 
 namespace cohort::net {
+namespace {
+
+// A peer that has nothing to say sends heartbeats. With a shorter silence one that is late ends the peer.
+NodeOptions check_times(NodeOptions options) {
+  if (options.heartbeat.count() > 0 && options.silence >= 2 * options.heartbeat) return options;
+  throw UsageError(
+      "net.node",
+      base::concat("got a silence of ", options.silence.count(), " ms and a heartbeat of ",
+                   options.heartbeat.count(), " ms, expected a silence of two heartbeats of 1 ms or more"),
+      "a longer silence");
+}
+
+}  // namespace
 
 Node::Node(NodeOptions options, std::shared_ptr<Handler> handler)
-    : loop_(std::make_shared<node_detail::Loop>(std::move(options), std::move(handler))) {
+    : loop_(std::make_shared<node_detail::Loop>(check_times(std::move(options)), std::move(handler))) {
   loop_->start();
 }
 

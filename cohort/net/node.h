@@ -28,6 +28,7 @@ class Loop;
 /// A process among others. One thread does its input and output. Threads: any.
 class Node {
  public:
+  /// Throws: UsageError for a silence below two heartbeats.
   Node(NodeOptions options, std::shared_ptr<Handler> handler);
   /// Without close() peers see this process's death.
   ~Node();

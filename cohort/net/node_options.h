@@ -18,8 +18,9 @@ struct NodeOptions {
       secret;  ///< of the job; without one only local sockets and loopback are listened on
   std::size_t window = std::size_t{64} << 20;  ///< bytes that each peer may have on its way here
   std::chrono::milliseconds heartbeat{250};    ///< between signs of life
-  std::chrono::milliseconds silence{2000};     ///< after so long without one a peer is given up
-  std::chrono::milliseconds handshake{1000};   ///< the time that one may take
+  /// After so long without one a peer is given up: above all peers' heartbeats.
+  std::chrono::milliseconds silence{2000};
+  std::chrono::milliseconds handshake{1000};  ///< the time that one may take
   /// Memory for payloads that come, aligned to 64 bytes. Else the heap's.
   std::function<std::shared_ptr<std::byte>(std::size_t)> allocate;
 };

@@ -50,8 +50,9 @@ struct AgentOptions {
   int num_threads = 16;  ///< handlers at a time; those that wait do not count
   /// Where the other workers reach this one; auto: 127.0.0.1 where all workers are on one host, else all of its addresses.
   std::string listen = "auto";
-  std::optional<base::Secret> secret = base::Secret::of_process();    ///< of the job; needed beyond loopback
-  std::chrono::milliseconds silence = std::chrono::seconds(2);        ///< after which a host is given up
+  std::optional<base::Secret> secret = base::Secret::of_process();  ///< of the job; needed beyond loopback
+  /// After which a worker is given up. The same on all workers: each gives eight or more signs of life in it.
+  std::chrono::milliseconds silence = std::chrono::seconds(2);
   std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< for all workers to come
 };
 

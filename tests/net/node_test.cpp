@@ -282,6 +282,16 @@ TEST(NodeTest, AnIdleConnectionHoldsByItsHeartbeats) {
   EXPECT_FALSE(a.heard->is_down() || b.heard->is_down());
 }
 
+TEST(NodeTest, ASilenceBelowTwoHeartbeatsIsAnError) {
+  NodeOptions options;
+  options.silence = milliseconds(499);
+  COHORT_EXPECT_THROW_WITH(Worker("a", options), UsageError,
+                           "got a silence of 499 ms and a heartbeat of 250 ms, expected a silence of two "
+                           "heartbeats of 1 ms or more");
+  options.heartbeat = milliseconds(0);
+  COHORT_EXPECT_THROW_WITH(Worker("a", options), UsageError, "a heartbeat of 0 ms");
+}
+
 TEST(NodeTest, APeerWhoseNodeIsGoneHasDied) {
   Worker a("a");
   auto b = std::make_unique<Worker>("b");

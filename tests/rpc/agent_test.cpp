@@ -246,6 +246,25 @@ TEST(AgentTest, AWorkerThatDoesNotComeIsNamed) {
                            "of 3 workers these did not come within 200 ms: 1, 2");
 }
 
+TEST(AgentTest, IdleWorkersOutliveAShortSilence) {
+  AgentOptions options;
+  options.silence = milliseconds(200);
+  const auto outlives = [&] {
+    Job job(2, options);
+    base::sleep(milliseconds(800), patience());
+    try {
+      return job[0].rpc_sync<whoami>("w1") == "w0";
+    } catch (const PeerError&) {
+      return false;
+    }
+  };
+  // A busy machine may hold up a worker's thread for as long.
+  EXPECT_TRUE(outlives() || outlives() || outlives());
+  options.silence = milliseconds(7);
+  test::MapStore store;
+  COHORT_EXPECT_THROW_WITH(Agent("w0", 0, 1, store, options), UsageError, "got a silence of 7 ms");
+}
+
 // Ranks as processes: rank 1 is killed while it answers.
 TEST(AgentChild, DISABLED_Rank) {
   const std::string rank = std::getenv("RANK");

@@ -57,6 +57,7 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   node.name = self_.name;
   node.secret = options_.secret;
   node.silence = options_.silence;
+  node.heartbeat = std::min(node.heartbeat, options_.silence / 8);
   node_ = std::make_unique<net::Node>(std::move(node), std::make_shared<Handler>(weak_from_this()));
   // A second agent of this worker over the same store meets the second ones of the others.
   const std::int64_t round = store.add(base::concat("rpc/agents of ", self_.id), 1);
