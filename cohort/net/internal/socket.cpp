@@ -135,10 +135,12 @@ base::Fd accept_from(int listener) {
   sockaddr_storage own{};
   socklen_t own_size = sizeof own;
   ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &own_size);
-  if (own.ss_family == AF_UNIX) {
-    // Abstract names have no permissions: any user of the host can connect.
-    if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return base::Fd();
-    if (peer.uid != ::geteuid() && peer.uid != 0) return base::Fd();
+  // Abstract names have no permissions: any user of the host can connect.
+  if (own.ss_family == AF_UNIX && (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
+                                   (peer.uid != ::geteuid() && peer.uid != 0))) {
+    fd.close();
+    errno = EACCES;  // accept4() has left that of an earlier call
+    return fd;
   }
   set_options(fd.get());
   return fd;

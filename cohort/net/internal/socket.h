@@ -26,7 +26,8 @@ SocketAddress resolve(const std::string& text);
 /// Throws: RendezvousError.
 base::Fd listen_at(const SocketAddress& address, std::string& bound);
 
-/// The next connection, which does not block; empty where there is none now, or it is of another user's process.
+/// The next connection, which does not block. Empty, with an errno, where there is none now, or it is of a
+/// process of another user (EACCES).
 base::Fd accept_from(int listener);
 
 /// A socket that connects and does not block. Writable: it has, or connect_error() says why not.
