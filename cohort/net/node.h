@@ -12,7 +12,9 @@
 /// gone is known. No LibTorch.
 ///
 ///     struct Printer : net::Handler {
-///       void on_message(net::Peer& peer, net::Message message) override { print(peer.name(), message.header); }
+///       void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) override {
+///         print(peer->name(), message.header);
+///       }
 ///     };
 ///     net::Node node({.name = "trainer/0", .secret = base::Secret::of_process()}, std::make_shared<Printer>());
 ///     std::string address = node.listen("127.0.0.1:0");            // tell it the others
