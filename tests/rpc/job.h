@@ -53,6 +53,7 @@ class Job {
     for (const auto& agent : members_) Agents::all().add(agent.get());
   }
   rpc::Agent& operator[](std::size_t id) { return *members_.at(id); }
+  MapStore& store() { return store_; }
   void drop(std::size_t id) { members_.at(id).reset(); }
   void shutdown() {
     std::vector<std::thread> threads;

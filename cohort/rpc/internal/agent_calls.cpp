@@ -191,6 +191,15 @@ void AgentState::send_reference_message(std::int32_t to, const ReferenceMessage&
   send(worker(to).name, out.take());
 }
 
+// A call that had its deadline is no longer known, so anybody may answer it: nobody takes the answer.
+void AgentState::check_answer(const std::string& from, std::uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = pending_.find(id);
+  if (found == pending_.end() || found->second.worker == from) return;
+  throw CommError("rpc.receive", base::concat(from, " has answered ", describe(id, found->second)),
+                  "the same program on all workers");
+}
+
 void AgentState::on_error(std::uint64_t id, const RemoteException& exception) {
   std::string where;
   {

@@ -26,6 +26,7 @@ void AgentState::take(const std::string& from, net::Message message) {
     Reader in(encoded);
     const auto kind = static_cast<MessageKind>(in.number<std::uint8_t>());
     const auto id = in.number<std::uint64_t>();
+    if (kind == MessageKind::kResult || kind == MessageKind::kError) check_answer(from, id);
     switch (kind) {
       case MessageKind::kCall:
         return on_call(from, id, in, std::move(credit));

@@ -5,6 +5,9 @@
 // The first round decides whether loopback is enough. A worker that has joined earlier may connect, call or die
 // while this one still reads the store; such events are kept in early_* and handled after the join.
 //
+// A peer's name is what the peer says. So each worker has one peer, which is chosen during the join, and only
+// that peer is heard under the worker's name. A process that connects later is ignored, whatever its name is.
+//
 // Nothing here waits but join() and shutdown(): results are set by the node's thread, handlers run on the pool,
 // deadlines on the timers' thread. Promises are set, messages sent and handlers stopped without the mutex, because
 // each of these may call back into the agent. The exception is a promise whose future nobody has yet.
@@ -80,7 +83,7 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   const json own = {{"name", self_.name}, {"address", node_->listen(listen)}, {"functions", signatures}};
   const std::vector<std::string> words = gather("join", own.dump());
   std::vector<std::string> addresses;
-  std::vector<std::pair<std::string, net::Message>> messages;
+  std::vector<std::pair<std::shared_ptr<net::Peer>, net::Message>> messages;
   std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> down;
   {
     const std::lock_guard lock(mutex_);
@@ -92,7 +95,9 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
       worker.signatures = word.at("functions").get<std::map<std::string, std::string>>();
       const std::string name = worker.info.name;
       names_.push_back(name);
-      if (const auto early = early_.find(name); early != early_.end()) worker.peer = early->second;
+      if (const auto early = early_.find(name); early != early_.end() && id > self_.id) {
+        worker.peer = early->second;
+      }
       if (!workers_.emplace(name, std::move(worker)).second) {
         throw UsageError("rpc.join", base::concat("two workers are named '", name, "'"),
                          "a name of its own for each");
@@ -106,7 +111,9 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
     messages.swap(early_messages_);
     down.swap(early_down_);
   }
-  for (auto& [from, message] : messages) take(from, std::move(message));
+  for (auto& [peer, message] : messages) {
+    if (is_worker(peer)) take(peer->name(), std::move(message));
+  }
   for (const auto& [peer, why] : down) on_down(peer, why);
 }
 
@@ -141,11 +148,10 @@ void AgentState::connect(int world_size, const std::vector<std::string>& address
 void AgentState::on_connect(const std::shared_ptr<net::Peer>& peer) {
   {
     const std::lock_guard lock(mutex_);
-    // It may know all workers before this one does. A second one of a name is no worker of this job.
     const auto found = workers_.find(peer->name());
-    if (found == workers_.end()) {
-      early_.emplace(peer->name(), peer);
-    } else if (found->second.peer == nullptr && peer->name() != self_.name) {
+    if (workers_.empty()) {
+      early_.emplace(peer->name(), peer);  // it may know all workers before this one does
+    } else if (found != workers_.end() && found->second.peer == nullptr && found->second.info.id > self_.id) {
       found->second.peer = peer;
     }
   }
@@ -195,9 +201,15 @@ WorkerInfo AgentState::worker(std::int32_t id) const {
 void AgentState::on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) {
   {
     const std::lock_guard lock(mutex_);
-    if (!has_joined_) return early_messages_.emplace_back(peer->name(), std::move(message)), void();
+    if (!has_joined_) return early_messages_.emplace_back(peer, std::move(message)), void();
   }
-  take(peer->name(), std::move(message));
+  if (is_worker(peer)) take(peer->name(), std::move(message));
+}
+
+bool AgentState::is_worker(const std::shared_ptr<net::Peer>& peer) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = workers_.find(peer->name());
+  return found != workers_.end() && found->second.peer == peer;
 }
 
 void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why) {

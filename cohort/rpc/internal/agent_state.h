@@ -91,6 +91,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void connect(int world_size, const std::vector<std::string>& addresses, base::Deadline deadline);
   void on_connect(const std::shared_ptr<net::Peer>& peer);
   void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message);
+  bool is_worker(const std::shared_ptr<net::Peer>& peer) const;
   void take(const std::string& from, net::Message message);
   void on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why);
   void on_call(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
@@ -108,6 +109,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   References::List receive_references(const std::vector<WireReference>& wires, const std::string& from);
   void on_reference(const std::string& from, Reader& in);
   void keep(const Job& job, ObjectValue value, const std::exception_ptr& error);
+  void check_answer(const std::string& from, std::uint64_t id) const;
   void on_error(std::uint64_t id, const RemoteException& exception);
   void on_cancel(const RunningKey& key);
   void on_leaving(const std::string& worker);
@@ -141,7 +143,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::vector<std::string> names_;  // by id
   // What came before the workers were known.
   std::map<std::string, std::shared_ptr<net::Peer>> early_;
-  std::vector<std::pair<std::string, net::Message>> early_messages_;
+  std::vector<std::pair<std::shared_ptr<net::Peer>, net::Message>> early_messages_;
   std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> early_down_;
   bool has_joined_ = false, is_stopped_ = false;
   std::map<std::uint64_t, Pending> pending_;

@@ -1,0 +1,70 @@
+// Who is heard, and when: agents among processes that speak as a test says.
+#include <gtest/gtest.h>
+
+#include "cohort/base/error.h"
+#include "cohort/rpc/agent.h"
+#include "cohort/rpc/remote_exception.h"
+#include "tests/rpc/fake_worker.h"
+#include "tests/rpc/job.h"
+#include "tests/support/patience.h"
+
+namespace cohort::rpc {
+namespace {
+
+using test::call_message;
+using test::FakeWorker;
+using test::Job;
+using test::JobOfFakes;
+using test::patience;
+using test::result_message;
+
+std::string same_word(const std::string& word) {
+  return word;
+}
+Promise<std::string>* awaited_word = nullptr;
+Future<std::string> word_later() {
+  return awaited_word->future();
+}
+COHORT_REMOTE(same_word);
+COHORT_REMOTE(word_later);
+
+TEST(AgentJoinTest, OnlyTheProcessThatJoinedUnderANameIsHeardUnderIt) {
+  Job job(2);
+  Promise<std::string> promise;
+  awaited_word = &promise;
+  Future<std::string> call = job[1].rpc_async<word_later>("w0");
+  const std::string address =
+      test::words_of_workers(job.store(), 1, 2, "").at(1).at("address").get<std::string>();
+  for (const char* name : {"w0", "w1", "w7"}) {
+    FakeWorker stranger(name);
+    stranger.connect(address);
+    stranger.send(call_message("same_word", 9, encode_arguments<same_word>("word")));
+    stranger.send(result_message(1, std::string("forged")));
+    stranger.send(begin_message(MessageKind::kLeaving).take());
+    EXPECT_TRUE(stranger.leave());
+  }
+  EXPECT_EQ(job[0].rpc_sync<same_word>("w1", "word"), "word") << "w1 has read all of that before";
+  EXPECT_EQ(job[1].metrics().calls_handled, 1U);
+  EXPECT_FALSE(call.ready());
+  promise.set_value("true");
+  EXPECT_EQ(call.get(), "true");
+  job.shutdown();
+}
+
+TEST(AgentJoinTest, ACallIsAnsweredByTheWorkerThatWasCalled) {
+  JobOfFakes job(3, 0);
+  job.fake(1).connect(0);
+  job.fake(2).connect(0);
+  const std::unique_ptr<Agent> agent = job.agent();
+  Future<std::string> call = agent->rpc_async<same_word>("w1", "word");
+  job.fake(2).send(result_message(1, std::string("forged")));
+  Writer forged = begin_message(MessageKind::kError, 1);
+  encode(forged, describe_exception(std::make_exception_ptr(DataError("test", "forged"))));
+  job.fake(2).send(forged.take());
+  EXPECT_TRUE(job.fake(2).leave());
+  job.fake(1).send(result_message(1, std::string("true")));
+  EXPECT_EQ(call.get(patience()), "true");
+}
+
+}  // namespace
+}  // namespace cohort::rpc
