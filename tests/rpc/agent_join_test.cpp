@@ -1,11 +1,19 @@
 // Who is heard, and when: agents among processes that speak as a test says.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "cohort/base/error.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/remote_exception.h"
 #include "tests/rpc/fake_worker.h"
 #include "tests/rpc/job.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/patience.h"
 
 namespace cohort::rpc {
@@ -25,6 +33,13 @@ Promise<std::string>* awaited_word = nullptr;
 Future<std::string> word_later() {
   return awaited_word->future();
 }
+std::mutex numbers_mutex;
+std::vector<int> numbers_that_came;
+void note_number(int number) {
+  const std::lock_guard lock(numbers_mutex);
+  numbers_that_came.push_back(number);
+}
+COHORT_REMOTE(note_number);
 COHORT_REMOTE(same_word);
 COHORT_REMOTE(word_later);
 
@@ -64,6 +79,33 @@ TEST(AgentJoinTest, ACallIsAnsweredByTheWorkerThatWasCalled) {
   EXPECT_TRUE(job.fake(2).leave());
   job.fake(1).send(result_message(1, std::string("true")));
   EXPECT_EQ(call.get(patience()), "true");
+}
+
+// The agent joins while messages come: those of before are being handled when the next ones arrive.
+TEST(AgentJoinTest, MessagesAreHandledInOrderAcrossTheEndOfTheJoin) {
+  AgentOptions options;
+  options.num_threads = 1;  // handlers run in the order in which their calls were taken
+  JobOfFakes job(3, 0, options);
+  job.fake(1).connect(0);
+  constexpr int kNumbers = 6000;
+  const auto send = [&](int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      job.fake(1).send(
+          call_message("note_number", static_cast<std::uint64_t>(i), encode_arguments<note_number>(i)));
+    }
+  };
+  numbers_that_came.clear();
+  send(0, kNumbers / 2);
+  std::thread sender(send, kNumbers / 2, kNumbers);
+  job.fake(2).connect(0);
+  const std::unique_ptr<Agent> agent = job.agent();
+  sender.join();
+  EXPECT_TRUE(test::comes_true([&] {
+    const std::lock_guard lock(numbers_mutex);
+    return numbers_that_came.size() == kNumbers;
+  }));
+  const std::lock_guard lock(numbers_mutex);
+  EXPECT_TRUE(std::is_sorted(numbers_that_came.begin(), numbers_that_came.end()));
 }
 
 }  // namespace

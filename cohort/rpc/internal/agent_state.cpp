@@ -83,8 +83,6 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   const json own = {{"name", self_.name}, {"address", node_->listen(listen)}, {"functions", signatures}};
   const std::vector<std::string> words = gather("join", own.dump());
   std::vector<std::string> addresses;
-  std::vector<std::pair<std::shared_ptr<net::Peer>, net::Message>> messages;
-  std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> down;
   {
     const std::lock_guard lock(mutex_);
     for (int id = 0; id < world_size; ++id) {
@@ -105,16 +103,26 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
     }
   }
   connect(world_size, addresses, deadline);
-  {
-    const std::lock_guard lock(mutex_);
-    has_joined_ = true;
-    messages.swap(early_messages_);
-    down.swap(early_down_);
+  handle_early_events();
+}
+
+// Later events are kept too until all early ones are handled: the node's thread would overtake this one.
+void AgentState::handle_early_events() {
+  while (true) {
+    std::vector<std::pair<std::shared_ptr<net::Peer>, net::Message>> messages;
+    std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> down;
+    {
+      const std::lock_guard lock(mutex_);
+      messages.swap(early_messages_);
+      down.swap(early_down_);
+      has_joined_ = messages.empty() && down.empty();
+      if (has_joined_) return;
+    }
+    for (auto& [peer, message] : messages) {
+      if (is_worker(peer)) take(peer->name(), std::move(message));
+    }
+    for (const auto& [peer, why] : down) on_down(peer, why);
   }
-  for (auto& [peer, message] : messages) {
-    if (is_worker(peer)) take(peer->name(), std::move(message));
-  }
-  for (const auto& [peer, why] : down) on_down(peer, why);
 }
 
 // Each worker connects to those with a lower id, and waits for those with a higher one. So each pair has one
@@ -221,7 +229,7 @@ void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::stri
     const std::lock_guard lock(mutex_);
     const auto found = workers_.find(name);
     if (found == workers_.end()) {
-      early_down_.emplace_back(peer, why);
+      if (workers_.empty()) early_down_.emplace_back(peer, why);
       return;
     }
     if (found->second.peer != peer) return;  // a connection that was never taken as this worker's

@@ -89,6 +89,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   class Handler;
 
   void connect(int world_size, const std::vector<std::string>& addresses, base::Deadline deadline);
+  void handle_early_events();
   void on_connect(const std::shared_ptr<net::Peer>& peer);
   void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message);
   bool is_worker(const std::shared_ptr<net::Peer>& peer) const;
