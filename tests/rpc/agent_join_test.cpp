@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/patience.h"
+#include "tests/support/throws.h"
 
 namespace cohort::rpc {
 namespace {
@@ -39,6 +41,11 @@ void note_number(int number) {
   const std::lock_guard lock(numbers_mutex);
   numbers_that_came.push_back(number);
 }
+void wait_for_stop() {
+  const std::stop_token stop = stop_token();
+  test::wait_until([&] { return stop.stop_requested(); });
+}
+COHORT_REMOTE(wait_for_stop);
 COHORT_REMOTE(note_number);
 COHORT_REMOTE(same_word);
 COHORT_REMOTE(word_later);
@@ -106,6 +113,18 @@ TEST(AgentJoinTest, MessagesAreHandledInOrderAcrossTheEndOfTheJoin) {
   }));
   const std::lock_guard lock(numbers_mutex);
   EXPECT_TRUE(std::is_sorted(numbers_that_came.begin(), numbers_that_came.end()));
+}
+
+TEST(AgentJoinTest, AWorkerThatLeavesDuringTheJoinIsKnownToBeGone) {
+  JobOfFakes job(3, 1);
+  job.fake(0).accept();  // the agent knows all workers
+  job.fake(0).send(call_message("wait_for_stop", 1, encode_arguments<wait_for_stop>()));
+  EXPECT_TRUE(job.fake(0).leave());
+  job.fake(2).connect(1);
+  const std::unique_ptr<Agent> agent = job.agent();
+  EXPECT_EQ(agent->metrics().calls_handled, 1U);
+  EXPECT_EQ(agent->metrics().handlers_running, 0U) << "its end stops its call";
+  COHORT_EXPECT_THROW_WITH(agent->rpc_sync<same_word>("w0", "word"), PeerError, "w0 has left");
 }
 
 }  // namespace

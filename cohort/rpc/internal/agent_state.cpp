@@ -121,7 +121,7 @@ void AgentState::handle_early_events() {
     for (auto& [peer, message] : messages) {
       if (is_worker(peer)) take(peer->name(), std::move(message));
     }
-    for (const auto& [peer, why] : down) on_down(peer, why);
+    for (const auto& [peer, why] : down) end_worker(peer, why);
   }
 }
 
@@ -221,6 +221,15 @@ bool AgentState::is_worker(const std::shared_ptr<net::Peer>& peer) const {
 }
 
 void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
+  {
+    // Also of a worker that is known: connect() may have its peer, and not have noted it yet.
+    const std::lock_guard lock(mutex_);
+    if (!has_joined_) return early_down_.emplace_back(peer, why), void();
+  }
+  end_worker(peer, why);
+}
+
+void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
   const std::string& name = peer->name();
   std::vector<std::pair<std::uint64_t, std::string>> calls;
   std::vector<RunningKey> handlers;
@@ -228,11 +237,7 @@ void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::stri
   {
     const std::lock_guard lock(mutex_);
     const auto found = workers_.find(name);
-    if (found == workers_.end()) {
-      if (workers_.empty()) early_down_.emplace_back(peer, why);
-      return;
-    }
-    if (found->second.peer != peer) return;  // a connection that was never taken as this worker's
+    if (found == workers_.end() || found->second.peer != peer) return;  // it was never taken as a worker's
     found->second.down = why;
     worker = found->second.info.id;
     for (const auto& [id, pending] : pending_) {

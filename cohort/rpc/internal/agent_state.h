@@ -95,6 +95,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   bool is_worker(const std::shared_ptr<net::Peer>& peer) const;
   void take(const std::string& from, net::Message message);
   void on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why);
+  void end_worker(const std::shared_ptr<net::Peer>& peer, const std::string& why);
   void on_call(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void on_make(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
@@ -142,7 +143,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::condition_variable changed_;
   std::map<std::string, Worker> workers_;
   std::vector<std::string> names_;  // by id
-  // What came before the workers were known.
+  // What came before the join was over.
   std::map<std::string, std::shared_ptr<net::Peer>> early_;
   std::vector<std::pair<std::shared_ptr<net::Peer>, net::Message>> early_messages_;
   std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> early_down_;
