@@ -74,7 +74,9 @@ class Agent {
   }
 
   /// Waits until all workers have come here and every call is answered, and leaves. Calls of others are answered
-  /// meanwhile. Collective. Throws: TimeoutError that names who has not come, and what this one waits for.
+  /// meanwhile. After this worker has left, a further call does nothing. Collective.
+  /// Threads: any. A second call first waits for the end of the first.
+  /// Throws: TimeoutError that names who has not come, and what this one waits for.
   void shutdown(base::Deadline deadline);
 
   /// What this worker has sent and handled, and what it keeps, now.

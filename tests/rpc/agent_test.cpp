@@ -213,6 +213,15 @@ TEST(AgentTest, ShutdownWaitsForAllAndNamesWhoIsMissing) {
   job.shutdown();
 }
 
+TEST(AgentTest, ShutdownMayBeCalledAgainAndByTwoThreads) {
+  Job job(2);
+  std::thread other([&] { job[0].shutdown(patience()); });
+  job.shutdown();
+  other.join();
+  job[0].shutdown(patience());
+  job[1].shutdown(patience());
+}
+
 TEST(AgentTest, NamesAreChecked) {
   test::MapStore store;
   COHORT_EXPECT_THROW_WITH(Agent("", 0, 1, store), UsageError, "'' is no name of a worker");

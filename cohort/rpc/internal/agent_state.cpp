@@ -280,6 +280,11 @@ std::string AgentState::missing_at_shutdown() const {
 }
 
 void AgentState::shutdown(base::Deadline deadline) {
+  const std::lock_guard turn(shutdown_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_stopped_) return;
+  }
   const auto wait_for = [&](const auto& condition) {
     std::unique_lock lock(mutex_);
     if (base::wait(changed_, lock, condition, deadline)) return;

@@ -139,7 +139,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::shared_ptr<References> references_;
   Contexts contexts_;
 
-  mutable std::mutex mutex_;  // of all below
+  std::mutex shutdown_mutex_;  // one thread at a time leaves; taken before mutex_
+  mutable std::mutex mutex_;   // of all below
   std::condition_variable changed_;
   std::map<std::string, Worker> workers_;
   std::vector<std::string> names_;  // by id
