@@ -75,11 +75,11 @@ void invoke(const Encoded& encoded,
     auto arguments = decode_arguments<function>(encoded);
     if constexpr (Type::is_async) {
       auto future = apply<function>(std::move(arguments));
-      return future.on_ready([future, done]() mutable {
+      return future.on_ready([future, done] {
         typename Kind::Outcome later;
         std::exception_ptr failure;
         try {
-          later = Kind::template of_encoded<function>(future.take(base::Deadline(std::chrono::seconds(0))));
+          later = Kind::template of_encoded<function>(future.encoded());
         } catch (...) {
           failure = std::current_exception();
         }

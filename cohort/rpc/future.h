@@ -18,6 +18,7 @@ namespace cohort::rpc {
 ///     at::Tensor z = sum.get();             // or throws what the function threw there
 ///
 /// A remote function may return one: its call is answered once the result is there, and no thread waits for it.
+/// Several calls may be answered with one result.
 template <typename T>
 class Future {
  public:
@@ -41,17 +42,18 @@ class Future {
   T get() { return get(remaining_deadline()); }
   /// The same, with a deadline of the caller's. Throws, besides: TimeoutError.
   T get(base::Deadline deadline) {
-    const Encoded encoded = take(deadline);
+    const Encoded encoded = [&] {
+      const base::ThreadPool::Waiting waiting;
+      return encoded_.get(deadline);
+    }();
     Reader in(encoded);
     Value value = decode<Value>(in);
     in.finish();
     if constexpr (!std::is_void_v<T>) return value;
   }
-  /// The same, not decoded.
-  Encoded take(base::Deadline deadline) {
-    const base::ThreadPool::Waiting waiting;
-    return encoded_.get(deadline);
-  }
+  /// Returns the encoded value, which stays for others, or throws the error: once it is ready().
+  /// Threads: any, but not while another one calls get().
+  Encoded encoded() const { return encoded_.copy(base::Deadline(std::chrono::seconds(0))); }
 
  private:
   base::Future<Encoded> encoded_;
@@ -65,9 +67,10 @@ class Promise {
 
   Promise() : encoded_("a result that a handler promised") {}
 
-  /// The future that the handler returns.
+  /// The future that a handler returns. Handlers of several calls may return one each. Each caller gets
+  /// tensors of its own. Objects that remote() makes share the memory of the value's tensors.
   Future<T> future() const { return Future<T>(encoded_.future()); }
-  /// Encodes `value` and sets it as the result.
+  /// Encodes `value` and sets it as the result. Its tensors must stay as they are: they may not be sent yet.
   void set_value(const Value& value) {
     encoded_.run([&] {
       Writer out;

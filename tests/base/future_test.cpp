@@ -70,6 +70,18 @@ TEST(FutureTest, RunApartReturnsWhatTheFunctionReturns) {
   COHORT_EXPECT_THROW_WITH(failed.get(patience()), DataError, "broken");
 }
 
+TEST(FutureTest, ACopyOfTheValueLeavesItThere) {
+  Promise<std::string> promise("a text");
+  Future<std::string> first = promise.future();
+  const Future<std::string> second = first;
+  COHORT_EXPECT_THROW_WITH(promise.future().copy(Deadline(1ms)), TimeoutError, "a text");
+  promise.run([] { return std::string("text"); });
+  EXPECT_EQ(first.copy(patience()), "text");
+  EXPECT_EQ(second.copy(patience()), "text");
+  EXPECT_EQ(first.get(patience()), "text");
+  COHORT_EXPECT_THROW_WITH(second.copy(patience()), UsageError, "taken before");
+}
+
 TEST(FutureTest, AValueIsTakenOnce) {
   Promise<std::string> promise("a text");
   Future<std::string> first = promise.future(), second = first, none;

@@ -5,7 +5,11 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <mutex>
+#include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/init.h"
@@ -65,6 +69,20 @@ Promise<int>* promised = nullptr;
 Future<int> answers_later() {
   return promised->future();
 }
+// As in docs/guide/rpc.md.
+std::mutex batch_mutex;  // of the two below
+std::vector<at::Tensor> parts_of_batch;
+std::optional<Promise<at::Tensor>> promise_of_batch(std::in_place);
+Future<at::Tensor> sum_of_batch(const at::Tensor& part) {
+  const std::lock_guard lock(batch_mutex);
+  Future<at::Tensor> sum = promise_of_batch->future();
+  parts_of_batch.push_back(part);
+  if (parts_of_batch.size() == 3) {
+    promise_of_batch->set_value(at::stack(std::exchange(parts_of_batch, {})).sum(0));
+    promise_of_batch.emplace();
+  }
+  return sum;
+}
 at::Tensor sparse() {
   return at::eye(3).to_sparse();
 }
@@ -81,6 +99,7 @@ COHORT_REMOTE(sleep_for);
 COHORT_REMOTE(left_in_ms);
 COHORT_REMOTE(left_in_ms_there);
 COHORT_REMOTE(answers_later);
+COHORT_REMOTE(sum_of_batch);
 COHORT_REMOTE(sparse);
 COHORT_REMOTE(blob);
 COHORT_REMOTE_LAMBDA(square, [](double x) { return x * x; });
@@ -180,6 +199,23 @@ TEST(AgentTest, AHandlerMayAnswerLater) {
   EXPECT_FALSE(result.ready());
   promise.set_value(5);
   EXPECT_EQ(result.get(), 5);
+  job.shutdown();
+}
+
+TEST(AgentTest, CallersOfOnePromiseGetTensorsOfTheirOwn) {
+  Job job(2);
+  for (int batch = 1; batch <= 20; ++batch) {
+    const at::Tensor part = at::full({4}, static_cast<double>(batch));
+    std::vector<Future<at::Tensor>> sums;
+    for (const std::size_t caller : {1U, 0U, 1U}) {
+      sums.push_back(job[caller].rpc_async<sum_of_batch>("w1", part));
+    }
+    for (Future<at::Tensor>& sum : sums) {
+      at::Tensor result = sum.get();
+      EXPECT_TRUE(at::equal(result, part * 3)) << batch;
+      result.fill_(-1);
+    }
+  }
   job.shutdown();
 }
 

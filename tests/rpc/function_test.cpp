@@ -40,6 +40,11 @@ Future<std::string> answers_afterwards(std::string question) {
   later = std::make_unique<Promise<std::string>>();
   return question.empty() ? throw DataError("test", "no question") : later->future();
 }
+Promise<std::string>* shared_answer = nullptr;
+Future<std::string> answers_all() {
+  return shared_answer->future();
+}
+COHORT_REMOTE(answers_all);
 COHORT_REMOTE(answers_afterwards);
 COHORT_REMOTE(scaled);
 COHORT_REMOTE(count_call);
@@ -102,6 +107,24 @@ TEST(FunctionTest, AFunctionMayAnswerLater) {
   EXPECT_NE(error.find("will never come"), std::string::npos) << error;
   find_function("answers_afterwards").invoke(encode_arguments<answers_afterwards>(""), take_error);
   EXPECT_NE(error.find("no question"), std::string::npos) << error;
+}
+
+TEST(FunctionTest, OnePromiseMayAnswerSeveralCalls) {
+  Promise<std::string> promise;
+  shared_answer = &promise;
+  std::vector<std::string> answers;
+  const auto invoke_once = [&] {
+    find_function("answers_all")
+        .invoke(encode_arguments<answers_all>(), [&](Encoded value, std::exception_ptr error) {
+          answers.push_back(error ? text_of(error) : decode_result<answers_all>(value));
+        });
+  };
+  invoke_once();
+  invoke_once();
+  EXPECT_TRUE(answers.empty());
+  promise.set_value("all");
+  invoke_once();
+  EXPECT_EQ(answers, (std::vector<std::string>{"all", "all", "all"}));
 }
 
 TEST(FunctionTest, SignaturesAreWords) {

@@ -119,7 +119,8 @@ class FunctionTask final : public ValueState<T, Base> {
 
 }  // namespace future_detail
 
-/// A result that is not there yet. A copy is of the same result. Threads: any wait, one takes the value.
+/// A result that is not there yet. A copy is of the same result. Threads: any wait. Any number copy the
+/// value, or one takes it.
 template <typename T>
 class Future {
  public:
@@ -158,6 +159,14 @@ class Future {
       if (!value_->has_value()) throw_taken();
       return *std::exchange(*value_, std::nullopt);
     }
+  }
+  /// Returns a copy of the value, which stays for others, or throws the error. Throws: as get().
+  T copy(Deadline deadline) const
+    requires std::is_copy_constructible_v<T>
+  {
+    state().wait_or_throw(deadline);
+    if (!value_->has_value()) throw_taken();
+    return **value_;
   }
 
  private:
