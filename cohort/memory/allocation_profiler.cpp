@@ -4,6 +4,8 @@
 // count.
 #include "cohort/memory/allocation_profiler.h"
 
+#include <c10/core/CPUAllocator.h>
+
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -93,6 +95,16 @@ class ProfilerLayer final : public AllocatorLayer {
     counts = Counts();
     is_watching_ = on;
   }
+  // Whether a block of LibTorch's comes through here. An allocator that LibTorch was given later may hand its
+  // requests on.
+  bool sees_blocks() {
+    if (LayeredAllocator::is_current()) return true;
+    c10::GetCPUAllocator()->allocate(64).clear();
+    const std::lock_guard lock(mutex);
+    const bool is_seen = !counts.of(std::this_thread::get_id()).curve.empty();
+    counts.begin();
+    return is_seen;
+  }
 
   mutable std::mutex mutex;
   Counts counts;  // under mutex
@@ -106,7 +118,13 @@ class ProfilerLayer final : public AllocatorLayer {
 }  // namespace
 
 AllocationProfiler::AllocationProfiler() {
-  ProfilerLayer::get().watch(true);
+  ProfilerLayer& layer = ProfilerLayer::get();
+  layer.watch(true);
+  if (layer.sees_blocks()) return;
+  layer.watch(false);
+  throw UsageError("memory.allocation_profiler",
+                   "no block can be counted: LibTorch was given another CPU allocator after Cohort's",
+                   "c10::SetCPUAllocator before tune_allocator() and the first AllocationProfiler");
 }
 
 AllocationProfiler::~AllocationProfiler() {

@@ -16,7 +16,8 @@ namespace cohort::memory {
 ///     const auto model_bytes = watch.total().now;
 ///
 /// Units: bytes, as they were asked for. Costs a lock and a table entry per block. Threads: any.
-/// Throws: UsageError where one lives already in this process.
+/// Throws: UsageError where one lives already in this process, or where LibTorch was given a CPU allocator
+/// that does not ask Cohort's (tune_allocator(), an earlier AllocationProfiler).
 class AllocationProfiler {
  public:
   /// Bytes of the blocks that are counted.

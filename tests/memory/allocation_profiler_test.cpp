@@ -1,6 +1,7 @@
 #include "cohort/memory/allocation_profiler.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -63,6 +64,45 @@ TEST(AllocationProfilerTest, BlocksMayOutliveTheirProfilerAndOneProfilerTheNext)
 TEST(AllocationProfilerTest, ASecondOneIsRejected) {
   const AllocationProfiler watch;
   COHORT_EXPECT_THROW_WITH(AllocationProfiler(), UsageError, "an AllocationProfiler lives already");
+}
+
+// What a program gives LibTorch after Cohort's allocator, until the end of the scope.
+class LaterAllocator final : public c10::Allocator {
+ public:
+  explicit LaterAllocator(c10::Allocator& behind) : behind_(behind) {
+    c10::SetCPUAllocator(this, /*priority=*/255);
+  }
+  ~LaterAllocator() override { c10::SetCPUAllocator(current_, /*priority=*/255); }
+  c10::DataPtr allocate(std::size_t bytes) override { return behind_.allocate(bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return behind_.raw_deleter(); }
+  void copy_data(void* dest, const void* src, std::size_t count) const override {
+    behind_.copy_data(dest, src, count);
+  }
+
+ private:
+  c10::Allocator* const current_ = c10::GetCPUAllocator();
+  c10::Allocator& behind_;
+};
+
+TEST(AllocationProfilerTest, AnAllocatorThatBypassesTheProfilerIsAnErrorInsteadOfZeroBytes) {
+  { const AllocationProfiler first; }
+  {
+    const LaterAllocator own(*c10::GetDefaultCPUAllocator());
+    COHORT_EXPECT_THROW_WITH(AllocationProfiler(), UsageError, "no block can be counted");
+  }
+  const AllocationProfiler watch;  // the one that was rejected is no second one
+  const at::Tensor kept = at::empty({10});
+  EXPECT_EQ(watch.total().now, 40);
+}
+
+TEST(AllocationProfilerTest, AnAllocatorThatHandsRequestsOnToTheProfilerIsCounted) {
+  { const AllocationProfiler first; }
+  const LaterAllocator own(*c10::GetCPUAllocator());
+  const AllocationProfiler watch;
+  EXPECT_TRUE(watch.curve().empty());
+  const at::Tensor kept = at::empty({10});
+  EXPECT_EQ(watch.total().now, 40);
+  EXPECT_EQ(watch.total().peak, 40);
 }
 
 }  // namespace

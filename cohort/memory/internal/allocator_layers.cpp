@@ -52,6 +52,10 @@ bool LayeredAllocator::ends_at(const c10::Allocator* allocator) {
   return (current == &self.front() ? self.end.original_ : current) == allocator;
 }
 
+bool LayeredAllocator::is_current() {
+  return c10::GetCPUAllocator() == &all().front();
+}
+
 LayeredAllocator& LayeredAllocator::behind(Place place) {
   return *all().at(place).behind_;
 }

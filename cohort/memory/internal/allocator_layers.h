@@ -55,6 +55,9 @@ class LayeredAllocator final : public c10::Allocator {
   static void add(Place place, AllocatorLayer& layer);
   /// True if requests of LibTorch end at `allocator`, whatever layers they pass.
   static bool ends_at(const c10::Allocator* allocator);
+  /// True if LibTorch's CPU allocator is this one. False before the first layer, and after LibTorch was given
+  /// another one.
+  static bool is_current();
   static LayeredAllocator& behind(Place place);
 
   c10::DataPtr allocate(std::size_t bytes) override {
