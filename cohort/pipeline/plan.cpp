@@ -71,15 +71,8 @@ class Writer {
 };
 
 std::vector<Action> actions_of(const Plan& plan, const ScheduleType& schedule, int placement) {
-  const ActionOrder order = schedule.order(place_in(plan.options, placement));
+  const ActionOrder order = action_order(plan.options, schedule, placement);
   const bool split = plan.splits_backward;
-  if (order.group < 1 || order.warm_up < 0 || order.max_waiting < 0) {
-    throw UsageError(kWherePlan,
-                     concat("schedule ", to_string(plan.options.schedule), " has for placement ", placement,
-                            " a group of ", order.group, ", a warm-up of ", order.warm_up, " and ",
-                            order.max_waiting, " that may wait"),
-                     "a group from 1 on, and the others from 0 on");
-  }
   const auto forwards = chunk_order(plan.num_chunks(), plan.num_micro_batches(), order.group, false);
   const auto backwards = chunk_order(plan.num_chunks(), plan.num_micro_batches(), order.group, true);
   Writer writer(plan, placement);
@@ -149,6 +142,18 @@ PlaceInPipeline place_in(const PlanOptions& options, int placement) {
           .num_placements = placements,
           .num_stages = options.num_stages / placements,
           .num_micro_batches = options.num_micro_batches};
+}
+
+ActionOrder action_order(const PlanOptions& options, const ScheduleType& schedule, int placement) {
+  const ActionOrder order = schedule.order(place_in(options, placement));
+  if (order.group < 1 || order.warm_up < 0 || order.max_waiting < 0) {
+    throw UsageError(
+        kWherePlan,
+        concat("schedule ", to_string(options.schedule), " has for placement ", placement, " a group of ",
+               order.group, ", a warm-up of ", order.warm_up, " and ", order.max_waiting, " that may wait"),
+        "a group from 1 on, and the others from 0 on");
+  }
+  return order;
 }
 
 std::string to_string(const Action& action) {

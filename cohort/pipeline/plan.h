@@ -59,6 +59,9 @@ struct PlanOptions {
 
 /// Returns the place for which a schedule says its order.
 PlaceInPipeline place_in(const PlanOptions& options, int placement);
+/// Returns the order that `schedule`, the type of options.schedule, says for a placement.
+/// Throws: UsageError for numbers that no order can have.
+ActionOrder action_order(const PlanOptions& options, const ScheduleType& schedule, int placement);
 
 /// What each placement does in one step, action after action.
 struct Plan {

@@ -350,8 +350,9 @@ double bubble_formula(const PlanOptions& options, const StageCosts& costs) {
 double memory_formula(const PlanOptions& options, int placement, const StageCosts& costs) {
   const ScheduleType schedule = schedule_type(options.schedule);
   const PlaceInPipeline place = place_in(options, placement);
-  const ActionOrder order = schedule.order(place);
-  const int all = place.num_micro_batches * place.num_stages, whole = std::min(all, order.warm_up + 1);
+  const ActionOrder order = action_order(options, schedule, placement);
+  const int all = place.num_micro_batches * place.num_stages;
+  const int whole = order.warm_up >= all ? all : order.warm_up + 1;  // a warm-up may be INT_MAX
   const int waiting = schedule.splits_backward ? std::min(all - whole, order.max_waiting) : 0;
   return whole * costs.activation + waiting * costs.weight_part;
 }

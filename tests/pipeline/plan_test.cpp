@@ -91,6 +91,8 @@ TEST(PlanTest, ARegisteredScheduleHasAPlan) {
                            UsageError, "the pipeline schedule '1f1b' is registered already, by Cohort");
   register_schedule("backwards_first", {.order = [](const auto&) { return ActionOrder{.warm_up = -1}; }});
   COHORT_EXPECT_THROW_WITH(make_plan({Schedule("backwards_first"), 2}), UsageError, "a warm-up of -1");
+  COHORT_EXPECT_THROW_WITH(memory_formula({Schedule("backwards_first"), 2}, 0), UsageError,
+                           "a warm-up of -1");
 }
 
 TEST(PlanTest, RejectsNumbersThatDoNotGoTogether) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 #include "cohort/base/error.h"
@@ -75,6 +76,17 @@ TEST(SimulateTest, MemoryIsThatOfTheFormula) {
           << "placement " << placement;
     }
   }
+}
+
+COHORT_REGISTER_PIPELINE_SCHEDULE("forwards_first", {.order = [](const PlaceInPipeline& place) {
+                                    constexpr int kAll = std::numeric_limits<int>::max();
+                                    return ActionOrder{.group = place.num_micro_batches, .warm_up = kAll};
+                                  }});
+
+TEST(SimulateTest, AWarmUpAboveTheNumberOfForwardsIsAllOfThem) {
+  const PlanOptions options{Schedule("forwards_first"), 4, 2, 3};
+  EXPECT_EQ(make_plan(options).text(), make_plan({Schedule::kFillDrain, 4, 2, 3}).text());
+  EXPECT_DOUBLE_EQ(memory_formula(options, 0, {.activation = 5}), 2 * 3 * 5);
 }
 
 TEST(SimulateTest, SchedulesAreRankedAsTheirPapersSay) {
