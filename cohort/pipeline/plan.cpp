@@ -145,13 +145,16 @@ PlaceInPipeline place_in(const PlanOptions& options, int placement) {
 }
 
 ActionOrder action_order(const PlanOptions& options, const ScheduleType& schedule, int placement) {
+  // chunk_order() makes a turn for each micro-batch of a whole group.
+  constexpr int kMaxGroup = 1 << 16;
+  const int most = std::max(options.num_micro_batches, kMaxGroup);
   const ActionOrder order = schedule.order(place_in(options, placement));
-  if (order.group < 1 || order.warm_up < 0 || order.max_waiting < 0) {
+  if (order.group < 1 || order.group > most || order.warm_up < 0 || order.max_waiting < 0) {
     throw UsageError(
         kWherePlan,
         concat("schedule ", to_string(options.schedule), " has for placement ", placement, " a group of ",
                order.group, ", a warm-up of ", order.warm_up, " and ", order.max_waiting, " that may wait"),
-        "a group from 1 on, and the others from 0 on");
+        concat("a group from 1 to ", most, ", and the others from 0 on"));
   }
   return order;
 }

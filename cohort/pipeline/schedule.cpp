@@ -60,6 +60,19 @@ base::Registry<ScheduleType>& registry() {
   return *instance;
 }
 
+void check_schedule_type(const std::string& name, const ScheduleType& type) {
+  if (!type.order) {
+    throw UsageError(kWhereSchedule, base::concat("schedule '", name, "' was registered without an order"));
+  }
+  const bool has_most = type.max_stages != 0;
+  if (type.min_stages < 1 || (has_most && type.max_stages < type.min_stages)) {
+    throw UsageError(kWhereSchedule,
+                     base::concat("schedule '", name, "' was registered with min_stages = ", type.min_stages,
+                                  " and max_stages = ", type.max_stages),
+                     "min_stages from 1 on, and max_stages from min_stages on, or 0 for any number");
+  }
+}
+
 }  // namespace
 
 Schedule parse_schedule(const std::string& text) {
@@ -74,11 +87,8 @@ std::string to_string(const Schedule& schedule) {
 
 ScheduleType schedule_type(const Schedule& schedule) {
   ScheduleType type = registry().get(schedule.name());
-  // Registration while a library loads cannot throw, so a missing order is found on the first use.
-  if (!type.order) {
-    throw UsageError(kWhereSchedule,
-                     base::concat("schedule '", schedule.name(), "' was registered without an order"));
-  }
+  // Registration while a library loads cannot throw, so a wrong type is found on the first use.
+  check_schedule_type(schedule.name(), type);
   return type;
 }
 
@@ -87,7 +97,7 @@ std::vector<std::string> schedule_names() {
 }
 
 void register_schedule(const std::string& name, ScheduleType type) {
-  if (!type.order) throw UsageError(kWhereSchedule, "a schedule needs an order");
+  check_schedule_type(name, type);
   registry().add(name, std::move(type), "register_schedule");
 }
 

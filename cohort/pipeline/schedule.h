@@ -66,7 +66,9 @@ struct PlaceInPipeline {
 /// The order of a placement's actions. Its stages take turns by groups of micro-batches. Forwards and backwards
 /// each run in that order; a stage's backwards always in the order of the micro-batches.
 struct ActionOrder {
-  int group = 1;  ///< micro-batches that go through a stage before the placement's next stage has its turn
+  /// Micro-batches that go through a stage before the placement's next stage has its turn. From 1 to the larger
+  /// of num_micro_batches and 65536.
+  int group = 1;
   /// Forwards before the first pair of a forward and a backward; from there on such pairs, while there are forwards.
   /// So a placement holds up to warm_up + 1 activations. More than there are forwards: all of them come first.
   int warm_up = 0;
@@ -79,18 +81,19 @@ struct ActionOrder {
 struct ScheduleType {
   std::function<ActionOrder(const PlaceInPipeline& place)> order;
   bool splits_backward = false;  ///< a backward is an input gradient and, later, a weight gradient
-  int min_stages = 1;            ///< on each placement
-  int max_stages = 0;            ///< on each placement; 0: any number
+  int min_stages = 1;            ///< on each placement, at least 1
+  int max_stages = 0;            ///< on each placement, at least min_stages; 0: any number
   /// Returns the idle time of each placement by a formula, where all stages cost the same: for bubble_formula().
   std::function<double(const PlaceInPipeline& place, const StageCosts& costs)> idle_time = nullptr;
 };
 
-/// Returns what was registered. Throws: as parse_schedule().
+/// Returns what was registered. Throws: as parse_schedule() and register_schedule().
 ScheduleType schedule_type(const Schedule& schedule);
 /// Returns all names, sorted.
 std::vector<std::string> schedule_names();
 
-/// Makes a schedule known as `name`. Throws: UsageError if the name is taken or empty, or for no order.
+/// Makes a schedule known as `name`. Throws: UsageError if the name is taken or empty, for no order, or for
+/// numbers of stages that no pipeline can have.
 /// Threads: any.
 void register_schedule(const std::string& name, ScheduleType type);
 

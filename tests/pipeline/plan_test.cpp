@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "cohort/base/error.h"
 #include "cohort/pipeline/simulate.h"
 #include "tests/support/throws.h"
@@ -93,6 +95,35 @@ TEST(PlanTest, ARegisteredScheduleHasAPlan) {
   COHORT_EXPECT_THROW_WITH(make_plan({Schedule("backwards_first"), 2}), UsageError, "a warm-up of -1");
   COHORT_EXPECT_THROW_WITH(memory_formula({Schedule("backwards_first"), 2}, 0), UsageError,
                            "a warm-up of -1");
+}
+
+ActionOrder one_group(const PlaceInPipeline& place) {
+  return {.group = place.num_micro_batches};
+}
+COHORT_REGISTER_PIPELINE_SCHEDULE("no_stages", {.order = one_group, .min_stages = 0});
+
+TEST(PlanTest, NumbersOfStagesThatNoPipelineCanHaveAreRejected) {
+  COHORT_EXPECT_THROW_WITH(schedule_type(Schedule("no_stages")), UsageError,
+                           "schedule 'no_stages' was registered with min_stages = 0 and max_stages = 0");
+  COHORT_EXPECT_THROW_WITH(
+      register_schedule("three_to_two", {.order = one_group, .min_stages = 3, .max_stages = 2}), UsageError,
+      "min_stages = 3 and max_stages = 2. Try: min_stages from 1 on");
+  COHORT_EXPECT_THROW_WITH(register_schedule("to_minus_one", {.order = one_group, .max_stages = -1}),
+                           UsageError, "max_stages = -1");
+  COHORT_EXPECT_THROW_WITH(register_schedule("without_order", {}), UsageError, "without an order");
+}
+
+ActionOrder endless_group(const PlaceInPipeline& /*place*/) {
+  return {.group = std::numeric_limits<int>::max()};
+}
+COHORT_REGISTER_PIPELINE_SCHEDULE("one_group", {.order = one_group});
+COHORT_REGISTER_PIPELINE_SCHEDULE("endless_group", {.order = endless_group});
+
+TEST(PlanTest, AGroupMayBeAsLargeAsTheNumberOfMicroBatchesButNotAnyNumber) {
+  COHORT_EXPECT_THROW_WITH(
+      make_plan({Schedule("endless_group"), 2}), UsageError,
+      "a group of 2147483647, a warm-up of 0 and 0 that may wait. Try: a group from 1 to 65536");
+  EXPECT_EQ(make_plan({Schedule("one_group"), 1, 0, 65537}).actions.at(0).size(), 2U * 65537);
 }
 
 TEST(PlanTest, RejectsNumbersThatDoNotGoTogether) {
