@@ -61,8 +61,7 @@ using FutureHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(c10d::G
 /// those of other buckets in no fixed order, so it needs a group of its own.
 CommHook future_hook(FutureHook hook);
 
-/// Makes a hook, with state of its own if it has any. A gradient sync has one for all its Reducers, one
-/// Reducer for each optimizer.
+/// Makes a hook, with state of its own if it has any. It is called once for each Reducer.
 using CommHookFactory = std::function<CommHook()>;
 
 /// Returns the hook of that name: "none" (an empty one: the sum in its own type), "fp16", "bf16", or a registered

@@ -38,6 +38,12 @@ class DdpSync : public ReplicatedSync {
   std::string name() const override { return "ddp"; }
 
   void begin(const TaskParts& parts) override {
+    if (options_.hook && parts.optimizers.size() > 1) {
+      throw UsageError("parallel.gradient_sync",
+                       base::concat("a communication hook is for one Reducer, got ", parts.optimizers.size(),
+                                    " optimizers, which have a Reducer each"),
+                       "ReducerOptions::make_hook, which makes one for each");
+    }
     ReplicatedSync::begin(parts);
     std::map<const at::TensorImpl*, std::string> names;
     for (const NamedModule& entry : parts.modules) {

@@ -29,7 +29,8 @@ class GradientSync {
   int rank() const { return group() == nullptr ? 0 : group()->rank(); }
   int size() const { return group() == nullptr ? 1 : group()->size(); }
 
-  /// Gives parameters and buffers the values of rank 0's.
+  /// Gives parameters and buffers the values of rank 0's. Throws: UsageError from "ddp" for several
+  /// optimizers and ReducerOptions::hook.
   virtual void begin(const TaskParts& /*parts*/) {}
   /// The same for buffers alone: what is evaluated is what rank 0 saves.
   virtual void synchronize_buffers(const TaskParts& /*parts*/) {}

@@ -50,6 +50,15 @@ bool is_whole_backward() {
   return parts == nullptr || parts->empty();
 }
 
+ReducerOptions with_own_hook(ReducerOptions options) {
+  if (!options.make_hook) return options;
+  if (options.hook) {
+    throw UsageError("parallel.reduce", "ReducerOptions has both hook and make_hook", "make_hook alone");
+  }
+  options.hook = options.make_hook();
+  return options;
+}
+
 }  // namespace
 
 struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
@@ -61,7 +70,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   };
 
   State(comm::Group of, std::vector<NamedParameter> parameters, const ReducerOptions& given)
-      : group(of), options(given), buckets(std::move(of), std::move(parameters), given) {}
+      : group(of), options(with_own_hook(given)), buckets(std::move(of), std::move(parameters), options) {}
 
   void attach();
   void detach();

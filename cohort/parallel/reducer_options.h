@@ -41,8 +41,10 @@ struct ReducerOptions {
   bool overlap = true;
   /// Computes the norm of all reduced gradients in passing: ReduceReport::norm.
   bool norm = false;
-  /// What is done with a bucket; all_reduce_hook() if empty.
+  /// What is done with a bucket; all_reduce_hook() if empty. A hook may have state: it is for one Reducer.
   CommHook hook = {};
+  /// In place of `hook`, for several Reducers: each makes its own. A gradient sync has one per optimizer.
+  CommHookFactory make_hook = {};
   /// Of each collective; 0 is the group's.
   std::chrono::milliseconds timeout{0};
 };

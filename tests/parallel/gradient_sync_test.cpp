@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <vector>
+
 #include "cohort/optim/sgd.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -50,6 +54,58 @@ TEST(GradientSyncTest, ARegisteredSyncReducesGradientsAndMakesTheStep) {
   });
   EXPECT_TRUE(gradient_sync_type("largest").copies_gradients);
   EXPECT_FALSE(gradient_sync_type("ddp").copies_gradients);
+}
+
+// Two parameters with an optimizer each, and this rank's gradients of them.
+TaskParts two_optimizers() {
+  TaskParts parts;
+  for (const char* name : {"first", "second"}) {
+    const at::Tensor parameter = at::zeros({2}).set_requires_grad(true);
+    parts.optimizers.push_back(
+        {name, std::make_shared<optim::SGD>(std::vector<at::Tensor>{parameter}, optim::SGDOptions().lr(1)),
+         nullptr});
+  }
+  return parts;
+}
+
+TEST(GradientSyncTest, EachOptimizerHasACommunicationHookOfItsOwn) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    std::vector<std::shared_ptr<int>> steps;  // of each hook: the buckets that it was given
+    const auto make_hook = [&steps] {
+      steps.push_back(std::make_shared<int>(0));
+      return CommHook([count = steps.back()](const HookBucket& bucket) {
+        ++*count;
+        return all_reduce(bucket.group, bucket.bucket.getBuffer(), bucket.timeout);
+      });
+    };
+    const auto sync = make_gradient_sync("ddp", group, {.make_hook = make_hook});
+    const TaskParts parts = two_optimizers();
+    sync->begin(parts);
+    for (int step = 0; step < 3; ++step) {
+      for (const NamedOptimizer& entry : parts.optimizers) {
+        at::Tensor parameter = entry.optimizer->parameters().front();
+        parameter.mutable_grad() = at::full({2}, group.rank() + 1.0f);
+        EXPECT_TRUE(sync->average(*entry.optimizer, 1, true).ok());
+        EXPECT_TRUE(at::equal(parameter.grad(), at::full({2}, 1.5f)));
+      }
+    }
+    ASSERT_EQ(steps.size(), 2U);
+    EXPECT_EQ(*steps[0], 3);
+    EXPECT_EQ(*steps[1], 3);
+  });
+}
+
+TEST(GradientSyncTest, OneHookForSeveralOptimizersIsRejected) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    const auto sync = make_gradient_sync("ddp", group, {.hook = all_reduce_hook()});
+    COHORT_EXPECT_THROW_WITH(sync->begin(two_optimizers()), UsageError,
+                             "a communication hook is for one Reducer, got 2 optimizers");
+    const auto both =
+        make_gradient_sync("ddp", group, {.hook = all_reduce_hook(), .make_hook = all_reduce_hook});
+    TaskParts one_optimizer = two_optimizers();
+    one_optimizer.optimizers.pop_back();
+    COHORT_EXPECT_THROW_WITH(both->begin(one_optimizer), UsageError, "both hook and make_hook");
+  });
 }
 
 TEST(GradientSyncTest, UnknownNamesAndMissingGroupsAreErrors) {

@@ -34,7 +34,8 @@ parallel::ReducerOptions reducer_options(const config::DistributedConfig& config
   parallel::ReducerOptions options;
   options.find_unused_parameters = config.find_unused_parameters;
   options.bucket_cap_bytes = static_cast<std::int64_t>(config.bucket_cap_mb * (1 << 20));
-  options.hook = parallel::make_comm_hook(config.comm_hook);
+  parallel::check_comm_hook_name(config.comm_hook);  // an unknown name ends here
+  options.make_hook = [name = config.comm_hook] { return parallel::make_comm_hook(name); };
   return options;
 }
 
