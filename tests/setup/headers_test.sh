@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Each header that is installed compiles as the first of a source: of those without LibTorch, and of those that have changed
-# since the first run in this build folder, as many as a minute takes; those that were changed last come first, and what is
-# left comes with the next run. A header that has passed is not compiled again while its text, and what the headers that it
-# includes include, stays. All of them take more than ten minutes of a core, which scripts/check_install --headers spends.
+# Each header that is installed compiles as the first of a source: as many as a minute takes, at least one, and what is left
+# comes with the next run. The first run in a build folder begins with the headers without LibTorch, and takes each kind in a
+# random order, so that runs of CI try different ones. Later runs begin with the headers that were changed last. A header that
+# has passed is not compiled again while its text, and what the headers that it includes include, stays. All of them take more
+# than ten minutes of a core, which scripts/check_install --headers spends.
 # Usage: headers_test.sh SOURCE LIBTORCH COMPILER STAMPS [SECONDS]
 set -euo pipefail
 source_root="$1" libtorch="$2" compiler="$3" stamps="$4" most="${5:-60}"
@@ -13,9 +14,9 @@ mkdir -p "$stamps"
 headers=$(mktemp) keys=$(mktemp -d) errors=$(mktemp)
 trap 'rm -rf "$headers" "$keys" "$errors"' EXIT
 
-# By the minute of their last change; those of one minute, as after a checkout, in any order.
-find cohort -name '*.h' -not -path '*/internal/*' -not -path '*/declarations/*' -printf '%TY%Tm%Td%TH%TM %p\n' |
-  shuf | sort -s -r -k1,1 | cut -d' ' -f2 >"$headers"
+# public_headers FORMAT: in a random order.
+public_headers() { find cohort -name '*.h' -not -path '*/internal/*' -not -path '*/declarations/*' -printf "$1" | shuf; }
+public_headers '%p\n' >"$headers"
 version=$("$compiler" --version | sed -n 1p)
 
 # A key for each: the compiler, LibTorch, its text, and the include lines of all that it includes from here.
@@ -35,19 +36,30 @@ find cohort -name '*.h' -print0 | xargs -0 awk -v list="$headers" -v keys="$keys
         size = split(next_of[queue[at]], names, " ")
         for (i = 1; i <= size; i++) if (!(names[i] in seen)) { seen[names[i]] = 1; queue[++count] = names[i] }
       }
-      name = header; gsub("/", "_", name)
+      name = header; gsub("/", ",", name)
       printf "%s", key >(keys "/" name)
       close(keys "/" name)
     }
   }'
 
+# in_order: "RANK HEADER" of each, in the order in which they are compiled.
+in_order() {
+  if [ -z "$is_first" ]; then
+    # By the minute of the last change; those of one minute, as after a checkout, in a random order.
+    public_headers '%TY%Tm%Td%TH%TM %p\n' | sort -s -r -k1,1
+    return
+  fi
+  while IFS= read -r header; do
+    printf '%s %s\n' "$(grep -cm 1 -E '#include <(ATen|c10|torch)/' "$keys/${header//\//,}")" "$header"
+  done <"$headers" | sort -s -k1,1
+}
+
 compiled=0 failed=0 left=0 known=0
-while IFS= read -r header; do
-  name="${header//\//_}"
-  if [ -n "$is_first" ] && grep -qE '#include <(ATen|c10|torch)/' "$keys/$name"; then mv "$keys/$name" "$stamps/$name"; fi
-  if [ ! -f "$keys/$name" ] || cmp -s "$keys/$name" "$stamps/$name"; then
+while read -r _ header; do
+  name="${header//\//,}"
+  if cmp -s "$keys/$name" "$stamps/$name"; then
     known=$((known + 1))
-  elif [ "$SECONDS" -ge "$most" ]; then
+  elif [ "$compiled" -gt 0 ] && [ "$SECONDS" -ge "$most" ]; then
     left=$((left + 1))
   else
     compiled=$((compiled + 1))
@@ -60,6 +72,7 @@ while IFS= read -r header; do
       grep -m 3 -A 3 error: "$errors" || head -n 5 "$errors"
     fi
   fi
-done <"$headers"
-printf '%s headers compiled, %s failed, %s have not changed, %s left for the next run\n' "$compiled" "$failed" "$known" "$left"
+done < <(in_order)
+printf '%s headers compiled, %s of them failed, %s have not changed since they passed, %s left for the next run\n' \
+  "$compiled" "$failed" "$known" "$left"
 [ "$failed" -eq 0 ] && [ $((compiled + known)) -gt 0 ]
