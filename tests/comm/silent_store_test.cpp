@@ -170,6 +170,28 @@ TEST(DeadlineStoreTest, ADeadlineThatHasPassedSaysNothingOfTheStore) {
   opens.join();
 }
 
+// Its thread may begin late on a busy host.
+TEST(DeadlineStoreTest, AStoreIsMadeByTheDeadlineOfTheCaller) {
+  const auto kept = c10::make_intrusive<SlowStore>();
+  const StoreDeadline until(base::Deadline(milliseconds(0)));
+  COHORT_EXPECT_THROW_WITH(c10::make_intrusive<DeadlineStore>(kept, "the store of the test"), TimeoutError,
+                           "ms for the thread of a store to begin");
+  EXPECT_EQ(kept.use_count(), 1);
+}
+
+TEST(DeadlineStoreTest, ManyThreadsTakeTurnsAndEachGetsItsAnswer) {
+  const auto store =
+      c10::make_intrusive<DeadlineStore>(c10::make_intrusive<SlowStore>(), "the store of the test");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int k = 0; k < 200; ++k) EXPECT_GT(store->add("count", 1), k);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(store->add("count", 0), 800);
+}
+
 // The thread that is left behind closes the store once the request has ended.
 TEST(DeadlineStoreTest, ARequestThatHangsDoesNotHoldTheEndOfTheStore) {
   const auto slow = c10::make_intrusive<SlowStore>();

@@ -1,7 +1,7 @@
 // A SerialQueue has the store; who asks takes the turn, submits a request, and waits for the answer until a
 // deadline. Always: a request owns all that it uses. So who asks may leave, and a store that hangs keeps only
 // its own thread. To set a timeout in LibTorch's store is not enough: it waits for an answer without a limit.
-// The turn is free again once the request has ended. A turn that was left and stays taken beyond its answer
+// The turn is free again once the answer is there. A turn that was left and stays taken beyond its answer
 // time shows that the store is silent, and all later requests fail.
 #include "cohort/comm/internal/deadline_store.h"
 
@@ -30,6 +30,13 @@ base::Deadline& deadline_of_thread() {
   return deadline;
 }
 
+// How long the thread of a store may take to begin.
+milliseconds start_time_until_deadline() {
+  const base::Deadline deadline = StoreDeadline::current();
+  deadline.check("comm.store", "the thread of a store to begin", "a longer timeout");
+  return std::min(base::SerialQueue::Options().start_time, milliseconds(deadline.remaining_ms()));
+}
+
 }  // namespace
 
 StoreDeadline::StoreDeadline(base::Deadline deadline) : before_(deadline_of_thread()) {
@@ -46,7 +53,10 @@ base::Deadline StoreDeadline::current() {
 
 // The thread that asks the store, and what it shares with those who ask it.
 struct DeadlineStore::Worker {
-  Worker(StorePtr of, std::string called) : store(std::move(of)), name(std::move(called)) {}
+  Worker(StorePtr of, std::string called, milliseconds start_time)
+      : store(std::move(of)),
+        name(std::move(called)),
+        queue({.name = "store", .spin = std::chrono::microseconds(0), .start_time = start_time}) {}
 
   StorePtr store;
   const std::string name;
@@ -59,21 +69,17 @@ struct DeadlineStore::Worker {
   bool is_left = false;                                 // nobody waits for the request any more
   bool is_silent = false;
 
-  base::SerialQueue queue{{.name = "store", .spin = std::chrono::microseconds(0)}};
+  base::SerialQueue queue;
 
   [[noreturn]] void throw_silent() const {
-    throw TimeoutError("comm.store", base::concat(name, " has not answered a request (", what, ")"),
+    const char* const request = what == nullptr ? "an earlier one" : what;
+    throw TimeoutError("comm.store", base::concat(name, " has not answered a request (", request, ")"),
                        "look whether its host is reached, and its process runs");
   }
   void wait_for_turn(std::unique_lock<std::mutex>& lock, const char* wanted, base::Deadline deadline);
   std::int64_t take_turn(const char* wanted, milliseconds answer_time);
   void end_turn() noexcept;
   void leave_turn(std::int64_t left);
-};
-
-struct DeadlineStore::TurnEnd {
-  ~TurnEnd() { worker.end_turn(); }
-  Worker& worker;
 };
 
 // A request of another thread is no silence of the store, however long it takes, as long as that thread waits
@@ -118,7 +124,7 @@ void DeadlineStore::Worker::end_turn() noexcept {
   changed.notify_all();
 }
 
-// Throws, unless the request has ended meanwhile.
+// Throws, unless the answer has come meanwhile.
 void DeadlineStore::Worker::leave_turn(std::int64_t left) {
   const std::lock_guard lock(mutex);
   if (what == nullptr || turn != left) return;
@@ -130,7 +136,8 @@ void DeadlineStore::Worker::leave_turn(std::int64_t left) {
 }
 
 DeadlineStore::DeadlineStore(StorePtr store, std::string name, Waiting waiting)
-    : worker_(std::make_shared<Worker>(std::move(store), std::move(name))), waiting_(waiting) {}
+    : worker_(std::make_shared<Worker>(std::move(store), std::move(name), start_time_until_deadline())),
+      waiting_(waiting) {}
 
 // The last that the thread does is to close the store, which may hang as well, and to end itself. Nobody joins
 // it: what the thread hangs in would hold who does.
@@ -150,15 +157,14 @@ auto DeadlineStore::ask(const char* what, milliseconds most, Body body, Waits wa
   Worker& worker = *worker_;
   std::unique_lock lock(worker.mutex);
   worker.wait_for_turn(lock, what, deadline);
-  // The reference is safe: the worker ends within the last that its thread runs.
-  auto answer = worker.queue.submit(what, [&worker, body = std::move(body)]() mutable {
-    const TurnEnd end{worker};
-    return body(*worker.store);
-  });
+  // The references are safe: the worker ends within the last that its thread runs.
+  auto answer =
+      worker.queue.submit(what, [&worker, body = std::move(body)]() mutable { return body(*worker.store); });
   const std::int64_t turn = worker.take_turn(what, answer_time);
   lock.unlock();
+  answer.on_ready([&worker] { worker.end_turn(); });
   if (!answer.wait(deadline)) worker.leave_turn(turn);
-  return answer.get(base::Deadline(kAnswerTime));  // at once, or a moment after its turn has ended
+  return answer.get(deadline);  // at once: it is there
 }
 
 template <typename Body>

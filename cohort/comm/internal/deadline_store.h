@@ -81,7 +81,6 @@ class DeadlineStore : public c10d::Store {
 
  private:
   struct Worker;
-  struct TurnEnd;
   // Whether a request may wait for a key.
   enum class Waits : std::uint8_t { kNo, kForKey };
   template <typename Body>
