@@ -45,6 +45,7 @@ struct Recorder {
   std::size_t dropped = 0;
   Clock::time_point origin;
   std::map<int, std::string> thread_names;
+  std::set<int> ended;  // threads whose names go with the events that they may have recorded
   std::map<std::string, int, std::less<>> tracks;
   std::string process_name;
   std::set<std::string, std::less<>> names;
@@ -61,6 +62,15 @@ int thread_id() {
   thread_local const int id = static_cast<int>(::syscall(SYS_gettid));
   return id;
 }
+
+// Lives as long as its thread.
+struct ThreadEnd {
+  ~ThreadEnd() {
+    Recorder& state = recorder();
+    const std::lock_guard lock(state.mutex);
+    state.ended.insert(thread_id());
+  }
+};
 
 void record(const Event& event) {
   Recorder& state = recorder();
@@ -134,6 +144,8 @@ void Timeline::start(std::size_t max_events) {
   Recorder& state = recorder();
   const std::lock_guard lock(state.mutex);
   state.events.clear();
+  for (const int thread : state.ended) state.thread_names.erase(thread);
+  state.ended.clear();
   // Not all of it: the limit may be millions, and memory is taken as events come.
   state.events.reserve(std::min<std::size_t>(max_events, 4096));
   state.max_events = max_events;
@@ -148,8 +160,10 @@ void Timeline::stop() {
 }
 
 void Timeline::name_thread(std::string_view name) {
+  thread_local const ThreadEnd end{};
   Recorder& state = recorder();
   const std::lock_guard lock(state.mutex);
+  state.ended.erase(thread_id());  // an earlier thread had the same number
   state.thread_names[thread_id()] = name;
 }
 

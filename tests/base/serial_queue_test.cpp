@@ -363,6 +363,14 @@ TEST(SerialQueueTest, StandsInTheTimelineByName) {
   EXPECT_NE(trace.find("a piece of work"), std::string::npos);
 }
 
+TEST(SerialQueueTest, LeavesNothingInTheTimelineWhereItIsNotToStandThere) {
+  Timeline::start();
+  SerialQueue thread({.name = "unseen thread", .in_timeline = false});
+  thread.submit("unseen work", [] {}).get(patience());
+  Timeline::stop();
+  EXPECT_EQ(Timeline::json().find("unseen"), std::string::npos);
+}
+
 TEST(SerialQueueTest, ManyCallersGiveWorkAtOnce) {
   SerialQueue thread({.name = "t"});
   std::int64_t sum = 0;  // only the thread touches it

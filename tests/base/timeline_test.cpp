@@ -104,6 +104,19 @@ TEST(TimelineTest, ThreadsHaveTheirOwnRowsAndNames) {
   EXPECT_EQ(events_named(trace, "process_name").at(0).at("args").at("name"), "rank 3");
 }
 
+TEST(TimelineTest, TheNameOfAThreadThatEndedStandsInItsTraceAndInNoLaterOne) {
+  Timeline::start();
+  std::thread([] {
+    Timeline::name_thread("short-lived");
+    Timeline::instant("there");
+  }).join();
+  Timeline::stop();
+  EXPECT_NE(Timeline::json().find("short-lived"), std::string::npos);
+  Timeline::start();
+  Timeline::stop();
+  EXPECT_EQ(Timeline::json().find("short-lived"), std::string::npos);
+}
+
 TEST(TimelineTest, RowsThatAreNoThreadHaveTheirNamesAndNumbers) {
   Timeline::start();
   const int track = Timeline::track("world");

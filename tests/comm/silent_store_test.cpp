@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/base/error.h"
+#include "cohort/base/timeline.h"
 #include "cohort/comm/desync.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/internal/consistency_check.h"
@@ -177,6 +178,17 @@ TEST(DeadlineStoreTest, AStoreIsMadeByTheDeadlineOfTheCaller) {
   COHORT_EXPECT_THROW_WITH(c10::make_intrusive<DeadlineStore>(kept, "the store of the test"), TimeoutError,
                            "ms for the thread of a store to begin");
   EXPECT_EQ(kept.use_count(), 1);
+}
+
+TEST(DeadlineStoreTest, LeavesNothingInTheTimeline) {
+  base::Timeline::start();
+  const auto store =
+      c10::make_intrusive<DeadlineStore>(c10::make_intrusive<SlowStore>(), "the store of the test");
+  EXPECT_FALSE(store->check({"key"}));
+  base::Timeline::stop();
+  const std::string trace = base::Timeline::json();
+  EXPECT_EQ(trace.find("\"check\""), std::string::npos);
+  EXPECT_EQ(trace.find("\"store\""), std::string::npos);
 }
 
 TEST(DeadlineStoreTest, ManyThreadsTakeTurnsAndEachGetsItsAnswer) {

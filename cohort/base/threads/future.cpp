@@ -68,7 +68,7 @@ void Task::run() noexcept {
         TimeoutError("base.future", concat(what(), " was given up before it began, and did not run"))));
   }
   try {
-    const TimelineScope scope(what());
+    const TimelineScope scope(timeline_name());
     execute();
   } catch (...) {
     error = std::current_exception();

@@ -97,6 +97,8 @@ class Task : public State {
  protected:
   virtual void execute() = 0;
   virtual void drop() noexcept = 0;
+  /// Of its span in the timeline; null: it has none.
+  virtual const char* timeline_name() const { return what(); }
   virtual bool on_begin() noexcept { return true; }  // under the mutex; false: it does not run
   bool is_running() const { return is_running_; }    // under the mutex
 

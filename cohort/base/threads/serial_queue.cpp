@@ -169,6 +169,10 @@ std::string QueuedTask::description() const {
   return concat(what(), " on thread ", queue_->options.name, ", which is ", queue_->busy_with());
 }
 
+const char* QueuedTask::timeline_name() const {
+  return queue_->options.in_timeline ? what() : nullptr;
+}
+
 bool QueuedTask::on_begin() noexcept {
   if (is_abandoned()) queue_->is_stuck = true;
   return true;
@@ -262,7 +266,7 @@ SerialQueue::SerialQueue(Options options)
     try {
       const Options& with = shared->options;
       ::pthread_setname_np(::pthread_self(), with.name.substr(0, 15).c_str());
-      Timeline::name_thread(with.name);
+      if (with.in_timeline) Timeline::name_thread(with.name);
       if (!with.cpus.empty()) with.cpus.pin_current_thread();
       shared->current = "its start";
       if (with.start) with.start();

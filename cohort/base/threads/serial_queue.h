@@ -30,6 +30,7 @@ class QueuedTask : public future_detail::Task {
 
  protected:
   std::string description() const override;
+  const char* timeline_name() const override;
   bool on_begin() noexcept override;
   void on_abandoned() noexcept override;
   void on_done() noexcept override;
@@ -60,6 +61,7 @@ class SerialQueue {
     /// How long the thread must have had nothing to do before `idle` runs.
     std::chrono::milliseconds idle_time = std::chrono::milliseconds(250);
     std::chrono::milliseconds start_time = std::chrono::minutes(1);  ///< that it may take
+    bool in_timeline = true;  ///< whether the thread and its functions stand in the timeline
   };
 
   /// Throws: TimeoutError where the thread has not begun in time; it is left behind then, and ends after

@@ -56,7 +56,10 @@ struct DeadlineStore::Worker {
   Worker(StorePtr of, std::string called, milliseconds start_time)
       : store(std::move(of)),
         name(std::move(called)),
-        queue({.name = "store", .spin = std::chrono::microseconds(0), .start_time = start_time}) {}
+        queue({.name = "store",
+               .spin = std::chrono::microseconds(0),
+               .start_time = start_time,
+               .in_timeline = false}) {}
 
   StorePtr store;
   const std::string name;
