@@ -81,8 +81,8 @@ struct Plan {
 };
 
 /// Returns the plan of one step. What stages of one placement hand to each other needs no send or receive.
-/// Throws: UsageError for an unknown schedule, and where the numbers do not go together: 1f1b and zb_h1 have one
-/// stage per placement, interleaved_1f1b two or more.
+/// Throws: UsageError for an unknown schedule, and where the numbers do not go together: 1f1b and zb_h1 have
+/// one stage per placement, interleaved_1f1b two or more.
 Plan make_plan(const PlanOptions& options);
 
 /// Returns a plan's forwards alone, or its backwards alone: a pipeline that is used as a module does the

@@ -63,27 +63,29 @@ struct PlaceInPipeline {
   int num_micro_batches = 1;
 };
 
-/// The order of a placement's actions. Its stages take turns by groups of micro-batches. Forwards and backwards
-/// each run in that order; a stage's backwards always in the order of the micro-batches.
+/// The order of a placement's actions. Its stages take turns by groups of micro-batches. Forwards and
+/// backwards each run in that order; a stage's backwards always in the order of the micro-batches.
 struct ActionOrder {
-  /// Micro-batches that go through a stage before the placement's next stage has its turn. From 1 to the larger
-  /// of num_micro_batches and 65536.
+  /// Micro-batches that go through a stage before the placement's next stage has its turn. From 1 to the
+  /// larger of num_micro_batches and 65536.
   int group = 1;
-  /// Forwards before the first pair of a forward and a backward; from there on such pairs, while there are forwards.
-  /// So a placement holds up to warm_up + 1 activations. More than there are forwards: all of them come first.
+  /// Forwards before the first pair of a forward and a backward; from there on such pairs, while there are
+  /// forwards. So a placement holds up to warm_up + 1 activations. More than there are forwards: all of them
+  /// come first.
   int warm_up = 0;
-  int max_waiting =
-      0;  ///< weight gradients that may wait, where backwards are split; one more: the oldest runs
+  /// Weight gradients that may wait, where backwards are split; one more: the oldest runs.
+  int max_waiting = 0;
 };
 
-/// What a schedule is. `group` must be the same on all placements, or they would wait for each other for ever:
-/// simulate() finds such a plan.
+/// What a schedule is. `group` must be the same on all placements, or they would wait for each other for
+/// ever: simulate() finds such a plan.
 struct ScheduleType {
   std::function<ActionOrder(const PlaceInPipeline& place)> order;
   bool splits_backward = false;  ///< a backward is an input gradient and, later, a weight gradient
   int min_stages = 1;            ///< on each placement, at least 1
   int max_stages = 0;            ///< on each placement, at least min_stages; 0: any number
-  /// Returns the idle time of each placement by a formula, where all stages cost the same: for bubble_formula().
+  /// Returns the idle time of each placement by a formula, where all stages cost the same: for
+  /// bubble_formula().
   std::function<double(const PlaceInPipeline& place, const StageCosts& costs)> idle_time = nullptr;
 };
 
