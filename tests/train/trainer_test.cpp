@@ -12,8 +12,11 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
@@ -260,6 +263,28 @@ TEST(TrainerTest, BestIsChosenByTheNamedMetricAndMode) {
   double lowest = std::numeric_limits<double>::infinity();
   for (const EpochReport& report : recorder->epochs) lowest = std::min(lowest, report.metrics.at("val_loss"));
   EXPECT_EQ(result.best, lowest);
+}
+
+TEST(TrainerTest, TheSecondsOfAStepAreWithoutTheCallbacksOfTheStepBefore) {
+  static constexpr std::chrono::milliseconds kTime{100};
+  struct Slow : Callback {
+    void on_step_end(const StepReport& report) override {
+      fewest = std::min(fewest, report.step == 1 ? fewest : report.seconds);
+      std::this_thread::sleep_for(kTime);
+    }
+    void on_epoch_end(const EpochReport& report) override { epoch_seconds = report.seconds; }
+    double fewest = std::numeric_limits<double>::infinity(), epoch_seconds = 0;
+  };
+  Job job;
+  data::Loader loader = make_loader();
+  Trainer trainer(TrainerOptions().epochs(1));
+  const auto slow = std::make_shared<Slow>();
+  trainer.add_callback(slow);
+  EXPECT_EQ(trainer.fit(*job.task, loader).steps, 5);
+  const double callback_seconds = std::chrono::duration<double>(kTime).count();
+  // The shortest of four: a busy machine may take long for a step, and hardly for each.
+  EXPECT_LT(slow->fewest, callback_seconds);
+  EXPECT_GE(slow->epoch_seconds, 4 * callback_seconds);
 }
 
 TEST(TrainerTest, EpochMeansWeighAnUnevenLastBatchByWhatItHolds) {

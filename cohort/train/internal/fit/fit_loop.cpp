@@ -29,8 +29,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+double seconds_between(Clock::time_point start, Clock::time_point end) {
+  return std::chrono::duration<double>(end - start).count();
 }
 
 /// One call of Trainer::fit.
@@ -147,6 +147,7 @@ class FitLoop {
     Clock::time_point mark = Clock::now();
     bool complete = false;
     while (!control_.stopping() && !progress_.step_limit_reached()) {
+      const Clock::time_point step_begin = Clock::now();
       std::optional<data::Batch> batch = next_batch();
       if (!batch) {
         complete = true;
@@ -155,10 +156,10 @@ class FitLoop {
       run_step(*batch);
       // Gives the batch's memory back to the loader before a report or a save, which take time.
       batch.reset();
-      const double seconds = seconds_since(mark);
-      mark = Clock::now();
-      progress_.state.epoch_seconds += seconds;
-      report_step(seconds);
+      const Clock::time_point step_end = Clock::now();
+      add_training_time(seconds_between(mark, step_end));
+      mark = step_end;
+      report_step(seconds_between(step_begin, step_end));
       const Clock::time_point last_save = saver_.policy.last_save();
       poll_control_requests();
       save_if_due();
@@ -173,13 +174,19 @@ class FitLoop {
     base::TimelineScope scope("data wait");
     const auto start = Clock::now();
     std::optional<data::Batch> batch = train_.next();
-    add_wait(seconds_since(start));
+    add_wait(seconds_between(start, Clock::now()));
     return batch;
   }
 
   void add_wait(double seconds) {
     progress_.state.wait_seconds += seconds;
     reports_.throughput.add_wait(seconds);
+  }
+
+  /// Adds a step with the callbacks and polls before it, which are training time too.
+  void add_training_time(double seconds) {
+    progress_.state.epoch_seconds += seconds;
+    reports_.throughput.add_step(seconds);
   }
 
   void run_step(data::Batch& batch) {

@@ -31,7 +31,6 @@ void FitReports::step_ended(FitProgress& progress, double lr, double seconds) {
   report.steps_per_epoch = start_.steps_per_epoch;
   report.lr = lr;
   report.seconds = seconds;
-  throughput.add_step(seconds);
   report.logged = is_logged(state.step);
   if (report.logged) {
     report.averages = progress.averages();

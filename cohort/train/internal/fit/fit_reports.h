@@ -36,7 +36,8 @@ class FitReports {
   bool is_logged(std::int64_t step) const {
     return options_.log_every() > 0 && step % options_.log_every() == 0;
   }
-  /// After a step, which took `seconds`. Collective where the step is logged.
+  /// After a step, which took `seconds` by itself and was added to `throughput`. Collective where the step is
+  /// logged.
   void step_ended(FitProgress& progress, double lr, double seconds);
 
   /// Returns the report of the running epoch, before an evaluation. Collective.
