@@ -419,6 +419,42 @@ TEST(TrainerTest, ASignalFinishesTheStepAndSaves) {
   EXPECT_TRUE(same_parameters(straight.net, resumed.net));
 }
 
+using Handler = void (*)(int);
+
+Handler handler_of_sigterm() {
+  struct sigaction now {};
+  sigaction(SIGTERM, nullptr, &now);
+  return now.sa_handler;
+}
+
+TEST(TrainerTest, ASignalWhileTheDataIsDescribedEndsTheProcess) {
+  struct Described : data::TensorDataset {
+    Described() : TensorDataset({at::ones({8, 6}), at::zeros({8}, at::kLong)}) {}
+    std::string fingerprint() const override {
+      handlers.push_back(handler_of_sigterm());
+      return "x";
+    }
+    mutable std::vector<Handler> handlers;
+  };
+  struct InSteps : Callback {
+    void on_step_end(const StepReport&) override { handler = handler_of_sigterm(); }
+    Handler handler = nullptr;
+  };
+  TempDir folder;
+  Job job;
+  const auto dataset = std::make_shared<Described>();
+  data::Loader loader(dataset, {.batch_size = kBatch});
+  data::Loader eval(dataset, {.batch_size = kBatch});
+  const auto in_steps = std::make_shared<InSteps>();
+  Trainer trainer(TrainerOptions().run_dir(folder.path()).handle_signals(true));
+  trainer.add_callback(in_steps);
+  const Handler before = handler_of_sigterm();
+  trainer.fit(*job.task, loader, &eval);
+  EXPECT_EQ(dataset->handlers, (std::vector<Handler>{before, before}));
+  EXPECT_NE(in_steps->handler, before);
+  EXPECT_EQ(handler_of_sigterm(), before);
+}
+
 TEST(TrainerTest, SigUsr1SavesAndContinues) {
   struct RaiseAtThirdStep : Callback {
     void on_step_end(const StepReport& report) override {

@@ -5,15 +5,20 @@
 #include "cohort/base/signals.h"
 #include "cohort/train/internal/fit/rank_coordinator.h"
 #include "cohort/train/internal/fit/save_policy.h"
+#include "cohort/train/trainer_options.h"
 
 namespace cohort::train {
 
 /// What signals, and the clock, of any rank ask a fit to do.
 class FitControl {
  public:
-  /// `ranks` must outlive this. `handles_signals`: those of this process are heard while this lives.
-  FitControl(RankCoordinator& ranks, bool handles_signals) : ranks_(ranks) {
-    if (handles_signals) signals_.emplace();
+  /// Both must outlive this.
+  FitControl(const TrainerOptions& options, RankCoordinator& ranks) : options_(options), ranks_(ranks) {}
+
+  /// Where the options say so, signals of this process no longer end it but are heard, while this lives.
+  /// Throws: UsageError where another fit hears them.
+  void begin() {
+    if (options_.handle_signals()) signals_.emplace();
   }
 
   /// The signal that all ranks agreed to stop at; 0: none.
@@ -35,6 +40,7 @@ class FitControl {
   }
 
  private:
+  const TrainerOptions& options_;
   RankCoordinator& ranks_;
   std::optional<base::TrainingSignals> signals_;
   int stop_signal_ = 0;

@@ -48,7 +48,7 @@ class FitLoop {
         evaluation_(options, task, options.eval_every() > 0 ? eval : nullptr, *gradient_sync_, ranks_),
         saver_(options, ranks_),
         reports_(options, callbacks, ranks_),
-        control_(ranks_, options.handle_signals()),
+        control_(options, ranks_),
         trace_(options, ranks_) {
     check_share(*gradient_sync_, train_, "training");
     check_has_batch(train_, "training");
@@ -65,6 +65,8 @@ class FitLoop {
     if (saver_.writes() && evaluation_.loader() != nullptr) {
       state.eval_data = describe_data(evaluation_.loader()->dataset(), true);
     }
+    // Only now: to describe data may take long, and Ctrl-C must end it. Nothing is lost that could be saved.
+    control_.begin();
     // First of all: ranks that differ would make different collectives further down, and hang.
     ranks_.require_same("the run",
                         consistency_fingerprint(options_, *gradient_sync_, train_, evaluation_.loader()));
