@@ -1,0 +1,106 @@
+#include "cohort/train/internal/fit/fit_reports.h"
+
+#include <gtest/gtest.h>
+
+#include "cohort/data/loader.h"
+
+namespace cohort::train {
+namespace {
+
+/// Writes down what it hears.
+struct Listener : Callback {
+  void on_fit_begin(const FitInfo& info) override { fit = info; }
+  void on_start_counts(const FitInfo& info) override { counted_from = info.first_step; }
+  void on_first_batch(data::Batch& batch) override { batches.push_back(batch.number); }
+  void on_step_end(const StepReport& report) override { steps.push_back(report); }
+  void on_epoch_end(const EpochReport& report) override { epochs.push_back(report); }
+  void on_save(std::int64_t step) override { saves.push_back(step); }
+  void on_fit_end(const FitResult& told) override { result = told; }
+
+  FitInfo fit;
+  std::int64_t counted_from = -1;
+  std::vector<std::int64_t> batches, saves;
+  std::vector<StepReport> steps;
+  std::vector<EpochReport> epochs;
+  FitResult result;
+};
+
+class FitReportsTest : public testing::Test {
+ protected:
+  FitReportsTest() { reports.fit_begins({.epochs = 3, .steps_per_epoch = 5, .first_step = 5}); }
+
+  void end_step(std::int64_t step, std::int64_t samples, double seconds) {
+    progress.state.step = step;
+    reports.throughput.add_samples(samples);
+    reports.throughput.add_step(2);
+    reports.step_ended(progress, 0.1, seconds);
+  }
+
+  const TrainerOptions options = TrainerOptions().epochs(3).log_every(2);
+  const std::shared_ptr<Listener> listener = std::make_shared<Listener>();
+  const std::vector<std::shared_ptr<Callback>> callbacks{listener};
+  const RankCoordinator ranks{nullptr};
+  FitProgress progress{options, ranks};
+  FitReports reports{options, callbacks, ranks};
+};
+
+TEST_F(FitReportsTest, TheStartAndTheFirstBatchAreHeardOnce) {
+  EXPECT_EQ(listener->fit.steps_per_epoch, 5);
+  EXPECT_FALSE(reports.counts());
+  for (std::int64_t number = 0; number < 3; ++number) {
+    data::Batch batch;
+    batch.number = number;
+    reports.batch_loaded(batch);
+  }
+  EXPECT_EQ(listener->batches, std::vector<std::int64_t>{0});
+  reports.start_counts();
+  EXPECT_TRUE(reports.counts());
+  EXPECT_EQ(listener->counted_from, 5);
+  reports.saving(6);
+  EXPECT_EQ(listener->saves, std::vector<std::int64_t>{6});
+}
+
+TEST_F(FitReportsTest, AStepThatIsLoggedHasAveragesAndRatesBeginAnewAfterIt) {
+  progress.state.epoch = 1;
+  progress.add({{"loss", 3.0, 8}});
+  end_step(7, 8, 1.5);
+  end_step(8, 16, 0.5);
+  end_step(9, 4, 0.5);
+  ASSERT_EQ(listener->steps.size(), 3U);
+  const StepReport& first = listener->steps[0];
+  EXPECT_EQ(first.epoch, 2);
+  EXPECT_EQ(first.step_in_epoch, 2);
+  EXPECT_EQ(first.seconds, 1.5) << "the step's own, of the two seconds that it adds to the epoch";
+  EXPECT_EQ(first.samples_per_second, 4);
+  EXPECT_EQ(first.seconds_left, 16);
+  EXPECT_FALSE(first.logged);
+  EXPECT_TRUE(first.averages.empty());
+  const StepReport& second = listener->steps[1];
+  EXPECT_TRUE(second.logged);
+  EXPECT_EQ(second.averages, (std::map<std::string, double>{{"loss", 3}}));
+  EXPECT_EQ(second.samples_per_second, 6) << "of two steps";
+  EXPECT_EQ(listener->steps[2].samples_per_second, 2) << "of one step";
+}
+
+TEST_F(FitReportsTest, TheReportOfAnEpochHasItsRatesAndTheResultItsMetrics) {
+  progress.add({{"loss", 3.0, 8}});
+  progress.state.step = 5;
+  progress.state.epoch_seconds = 10;
+  progress.state.wait_seconds = 2;
+  progress.state.loader.samples_consumed = 40;
+  const EpochReport report = reports.epoch_report(progress, 0.1);
+  EXPECT_EQ(report.epoch, 1);
+  EXPECT_EQ(report.samples_per_second, 4);
+  EXPECT_EQ(report.data_wait_share, 0.2);
+  EXPECT_EQ(report.metrics, (std::map<std::string, double>{{"train_loss", 3}}));
+  reports.epoch_ended(report);
+  EXPECT_EQ(listener->epochs.size(), 1U);
+  FitResult result;
+  result.steps = 5;
+  EXPECT_EQ(reports.fit_ends(result).metrics, report.metrics);
+  EXPECT_EQ(listener->result.metrics, report.metrics);
+  EXPECT_EQ(listener->result.steps, 5);
+}
+
+}  // namespace
+}  // namespace cohort::train
