@@ -52,7 +52,7 @@ struct EpochReport {
 
 /// What a finished run tells.
 struct FitResult {
-  bool finished = false;                  ///< false: stopped by a signal or a step limit
+  bool finished = false;                  ///< all epochs, or up to the step limit; false: a signal stopped it
   int signal = 0;                         ///< the signal that asked to stop, or 0
   std::int64_t epochs = 0;                ///< completed in the run
   std::int64_t steps = 0;                 ///< completed in the run

@@ -40,10 +40,12 @@ class ExampleStep {
 
   /// Returns a model with the run's initial values. Throws: as make_model.
   torch::nn::AnyModule make_model() const;
+  /// Returns the run's optimizer for the parameters of `model`. Throws: as optim::make_optimizer.
   std::shared_ptr<optim::Optimizer> make_optimizer(const torch::nn::Module& model) const;
   /// Returns how the run runs its model. Throws: ConfigError for a placement that is not there.
   parallel::ModelRunnerOptions runner_options() const;
 
+  /// Runs forward and loss, in the run's precision, and returns the mean loss with its graph.
   at::Tensor loss(const std::function<at::Tensor(const at::Tensor&)>& forward, const at::Tensor& input,
                   const at::Tensor& target) const;
   /// Runs forward, loss and backward; calls `after_forward` where a runner does not overlap these.

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include "tests/support/header_examples.h"
+#include "tests/support/source_dir.h"
+#include "tests/support/temp_dir.h"
 
 namespace cohort::train {
 namespace {
@@ -28,6 +30,31 @@ TEST(ExampleStepTest, ABatchIsZerosOfTheDatasFields) {
   EXPECT_EQ(step.batch_bytes(3), std::int64_t(step.input(3).nbytes() + step.target(3).nbytes()));
   EXPECT_EQ(step.runner_options().batch_size, 8);
   EXPECT_EQ(step.runner_options().name, "plain");
+}
+
+// clang-format off
+std::vector<at::Tensor> gradients_of_example(const config::Config& config, const BatchPlan& sizes) {
+  const train::ExampleStep step(config, sizes);
+  auto model = step.make_model();
+  const auto runner = parallel::make_model_runner(model, step.runner_options());
+  step.run(runner, step.input(8), step.target(8));
+
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : model.ptr()->parameters()) gradients.push_back(parameter.grad());
+  return gradients;
+}
+// clang-format on
+
+TEST(ExampleStepTest, TheExampleOfTheHeaderMakesGradients) {
+  const std::string here = test::read_file(test::source_dir() / "tests/train/example_step_test.cpp");
+  const std::vector<std::string> lines = test::example_of("train/example_step.h");
+  EXPECT_EQ(lines.size(), 4U);
+  EXPECT_EQ(test::first_missing(lines, here), "");
+  const config::Config config = mlp_config();
+  const auto gradients =
+      gradients_of_example(config, batch_plan(config.train, config.distributed, config.data, 1));
+  EXPECT_FALSE(gradients.empty());
+  for (const at::Tensor& gradient : gradients) EXPECT_TRUE(gradient.defined());
 }
 
 TEST(ExampleStepTest, TheStepLeavesTheGradientsOfTheRunnersModel) {
