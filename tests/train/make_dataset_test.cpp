@@ -53,6 +53,15 @@ TEST(MakeDatasetTest, DataThatIsNotThereIsNamedWithTheKeysThatSayWhereItIs) {
                            base::concat("elsewhere does not exist. ", way_out));
 }
 
+TEST(MakeDatasetTest, TheDataSetsThatKeysDescribeAreThoseThatAreCohortsOwn) {
+  std::vector<std::string> own;
+  for (const std::string& name : data::dataset_names()) {
+    if (data::is_own_dataset(name)) own.push_back(name);
+  }
+  EXPECT_FALSE(own.empty());
+  EXPECT_EQ(own_dataset_names(), own);
+}
+
 TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
   data::register_dataset("rows", [](const data::DatasetArgs& args) {
     EXPECT_EQ(args.at("path"), args.at("split") == "train" ? "here/train" : "there");

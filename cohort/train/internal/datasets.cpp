@@ -127,7 +127,7 @@ struct OwnDataset {
 
 constexpr const char* kAnyClassHint = "data sets that return the same classes()";
 
-// The names are those of data::is_own_dataset(). A library registers any other.
+// A test compares the names with those of data::is_own_dataset(). A library registers any other.
 const std::map<std::string, OwnDataset>& own_datasets() {
   static const std::map<std::string, OwnDataset> table = {
       {"idx",
@@ -164,6 +164,12 @@ std::shared_ptr<const data::Dataset> make_dataset(const config::DataConfig& conf
   args["split"] = split == Split::kTrain ? "train" : "val";
   args["path"] = path_of(config, split);
   return data::make_dataset(config.type, args);
+}
+
+std::vector<std::string> own_dataset_names() {
+  std::vector<std::string> names;
+  for (const auto& own : own_datasets()) names.push_back(own.first);
+  return names;
 }
 
 const char* class_hint(const std::string& type) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cohort/config/config.h"
 #include "cohort/data/dataset.h"
@@ -30,6 +31,10 @@ std::shared_ptr<const data::Dataset> make_dataset(const config::DataConfig& conf
                                                   const DatasetSetup& setup);
 /// The bytes that one of these data sets may take.
 std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host);
+
+/// Returns the names of the data sets that the keys of section data describe, sorted. data::is_own_dataset()
+/// is true of these.
+std::vector<std::string> own_dataset_names();
 
 /// Returns what to try where training and validation data of `type` (data.type) have different classes.
 const char* class_hint(const std::string& type);
