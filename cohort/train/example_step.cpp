@@ -13,6 +13,7 @@ namespace cohort::train {
 
 ExampleStep::ExampleStep(const config::Config& config, const BatchPlan& sizes)
     : config_(config), sizes_(sizes) {
+  check_schedule_and_hook(config.distributed);
   const auto data =
       make_dataset(config.data, Split::kTrain, dataset_setup(config.model, config.train, config.run));
   fields_ = data->fields();

@@ -29,7 +29,7 @@ namespace cohort::train {
 class ExampleStep {
  public:
   /// Reads from the training data what a sample is. Throws: as make_dataset; UsageError for data without
-  /// target.
+  /// target, or before it is read for a schedule or communication hook that does not exist.
   ExampleStep(const config::Config& config, const BatchPlan& sizes);
 
   /// Return `samples` zeros of the data's first and second field, laid out as in a batch.

@@ -99,6 +99,7 @@ std::string line(const char* what, const bench::Comparison& found) {
 ScriptBench bench_script(config::Config config, const ScriptBenchOptions& options) {
   config.train.script = true;
   check_config(config);
+  check_schedule_and_hook(config.distributed);
   const at::Device device = core::resolve_device(config.train.device).device;
   core::set_intra_op_threads(static_cast<int>(config.train.threads));
   const auto data =

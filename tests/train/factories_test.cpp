@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -11,6 +12,8 @@
 #include "cohort/optim/adam.h"
 #include "cohort/optim/schedule_factory.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/train/example_step.h"
+#include "cohort/train/script_bench.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
 
@@ -47,8 +50,27 @@ TEST(BuildTest, NamesThatNoRegistryHasAreFoundBeforeAnythingIsRead) {
                            "there is no gradient sync 'dpp'. Try: ddp; ");
   COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.distributed.backend = "glo"; }), UsageError,
                            "there is no backend 'glo'. Try: gloo; ");
+  COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.distributed.schedule = "2f1b"; }), UsageError,
+                           "there is no pipeline schedule '2f1b'. Try: 1f1b; ");
+  COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.distributed.comm_hook = "bf17"; }), UsageError,
+                           "there is no communication hook 'bf17'");
   COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.run.checkpoint_format = "pt"; }), UsageError,
                            "there is no tensor format 'pt'");
+}
+
+TEST(BuildTest, AMisspeltScheduleOrHookIsRejectedByEachCommandEvenIfItAsksForNone) {
+  const test::SmallRun run;
+  for (const auto& [key, message] : std::map<std::string, std::string>{
+           {"distributed.schedule=2f1b", "there is no pipeline schedule '2f1b'"},
+           {"distributed.comm_hook=bf17", "there is no communication hook 'bf17'"}}) {
+    config::Config config = run.config({key});
+    config.data.type = "image_folder";  // whose files are not there
+    COHORT_EXPECT_THROW_WITH(run_training(config, "test"), UsageError, message);
+    COHORT_EXPECT_THROW_WITH(run_evaluation(config, run.path() / "none"), UsageError, message);
+    COHORT_EXPECT_THROW_WITH(run_evaluation(config, TrainedWeights()), UsageError, message);
+    COHORT_EXPECT_THROW_WITH(bench_script(config), UsageError, message);
+    COHORT_EXPECT_THROW_WITH(ExampleStep(config, BatchPlan()), UsageError, message);
+  }
 }
 
 TEST(BuildTest, ScriptModeIsRejectedForARunnerOfALibraryThatHasThreadsOfItsOwn) {

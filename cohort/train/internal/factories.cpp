@@ -212,6 +212,11 @@ std::shared_ptr<const optim::LRSchedule> make_schedule(const config::ScheduleCon
   return optim::make_schedule(options);
 }
 
+void check_schedule_and_hook(const config::DistributedConfig& config) {
+  pipeline::parse_schedule(config.schedule);
+  parallel::check_comm_hook_name(config.comm_hook);
+}
+
 void check_names(const config::Config& config) {
   data::check_dataset_name(config.data.type);
   data::check_sampler_name(config.data.sampler);
@@ -225,9 +230,8 @@ void check_names(const config::Config& config) {
                                    ", whose operators run on threads of their own"),
                       "train.script=false, or distributed.model=plain");
   }
-  pipeline::parse_schedule(config.distributed.schedule);
+  check_schedule_and_hook(config.distributed);
   parallel::gradient_sync_type(config.distributed.gradients);
-  parallel::check_comm_hook_name(config.distributed.comm_hook);
   comm::check_backend_name(config.distributed.backend);
   checkpoint::tensor_format(config.run.checkpoint_format);
 }

@@ -71,6 +71,10 @@ std::shared_ptr<const optim::LRSchedule> make_schedule(const config::ScheduleCon
                                                        const config::TrainConfig& train, double lr,
                                                        std::int64_t steps_per_epoch);
 
+/// Throws: UsageError for a schedule of pipelines or a communication hook that no registry has, also where no
+/// step asks for it.
+void check_schedule_and_hook(const config::DistributedConfig& config);
+
 /// Throws: UsageError for a name in `config` that no registry has, before anything is read or made.
 void check_names(const config::Config& config);
 
