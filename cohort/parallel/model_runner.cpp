@@ -22,10 +22,13 @@ RunnerMemory plan_plain(const PlainMemory& plain, const ModelRunnerOptions& opti
 }
 
 base::Registry<ModelRunnerType>& runner_registry() {
-  static auto* instance = new base::Registry<ModelRunnerType>(
-      "model runner", "parallel.model_runner",
-      {{"plain",
-        {.make = make_plain, .plans_ranks = true, .plans_placed_layers = true, .plan_memory = plan_plain}}});
+  static auto* instance = new base::Registry<ModelRunnerType>("model runner", "parallel.model_runner",
+                                                              {{"plain",
+                                                                {.make = make_plain,
+                                                                 .plans_ranks = true,
+                                                                 .plans_placed_layers = true,
+                                                                 .plan_is_measured = true,
+                                                                 .plan_memory = plan_plain}}});
   return *instance;
 }
 

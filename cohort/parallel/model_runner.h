@@ -120,7 +120,7 @@ struct RunnerMemory {
 
   std::vector<PlannedPlace> places;
   std::optional<PlannedPlace> all = {};      ///< all places together; none: their sum
-  std::optional<MeasuredRun> measured = {};  ///< none: the plan is not measured
+  std::optional<MeasuredRun> measured = {};  ///< of a type with plan_is_measured
 };
 
 /// A way to run a model.
@@ -142,6 +142,10 @@ struct ModelRunnerType {
   bool plans_ranks = false;
   /// True: plan_memory takes layers that `cohort plan --place` puts elsewhere, in options.device_map.
   bool plans_placed_layers = false;
+  /// True: plan_memory needs options.device_map. It is not asked without.
+  bool plan_needs_device_map = false;
+  /// True: plan_memory returns RunnerMemory::measured. False: `--measure` is rejected before anything runs.
+  bool plan_is_measured = false;
   /// Returns what a run keeps in each place: for `cohort plan --memory`. Empty: it is planned as the plain
   /// runner, and the plan says so.
   std::function<RunnerMemory(const PlainMemory& plain, const ModelRunnerOptions& options)> plan_memory =

@@ -69,9 +69,33 @@ void check_measurable(const base::Placement& placement) {
                    "without --measure");
 }
 
-// Throws: UsageError for what the runner does not plan.
+// Where no layer has a placement of its own, a runner with threads of its own takes `devices`.
+void check_measurable(const parallel::ModelRunnerType& type, const parallel::ModelRunnerOptions& runner,
+                      const MemoryOptions& options) {
+  for (const auto& [layer, placement] : options.place) check_measurable(placement);
+  if (type.reads_device_map) {
+    for (const auto& [layer, placement] : runner.device_map) check_measurable(placement);
+    if (!runner.device_map.empty()) return;
+  }
+  if (!type.has_own_threads) return;
+  for (const base::Placement& placement : runner.devices) check_measurable(placement);
+}
+
+[[noreturn]] void throw_not_measured(const std::string& runner) {
+  throw UsageError(kWherePlan, base::concat("the plan of ", runner, " is its own, and is not measured"),
+                   "without --measure");
+}
+
+// Throws: UsageError for what the runner does not plan, before anything is read or computed.
 void check_runner(const parallel::ModelRunnerType& type, const config::DistributedConfig& config,
                   const MemoryOptions& options) {
+  if (type.plan_needs_device_map && config.device_map.empty() && options.place.empty()) {
+    throw UsageError(kWherePlan,
+                     base::concat("distributed.model is ", config.model,
+                                  ", and distributed.device_map does not say which layers are where"),
+                     "distributed.device_map.LAYER=cpu:1");
+  }
+  if (options.measure && !type.plan_is_measured) throw_not_measured(config.model);
   if (!type.plans_ranks && config.nproc_per_node > 1) {
     throw UsageError(
         kWherePlan,
@@ -130,11 +154,8 @@ parallel::RunnerMemory ask_runner(MemoryPlan& plan, const parallel::ModelRunnerT
 }
 
 void measure_plan(MemoryPlan& plan, const MeasureInputs& inputs) {
-  if (!inputs.planned.measured) {
-    throw UsageError(kWherePlan,
-                     base::concat("the plan of ", plan.runner, " is its own, and is not measured"),
-                     "without --measure");
-  }
+  if (!inputs.planned.measured) throw_not_measured(plan.runner);
+  // A runner may know only now where it computes.
   for (const parallel::PlannedPlace& place : inputs.planned.places) {
     if (place.placement) check_measurable(*place.placement);
   }
@@ -167,9 +188,7 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
   if (type.plans_placed_layers && type.reads_device_map) {
     options.place.merge(step.runner_options().device_map);
   }
-  if (options.measure) {
-    for (const auto& [layer, placement] : options.place) check_measurable(placement);
-  }
+  if (options.measure) check_measurable(type, step.runner_options(), options);
   const parallel::RunnerMemory memory = ask_runner(plan, type, options, step, sizes);
   add_places(plan, memory, sizes.part);
   if (options.measure) measure_plan(plan, {step, options.place, sizes, memory});

@@ -383,6 +383,35 @@ TEST(MemoryPlanTest, ARunnerThatDoesNotSayWhatItKeepsIsPlannedAsPlainAndThePlanS
   EXPECT_EQ(to_json(plain).find("note"), std::string::npos);
 }
 
+TEST(MemoryPlanTest, RejectsARunnerThatCannotBePlannedBeforeDataIsRead) {
+  register_runners();
+  const auto without_data = [](const char* runner, const MemoryOptions& options = {}) {
+    return plan_of({"data.type=image_folder", "data.path=no_such_folder", runner}, options);
+  };
+  COHORT_EXPECT_THROW_WITH(without_data("distributed.model=plain"), DataError, "there is no training data");
+  COHORT_EXPECT_THROW_WITH(without_data("distributed.model=model_parallel"), UsageError,
+                           "[planner.plan_memory] distributed.model is model_parallel, and "
+                           "distributed.device_map does not say which layers are where");
+  COHORT_EXPECT_THROW_WITH(without_data("distributed.model=two_copies", {.measure = true}), UsageError,
+                           "the plan of two_copies is its own, and is not measured");
+}
+
+TEST(MemoryPlanTest, RejectsGpusToMeasureBeforeAModelIsMade) {
+  const std::string no_model = "model.name=no_such_model";
+  for (const std::vector<std::string>& keys : std::vector<std::vector<std::string>>{
+           {"distributed.model=pipeline", "distributed.device_map.fc=cuda:0"},
+           {"distributed.model=pipeline", "distributed.devices=cuda:0 cuda:1"},
+           {"distributed.model=model_parallel", "distributed.device_map.fc=cuda:0"},
+           {"distributed.model=data_parallel", "distributed.devices=cuda:0 cuda:1"}}) {
+    SCOPED_TRACE(keys[1]);
+    std::vector<std::string> overrides = keys;
+    overrides.push_back(no_model);
+    COHORT_EXPECT_THROW_WITH(plan_of(overrides), UsageError, "no_such_model");
+    COHORT_EXPECT_THROW_WITH(plan_of(overrides, {.measure = true}), UsageError,
+                             "only CPU memory is measured: got placement cuda:0");
+  }
+}
+
 TEST(MemoryPlanTest, RejectsWhatItCannotPlan) {
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=model_parallel"}), UsageError,
                            "does not say which layers are where");

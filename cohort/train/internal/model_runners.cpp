@@ -309,12 +309,6 @@ RunnerMemory plan_data_parallel(const PlainMemory& plain, const ModelRunnerOptio
 }
 
 RunnerMemory plan_model_parallel(const PlainMemory& plain, const ModelRunnerOptions& options) {
-  if (options.device_map.empty()) {
-    throw UsageError(kWhereRunner,
-                     "distributed.model is model_parallel, and distributed.device_map does not say which "
-                     "layers are where",
-                     "distributed.device_map.LAYER=cpu:1");
-  }
   RunnerMemory memory = parallel::memory_by_placement(plain, options.device_map);
   // parallel::apply_device_map() has placed the layers of the model that is measured.
   memory.measured->make = [](torch::nn::AnyModule model, const auto& /*after_forward*/) {
@@ -359,11 +353,14 @@ RunnerMemory plan_pipeline(const PlainMemory& plain, const ModelRunnerOptions& o
 
 COHORT_REGISTER_MODEL_RUNNER("data_parallel", {.make = make_data_parallel,
                                                .has_own_threads = true,
+                                               .plan_is_measured = true,
                                                .plan_memory = plan_data_parallel});
 COHORT_REGISTER_MODEL_RUNNER("model_parallel", {.make = make_model_parallel,
                                                 .has_own_threads = true,
                                                 .reads_device_map = true,
                                                 .plans_placed_layers = true,
+                                                .plan_needs_device_map = true,
+                                                .plan_is_measured = true,
                                                 .plan_memory = plan_model_parallel});
 COHORT_REGISTER_MODEL_RUNNER(
     "pipeline", {.make = make_pipeline,
@@ -372,6 +369,7 @@ COHORT_REGISTER_MODEL_RUNNER(
                  .has_own_threads = true,
                  .cuts_micro_batches = true,
                  .reads_device_map = true,
+                 .plan_is_measured = true,
                  .plan_memory = plan_pipeline});
 
 }  // namespace
