@@ -71,7 +71,8 @@ struct MemoryUse {
   std::optional<std::int64_t> peak = {};       ///< the most at any time of a step
 };
 
-/// What the plain runner takes for a step, and the step itself: what another runner's plan is made from.
+/// What the plain runner takes for a step, and the step itself: what another runner's plan is made from. Its
+/// functions may be kept in MeasuredRun::make, and are valid until the plan was measured.
 struct PlainMemory {
   std::int64_t parameters = 0, buffers = 0;  ///< bytes
   std::int64_t samples = 0;                  ///< of one forward: BatchPlan's part

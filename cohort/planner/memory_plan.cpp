@@ -3,7 +3,9 @@
 // numbers together (ModelRunnerType::plan_memory). The model of the plan was made before anything is counted.
 #include "cohort/planner/memory_plan.h"
 
+#include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cohort/base/error.h"
@@ -142,12 +144,13 @@ parallel::RunnerMemory ask_runner(MemoryPlan& plan, const parallel::ModelRunnerT
                                   const train::BatchPlan& sizes) {
   // DeviceMapped layers would be seen on other threads: what is kept is the same without.
   PlannedModel model(step);
-  const StepMemory memory = probe(step, model);
-  const PlanInputs inputs{step, model, memory, sizes};
+  StepMemory memory = probe(step, model);
+  const auto inputs =
+      std::make_shared<const PlanInputs>(PlanInputs{step, std::move(model), std::move(memory), sizes});
   const parallel::PlainMemory plain = plain_memory(plan, inputs);
   plan.parameters = plain.parameters;
   plan.buffers = plain.buffers;
-  list_layers(plan, model, memory);
+  list_layers(plan, inputs->model, inputs->memory);
   parallel::ModelRunnerOptions runner = step.runner_options();
   if (type.plans_placed_layers) runner.device_map = options.place;
   return type.plan_memory(plain, runner);

@@ -4,6 +4,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cmath>
+#include <functional>
 #include <mutex>
 
 #include "cohort/base/error.h"
@@ -347,6 +348,51 @@ TEST(MemoryPlanTest, ARunnerOfAPluginSaysItselfWhatItTakes) {
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=two_copies"}, {.measure = true}), UsageError,
                            "is not measured");
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=two_copys"}), UsageError, "two_copies");
+}
+
+// Registers a runner whose plan is one place, on a core of its own, and which is measured as `run` says.
+void register_measured(const char* name,
+                       const std::function<parallel::MeasuredRun(const parallel::PlainMemory&)>& run,
+                       bool says_model = true) {
+  parallel::ModelRunnerType type;
+  type.make = [](torch::nn::AnyModule, const parallel::ModelRunnerOptions&) {
+    return parallel::ModelRunner{};
+  };
+  type.plan_is_measured = true;
+  type.plan_memory = [=](const parallel::PlainMemory& plain, const parallel::ModelRunnerOptions&) {
+    parallel::PlannedPlace place{.name = "core",
+                                 .samples = plain.samples,
+                                 .use = plain.use,
+                                 .placement = base::Placement::parse("cpu:0/a")};
+    if (!says_model) place.use.model.reset();
+    return parallel::RunnerMemory({place}, run(plain));
+  };
+  parallel::register_model_runner(name, type);
+}
+
+parallel::ModelRunner run_as_plain(const torch::nn::AnyModule& model) {
+  return parallel::make_model_runner(model, {});
+}
+
+TEST(MemoryPlanTest, FunctionsThatARunnerKeepsAreValidWhileItsPlanIsMeasured) {
+  bool was_measured = false;
+  register_measured("keeps_functions", [&](const parallel::PlainMemory& plain) {
+    const std::int64_t activations = plain.activations(8), peak = plain.peak(8), batch = plain.batch_bytes(8);
+    parallel::MeasuredRun measured;
+    measured.make = [=, &was_measured](const torch::nn::AnyModule& model, const auto& /*after_forward*/) {
+      was_measured = true;
+      EXPECT_EQ(plain.activations(8), activations);
+      EXPECT_EQ(plain.peak(8), peak);
+      EXPECT_EQ(plain.batch_bytes(8), batch);
+      EXPECT_EQ(plain.part([](const std::string&) { return true; }).model, plain.use.model);
+      plain.step(run_as_plain(plain.model), 2);
+      EXPECT_TRUE(plain.model.ptr()->parameters().front().grad().defined());
+      return run_as_plain(model);
+    };
+    return measured;
+  });
+  plan_of({"distributed.model=keeps_functions"}, {.measure = true});
+  EXPECT_TRUE(was_measured);
 }
 
 // Whatever a step is made of, a runner that does what plain does can say so.

@@ -61,23 +61,25 @@ PlannedModel::PlannedModel(const train::ExampleStep& step,
   optimizer = step.make_optimizer(*any.ptr());
 }
 
-parallel::PlainMemory plain_memory(const MemoryPlan& plan, const PlanInputs& in) {
+parallel::PlainMemory plain_memory(const MemoryPlan& plan, const std::shared_ptr<const PlanInputs>& inputs) {
+  const PlanInputs& in = *inputs;
   const ModelBytes bytes = model_bytes(in.model, [](const std::string&) { return true; });
   const bool ranks = plan.gradients != "none";
   parallel::PlainMemory plain{
       .parameters = bytes.parameters,
       .buffers = bytes.buffers,
       .samples = in.sizes.part,
-      .activations = [&in](std::int64_t samples) { return in.memory.activations(samples); },
-      .peak = [&in](std::int64_t samples) { return in.memory.peak(samples); },
+      .activations = [inputs](std::int64_t samples) { return inputs->memory.activations(samples); },
+      .peak = [inputs](std::int64_t samples) { return inputs->memory.peak(samples); },
       .adds_gradients = in.sizes.part < in.sizes.step,
-      .part = [&in](const IsWanted& is_wanted) { return part_of(in, is_wanted); },
+      .part = [inputs](const IsWanted& is_wanted) { return part_of(*inputs, is_wanted); },
       .model = in.model.any,
       .step =
-          [&in](const parallel::ModelRunner& runner, std::int64_t samples) {
-            in.step.run(runner, in.step.input(samples), in.step.target(samples));
+          [inputs](const parallel::ModelRunner& runner, std::int64_t samples) {
+            const train::ExampleStep& step = inputs->step;
+            step.run(runner, step.input(samples), step.target(samples));
           },
-      .batch_bytes = [&in](std::int64_t samples) { return in.step.batch_bytes(samples); }};
+      .batch_bytes = [inputs](std::int64_t samples) { return inputs->step.batch_bytes(samples); }};
   if (ranks) plain.place = base::concat("each of ", plan.num_ranks, " ranks");
   MemoryUse& use = plain.use;
   use.model = bytes.parameters + bytes.buffers;

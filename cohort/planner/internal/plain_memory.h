@@ -24,15 +24,16 @@ struct PlannedModel {
   std::shared_ptr<optim::Optimizer> optimizer;
 };
 
-/// What a plan is made from. Ownership: references.
+/// What a plan is made from.
 struct PlanInputs {
-  const train::ExampleStep& step;
-  const PlannedModel& model;
-  const StepMemory& memory;  ///< of the model on one placement
-  const train::BatchPlan& sizes;
+  const train::ExampleStep& step;  ///< must outlive this
+  PlannedModel model;
+  StepMemory memory;  ///< of the model on one placement
+  train::BatchPlan sizes;
 };
 
-/// Returns what the plain runner takes in the run of `plan`; the functions in it use `in`.
-parallel::PlainMemory plain_memory(const MemoryPlan& plan, const PlanInputs& in);
+/// Returns what the plain runner takes in the run of `plan`. The functions in it share `inputs`: a runner may
+/// keep them for the time when its plan is measured.
+parallel::PlainMemory plain_memory(const MemoryPlan& plan, const std::shared_ptr<const PlanInputs>& inputs);
 
 }  // namespace cohort::planner
