@@ -109,7 +109,8 @@ struct MeasuredRun {
   bool calls_after_forward = false;
   bool has_gradients = true;
   bool has_peak = false;
-  bool adds_model_to_peak = false;  ///< another thread made the thread's part of model and optimizer
+  /// Another thread made the thread's part of model and optimizer, which each place with a placement gives.
+  bool adds_model_to_peak = false;
 };
 
 /// What a runner keeps in each place.

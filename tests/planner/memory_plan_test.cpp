@@ -395,6 +395,26 @@ TEST(MemoryPlanTest, FunctionsThatARunnerKeepsAreValidWhileItsPlanIsMeasured) {
   EXPECT_TRUE(was_measured);
 }
 
+TEST(MemoryPlanTest, AMeasuredRunThatDoesNotFitItsPlacesIsRejectedNamingTheRunner) {
+  register_measured(
+      "adds_nothing",
+      [](const parallel::PlainMemory&) { return parallel::MeasuredRun{.adds_model_to_peak = true}; }, false);
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=adds_nothing"}, {.measure = true}), UsageError,
+                           "adds_nothing adds the model to measured peaks, and does not say what of model "
+                           "and optimizer is on core");
+  register_measured("tells_of_others", [](const parallel::PlainMemory&) {
+    parallel::MeasuredRun measured;
+    measured.make = [](const torch::nn::AnyModule& model, const auto& after_forward) {
+      after_forward(0, 0);
+      after_forward(1, 0);
+      return run_as_plain(model);
+    };
+    return measured;
+  });
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=tells_of_others"}, {.measure = true}), UsageError,
+                           "tells_of_others told of a forward on placement 1, and planned 1");
+}
+
 // Whatever a step is made of, a runner that does what plain does can say so.
 TEST(MemoryPlanTest, ARunnerThatTakesWhatPlainTakesIsPlannedAsPlain) {
   register_runners();

@@ -9,12 +9,15 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/planner/internal/plain_memory.h"
 
 namespace cohort::planner {
 namespace {
+
+constexpr const char* kWhereMeasure = "planner.plan_memory";
 
 // The placements whose threads are looked at, by place.
 std::vector<base::Placement> placements_of(const parallel::RunnerMemory& planned) {
@@ -25,21 +28,37 @@ std::vector<base::Placement> placements_of(const parallel::RunnerMemory& planned
   return placements;
 }
 
+// Throws: UsageError for a placement without what is added to its peak.
+void check_adds_to_peak(const MemoryPlan& plan, const parallel::RunnerMemory& planned) {
+  if (!planned.measured->adds_model_to_peak) return;
+  for (const parallel::PlannedPlace& place : planned.places) {
+    if (!place.placement || (place.use.model && place.use.optimizer)) continue;
+    throw UsageError(kWhereMeasure,
+                     base::concat(plan.runner,
+                                  " adds the model to measured peaks, and does not say what of model and "
+                                  "optimizer is on ",
+                                  place.name),
+                     "MemoryUse::model and optimizer of each place, or adds_model_to_peak = false");
+  }
+}
+
 // Note [What is measured]
 // Two steps as ClassificationTask makes them: the first has the optimizer make its state, the second is the
 // one that is counted. Activations and gradients are of the thread that asked for them.
 class Measurement {
  public:
-  explicit Measurement(const MeasureInputs& inputs)
-      : inputs_(inputs),
+  Measurement(MemoryPlan& plan, const MeasureInputs& inputs)
+      : plan_(plan),
+        inputs_(inputs),
         measured_(*inputs.planned.measured),
         placement_threads_(placements_of(inputs.planned)) {}
 
-  void run(MemoryPlan& plan) {
+  void run() {
     const train::BatchPlan& sizes = inputs_.sizes;
     const PlannedModel model(inputs_.step, inputs_.place);
-    MemoryUse& all = plan.places.back().measured;
+    MemoryUse& all = plan_.places.back().measured;
     all.model = watch_.total().now;
+    activations_ = counts();  // a runner may run a forward while it is made
     const parallel::ModelRunner call = call_of(model);
     const at::Tensor input = inputs_.step.input(sizes.loaded), target = inputs_.step.target(sizes.loaded);
     all.batch = watch_.total().now - *all.model;
@@ -57,7 +76,7 @@ class Measurement {
     std::size_t thread = 0;
     for (std::size_t i = 0; i < inputs_.planned.places.size(); ++i) {
       if (!inputs_.planned.places[i].placement) continue;
-      note(plan.places[i], thread);
+      note(plan_.places[i], thread);
       if (measured_.calls_after_forward) *all.activations += activations_of(thread);
       ++thread;
     }
@@ -87,6 +106,10 @@ class Measurement {
   parallel::ModelRunner call_of(const PlannedModel& model) {
     if (!measured_.make) return parallel::make_model_runner(model.any, inputs_.step.runner_options());
     return measured_.make(model.any, [this](std::size_t place, std::int64_t gradient_bytes) {
+      if (place >= threads_.size()) {
+        throw UsageError(kWhereMeasure, base::concat(plan_.runner, " told of a forward on placement ", place,
+                                                     ", and planned ", threads_.size()));
+      }
       const std::int64_t held = watch_.made_by(threads_[place]).now - gradient_bytes;
       activations_[place + 1] = std::max(activations_[place + 1], held);
     });
@@ -109,6 +132,7 @@ class Measurement {
     optimizer_bytes_ += watch_.total().now;
   }
 
+  MemoryPlan& plan_;
   const MeasureInputs& inputs_;
   const parallel::MeasuredRun& measured_;
   const parallel::PlacementThreads placement_threads_;
@@ -121,7 +145,8 @@ class Measurement {
 }  // namespace
 
 void measure(MemoryPlan& plan, const MeasureInputs& inputs) {
-  Measurement(inputs).run(plan);
+  check_adds_to_peak(plan, inputs.planned);
+  Measurement(plan, inputs).run();
 }
 
 }  // namespace cohort::planner

@@ -18,7 +18,8 @@ struct MeasureInputs {
   const parallel::RunnerMemory& planned;  ///< whose places are the first of the plan's; with `measured`
 };
 
-/// Runs two steps of the whole batch, and writes what they took beside what is planned.
+/// Runs two steps of the whole batch, and writes what they took beside what is planned. Throws: UsageError
+/// naming the runner where its MeasuredRun does not fit the places that it planned.
 void measure(MemoryPlan& plan, const MeasureInputs& inputs);
 
 }  // namespace cohort::planner
