@@ -4,15 +4,12 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "cohort/base/placement.h"
 #include "cohort/config/types.h"
 #include "cohort/data/dataset.h"
 #include "cohort/parallel/model_runner.h"
-#include "cohort/pipeline/model_runner.h"
 #include "cohort/train/batch_plan.h"
 
 /// Model runners of a configuration, and those that run on several placements (docs/guide/train.md, "Several
@@ -40,14 +37,5 @@ parallel::ModelRunnerOptions model_runner_options(const config::DistributedConfi
 /// placement; UsageError for a model that is not known as a list of layers.
 parallel::ModelRunner make_model_runner(const config::DistributedConfig& config, torch::nn::AnyModule model,
                                         at::Device device, const MeasuredStep& step);
-
-using pipeline::PipelineParts;
-
-/// Returns what the runner pipeline makes of a model, its layers in stages, which moves nothing yet. Throws: as make_model_runner().
-PipelineParts pipeline_parts(const parallel::ModelRunnerOptions& options,
-                             const std::shared_ptr<torch::nn::Module>& model);
-
-/// Returns options.devices; where these are empty each core that the process may use, or each GPU.
-std::vector<base::Placement> devices_of(const parallel::ModelRunnerOptions& options);
 
 }  // namespace cohort::train
