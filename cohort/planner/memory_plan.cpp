@@ -1,6 +1,7 @@
 // Parameters, buffers, gradients and the optimizer's state are counted exactly, from the model. Activations
-// and peak come from lines that two small steps gave, taken at the size of the run. The model runner puts these
-// numbers together (ModelRunnerType::plan_memory). The model of the plan was made before anything is counted.
+// and peak come from lines that two small steps gave, taken at the size of the run. The model runner puts
+// these numbers together (ModelRunnerType::plan_memory). The model of the plan was made before anything is
+// counted.
 #include "cohort/planner/memory_plan.h"
 
 #include <memory>

@@ -1,5 +1,5 @@
-// The step is made of the same functions as that of a run, so what is planned or measured with it is what will
-// run. Batches are zeros of the data set's fields.
+// The step is made of the same functions as that of a run, so what is planned or measured with it is what
+// will run. Batches are zeros of the data set's fields.
 #include "cohort/train/example_step.h"
 
 #include <ATen/ATen.h>

@@ -68,8 +68,8 @@ config::OptimConfig scaled_optim(const config::OptimConfig& optim, const config:
   return scaled;
 }
 
-/// Returns `config` as check_config() leaves it: a program may have made it. A misspelt schedule or hook is an
-/// error in evaluation too, which asks for neither.
+/// Returns `config` as check_config() leaves it: a program may have made it. A misspelt schedule or hook is
+/// an error in evaluation too, which asks for neither.
 config::Config checked(config::Config config) {
   check_config(config);
   check_schedule_and_hook(config.distributed);

@@ -1,5 +1,5 @@
-// Parameters, buffers, gradients and the optimizer's state are counted exactly, of the whole model or of a part
-// of it. Activations and peak come from the lines that two small steps gave.
+// Parameters, buffers, gradients and the optimizer's state are counted exactly, of the whole model or of a
+// part of it. Activations and peak come from the lines that two small steps gave.
 #include "cohort/planner/internal/plain_memory.h"
 
 #include <unordered_map>

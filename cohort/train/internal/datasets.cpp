@@ -1,5 +1,5 @@
-// A table has the data sets that the keys of section data describe: how each is made, and what helps where its
-// classes differ. Any other name is a library's: it gets the split, the path and data.options as text.
+// A table has the data sets that the keys of section data describe: how each is made, and what helps where
+// its classes differ. Any other name is a library's: it gets the split, the path and data.options as text.
 #include "cohort/train/internal/datasets.h"
 
 #include <filesystem>

@@ -25,8 +25,8 @@ class FitControl {
   int stop_signal() const { return stop_signal_; }
   bool stopping() const { return stop_signal_ != 0; }
 
-  /// Returns what all ranks are to do now, never this rank's own wish alone: a save is a collective. The first
-  /// signal that it tells stays stop_signal(). Collective.
+  /// Returns what all ranks are to do now, never this rank's own wish alone: a save is a collective. The
+  /// first signal that it tells stays stop_signal(). Collective.
   RankCoordinator::ControlRequests poll(const SavePolicy& policy) {
     RankCoordinator::ControlRequests wish;
     if (signals_) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
