@@ -27,6 +27,7 @@ class Agent;
 class AgentState;
 class ContextScope;
 class ContextState;
+class DistributedOptimizer;
 
 namespace dist_autograd {
 
@@ -48,6 +49,7 @@ class Context {
  private:
   friend void backward(Context&, const std::vector<at::Tensor>&, bool);
   friend Gradients get_gradients(const Context&);
+  friend DistributedOptimizer;
   const std::shared_ptr<AgentState> agent_;
   const std::shared_ptr<ContextState> state_;
   const std::unique_ptr<ContextScope> scope_;

@@ -14,6 +14,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/agent_state.h"
 #include "cohort/rpc/internal/owner_optimizer.h"
 
 namespace cohort::rpc {
@@ -86,6 +87,11 @@ DistributedOptimizer::DistributedOptimizer(const std::vector<RRef<at::Tensor>>& 
 DistributedOptimizer::~DistributedOptimizer() = default;
 
 void DistributedOptimizer::step(const dist_autograd::Context& context) {
+  if (!owners_.front().optimizer.reference()->is_of(*context.agent_)) {
+    throw UsageError(kWhereOptimizer,
+                     "the context belongs to another agent of this process than the parameters",
+                     "Context context(agent), with the agent that gave the references");
+  }
   ask_all<void>(owners_, [&](const Owner& owner) {
     return owner.optimizer.rpc_async<&OwnerOptimizer::step>(context.id(), lr_, momentum_);
   });

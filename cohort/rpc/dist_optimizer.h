@@ -39,7 +39,7 @@ class DistributedOptimizer {
 
   /// Has all owners step at once, and waits for all. A parameter without a gradient in the context stays as it is. grad() of
   /// the parameters is not touched.
-  /// Throws: what the owner threw that failed; where several failed, a RemoteError with the text of each. The others have made
+  /// Throws: UsageError for a context of another agent; what the owner threw that failed; where several failed, a RemoteError with the text of each. The others have made
   /// their step then.
   void step(const dist_autograd::Context& context);
 

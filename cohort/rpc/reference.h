@@ -46,6 +46,8 @@ class Reference {
   const WorkerInfo& owner() const { return owner_; }
   /// Whether this worker does.
   bool is_owner() const;
+  /// Whether it is this agent's.
+  bool is_of(const ReferenceHost& agent) const;
   /// Whether the owner knows of this hold. Throws: OwnerLostError.
   bool is_confirmed() const;
   /// At the owner: whether the context of this thread has recorded how the object was made, so that gradients continue from it. Waits

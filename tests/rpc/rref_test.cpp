@@ -124,6 +124,18 @@ COHORT_REMOTE(do_nothing);
   return failure;
 }
 
+TEST(RRefTest, AnotherAgentOfTheProcessHasReferencesOfItsOwn) {
+  Job job(2), other(2);
+  const RRef<at::Tensor> x = job[0].remote<&twice>("w1", at::ones({3})),
+                         y = other[0].remote<&twice>("w1", at::full({3}, 5.0));
+  COHORT_EXPECT_THROW_WITH(other[0].rpc_sync<&sum_of>("w1", x), UsageError, "another agent of this process");
+  COHORT_EXPECT_THROW_WITH(other[0].remote<&sum_of>("w1", x), UsageError, "another agent of this process");
+  EXPECT_EQ(other[0].rpc_sync<&sum_of>("w1", y).item<double>(), 30);
+  EXPECT_EQ(job[0].rpc_sync<&sum_of>("w1", x).item<double>(), 6);
+  job.shutdown();
+  other.shutdown();
+}
+
 TEST(RRefTest, AnObjectStaysWhereItIsMadeAndItsFunctionsRunThere) {
   Job job(2);
   {

@@ -55,6 +55,7 @@ void AgentState::check_function(const Worker& worker, const char* function) cons
 }
 
 base::Future<Encoded> AgentState::call(const Target& target, const char* function, Encoded arguments) {
+  references_->check_own(arguments.references);
   const milliseconds timeout = target.timeout.value_or(options_.timeout);
   const base::Deadline deadline = base::Deadline(timeout).sooner(remaining_deadline());
   Pending pending("the result of a remote call");
@@ -109,6 +110,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
 }
 
 std::shared_ptr<Reference> AgentState::make(const Target& target, const char* function, Encoded arguments) {
+  references_->check_own(arguments.references);
   WorkerInfo owner;
   std::uint64_t id = 0;
   {

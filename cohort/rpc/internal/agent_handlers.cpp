@@ -285,9 +285,10 @@ void AgentState::keep(const Job& job, ObjectValue value, const std::exception_pt
 }
 
 // `is_late`: of a call within a context.
-void AgentState::answer(const RunningKey& key, Encoded result, const std::exception_ptr& error,
+void AgentState::answer(const RunningKey& key, Encoded result, std::exception_ptr error,
                         std::optional<bool> is_late) {
   if (!end(key)) return;
+  run_unless_failed(error, [&] { references_->check_own(result.references); });
   // Also for a result that cannot travel: the caller learns why.
   const auto send_error = [self = shared_from_this(), key](const std::exception_ptr& thrown) {
     Writer out = begin_message(MessageKind::kError, key.second);

@@ -115,7 +115,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_error(std::uint64_t id, const RemoteException& exception);
   void on_cancel(const RunningKey& key);
   void on_leaving(const std::string& worker);
-  void answer(const RunningKey& key, Encoded result, const std::exception_ptr& error,
+  void answer(const RunningKey& key, Encoded result, std::exception_ptr error,
               std::optional<bool> is_late = std::nullopt);
   std::optional<std::stop_source> end(const RunningKey& key);
   void finish(std::uint64_t id, Encoded result, const std::exception_ptr& error);

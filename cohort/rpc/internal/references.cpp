@@ -133,6 +133,15 @@ void References::set_value(const Reference& reference, ObjectValue value, std::e
   object->promise.set_error(std::move(error));
 }
 
+void References::check_own(const List& references) const {
+  for (const auto& reference : references) {
+    if (reference->home_.get() == this) continue;
+    throw UsageError("rpc.rref",
+                     base::concat(reference->describe(), " is known to another agent of this process"),
+                     "a reference that this agent's calls have given");
+  }
+}
+
 void References::when_settled(const List& references, std::function<void()> fn) {
   {
     const std::lock_guard lock(mutex_);
@@ -238,6 +247,10 @@ Reference::~Reference() {
 
 bool Reference::is_owner() const {
   return owner_.id == home_->self_;
+}
+
+bool Reference::is_of(const ReferenceHost& agent) const {
+  return home_->host_.lock().get() == &agent;
 }
 
 bool Reference::is_confirmed() const {

@@ -52,6 +52,8 @@ class References : public std::enable_shared_from_this<References> {
   /// The value of an object here, or the error in its place. Once.
   void set_value(const Reference& reference, ObjectValue value, std::exception_ptr error);
 
+  /// Throws: UsageError for a reference of another agent of this process.
+  void check_own(const List& references) const;
   /// Calls `fn`, which must not throw, once none of the references waits for its owner: at once, or by another thread.
   void when_settled(const List& references, std::function<void()> fn);
   /// For a message to `to`. Throws: OwnerLostError where an object is gone.
