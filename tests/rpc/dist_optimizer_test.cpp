@@ -61,6 +61,10 @@ at::Tensor times_counted(const std::string& trainer, const at::Tensor& x) {
 RRef<at::Tensor> counted_reference(const std::string& trainer) {
   return make_rref(counted.at(trainer));
 }
+at::Tensor fetched(const std::string& here) {
+  return agent_of(here).rpc_sync<counted_reference>("w0", here).to_here().detach();
+}
+COHORT_REMOTE(fetched);
 COHORT_REMOTE(times_counted);
 COHORT_REMOTE(counted_reference);
 
@@ -253,6 +257,32 @@ TEST(DistAutogradOptimizerErrorsTest, TrainersShareAnOwner) {
   }
   job.shutdown();
   counted.clear();
+}
+
+TEST(DistAutogradOptimizerErrorsTest, AContextBelongsToTheAgentOfTheParameters) {
+  Job job(1), other(1);
+  counted["here"] = at::zeros({1}).requires_grad_();
+  DistributedOptimizer optimizer({job[0].make_rref(counted["here"])}, {.name = "sgd", .lr = 1});
+  dist_autograd::Context context(other[0]);
+  COHORT_EXPECT_THROW_WITH(optimizer.step(context), UsageError, "another agent of this process");
+}
+
+// What another trainer's step changes meanwhile is seen before or after the step.
+TEST(DistAutogradOptimizerErrorsTest, AParameterIsFetchedAsAWhole) {
+  Job job(2);
+  counted["w1"] = at::zeros({1 << 21}).requires_grad_();
+  Future<void> steps = job[0].rpc_async<take_ones>("w1", "w1", 20);
+  int num_values = 0;
+  double last = -1;
+  while (!steps.ready()) {
+    const at::Tensor value = job[1].rpc_sync<fetched>("w1", "w1");
+    ASSERT_EQ(value.min().item<double>(), value.max().item<double>());
+    if (value[0].item<double>() != last) ++num_values;
+    last = value[0].item<double>();
+  }
+  steps.get();
+  EXPECT_GT(num_values, 2) << "steps were made meanwhile";
+  job.shutdown();
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 // caller that gave up or is gone takes it out, and asks the handler to stop; its answer is dropped then. A call
 // made by remote() is no caller's alone, so it continues when its caller is gone: others may hold its result.
 // References that came as arguments may have to wait for their owners before the handler begins.
+#include <ATen/core/grad_mode.h>
+
 #include <limits>
 #include <utility>
 
@@ -11,6 +13,7 @@
 #include "cohort/base/log.h"
 #include "cohort/rpc/internal/agent_messages.h"
 #include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/owner_optimizer.h"
 #include "cohort/rpc/internal/recorded_part.h"
 #include "cohort/rpc/internal/wire.h"
 
@@ -204,7 +207,9 @@ void AgentState::run(const Job& job, Encoded arguments) {
     const RemoteFunction found = find_function(job.function);
     const CallScope scope(job.call);
     const HandlerScope agent(this);
-    if (job.place) {
+    if (job.function == kFetch) {
+      run_fetch(job, arguments, found);
+    } else if (job.place) {
       run_in_context(job, std::move(arguments), found);
     } else if (job.result == nullptr) {
       found.invoke(arguments, [self, key = job.key](Encoded result, const std::exception_ptr& error) {
@@ -220,17 +225,34 @@ void AgentState::run(const Job& job, Encoded arguments) {
   }
 }
 
+// The value of an object. A parameter is copied, since an optimizer may step while it is sent.
+void AgentState::run_fetch(const Job& job, const Encoded& arguments, const RemoteFunction& function) {
+  const std::shared_ptr<ContextState> context =
+      job.place ? contexts_.find_or_make(job.place->context) : nullptr;
+  function.invoke(
+      arguments, [self = shared_from_this(), job, context](Encoded value, std::exception_ptr error) {
+        run_unless_failed(error, [&] {
+          std::vector<at::Tensor*> parameters;
+          for (at::Tensor& tensor : value.tensors) {
+            if (!tensor.requires_grad() || !tensor.is_leaf()) continue;
+            if (context == nullptr || !context->is_value(tensor)) parameters.push_back(&tensor);
+          }
+          if (context != nullptr) {
+            context->add_fetch({self->id_of(job.key.first), job.key.second}, job.place->path, value);
+          }
+          const at::NoGradGuard no_grad;
+          const std::lock_guard lock(parameters_mutex());
+          for (at::Tensor* const parameter : parameters) *parameter = parameter->clone().requires_grad_();
+        });
+        self->answer(job.key, std::move(value), error, job.place ? std::optional(false) : std::nullopt);
+      });
+}
+
 // The handler's part of the graph ends with its answer.
 void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function) {
   const auto self = shared_from_this();
   const std::shared_ptr<ContextState> context = contexts_.find_or_make(job.place->context);
   const ContextState::PartKey key(id_of(job.key.first), job.key.second);
-  if (job.function == kFetch) {
-    return function.invoke(arguments, [self, job, context, key](Encoded value, std::exception_ptr error) {
-      run_unless_failed(error, [&] { context->add_fetch(key, job.place->path, value); });
-      self->answer(job.key, std::move(value), error, false);
-    });
-  }
   const auto part =
       std::make_shared<RecordedPart>(context, key, job.place->path, arguments, function.is_async);
   if (job.result == nullptr) {

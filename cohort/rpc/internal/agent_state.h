@@ -101,6 +101,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
   void run(const Job& job, Encoded arguments);
   void fail_job(const Job& job, const std::exception_ptr& error);
+  void run_fetch(const Job& job, const Encoded& arguments, const RemoteFunction& function);
   void run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function);
   SendGradients gradient_sender(const std::string& worker, std::uint64_t id,
                                 const std::weak_ptr<ContextState>& context);

@@ -17,8 +17,6 @@
 namespace cohort::rpc {
 namespace {
 
-std::mutex steps_mutex;  // of grad() of the parameters, and of optimizers' states
-
 // What travels of OptimizerOptions and OptimizerState. Signatures describe these types: a program with
 // another field has another signature.
 using Number = std::optional<double>;
@@ -53,6 +51,12 @@ class GradsOfStep {
 };
 
 }  // namespace
+
+// Also of grad() of the parameters, and of the optimizers' states.
+std::mutex& parameters_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
 
 void Codec<optim::OptimizerOptions>::write(Writer& out, const optim::OptimizerOptions& value) {
   // Names all fields: one more does not compile.
@@ -93,7 +97,7 @@ void OwnerOptimizer::step(dist_autograd::ContextId context, std::optional<double
   const std::shared_ptr<ContextState> state = AgentState::of_handler()->contexts().find_if_here(context);
   const dist_autograd::Gradients gradients =
       state != nullptr ? state->gradients() : dist_autograd::Gradients();
-  const std::lock_guard lock(steps_mutex);
+  const std::lock_guard lock(parameters_mutex());
   if (lr) optimizer_->set_lr(*lr);
   if (momentum) optimizer_->set_momentum(*momentum);
   const GradsOfStep grads(optimizer_->parameters(), gradients);
@@ -105,7 +109,7 @@ double OwnerOptimizer::initial_lr() const {
 }
 
 optim::OptimizerState OwnerOptimizer::state() const {
-  const std::lock_guard lock(steps_mutex);
+  const std::lock_guard lock(parameters_mutex());
   optim::OptimizerState state = optimizer_->state();
   // They alias what the next step changes, and travel after this.
   for (auto& [name, tensor] : state.tensors) tensor = tensor.clone();
@@ -113,7 +117,7 @@ optim::OptimizerState OwnerOptimizer::state() const {
 }
 
 void OwnerOptimizer::load_state(const optim::OptimizerState& state) {
-  const std::lock_guard lock(steps_mutex);
+  const std::lock_guard lock(parameters_mutex());
   optimizer_->load_state(state);
 }
 

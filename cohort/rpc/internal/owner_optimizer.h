@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,9 @@
 
 /// What DistributedOptimizer has on each owner.
 namespace cohort::rpc {
+
+/// Held while an optimizer of this process changes parameters, and while they are copied to be sent.
+std::mutex& parameters_mutex();
 
 template <>
 struct Codec<optim::OptimizerOptions> {
