@@ -26,58 +26,19 @@
 #include "cohort/train/classification.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
+#include "tests/train/classifier_job.h"
 
 namespace cohort::train {
 namespace {
 
+using test::kBatch;
+using test::make_data;
+using test::make_loader;
+using test::same_parameters;
 using test::TempDir;
+using test::three_epochs;
 
-constexpr std::int64_t kSamples = 40;
-constexpr std::int64_t kBatch = 8;  // five steps an epoch
-
-std::shared_ptr<data::Dataset> make_data() {
-  at::manual_seed(7);
-  const at::Tensor input = at::randn({kSamples, 6});
-  return std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{input, input.argmax(1)});
-}
-
-data::Loader make_loader(int workers = 0, bool shuffle = true) {
-  return data::Loader(make_data(), {.batch_size = kBatch, .workers = workers, .shuffle = shuffle, .seed = 5});
-}
-
-/// A classifier with dropout, so that the generator's state matters, and with momentum and a schedule.
-struct Job {
-  explicit Job(ClassificationOptions options = {}) {
-    at::manual_seed(3);
-    net = torch::nn::Sequential(torch::nn::Linear(6, 16), torch::nn::BatchNorm1d(16), torch::nn::ReLU(),
-                                torch::nn::Dropout(0.5), torch::nn::Linear(16, 6));
-    optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1).momentum(0.9));
-    task = std::make_unique<ClassificationTask>(net.ptr(), optimizer, optim::cosine(15), options);
-  }
-
-  torch::nn::Sequential net{nullptr};
-  std::shared_ptr<optim::Optimizer> optimizer;
-  std::unique_ptr<ClassificationTask> task;
-};
-
-::testing::AssertionResult same_parameters(const torch::nn::Sequential& a, const torch::nn::Sequential& b) {
-  const auto left = a->named_parameters();
-  for (const auto& entry : b->named_parameters()) {
-    if (!at::equal(left[entry.key()], entry.value()))
-      return ::testing::AssertionFailure() << entry.key() << " differs";
-  }
-  const auto buffers = a->named_buffers();
-  for (const auto& entry : b->named_buffers()) {
-    if (!at::equal(buffers[entry.key()], entry.value())) {
-      return ::testing::AssertionFailure() << entry.key() << " differs";
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
-
-TrainerOptions three_epochs() {
-  return TrainerOptions().epochs(3).seed(11).save_every(1);
-}
+using Job = test::ClassifierJob;
 
 class Recorder : public Callback {
  public:
@@ -394,80 +355,6 @@ TEST(TrainerTest, ATaskThatLeavesPartsUntakenIsAnError) {
   data::Loader loader(make_data(), {.batch_size = 8, .parts = 2});
   COHORT_EXPECT_THROW_WITH(Trainer(three_epochs()).fit(task, loader), UsageError,
                            "parts that were not taken");
-}
-
-TEST(TrainerTest, ASignalFinishesTheStepAndSaves) {
-  struct RaiseAtThirdStep : Callback {
-    void on_step_end(const StepReport& report) override {
-      if (report.step == 3) raise(SIGTERM);
-    }
-  };
-  TempDir folder;
-  Job job;
-  data::Loader loader = make_loader();
-  Trainer trainer(three_epochs().run_dir(folder.path()).handle_signals(true));
-  trainer.add_callback(std::make_shared<RaiseAtThirdStep>());
-  const FitResult result = trainer.fit(*job.task, loader);
-  EXPECT_FALSE(result.finished);
-  EXPECT_EQ(result.signal, SIGTERM);
-  EXPECT_EQ(result.steps, 3);
-  EXPECT_EQ(result.last_checkpoint.filename(), "step_00000003");
-
-  Job straight, resumed;
-  Trainer(three_epochs()).fit(*straight.task, loader);
-  Trainer(three_epochs().run_dir(folder.path()).resume("auto")).fit(*resumed.task, loader);
-  EXPECT_TRUE(same_parameters(straight.net, resumed.net));
-}
-
-using Handler = void (*)(int);
-
-Handler handler_of_sigterm() {
-  struct sigaction now {};
-  sigaction(SIGTERM, nullptr, &now);
-  return now.sa_handler;
-}
-
-TEST(TrainerTest, ASignalWhileTheDataIsDescribedEndsTheProcess) {
-  struct Described : data::TensorDataset {
-    Described() : TensorDataset({at::ones({8, 6}), at::zeros({8}, at::kLong)}) {}
-    std::string fingerprint() const override {
-      handlers.push_back(handler_of_sigterm());
-      return "x";
-    }
-    mutable std::vector<Handler> handlers;
-  };
-  struct InSteps : Callback {
-    void on_step_end(const StepReport&) override { handler = handler_of_sigterm(); }
-    Handler handler = nullptr;
-  };
-  TempDir folder;
-  Job job;
-  const auto dataset = std::make_shared<Described>();
-  data::Loader loader(dataset, {.batch_size = kBatch});
-  data::Loader eval(dataset, {.batch_size = kBatch});
-  const auto in_steps = std::make_shared<InSteps>();
-  Trainer trainer(TrainerOptions().run_dir(folder.path()).handle_signals(true));
-  trainer.add_callback(in_steps);
-  const Handler before = handler_of_sigterm();
-  trainer.fit(*job.task, loader, &eval);
-  EXPECT_EQ(dataset->handlers, (std::vector<Handler>{before, before}));
-  EXPECT_NE(in_steps->handler, before);
-  EXPECT_EQ(handler_of_sigterm(), before);
-}
-
-TEST(TrainerTest, SigUsr1SavesAndContinues) {
-  struct RaiseAtThirdStep : Callback {
-    void on_step_end(const StepReport& report) override {
-      if (report.step == 3) raise(SIGUSR1);
-    }
-  };
-  TempDir folder;
-  Job job;
-  data::Loader loader = make_loader();
-  Trainer trainer(three_epochs().run_dir(folder.path()).handle_signals(true).keep(0));
-  trainer.add_callback(std::make_shared<RaiseAtThirdStep>());
-  EXPECT_TRUE(trainer.fit(*job.task, loader).finished);
-  EXPECT_TRUE(std::filesystem::exists(folder / "checkpoints" / "step_00000003" / "state.json"));
 }
 
 TEST(TrainerTest, TheTimelineHoldsTheStagesOfTheFirstSteps) {
