@@ -75,7 +75,8 @@ base::Future<Encoded> Agent::call(const Target& target, const char* function, En
 }
 
 std::shared_ptr<Reference> Agent::make(const Target& target, const char* function, Encoded arguments) {
-  return state_->make(target, function, std::move(arguments));
+  return state_->make(target, function, std::move(arguments),
+                      base::concat(target.line.file_name(), ':', target.line.line()));
 }
 
 std::shared_ptr<Reference> Agent::make_here(ObjectValue value, Target::Line line) {

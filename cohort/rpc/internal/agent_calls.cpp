@@ -109,7 +109,8 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   return future;
 }
 
-std::shared_ptr<Reference> AgentState::make(const Target& target, const char* function, Encoded arguments) {
+std::shared_ptr<Reference> AgentState::make(const Target& target, const char* function, Encoded arguments,
+                                            const std::string& asked_at) {
   references_->check_own(arguments.references);
   WorkerInfo owner;
   std::uint64_t id = 0;
@@ -134,7 +135,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   out.number(nanoseconds_left(target.timeout ? base::Deadline(*target.timeout) : base::Deadline::never()));
   out.number(wire.object.number);
   out.number(wire.fork.number);
-  out.text(base::concat(target.line.file_name(), ':', target.line.line()));
+  out.text(asked_at);
   encode(out, place);
   out.append(std::move(arguments));
   send_when_settled(target.worker, out.take(),

@@ -31,7 +31,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   AgentState(WorkerInfo self, AgentOptions options);
   void join(int world_size, base::KeyValueStore& store);
   base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) override;
-  std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments) override;
+  std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments,
+                                  const std::string& asked_at) override;
   std::shared_ptr<Reference> make_here(ObjectValue value, Target::Line line);
   void shutdown(base::Deadline deadline);
   void stop();

@@ -315,7 +315,7 @@ base::Future<Encoded> Reference::call(Timeout timeout, const char* function, Enc
 std::shared_ptr<Reference> Reference::make(Timeout timeout, const char* function, Encoded arguments) const {
   Target target(owner_);
   target.timeout = timeout;
-  return host()->make(target, function, std::move(arguments));
+  return host()->make(target, function, std::move(arguments), "a call of " + describe());
 }
 
 }  // namespace cohort::rpc

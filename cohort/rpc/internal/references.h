@@ -21,7 +21,9 @@ class ReferenceHost {
   virtual ~ReferenceHost() = default;
   virtual void send_reference_message(std::int32_t to, const ReferenceMessage& message) = 0;
   virtual base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) = 0;
-  virtual std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments) = 0;
+  /// `asked_at`: where the program asks for the object.
+  virtual std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments,
+                                          const std::string& asked_at) = 0;
   /// Frees it on a thread that may take its time.
   virtual void free_later(std::shared_ptr<void> what) = 0;
   /// Of what waits, where nothing else is said.
