@@ -28,7 +28,6 @@ namespace optim = cohort::optim;
 namespace rpc = cohort::rpc;
 
 constexpr std::int64_t kClasses = 1000;
-
 // The layers of ResNet-50 before layer3, or those from there on.
 struct ShardImpl : torch::nn::Module {
   explicit ShardImpl(bool is_first) {
@@ -46,7 +45,7 @@ struct ShardImpl : torch::nn::Module {
     for (const core::AnyLayer& layer : layers) x = layer.forward(x);
     return x;
   }
-  // Micro-batches come at the same time, and batch norm counts each.
+  // Micro-batches come at the same time.
   at::Tensor forward(const rpc::RRef<at::Tensor>& input) {
     const at::Tensor x = input.to_here();
     const std::lock_guard lock(mutex);
@@ -62,7 +61,6 @@ std::shared_ptr<ShardImpl> make_shard(bool is_first) {
 }
 COHORT_REMOTE(make_shard);
 COHORT_REMOTE_MODULE(ShardImpl);
-
 const optim::OptimizerOptions kOptimizer{.name = "sgd", .lr = 0.05};
 
 struct Batch {
@@ -74,64 +72,66 @@ Batch make_batch(std::int64_t images, std::int64_t size, std::int64_t step) {
           at::one_hot(at::randint(kClasses, {images}, at::kLong), kClasses).to(at::kFloat)};
 }
 
-// Trains in this process alone, and returns the parameters.
-std::vector<at::Tensor> train_alone(std::int64_t splits, const std::vector<Batch>& batches) {
-  const auto first = make_shard(true), second = make_shard(false);
-  std::vector<at::Tensor> parameters = first->parameters();
-  for (const at::Tensor& parameter : second->parameters()) parameters.push_back(parameter);
-  const auto optimizer = optim::make_optimizer(kOptimizer, {{.params = parameters}});
-  for (const Batch& batch : batches) {
-    std::vector<at::Tensor> outputs;
-    for (const at::Tensor& images : batch.images.chunk(splits)) {
-      outputs.push_back(second->run(first->run(images)));
-    }
-    optimizer->zero_grad();
-    at::mse_loss(at::cat(outputs), batch.labels).backward();
-    optimizer->step();
-  }
-  return parameters;
-}
-
-void train(std::int64_t splits, const std::vector<Batch>& batches) {
-  const auto first = rpc::remote_module<make_shard>("shard/1", true);
-  const auto second = rpc::remote_module<make_shard>("shard/2", false);
-  std::vector<rpc::RRef<at::Tensor>> parameters = first.parameters();
-  for (auto& parameter : second.parameters()) parameters.push_back(parameter);
-  rpc::DistributedOptimizer optimizer(parameters, kOptimizer);
-
-  const auto begin = std::chrono::steady_clock::now();
-  for (const Batch& batch : batches) {
+class Remote {
+ public:
+  void step(const Batch& batch, std::int64_t splits) {
     rpc::dist_autograd::Context context;
     std::vector<rpc::Future<at::Tensor>> futures;
     for (const at::Tensor& images : batch.images.chunk(splits)) {
       // The first shard's result goes straight from it to the second shard.
-      const auto hidden = first.rref().remote<&ShardImpl::forward>(rpc::make_rref(images));
-      futures.push_back(second.forward_async(hidden));
+      const auto hidden = first_.rref().remote<&ShardImpl::forward>(rpc::make_rref(images));
+      futures.push_back(second_.forward_async(hidden));
     }
     std::vector<at::Tensor> outputs;
     for (auto& future : futures) outputs.push_back(future.get());
     rpc::dist_autograd::backward(context, {at::mse_loss(at::cat(outputs), batch.labels)});
-    optimizer.step(context);
+    optimizer_.step(context);
   }
-  const double time = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::vector<rpc::RRef<at::Tensor>> parameters() const {
+    std::vector<rpc::RRef<at::Tensor>> all = first_.parameters();
+    for (auto& parameter : second_.parameters()) all.push_back(parameter);
+    return all;
+  }
 
-  bool is_same = true;
-  const auto alone = train_alone(splits, batches);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    is_same = is_same && at::equal(parameters[i].to_here(), alone.at(i));
+ private:
+  rpc::RemoteModule<ShardImpl> first_ = rpc::remote_module<make_shard>("shard/1", true),
+                               second_ = rpc::remote_module<make_shard>("shard/2", false);
+  rpc::DistributedOptimizer optimizer_{parameters(), kOptimizer};
+};
+
+void train(std::int64_t images, std::int64_t size, std::int64_t steps) {
+  Remote remote;
+  const std::vector<rpc::RRef<at::Tensor>> there = remote.parameters();
+  const auto first = make_shard(true), second = make_shard(false);  // the same in this process alone
+  std::vector<at::Tensor> here = first->parameters();
+  for (const at::Tensor& parameter : second->parameters()) here.push_back(parameter);
+  const auto optimizer = optim::make_optimizer(kOptimizer, {{.params = here}});
+  for (const std::int64_t splits : {1, 2, 4, 8}) {
+    double seconds = 0;
+    for (std::int64_t step = 0; step < steps; ++step) {
+      const Batch batch = make_batch(images, size, step);
+      const auto begin = std::chrono::steady_clock::now();
+      remote.step(batch, splits);
+      seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      std::vector<at::Tensor> outputs;
+      for (const at::Tensor& part : batch.images.chunk(splits)) {
+        outputs.push_back(second->run(first->run(part)));
+      }
+      optimizer->zero_grad();
+      at::mse_loss(at::cat(outputs), batch.labels).backward();
+      optimizer->step();
+    }
+    bool is_same = true;
+    for (std::size_t i = 0; i < here.size(); ++i) is_same = is_same && at::equal(there[i].to_here(), here[i]);
+    std::printf("splits %ld  %.3f s a step; parameters are %sthose of one process, bit for bit\n",
+                long(splits), seconds / static_cast<double>(steps), is_same ? "" : "NOT ");
   }
-  std::printf("splits %ld  %.3f s a step; parameters are %sthose of one process, bit for bit\n", long(splits),
-              time / static_cast<double>(batches.size()), is_same ? "" : "NOT ");
 }
 
 void work(std::int64_t images, std::int64_t size, std::int64_t steps) {
   const int rank = cohort::comm::job_from_environment().rank;
   rpc::init_rpc(rank == 0 ? "trainer/0" : "shard/" + std::to_string(rank));
-  if (rank == 0) {
-    std::vector<Batch> batches;
-    for (std::int64_t step = 0; step < steps; ++step) batches.push_back(make_batch(images, size, step));
-    for (const std::int64_t splits : {1, 2, 4, 8}) train(splits, batches);
-  }
+  if (rank == 0) train(images, size, steps);
   rpc::shutdown();
 }
 
