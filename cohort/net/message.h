@@ -33,6 +33,10 @@ struct Message {
   }
 };
 
+/// Channels from this number on are for answers: what the receiver has asked for. Their messages do not count towards what
+/// the sender may have on its way, so they come also while the receiver has no room for what it has not asked for.
+inline constexpr std::uint32_t kAnswerChannels = std::uint32_t{1} << 31;
+
 /// The most payloads of one message, and the most bytes of its header.
 inline constexpr std::size_t kMaxPayloads = 16'000;
 inline constexpr std::size_t kMaxHeaderBytes = std::size_t{64} << 20;

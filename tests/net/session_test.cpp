@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -109,6 +110,42 @@ TEST(OutboxTest, TheWindowHoldsBackWhatHasNotBegun) {
   EXPECT_FALSE(box.is_blocked());
   receiver.feed(take(box));
   EXPECT_EQ(receiver.messages.size(), 1U);
+}
+
+// The receiver has asked for them: its handlers may wait for them while calls fill the window.
+TEST(OutboxTest, AnswersDoNotWaitForTheWindow) {
+  Outbox box(1'000'000);
+  Receiver receiver(1'000'000);
+  box.push(message_of(1, 900'000));
+  box.push(message_of(2, 800'000, "call"));
+  for (const std::size_t size : {std::size_t{10}, std::size_t{2'000'000}}) {
+    box.push(message_of(kAnswerChannels + static_cast<std::uint32_t>(size), size, "answer"));
+  }
+  receiver.feed(take(box));
+  ASSERT_EQ(receiver.messages.size(), 3U);
+  EXPECT_EQ(receiver.messages[0].header, "answer") << "short ones go first";
+  EXPECT_EQ(receiver.messages[2].header, "answer");
+  EXPECT_TRUE(box.is_blocked());
+  receiver.messages.clear();
+  EXPECT_EQ(receiver.released->bytes, cost_of(1, 900'000));
+  box.on_peer_state(receiver.box.acknowledged(), receiver.released->bytes);
+  receiver.feed(take(box));
+  ASSERT_EQ(receiver.messages.size(), 1U);
+  EXPECT_EQ(receiver.messages[0].header, "call");
+}
+
+TEST(OutboxTest, CallsAndAnswersTakeTurns) {
+  Outbox box(64 << 20);
+  Receiver receiver;
+  for (int i = 0; i < 100; ++i) {
+    box.push(message_of(0, 100, "call"));
+    box.push(message_of(kAnswerChannels, 100, "answer"));
+  }
+  receiver.feed(take(box, 5'000));
+  ASSERT_GT(receiver.messages.size(), 10U);
+  const auto num_calls = std::count_if(receiver.messages.begin(), receiver.messages.end(),
+                                       [](const Message& message) { return message.header == "call"; });
+  EXPECT_NEAR(static_cast<double>(num_calls), static_cast<double>(receiver.messages.size()) / 2, 1);
 }
 
 TEST(OutboxTest, AMessageAboveTheWindowGoesAlone) {

@@ -163,7 +163,7 @@ class Simulation {
   void send(int side) {
     Side& end = sides_[side];
     if (!is_running(side) || end.has_left || end.session->ended()) return;
-    const auto channel = static_cast<std::uint32_t>(pick(3));
+    const auto channel = static_cast<std::uint32_t>(pick(3)) + (pick(3) == 0 ? kAnswerChannels : 0);
     const std::uint64_t number = end.sent[channel].size();
     const std::size_t kind = pick(10);
     const std::size_t size = kind < 6 ? pick(2'000) : kind < 9 ? pick(100'000) : pick(900'000);

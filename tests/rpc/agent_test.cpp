@@ -83,6 +83,10 @@ Future<at::Tensor> sum_of_batch(const at::Tensor& part) {
   }
   return sum;
 }
+test::Gate* gate_of_handlers = nullptr;
+void wait_at_gate(const at::Tensor&) {
+  gate_of_handlers->wait();
+}
 at::Tensor sparse() {
   return at::eye(3).to_sparse();
 }
@@ -101,6 +105,7 @@ COHORT_REMOTE(left_in_ms_there);
 COHORT_REMOTE(answers_later);
 COHORT_REMOTE(sum_of_batch);
 COHORT_REMOTE(sparse);
+COHORT_REMOTE(wait_at_gate);
 COHORT_REMOTE(blob);
 COHORT_REMOTE_LAMBDA(square, [](double x) { return x * x; });
 
@@ -358,6 +363,24 @@ TEST(InitChild, DISABLED_Rank) {
 TEST(AgentTest, AProcessHasAnAgent) {
   test::RankProcesses ranks("InitChild", 2);
   EXPECT_EQ(ranks.wait(), (std::vector<int>{0, 0})) << ranks.output(0) << ranks.output(1);
+}
+
+// Handlers may wait for these answers, so without them the calls would never end.
+TEST(AgentTest, AnswersComeWhileCallsFillTheWindow) {
+  AgentOptions options;
+  options.num_threads = 1;
+  Job job(2, options);
+  test::Gate gate;
+  gate_of_handlers = &gate;
+  const at::Tensor large = at::zeros({1 << 20}, at::kByte);
+  std::vector<Future<void>> calls;
+  for (int i = 0; i < 70; ++i) calls.push_back(job[0].rpc_async<wait_at_gate>("w1", large));
+  EXPECT_TRUE(test::comes_true([&] { return job[1].metrics().handlers_running > 60; }));
+  EXPECT_EQ(job[1].rpc_sync<whoami>(to("w0").within(seconds(5))), "w1");
+  EXPECT_LT(job[1].metrics().handlers_running, 70U) << "the window is full";
+  gate.open();
+  for (Future<void>& call : calls) call.get();
+  job.shutdown();
 }
 
 }  // namespace

@@ -139,12 +139,13 @@ void Inbox::begin_message() {
   if (frame_left_ > size) reject("a message is longer than its table says");
   if (!counted_.contains(number)) {
     const std::uint64_t in_use = begun_cost_ - released_->bytes.load(std::memory_order_acquire);
-    if (in_use != 0 && in_use + cost_of(size) > window_) {
+    const std::size_t cost = cost_of(partial.message.channel, size);
+    if (cost != 0 && in_use != 0 && in_use + cost > window_) {
       reject(base::concat("message ", number, " of ", size, " bytes comes while ", in_use,
                           " bytes are not used yet, but ", window_, " may be"));
     }
-    counted_[number] = cost_of(size);
-    begun_cost_ += cost_of(size);
+    counted_[number] = cost;
+    begun_cost_ += cost;
   }
   last_begun_ = std::max(last_begun_, number);
   try {

@@ -37,7 +37,7 @@ std::shared_ptr<std::byte> allocate_aligned(std::size_t num_bytes);
 /// Threads: one at a time; credits are given back by any.
 class Inbox {
  public:
-  /// `window`: bytes that may be on their way (cost_of()); a message that is larger comes alone.
+  /// `window`: bytes that may be on their way (cost_of()); a message that is larger comes alone. Answers do not count.
   Inbox(std::size_t window, Allocate allocate, std::shared_ptr<Released> released);
 
   /// Takes bytes in any pieces. Calls `on_header` for each frame that has begun, and appends messages that are whole.

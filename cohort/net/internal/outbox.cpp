@@ -4,6 +4,7 @@
 //
 // The window holds back messages that have not begun, never pieces of those that have: a message that has begun always
 // ends. Where the next message in turn does not fit, no other begins in its place, or a large one would wait for ever.
+// Answers do not count in the window. They have turns of their own, so no call that waits for the window holds them back.
 //
 // A message is kept until it is acknowledged. After a new link each that was not goes again, from its first byte and under
 // its number, and the other side drops what it had. Its bytes count once in the window.
@@ -75,32 +76,43 @@ void Outbox::push_control(FrameKind kind) {
 void Outbox::put_in_turn(std::uint32_t channel) {
   const auto queue = queues_.find(channel);
   if (queue == queues_.end()) return;
-  (queue->second.front().num_bytes() <= kPieceBytes ? short_turns_ : long_turns_).push_back(channel);
+  const bool is_short = queue->second.front().num_bytes() <= kPieceBytes;
+  const Turn turn = channel < kAnswerChannels ? (is_short ? kShortCall : kLongCall)
+                                              : (is_short ? kShortAnswer : kLongAnswer);
+  turns_[turn].push_back(channel);
 }
 
-// Whose channel is next: short messages first, unless they had a piece's worth and a long one waits.
-const std::deque<std::uint32_t>& Outbox::next_turns() const {
-  if (short_turns_.empty()) return long_turns_;
-  if (!long_turns_.empty() && short_bytes_ >= kPieceBytes) return long_turns_;
-  return short_turns_;
+// Short messages first, unless they had a piece's worth and a long one waits.
+Outbox::Turn Outbox::next_turn_of(Turn short_ones, Turn long_ones) const {
+  const bool has_short = !turns_[short_ones].empty(), has_long = !turns_[long_ones].empty();
+  if (has_short && (!has_long || short_bytes_ < kPieceBytes)) return short_ones;
+  return has_long ? long_ones : kNone;
+}
+
+// Which kind of message begins next; none, where none may.
+Outbox::Turn Outbox::next_turn() const {
+  if (!resend_.empty()) return kNone;  // they go first
+  Turn call = next_turn_of(kShortCall, kLongCall);
+  if (call != kNone) {
+    const std::uint32_t channel = turns_[call].front();
+    const std::uint64_t cost = cost_of(channel, queues_.at(channel).front().num_bytes());
+    if (bytes_on_the_way() != 0 && bytes_on_the_way() + cost > window_) call = kNone;
+  }
+  const Turn answer = next_turn_of(kShortAnswer, kLongAnswer);
+  if (call == kNone || answer == kNone) return call == kNone ? answer : call;
+  if ((call == kShortCall) != (answer == kShortAnswer)) return call == kShortCall ? call : answer;
+  return is_answers_turn_ ? answer : call;
 }
 
 bool Outbox::may_make_frame() const {
   return !controls_.empty() || !cutting_.empty() || !resend_.empty() || may_begin();
 }
 
-bool Outbox::may_begin() const {
-  if (!resend_.empty()) return false;  // they go first
-  const auto& turns = next_turns();
-  if (turns.empty()) return false;
-  const std::uint64_t cost = cost_of(queues_.at(turns.front()).front().num_bytes());
-  return bytes_on_the_way() == 0 || bytes_on_the_way() + cost <= window_;
-}
-
 std::uint64_t Outbox::begin_next() {
-  std::deque<std::uint32_t>& turns = &next_turns() == &short_turns_ ? short_turns_ : long_turns_;
+  std::deque<std::uint32_t>& turns = turns_[next_turn()];
   const std::uint32_t channel = turns.front();
   turns.pop_front();
+  is_answers_turn_ = channel < kAnswerChannels;
   const auto queue = queues_.find(channel);
   Begun begun;
   begun.message = std::move(queue->second.front());
@@ -108,7 +120,7 @@ std::uint64_t Outbox::begin_next() {
   queue->second.pop_front();
   if (queue->second.empty()) queues_.erase(queue);
   --num_queued_;
-  begun_cost_ += cost_of(begun.size);
+  begun_cost_ += cost_of(channel, begun.size);
   const std::uint64_t number = next_number_++;
   begun_.emplace(number, std::move(begun));
   num_uncut_[channel] = 1;
@@ -146,7 +158,8 @@ void Outbox::make_frame(std::uint64_t acknowledged, std::uint64_t released) {
     frames_.push_back({encode(header), {}, kFrameHeaderBytes, 0});
     return;
   }
-  const bool short_ones_wait = may_begin() && &next_turns() == &short_turns_ && short_bytes_ < kPieceBytes;
+  const Turn turn = next_turn();
+  const bool short_ones_wait = (turn == kShortCall || turn == kShortAnswer) && short_bytes_ < kPieceBytes;
   std::uint64_t number = 0;
   if (!cutting_.empty() && !short_ones_wait) {
     number = cutting_.front();
@@ -160,7 +173,7 @@ void Outbox::make_frame(std::uint64_t acknowledged, std::uint64_t released) {
   cut(number, acknowledged, released);
   const Begun& begun = begun_.at(number);
   if (begun.size <= kPieceBytes) {
-    short_bytes_ += cost_of(begun.size);
+    short_bytes_ += begun.size + kKeepBytes;
   } else {
     short_bytes_ = 0;
   }
@@ -262,8 +275,7 @@ void Outbox::restart(std::uint64_t received_by_peer) {
     resend_.push_back(number);
     ++num_uncut_[begun.message.channel];
   }
-  short_turns_.clear();
-  long_turns_.clear();
+  for (auto& turns : turns_) turns.clear();
   for (const auto& [channel, queue] : queues_) {
     if (!num_uncut_.contains(channel)) put_in_turn(channel);
   }

@@ -2,6 +2,7 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,9 +15,11 @@
 
 namespace cohort::net {
 
-/// Bytes that a message counts for in the window: its own, and what it takes to keep it.
-inline std::size_t cost_of(std::size_t bytes) {
-  return bytes + 256;
+/// What it takes to keep a message, besides its bytes.
+inline constexpr std::size_t kKeepBytes = 256;
+/// Bytes that a message counts for in the window. An answer counts for none.
+inline std::size_t cost_of(std::uint32_t channel, std::size_t bytes) {
+  return channel < kAnswerChannels ? bytes + kKeepBytes : 0;
 }
 
 /// What goes to a peer: messages are queued, cut into frames, and kept until the peer has them.
@@ -25,7 +28,7 @@ inline std::size_t cost_of(std::size_t bytes) {
 /// Threads: one at a time.
 class Outbox {
  public:
-  /// `window`: bytes that may be on their way (cost_of()); a message that is larger goes alone.
+  /// `window`: bytes that may be on their way (cost_of()); a message that is larger goes alone. Answers do not count.
   explicit Outbox(std::size_t window) : window_(window) {}
 
   /// Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
@@ -72,9 +75,12 @@ class Outbox {
     std::uint64_t message = 0;  // 0: none
   };
 
+  // Kinds of channels by their first message.
+  enum Turn : std::uint8_t { kShortCall, kLongCall, kShortAnswer, kLongAnswer, kNone };
   bool may_make_frame() const;
-  bool may_begin() const;
-  const std::deque<std::uint32_t>& next_turns() const;
+  bool may_begin() const { return next_turn() != kNone; }
+  Turn next_turn() const;
+  Turn next_turn_of(Turn short_ones, Turn long_ones) const;
   void make_frame(std::uint64_t acknowledged, std::uint64_t released);
   std::uint64_t begin_next();
   void cut(std::uint64_t number, std::uint64_t acknowledged, std::uint64_t released);
@@ -82,11 +88,12 @@ class Outbox {
   void end_cutting(std::uint32_t channel);
 
   std::size_t window_;
-  // Not begun: by channel, and the channels in turn, by the size of their first message. A channel is in turn while it
-  // has a message and none of it is in `cutting_` or `resend_`: `num_uncut_` counts those.
+  // Not begun: by channel, and the channels of each kind in turn. A channel is in turn while it has a message and none of
+  // it is in `cutting_` or `resend_`: `num_uncut_` counts those.
   std::map<std::uint32_t, std::deque<Message>> queues_;
   std::map<std::uint32_t, int> num_uncut_;
-  std::deque<std::uint32_t> short_turns_, long_turns_;
+  std::array<std::deque<std::uint32_t>, kNone> turns_;
+  bool is_answers_turn_ = true;
   std::size_t num_queued_ = 0;
   // Begun, by number. `resend_`: after a new link, to be begun again, in order. `cutting_`: those of which a part is in
   // frames, in turn.

@@ -174,12 +174,13 @@ void AgentState::send(const std::string& worker, Encoded encoded) {
     id = found->second.info.id;
   }
   Reader reader(encoded);
-  reader.number<std::uint8_t>();  // the kind
+  const auto kind = static_cast<MessageKind>(reader.number<std::uint8_t>());
   const auto call = reader.number<std::uint64_t>();
   // In a call of itself both sides have values of their own, as anywhere else.
   net::Message message = to_message(kShortChannel, encoded, peer == nullptr ? Memory::kOwn : Memory::kShared);
   add_references(message, references_->send(encoded.references, id));
   if (message.num_bytes() > kShortBytes) message.channel = static_cast<std::uint32_t>(1 + call % 1'000'000);
+  if (is_answer(kind)) message.channel += net::kAnswerChannels;
   if (peer != nullptr) return peer->send(std::move(message));
   if (worker == self_.name) take(self_.name, std::move(message));
 }

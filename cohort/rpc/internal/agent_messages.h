@@ -18,6 +18,11 @@ enum class MessageKind : std::uint8_t {
   kLeaving,      ///< this worker has come to shutdown()
 };
 
+/// Whether the receiver has asked for it, or keeps count of it: such messages need no room of the window.
+inline bool is_answer(MessageKind kind) {
+  return kind == MessageKind::kResult || kind == MessageKind::kError || kind == MessageKind::kReference;
+}
+
 /// The function by which gradients of a call's results come.
 inline constexpr const char* kBackwardPart = "rpc::backward_part";
 /// The function that gives the value of an object, for to_here(). Its results have no gradient.
