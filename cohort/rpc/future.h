@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <type_traits>
 #include <utility>
@@ -34,12 +35,16 @@ class Future {
     const base::ThreadPool::Waiting waiting;
     return encoded_.wait(deadline);
   }
-  /// Has `fn`, which must not throw, called once it is there: by the thread that sets it, or at once.
+  /// Has `fn`, which must not throw, called once it is there: by the thread that sets it, or at once. For a call that is the
+  /// agent's thread, which reads for all workers: `fn` must not wait, call rpc_sync(), or compute for long.
   void on_ready(std::function<void()> fn) const { encoded_.on_ready(std::move(fn)); }
 
   /// Returns the value, once, or throws the error. A remote call ends at its own deadline; within a handler no wait is
   /// longer than the deadline of the call that it answers.
-  T get() { return get(remaining_deadline()); }
+  T get() {
+    // The call's own error comes first: it names worker and call.
+    return get(remaining_deadline().later(std::chrono::milliseconds(100)));
+  }
   /// The same, with a deadline of the caller's. Throws, besides: TimeoutError.
   T get(base::Deadline deadline) {
     const Encoded encoded = [&] {

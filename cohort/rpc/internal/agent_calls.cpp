@@ -223,15 +223,19 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
   }
   if (call.empty()) return;  // it had its deadline
   timers_->remove(call.mapped().timer);
+  std::shared_ptr<RecordedCall> recorded = call.mapped().recorded;
   if (error) {
     call.mapped().promise.set_error(error);
   } else {
     call.mapped().promise.run([&] {
-      if (call.mapped().recorded) attach(id, call.mapped(), result);
+      if (recorded != nullptr) attach(id, call.mapped(), result);
       return std::move(result);
     });
   }
   changed_.notify_all();
+  call = {};
+  // This is the node's thread, as a rule: where the program has given the call up, its graph goes elsewhere.
+  if (recorded != nullptr && recorded.use_count() == 1) free_later(std::move(recorded));
 }
 
 // Gives the results of a recorded call their history; none where the context has ended meanwhile.
