@@ -1,0 +1,160 @@
+// Calls between two processes, beside LibTorch's own RPC from C++: empty calls one after the other and in bursts,
+// 4 MB there and back, and a step of distributed autograd. Each round makes two fresh processes, so that no thread of the
+// other library is there. A round's figure is its median. Run: OMP_NUM_THREADS=1 rpc_calls [ROUNDS]
+#include <ATen/ATen.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <vector>
+
+#include "cohort/bench/compare.h"
+#include "cohort/bench/timeit.h"
+#include "cohort/comm/store_adapter.h"
+#include "cohort/rpc/agent.h"
+#include "cohort/rpc/dist_autograd.h"
+#include "libtorch_rpc.h"
+
+namespace {
+
+namespace bench = cohort::bench;
+namespace rpc = cohort::rpc;
+using Store = c10::intrusive_ptr<c10d::Store>;
+
+constexpr int kBurst = 64;
+
+std::int64_t add_integers(std::int64_t a, std::int64_t b) {
+  return a + b;
+}
+at::Tensor echo(const at::Tensor& x) {
+  return x;
+}
+at::Tensor multiply(const at::Tensor& x, const at::Tensor& y) {
+  return x * y;
+}
+COHORT_REMOTE(add_integers);
+COHORT_REMOTE(echo);
+COHORT_REMOTE(multiply);
+
+// What rank 0 repeats, by either library.
+struct Work {
+  const char* name;
+  int repeats, calls;  // measured, after a tenth of them; calls of one
+  std::function<void(rpc::Agent&)> by_cohort;
+  std::function<void(LibtorchRpc&)> by_libtorch;
+};
+
+std::vector<Work> works() {
+  const at::Tensor large = at::ones({1 << 20}), x = at::randn({8, 8}).requires_grad_(),
+                   y = at::randn({8, 8}).requires_grad_();
+  const auto burst = [](rpc::Agent& agent) {
+    std::vector<rpc::Future<std::int64_t>> futures;
+    for (int i = 0; i < kBurst; ++i) futures.push_back(agent.rpc_async<add_integers>("w1", 1, 2));
+    for (auto& future : futures) future.get();
+  };
+  const auto step = [x, y](rpc::Agent& agent) {
+    rpc::dist_autograd::Context context(agent);
+    rpc::dist_autograd::backward(context, {agent.rpc_sync<multiply>("w1", x, y).sum()});
+    rpc::dist_autograd::get_gradients(context);
+  };
+  return {{"empty call", 2000, 1, [](rpc::Agent& agent) { agent.rpc_sync<add_integers>("w1", 1, 2); },
+           [](LibtorchRpc& agent) { agent.add_integers(); }},
+          {"empty call in a burst of 64", 100, kBurst, burst,
+           [](LibtorchRpc& agent) { agent.add_integers_in_burst(kBurst); }},
+          {"4 MB there and back", 200, 1, [large](rpc::Agent& agent) { agent.rpc_sync<echo>("w1", large); },
+           [large](LibtorchRpc& agent) { agent.echo(large); }},
+          {"step: a remote product of 8 x 8, and its backward", 500, 1, step,
+           [x, y](LibtorchRpc& agent) { agent.step(x, y); }}};
+}
+
+double median_time(const Work& work, const std::function<void()>& once) {
+  for (int i = 0; i < work.repeats / 10; ++i) once();
+  std::vector<double> times;
+  for (int i = 0; i < work.repeats; ++i) times.push_back(bench::seconds_of(once) / work.calls);
+  return bench::percentile(times, 0.5);
+}
+
+double run_cohort(const Work& work, int rank, const Store& store) {
+  cohort::comm::StoreAdapter adapter(store);
+  rpc::Agent agent("w" + std::to_string(rank), rank, 2, adapter);
+  const double time = rank == 0 ? median_time(work, [&] { work.by_cohort(agent); }) : 0;
+  agent.shutdown(cohort::base::Deadline(std::chrono::minutes(1)));
+  return time;
+}
+
+double run_libtorch(const Work& work, int rank, const Store& store, const std::string& transports) {
+  LibtorchRpc agent(store, rank, transports);
+  const double time = rank == 0 ? median_time(work, [&] { work.by_libtorch(agent); }) : 0;
+  agent.shutdown();
+  return time;
+}
+
+// Runs body(rank, store) in two processes, and returns what rank 0's returned. This process has no threads yet.
+double in_two_processes(const std::function<double(int, const Store&)>& body) {
+  const std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("rpc_calls_" + std::to_string(getpid()));
+  std::filesystem::remove(path);
+  int ends[2];
+  if (pipe(ends) != 0) throw std::runtime_error("no pipe can be had");
+  for (int rank = 0; rank < 2; ++rank) {
+    if (fork() != 0) continue;
+    try {
+      const double time = body(rank, c10::make_intrusive<c10d::FileStore>(path.string(), 2));
+      if (rank == 0 && write(ends[1], &time, sizeof time) != sizeof time) _exit(1);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+      _exit(1);
+    }
+    _exit(0);
+  }
+  close(ends[1]);
+  double time = 0;
+  const bool is_there = read(ends[0], &time, sizeof time) == sizeof time;
+  close(ends[0]);
+  while (wait(nullptr) > 0) {
+  }
+  std::filesystem::remove(path);
+  if (!is_there) throw std::runtime_error("a process failed");
+  return time;
+}
+
+void compare(const Work& work, int rounds) {
+  const auto variant = [&](const char* name, const std::function<double(int, const Store&)>& body) {
+    return bench::Variant::sampled(name, [body] { return in_two_processes(body); });
+  };
+  std::vector<bench::Variant> variants;
+  if (LibtorchRpc::is_there()) {
+    for (const char* transports : {"all", "tcp"}) {
+      variants.push_back(
+          variant(transports == std::string("tcp") ? "LibTorch, TCP" : "LibTorch, all transports",
+                  [&work, transports](int rank, const Store& store) {
+                    return run_libtorch(work, rank, store, transports);
+                  }));
+    }
+  }
+  variants.push_back(
+      variant("Cohort", [&work](int rank, const Store& store) { return run_cohort(work, rank, store); }));
+  const auto figures = bench::compare(
+      variants, bench::CompareOptions().timeit(bench::TimeitOptions().label(work.name).rounds(rounds)));
+  std::printf("%s\n%s\n", work.name, figures.text().c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  try {
+    for (const Work& work : works()) compare(work, count > 1 ? std::atoi(arguments[1]) : 5);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
