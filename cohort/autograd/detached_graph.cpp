@@ -328,6 +328,7 @@ Tensors DetachedGraph::end(const Tensors& results) {
 }
 
 void DetachedGraph::check_captured() const {
+  if (words_.between == nullptr) return;
   for (std::size_t i = 0; i < captured_.size(); ++i) {
     if (version_of(captured_[i]) != versions_[i]) {
       throw UsageError(words_.where,

@@ -46,7 +46,7 @@ class DetachedGraph {
   struct Words {
     const char* where = "autograd.detached_graph";         ///< prefix of messages: module.operation
     const char* as_input = "hand it over as an input";     ///< to a tensor with a graph of its own
-    const char* between = "its forward and its backward";  ///< when a parameter must not be changed
+    const char* between = "its forward and its backward";  ///< when no parameter may change; null: they may
   };
 
   /// A backward that is not the part's own may reach an input: from a tensor that fn put

@@ -21,8 +21,9 @@ RecordedPart::RecordedPart(std::shared_ptr<ContextState> context, ContextState::
                            Encoded& arguments, bool answers_later)
     : context_(std::move(context)), key_(key) {
   part_.path = path;
-  static constexpr autograd::DetachedGraph::Words kWords{
-      "rpc.context", "pass it as an argument, or detach() it", "the call and its backward"};
+  // Another trainer may step a parameter meanwhile. Where its value was saved LibTorch rejects that.
+  static constexpr autograd::DetachedGraph::Words kWords{"rpc.context",
+                                                         "pass it as an argument, or detach() it", nullptr};
   for (const at::Tensor& tensor : arguments.tensors) {
     part_.inputs_with_gradient.push_back(autograd::needs_gradient(tensor));
   }
