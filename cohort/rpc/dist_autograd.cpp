@@ -24,8 +24,8 @@ ContextId Context::id() const {
   return state_->id();
 }
 
-void backward(Context& context, const std::vector<at::Tensor>& roots, bool keep_graph) {
-  context.state_->backward(roots, context.scope_->late(), keep_graph);
+void backward(Context& context, const std::vector<at::Tensor>& roots, BackwardOptions options) {
+  context.state_->backward(roots, context.scope_->late(), options);
 }
 
 Gradients get_gradients(const Context& context) {

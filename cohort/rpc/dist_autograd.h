@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/rpc/backward_options.h"
 #include "cohort/rpc/context_id.h"
 
 /// Gradients through remote calls.
@@ -47,7 +48,7 @@ class Context {
   ContextId id() const;
 
  private:
-  friend void backward(Context&, const std::vector<at::Tensor>&, bool);
+  friend void backward(Context&, const std::vector<at::Tensor>&, BackwardOptions);
   friend Gradients get_gradients(const Context&);
   friend DistributedOptimizer;
   const std::shared_ptr<AgentState> agent_;
@@ -59,7 +60,7 @@ class Context {
 /// over several backwards. Results that the roots do not use cost nothing.
 /// Throws: UsageError for a root without a gradient, or a graph that is gone without `keep_graph`; what a worker threw, with
 /// worker and call; PeerError for one that died.
-void backward(Context& context, const std::vector<at::Tensor>& roots, bool keep_graph = false);
+void backward(Context& context, const std::vector<at::Tensor>& roots, BackwardOptions options = {});
 
 /// The gradients of this worker's leaves.
 Gradients get_gradients(const Context& context);

@@ -216,8 +216,8 @@ TEST_F(DistAutogradObjectsTest, SeveralBackwards) {
   dist_autograd::backward(context, {of_a});
   const at::Tensor gradient_of_a = x.detach().exp() * factor.detach();
   EXPECT_TRUE(at::allclose(gradient_of_x(context), gradient_of_a));
-  dist_autograd::backward(context, {of_b}, true);
-  dist_autograd::backward(context, {of_b}, true);
+  dist_autograd::backward(context, {of_b}, {.keep_graph = true});
+  dist_autograd::backward(context, {of_b}, {.keep_graph = true});
   EXPECT_TRUE(at::allclose(gradient_of_x(context), gradient_of_a + 2 * x.detach().cos() * factor.detach()));
   const at::Tensor more = a.to_here().sum();
   COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {more}), UsageError,

@@ -30,6 +30,9 @@ at::Tensor weight;  // of whoever multiplies by it
 at::Tensor times_weight(const at::Tensor& x) {
   return x * weight;
 }
+at::Tensor plus_weight(const at::Tensor& x) {
+  return x + weight;
+}
 std::tuple<at::Tensor, at::Tensor, at::Tensor> three(const at::Tensor& x) {
   return {x * weight, x.detach() + 1, x.sin()};
 }
@@ -82,6 +85,7 @@ at::Tensor uses_another_graph(const at::Tensor& x) {
 }
 
 COHORT_REMOTE(times_weight);
+COHORT_REMOTE(plus_weight);
 COHORT_REMOTE(three);
 COHORT_REMOTE(exponential);
 COHORT_REMOTE(multiplies_later);
@@ -127,6 +131,41 @@ TEST(DistAutogradTest, GradientsGoThroughACall) {
   EXPECT_TRUE(comes_true([&] { return job[0].metrics().contexts + job[1].metrics().contexts == 0; }));
   EXPECT_FALSE(job[0].rpc_sync<times_weight>("w1", x).requires_grad()) << "no context";
   job.shutdown();
+}
+
+TEST(DistAutogradTest, GradientsOfTheProgramMayGoIntoGrad) {
+  Job job(2);
+  weight = leaf_of({2, 3});
+  const at::Tensor x = leaf_of({5, 7});
+  x.mutable_grad() = at::ones({2}, at::kDouble);
+  int num_hooks = 0;
+  x.register_hook([&](const at::Tensor& gradient) {
+    ++num_hooks;
+    return gradient * 10;
+  });
+  Context context(job[0]);
+  const at::Tensor y = job[0].rpc_sync<times_weight>("w1", x);
+  dist_autograd::backward(context, {(y + x).sum()}, {.into_grad = true});
+  EXPECT_EQ(num_hooks, 1);
+  EXPECT_TRUE(at::equal(x.grad(), 1 + 10 * (weight.detach() + 1)));
+  EXPECT_TRUE(dist_autograd::get_gradients(context).empty());
+  EXPECT_TRUE(at::equal(*job[0].rpc_sync<gradient_here>("w1", context.id()), x.detach()));
+  job.shutdown();
+}
+
+// Another trainer may step a parameter meanwhile, as long as its value was not saved.
+TEST(DistAutogradTest, AParameterMayChangeAfterACallThatDidNotSaveIt) {
+  Job job(2);
+  weight = leaf_of({2, 3});
+  const at::Tensor x = leaf_of({5, 7});
+  Context context(job[0]);
+  const at::Tensor sum = job[0].rpc_sync<plus_weight>("w1", x),
+                   product = job[0].rpc_sync<times_weight>("w1", x);
+  weight.detach().add_(1);
+  dist_autograd::backward(context, {sum.sum()});
+  EXPECT_TRUE(at::equal(*job[0].rpc_sync<gradient_here>("w1", context.id()), at::ones({2}, at::kDouble)));
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {product.sum()}), c10::Error,
+                           "modified by an inplace operation");
 }
 
 TEST(DistAutogradTest, NestedCallsAndCallsBack) {
@@ -188,7 +227,7 @@ TEST(DistAutogradTest, SeveralBackwards) {
   const at::Tensor x = leaf_of({5, 7});
   Context context(job[0]);
   const at::Tensor y = job[0].rpc_sync<times_weight>("w1", x).sum();
-  dist_autograd::backward(context, {y}, true);
+  dist_autograd::backward(context, {y}, {.keep_graph = true});
   dist_autograd::backward(context, {y});
   EXPECT_TRUE(at::equal(gradient_of(dist_autograd::get_gradients(context), x), 2 * weight.detach()));
   COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {y}), UsageError, "the graph of a call is gone");

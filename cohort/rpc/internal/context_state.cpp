@@ -48,6 +48,25 @@ bool any_defined(const Tensors& tensors) {
                      [](const at::Tensor& tensor) { return tensor.defined(); });
 }
 
+void check_roots(const Tensors& roots) {
+  if (roots.empty()) throw UsageError("rpc.backward", "there are no roots", "the losses");
+  for (const at::Tensor& root : roots) {
+    if (!autograd::needs_gradient(root)) {
+      throw UsageError("rpc.backward", "a root needs no gradient",
+                       "a loss that was computed within the context");
+    }
+    if (root.numel() != 1) {
+      throw UsageError("rpc.backward", base::concat("a root has ", root.numel(), " elements"),
+                       "a loss: one number");
+    }
+  }
+}
+
+[[noreturn]] void throw_late() {
+  throw UsageError("rpc.backward", "a gradient comes for an object after those of all its users",
+                   "to_here() in place of local_value(), and results that are waited for");
+}
+
 }  // namespace
 
 // A backward, of the roots or of a part, while it runs here.
@@ -125,8 +144,7 @@ void ContextState::add_gradients(Order order, const Gradients& gradients) {
     const auto value = values_.find(leaf.unsafeGetTensorImpl());
     if (value == values_.end()) continue;
     if (value->second.last_backward == order.first) {
-      throw UsageError("rpc.backward", "a gradient came for an object after those of all its users",
-                       "to_here() in place of local_value(), and results that are waited for");
+      throw_late();
     }
     if (!value->second.has_graph) {
       throw UsageError("rpc.backward", "the graph of an object is gone",
@@ -223,25 +241,18 @@ Tensors ContextState::backward_graph(const Part& part, bool keep_graph, Tensors 
   return of_inputs;
 }
 
-void ContextState::backward(const Tensors& roots, const Tensors& late, bool keep_graph) {
+void ContextState::backward(const Tensors& roots, const Tensors& late,
+                            dist_autograd::BackwardOptions options) {
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
     number = ++backward_.number;
   }
-  const Running running(*this, {number, keep_graph});
-  if (roots.empty()) throw UsageError("rpc.backward", "there are no roots", "the losses");
+  const Running running(*this, {number, options.keep_graph});
+  check_roots(roots);
   std::vector<Edge> edges;
   Tensors gradients;
   for (const at::Tensor& root : roots) {
-    if (!autograd::needs_gradient(root)) {
-      throw UsageError("rpc.backward", "a root needs no gradient",
-                       "a loss that was computed within the context");
-    }
-    if (root.numel() != 1) {
-      throw UsageError("rpc.backward", base::concat("a root has ", root.numel(), " elements"),
-                       "a loss: one number");
-    }
     edges.push_back(autograd::edge_of(root));
     gradients.push_back(at::ones_like(root));
   }
@@ -252,9 +263,17 @@ void ContextState::backward(const Tensors& roots, const Tensors& late, bool keep
   const std::vector<Edge> leaves = leaves_of(edges);
   if (leaves.empty()) return;
   // Late calls may lead to objects that only a later backward needs.
-  const Tensors found = torch::autograd::Engine::get_default_engine().execute(
-      edges, gradients, keep_graph || !late.empty(), /*create_graph=*/false, /*accumulate_grad=*/false,
-      leaves);
+  const bool keep_graph = options.keep_graph || !late.empty();
+  auto& engine = torch::autograd::Engine::get_default_engine();
+  if (options.into_grad) {
+    for (const Edge& edge : leaves) {
+      if (is_value(static_cast<torch::autograd::AccumulateGrad&>(*edge.function).variable)) throw_late();
+    }
+    engine.execute(edges, gradients, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/true);
+    return;
+  }
+  const Tensors found =
+      engine.execute(edges, gradients, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/false, leaves);
   Gradients of_leaves;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor& leaf = static_cast<torch::autograd::AccumulateGrad&>(*leaves[i].function).variable;

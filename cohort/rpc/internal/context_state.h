@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cohort/autograd/detached_graph.h"
+#include "cohort/rpc/backward_options.h"
 #include "cohort/rpc/codec_values.h"
 #include "cohort/rpc/context_id.h"
 #include "cohort/rpc/encoded.h"
@@ -78,7 +79,7 @@ class ContextState {
   /// Throws: UsageError where there is no such part.
   Tensors backward_part(PartKey key, Backward backward, Tensors gradients);
   /// Goes backward from the roots, through this worker's graph and all parts that it leads to. `late`: late_calls().
-  void backward(const Tensors& roots, const Tensors& late, bool keep_graph);
+  void backward(const Tensors& roots, const Tensors& late, dist_autograd::BackwardOptions options);
   /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one.
   Backward current_backward() const;
 
