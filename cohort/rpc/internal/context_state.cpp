@@ -43,11 +43,6 @@ std::vector<Edge> leaves_of(const std::vector<Edge>& roots) {
   return leaves;
 }
 
-bool any_defined(const Tensors& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const at::Tensor& tensor) { return tensor.defined(); });
-}
-
 void check_roots(const Tensors& roots) {
   if (roots.empty()) throw UsageError("rpc.backward", "there are no roots", "the losses");
   for (const at::Tensor& root : roots) {
@@ -68,6 +63,11 @@ void check_roots(const Tensors& roots) {
 }
 
 }  // namespace
+
+bool any_defined(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.defined(); });
+}
 
 // A backward, of the roots or of a part, while it runs here.
 class ContextState::Running {

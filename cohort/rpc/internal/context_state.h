@@ -115,4 +115,7 @@ class ContextState {
   bool has_ended_ = false;
 };
 
+/// Whether some of them are defined: of gradients, whether any came.
+bool any_defined(const std::vector<at::Tensor>& tensors);
+
 }  // namespace cohort::rpc

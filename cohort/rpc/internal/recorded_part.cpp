@@ -1,6 +1,5 @@
 #include "cohort/rpc/internal/recorded_part.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -9,11 +8,6 @@ namespace cohort::rpc {
 namespace {
 
 using Tensors = ContextState::Tensors;
-
-bool any_defined(const Tensors& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const at::Tensor& tensor) { return tensor.defined(); });
-}
 
 }  // namespace
 
