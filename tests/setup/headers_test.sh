@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Each header that is installed compiles as the first of a source: as many as a minute takes, at least one, and what is left
+# Each header that is installed compiles as the first of a source: as many as half a minute takes, at least one, and what is left
 # comes with the next run. The first run in a build folder begins with the headers without LibTorch, and takes each kind in a
 # random order, so that runs of CI try different ones. Later runs begin with the headers that were changed last. A header that
 # has passed is not compiled again while its text, and what the headers that it includes include, stays. All of them take more
 # than ten minutes of a core, which scripts/check_install --headers spends.
 # Usage: headers_test.sh SOURCE LIBTORCH COMPILER STAMPS [SECONDS]
 set -euo pipefail
-source_root="$1" libtorch="$2" compiler="$3" stamps="$4" most="${5:-60}"
+source_root="$1" libtorch="$2" compiler="$3" stamps="$4" most="${5:-30}"
 cd "$source_root"
 is_first=""
 if [ ! -d "$stamps" ]; then is_first=1; fi
