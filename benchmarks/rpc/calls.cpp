@@ -82,9 +82,11 @@ double median_time(const Work& work, const std::function<void()>& once) {
   return bench::percentile(times, 0.5);
 }
 
-double run_cohort(const Work& work, int rank, const Store& store) {
+double run_cohort(const Work& work, int rank, const Store& store, const std::string& listen) {
   cohort::comm::StoreAdapter adapter(store);
-  rpc::Agent agent("w" + std::to_string(rank), rank, 2, adapter);
+  rpc::AgentOptions options;
+  options.listen = listen;
+  rpc::Agent agent("w" + std::to_string(rank), rank, 2, adapter, options);
   const double time = rank == 0 ? median_time(work, [&] { work.by_cohort(agent); }) : 0;
   agent.shutdown(cohort::base::Deadline(std::chrono::minutes(1)));
   return time;
@@ -140,8 +142,11 @@ void compare(const Work& work, int rounds) {
                   }));
     }
   }
-  variants.push_back(
-      variant("Cohort", [&work](int rank, const Store& store) { return run_cohort(work, rank, store); }));
+  for (const char* listen : {"127.0.0.1:0", "auto"}) {
+    variants.push_back(variant(
+        listen == std::string("auto") ? "Cohort, local socket" : "Cohort, TCP",
+        [&work, listen](int rank, const Store& store) { return run_cohort(work, rank, store, listen); }));
+  }
   const auto figures = bench::compare(
       variants, bench::CompareOptions().timeit(bench::TimeitOptions().label(work.name).rounds(rounds)));
   std::printf("%s\n%s\n", work.name, figures.text().c_str());

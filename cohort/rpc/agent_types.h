@@ -48,7 +48,8 @@ inline Target to(std::string worker, Target::Line line = Target::Line::current()
 struct AgentOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);  ///< of a call that has none of its own
   int num_threads = 16;  ///< handlers at a time; those that wait do not count
-  /// Where the other workers reach this one; auto: 127.0.0.1 where all workers are on one host, else all of its addresses.
+  /// Where the other workers reach this one, as net::Node::listen() takes it. auto: a local socket where all workers are on one
+  /// host, which only processes of this user may connect to; else a port of all of its addresses.
   std::string listen = "auto";
   std::optional<base::Secret> secret = base::Secret::of_process();  ///< of the job; needed beyond loopback
   /// After which a worker is given up. The same on all workers: each gives eight or more signs of life in it.

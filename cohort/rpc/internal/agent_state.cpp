@@ -2,7 +2,7 @@
 // agent_handlers.cpp.
 //
 // Workers meet over the store in two rounds: which host each is on, then name, address and functions of each.
-// The first round decides whether loopback is enough. A worker that has joined earlier may connect, call or die
+// The first round decides whether local sockets are enough. A worker that has joined earlier may connect, call or die
 // while this one still reads the store; such events are kept in early_* and handled after the join.
 //
 // A peer's name is what the peer says. So each worker has one peer, which is chosen during the join, and only
@@ -20,6 +20,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
 #include "cohort/base/log.h"
+#include "cohort/base/secret.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/rpc/internal/agent_messages.h"
@@ -77,7 +78,7 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   if (listen == "auto") {
     const bool is_one_host = std::all_of(hosts.begin(), hosts.end(),
                                          [](const std::string& host) { return host == base::machine_id(); });
-    listen = is_one_host ? "127.0.0.1:0" : "0.0.0.0:0";
+    listen = is_one_host ? "unix:@cohort-" + base::random_word() : "0.0.0.0:0";
   }
   const std::map<std::string, std::string> signatures = all_signatures();
   const json own = {{"name", self_.name}, {"address", node_->listen(listen)}, {"functions", signatures}};
