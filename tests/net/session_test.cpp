@@ -134,6 +134,22 @@ TEST(OutboxTest, AnswersDoNotWaitForTheWindow) {
   EXPECT_EQ(receiver.messages[0].header, "call");
 }
 
+TEST(OutboxTest, ShortOnesOfOneKindDoNotHoldBackALongOneOfTheOther) {
+  for (const std::uint32_t of_long : {std::uint32_t{1}, kAnswerChannels + 1}) {
+    Outbox box(64 << 20);
+    Receiver receiver;
+    box.push(message_of(of_long, 600'000, "long"));
+    const std::uint32_t of_short = of_long < kAnswerChannels ? kAnswerChannels : 0;
+    for (int i = 0; i < 10'000; ++i) box.push(message_of(of_short, 200));
+    std::size_t before = 0;
+    while (box.has_bytes() && (receiver.messages.empty() || receiver.messages.back().header != "long")) {
+      receiver.feed(take(box, 1));
+      before = receiver.messages.size();
+    }
+    EXPECT_LT(before, 4'000U);
+  }
+}
+
 TEST(OutboxTest, CallsAndAnswersTakeTurns) {
   Outbox box(64 << 20);
   Receiver receiver;

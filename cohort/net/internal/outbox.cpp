@@ -100,7 +100,10 @@ Outbox::Turn Outbox::next_turn() const {
   }
   const Turn answer = next_turn_of(kShortAnswer, kLongAnswer);
   if (call == kNone || answer == kNone) return call == kNone ? answer : call;
-  if ((call == kShortCall) != (answer == kShortAnswer)) return call == kShortCall ? call : answer;
+  const bool is_call_short = call == kShortCall, is_answer_short = answer == kShortAnswer;
+  if (is_call_short != is_answer_short) {
+    return is_call_short == (short_bytes_ < kPieceBytes) ? call : answer;
+  }
   return is_answers_turn_ ? answer : call;
 }
 
