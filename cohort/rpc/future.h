@@ -39,8 +39,8 @@ class Future {
   /// agent's thread, which reads for all workers: `fn` must not wait, call rpc_sync(), or compute for long.
   void on_ready(std::function<void()> fn) const { encoded_.on_ready(std::move(fn)); }
 
-  /// Returns the value, once, or throws the error. A remote call ends at its own deadline; within a handler no wait is
-  /// longer than the deadline of the call that it answers.
+  /// Returns the value, once, or throws the error. A remote call ends at its own deadline; within a handler the
+  /// wait ends by 100 ms after the deadline of the call that it answers.
   T get() {
     // The call's own error comes first: it names worker and call.
     return get(remaining_deadline().later(std::chrono::milliseconds(100)));

@@ -30,7 +30,7 @@ struct ObjectValue {
   std::shared_ptr<void> pointer;  ///< the object; its type is `type`
   std::type_index type = typeid(void);
   Encoded (*encode)(const void* value) = nullptr;                     ///< null: it cannot travel
-  std::shared_ptr<void> (*decode)(const Encoded& encoded) = nullptr;  ///< where `encode` is set
+  std::shared_ptr<void> (*decode)(const Encoded& encoded) = nullptr;  ///< null: it must not be replaced
 };
 
 /// One worker's hold on an object, by which the object lives. Threads: any.

@@ -189,10 +189,13 @@ ObjectValue make_object_value(R result) {
       encode(out, *static_cast<const T*>(pointer));
       return out.take();
     };
-    value.decode = [](const Encoded& encoded) -> std::shared_ptr<void> {
-      Reader in(encoded);
-      return std::make_shared<T>(decode<T>(in));
-    };
+    // Not of an object that its maker may still have.
+    if constexpr (std::is_same_v<T, R>) {
+      value.decode = [](const Encoded& encoded) -> std::shared_ptr<void> {
+        Reader in(encoded);
+        return std::make_shared<T>(decode<T>(in));
+      };
+    }
   }
   return value;
 }

@@ -37,6 +37,13 @@ at::Tensor sine_of(const TensorRRef& x) {
 at::Tensor sine_where_it_lies(const TensorRRef& x) {
   return x.local_value()->sin();
 }
+at::Tensor kept_argument;
+void keep_argument(const at::Tensor& x) {
+  kept_argument = x;
+}
+at::Tensor use_kept_argument() {
+  return kept_argument * 2;
+}
 at::Tensor returns_its_argument(const at::Tensor& x) {
   return x;
 }
@@ -82,6 +89,8 @@ COHORT_REMOTE(times_factor);
 COHORT_REMOTE(get_factor);
 COHORT_REMOTE(sine_of);
 COHORT_REMOTE(sine_where_it_lies);
+COHORT_REMOTE(keep_argument);
+COHORT_REMOTE(use_kept_argument);
 COHORT_REMOTE(returns_its_argument);
 COHORT_REMOTE(sine_product_and_index);
 COHORT_REMOTE(fails_to_make_object);
@@ -239,6 +248,32 @@ TEST_F(DistAutogradObjectsTest, ErrorsSayWhatToDo) {
     EXPECT_FALSE(before.to_here().requires_grad());
   }
   COHORT_EXPECT_THROW_WITH(before.to_here(), UsageError, "has a graph that this context has not recorded");
+}
+
+TEST_F(DistAutogradObjectsTest, AGradientThatWouldGetLostIsAnError) {
+  Context context(job[0]);
+  const TensorRRef object = job[0].remote<times_factor>("w1", x);
+  object.to_here();
+  {
+    Context other(job[0]);
+    COHORT_EXPECT_THROW_WITH(object.to_here(), UsageError, "the value of an object of context 1 of worker 0");
+    COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<sine_where_it_lies>("w1", object), UsageError,
+                             "the value of an object of context 1 of worker 0");
+  }
+  job[0].rpc_sync<keep_argument>("w1", x * 2);
+  COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<use_kept_argument>("w1"), UsageError,
+                           "an argument of an earlier call");
+  kept_argument.reset();
+  const auto held = std::make_shared<at::Tensor>(x * 2);
+  COHORT_EXPECT_THROW_WITH(job[0].make_rref(held), UsageError, "behind a pointer");
+  // Before an object that nobody uses nothing is asked of the call whose result it took.
+  const at::Tensor hidden = job[0].rpc_sync<times_factor>("w1", x);
+  const TensorRRef unused = job[0].remote<times_factor>("w2", hidden);
+  unused.to_here();
+  dist_autograd::backward(context, {hidden.sum()});
+  const std::uint64_t before = job[0].metrics().calls_made;
+  dist_autograd::backward(context, {(x * 2).sum()});
+  EXPECT_EQ(job[0].metrics().calls_made, before + 2) << "one for each object";
 }
 
 // Two shards, four micro-batches: the second shard's backward of one runs beside the first shard's of another.

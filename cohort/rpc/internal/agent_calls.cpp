@@ -234,8 +234,8 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
   }
   changed_.notify_all();
   call = {};
-  // This is the node's thread, as a rule: where the program has given the call up, its graph goes elsewhere.
-  if (recorded != nullptr && recorded.use_count() == 1) free_later(std::move(recorded));
+  // This is the node's thread, as a rule: a graph is freed elsewhere.
+  if (recorded != nullptr && error) free_later(recorded->forget());
 }
 
 // Gives the results of a recorded call their history; none where the context has ended meanwhile.

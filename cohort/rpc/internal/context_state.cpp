@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
+#include <string_view>
 #include <unordered_set>
 
 #include "cohort/autograd/graph_walk.h"
@@ -25,6 +26,8 @@ namespace {
 
 using torch::autograd::Edge;
 using Tensors = std::vector<at::Tensor>;
+
+constexpr const char* kMark = "cohort::rpc: ";  // before what a leaf is
 
 // The leaves that the graph of `roots` leads to, in an order that depends on the graph alone.
 std::vector<Edge> leaves_of(const std::vector<Edge>& roots) {
@@ -120,10 +123,30 @@ void ContextState::add_fetch(PartKey key, CallPath path, Encoded& value) {
       throw UsageError("rpc.context", "the value of an object has a graph that this context has not recorded",
                        "detach() it, or make the object within the context");
     }
+    check_leaf(tensor);
     part.fetched.push_back(tensor);
     tensor = tensor.detach().requires_grad_();
   }
   if (!part.fetched.empty()) add_part(key, std::move(part));
+}
+
+// A leaf's name is its own as long as it lives, whichever contexts have ended meanwhile.
+void ContextState::mark_argument(const at::Tensor& leaf) const {
+  torch::autograd::impl::set_name(leaf, base::concat(kMark, "an argument of an earlier call, in context ",
+                                                     id_.number, " of worker ", id_.creator));
+}
+
+void ContextState::mark_value(const at::Tensor& leaf) const {
+  torch::autograd::impl::set_name(leaf, base::concat(kMark, "the value of an object of context ", id_.number,
+                                                     " of worker ", id_.creator));
+}
+
+void ContextState::check_leaf(const at::Tensor& leaf) const {
+  const std::string& mark = leaf.name();
+  if (!mark.starts_with(kMark) || is_value(leaf)) return;
+  throw UsageError(
+      "rpc.context", base::concat("a gradient would end at ", mark.substr(std::string_view(kMark).size())),
+      "a result of the call in place of what its handler keeps, one context for both, or detach()");
 }
 
 bool ContextState::is_value(const at::Tensor& tensor) const {
@@ -262,6 +285,9 @@ void ContextState::backward(const Tensors& roots, const Tensors& late,
   }
   const std::vector<Edge> leaves = leaves_of(edges);
   if (leaves.empty()) return;
+  for (const Edge& edge : leaves) {
+    check_leaf(static_cast<torch::autograd::AccumulateGrad&>(*edge.function).variable);
+  }
   // Late calls may lead to objects that only a later backward needs.
   const bool keep_graph = options.keep_graph || !late.empty();
   auto& engine = torch::autograd::Engine::get_default_engine();

@@ -72,6 +72,11 @@ class ContextState {
   void add_part(PartKey key, Part part);
   /// The answer to a fetch of an object's value: gradients continue to the leaves that it has.
   void add_fetch(PartKey key, CallPath path, Encoded& value);
+  /// Says of what a leaf is that stands for a tensor with a history, as long as the leaf lives.
+  void mark_argument(const at::Tensor& leaf) const;
+  void mark_value(const at::Tensor& leaf) const;
+  /// Throws: UsageError for a marked leaf at which a gradient of this context would end.
+  void check_leaf(const at::Tensor& leaf) const;
   /// Whether it is of an object that was made in this context, so that gradients continue from it.
   bool is_value(const at::Tensor& tensor) const;
 

@@ -10,7 +10,9 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "cohort/autograd/boundary_node.h"
@@ -49,17 +51,26 @@ class Send : public autograd::BoundaryNode {
   void make_late(SendGradients send) { send_late_ = std::move(send); }
   void run_before(Edge late) { next_edges().back() = std::move(late); }
   void take(const SendGradients& send, const Tensors& gradients) {
+    // Before an object that nobody used there are no gradients, and the callee need not hear of it.
+    if (std::ranges::none_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); }))
+      return;
     if (send_late_) {
       of_results_ = gradients;
     } else {
       gradients_ = send(gradients);
     }
   }
+  // What a backward that failed has left.
+  void forget_gradients() {
+    of_results_.clear();
+    gradients_.reset();
+  }
   Tensors apply(Tensors&& /*none*/) override {
     if (send_late_) gradients_ = send_late_(std::exchange(of_results_, {}));
+    if (!gradients_) return Tensors(num_arguments_ + 2);
     const base::ThreadPool::Waiting waiting;
     const Encoded encoded =
-        std::exchange(gradients_, {}).get(base::Deadline::never());  // the call has a deadline of its own
+        std::exchange(gradients_, {})->get(base::Deadline::never());  // the call has a deadline of its own
     Reader in(encoded);
     Tensors gradients = decode_gradients(in);
     in.finish();
@@ -75,7 +86,7 @@ class Send : public autograd::BoundaryNode {
 
  private:
   const std::size_t num_arguments_;
-  base::Future<Encoded> gradients_;  // of the arguments
+  std::optional<base::Future<Encoded>> gradients_;  // of the arguments
   SendGradients send_late_;
   Tensors of_results_;
 };
@@ -137,12 +148,18 @@ void RecordedCall::make_late(SendGradients send) {
   torch::autograd::set_history(late_, kept_);
 }
 
+std::shared_ptr<void> RecordedCall::forget() {
+  const std::lock_guard lock(mutex_);
+  return std::make_shared<NodePtr>(std::exchange(kept_, nullptr));
+}
+
 Tensors late_calls(std::vector<std::shared_ptr<RecordedCall>>& calls) {
   Tensors late;
   Edge last;
   std::erase_if(calls, [&](const std::shared_ptr<RecordedCall>& call) {
     const auto send = call->send_.lock();
     if (send == nullptr) return true;
+    static_cast<Send&>(*send).forget_gradients();
     static_cast<Send&>(*send).run_before(last);
     const std::lock_guard lock(call->mutex_);
     if (call->late_.defined()) {

@@ -31,6 +31,8 @@ class RecordedCall {
 
   /// Gives the results that came a history: those that require a gradient. `is_late`: Note [Late calls].
   void attach(Encoded& results, SendGradients send, bool is_late);
+  /// A call that failed has no part in a backward. Returns what is left of it, for whoever may take the time to free it.
+  std::shared_ptr<void> forget();
   /// Of a call that makes an object, which has no results.
   void make_late(SendGradients send);
 

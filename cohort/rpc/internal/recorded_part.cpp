@@ -9,6 +9,13 @@ namespace {
 
 using Tensors = ContextState::Tensors;
 
+void check_may_be_replaced(const ObjectValue& value) {
+  if (value.decode != nullptr) return;
+  throw UsageError("rpc.context",
+                   "an object behind a pointer, or a module, holds a tensor that was computed in the context",
+                   "an object that is returned by value, or detach()");
+}
+
 }  // namespace
 
 RecordedPart::RecordedPart(std::shared_ptr<ContextState> context, ContextState::PartKey key, CallPath path,
@@ -23,6 +30,9 @@ RecordedPart::RecordedPart(std::shared_ptr<ContextState> context, ContextState::
   }
   part_.graph = std::make_shared<autograd::DetachedGraph>(arguments.tensors, kWords);
   arguments.tensors = part_.graph->leaves();
+  for (const at::Tensor& leaf : arguments.tensors) {
+    if (autograd::needs_gradient(leaf)) context_->mark_argument(leaf);
+  }
   if (!answers_later) scope_.emplace(context_, std::move(path), arguments.tensors);
 }
 
@@ -38,6 +48,7 @@ Tensors RecordedPart::end_graph(Tensors results) {
   part_.num_late = late.size();
   results.insert(results.end(), late.begin(), late.end());
   results = part_.graph->end(results);
+  for (const at::Tensor& leaf : part_.graph->captured()) context_->check_leaf(leaf);
   results.resize(num_results);
   for (at::Tensor& result : results) result = result.detach();
   return results;
@@ -69,7 +80,10 @@ void RecordedPart::end(ObjectValue& value) {
     if (!part_.graph->needs_gradient()[i]) continue;
     at::Tensor& tensor = part_.values.emplace_back();
     // A parameter stays itself: the gradients of its users are its own.
-    if (scope_->has_history(given[i])) encoded.tensors[i] = tensor = cut[i].requires_grad_();
+    if (!scope_->has_history(given[i])) continue;
+    check_may_be_replaced(value);
+    encoded.tensors[i] = tensor = cut[i].requires_grad_();
+    context_->mark_value(tensor);
   }
   if (any_defined(part_.values)) value.pointer = value.decode(encoded);
   if (any_defined(part_.values) || part_.num_late > 0) context_->add_part(key_, std::move(part_));
@@ -85,6 +99,7 @@ void record_object(ContextScope& scope, ContextState::PartKey key, ObjectValue& 
     places.push_back(&tensor);
   }
   if (places.empty()) return;
+  check_may_be_replaced(value);
   ContextState::Part part;
   part.path = scope.next_place().path;
   const std::shared_ptr<RecordedCall> call = scope.record(with_history);
@@ -92,6 +107,7 @@ void record_object(ContextScope& scope, ContextState::PartKey key, ObjectValue& 
   value.pointer = value.decode(encoded);
   part.values = std::move(with_history.tensors);
   const std::shared_ptr<ContextState>& context = scope.context();
+  for (const at::Tensor& leaf : part.values) context->mark_value(leaf);
   context->add_part(key, std::move(part));
   call->make_late([weak = std::weak_ptr(context), key](const Tensors& /*none*/) {
     const std::shared_ptr<ContextState> known = weak.lock();
