@@ -29,7 +29,7 @@ TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
       std::thread other([&] {
         const PeerConnections connections(kv_store, stopped, 2, base::Deadline(seconds(20)));
         const std::size_t bytes = Communicator::segment_bytes(2);
-        if (has_shared) connections.send(1, SharedMemory::create(bytes, false).fd(), 0);
+        if (has_shared) connections.send(1, base::SharedMemory::create("comm.shm", bytes, false).fd(), 0);
         EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
       });
       EXPECT_TRUE(test::comes_true([&] { return kv_store.has(base::concat("contact/", stopped)); }));
@@ -48,7 +48,8 @@ TEST(ShmMakingTest, AGroupIsMadeInOneTurn) {
   MapStore kv_store;
   std::thread other([&] {
     const PeerConnections connections(kv_store, 0, 2, base::Deadline(seconds(20)));
-    const SharedMemory memory = SharedMemory::create(Communicator::segment_bytes(2), false);
+    const base::SharedMemory memory =
+        base::SharedMemory::create("comm.shm", Communicator::segment_bytes(2), false);
     // Its count of rounds, and what it calls in the rounds with even and with odd numbers.
     auto* const words = reinterpret_cast<std::uint64_t*>(memory.data());
     words[3] = Signature{.type = CollectiveType::kRendezvous}.pack();
@@ -79,7 +80,7 @@ TEST(ShmMakingTest, ARankThatCannotMakeTheGroupTellsTheOthersWhy) {
     EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
     const auto received = connections.receive(0);
     ASSERT_TRUE(received);
-    const SharedMemory memory = SharedMemory::map(received->second);
+    const base::SharedMemory memory = base::SharedMemory::map("comm.shm", received->second);
     const std::string_view bytes(reinterpret_cast<const char*>(memory.data()), memory.size());
     EXPECT_NE(bytes.find("ms for rank 1 of the group"), std::string_view::npos);
   });
@@ -127,7 +128,7 @@ TEST(ShmMakingTest, ARankThatCannotUseTheMemoryTellsTheOthersSo) {
   MapStore kv_store;
   std::thread first([&] {
     const PeerConnections connections(kv_store, 0, 2, base::Deadline(seconds(20)));
-    connections.send(1, SharedMemory::create(4096, false).fd(), 0);
+    connections.send(1, base::SharedMemory::create("comm.shm", 4096, false).fd(), 0);
     EXPECT_TRUE(test::comes_true([&] { return !connections.why_gone(1).empty(); }));
     EXPECT_TRUE(kv_store.has("not made/1")) << "it is said before the connection is closed";
   });

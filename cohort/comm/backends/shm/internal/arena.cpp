@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
-#include "cohort/comm/backends/shm/internal/memory.h"
+#include "cohort/base/files/shared_memory.h"
 
 namespace cohort::comm::shm {
 namespace {
@@ -22,7 +22,7 @@ constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kFirstBytes = std::size_t{4} << 20, kMaxBytes = std::size_t{64} << 20;
 
 struct Arena {
-  SharedMemory memory;
+  base::SharedMemory memory;
   std::map<std::size_t, std::size_t> free;  // offset -> bytes
   std::map<std::size_t, std::size_t> used;
 
@@ -89,7 +89,8 @@ void* arena_allocate(std::size_t bytes) {
   for (const Arena& arena : all.list) total += arena.memory.size();
   Arena& arena = all.list.emplace_back();
   try {
-    arena.memory = SharedMemory::create(std::max(bytes, std::clamp(total, kFirstBytes, kMaxBytes)), true);
+    arena.memory = base::SharedMemory::create(
+        "comm.shm", std::max(bytes, std::clamp(total, kFirstBytes, kMaxBytes)), true);
   } catch (...) {
     all.list.pop_back();
     throw;

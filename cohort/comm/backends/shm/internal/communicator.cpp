@@ -97,7 +97,7 @@ void Communicator::report_init_failure(KeyValueStore& kv_store, const std::strin
 // Rank 0 makes the memory, zero, and hands it to the others.
 void Communicator::share_segment(KeyValueStore& kv_store, base::Deadline deadline) {
   if (rank_ == 0) {
-    segment_ = SharedMemory::create(segment_bytes(size_), false);
+    segment_ = base::SharedMemory::create("comm.shm", segment_bytes(size_), false);
     for (int peer = 1; peer < size_; ++peer) connections_.send(peer, segment_.fd(), 0);
     return;
   }
@@ -106,7 +106,7 @@ void Communicator::share_segment(KeyValueStore& kv_store, base::Deadline deadlin
     const bool is_over = deadline.expired();
     const std::string gone = connections_.why_gone(0);
     if (auto memory = connections_.receive(0)) {
-      segment_ = SharedMemory::map(memory->second);
+      segment_ = base::SharedMemory::map("comm.shm", memory->second);
       if (segment_.size() == segment_bytes(size_)) return;
       throw CommError("comm.shm", "rank 0 was built with another version of this backend",
                       "the same Cohort on all ranks");
@@ -242,7 +242,7 @@ std::byte* Communicator::find(int rank, std::uint64_t place) {
     auto memory = connections_.receive(rank);
     if (!memory)
       throw PeerError("comm.shm", base::concat("rank ", rank, " names memory that it did not hand over"));
-    known.insert_or_assign(memory->first, SharedMemory::map(memory->second));
+    known.insert_or_assign(memory->first, base::SharedMemory::map("comm.shm", memory->second));
     found = known.find(arena);
   }
   return found->second.data() + (place & kOffsetMask);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/comm/backends/shm/internal/memory.h"
+#include "cohort/base/files/shared_memory.h"
 #include "cohort/comm/backends/shm/internal/peer_connections.h"
 #include "cohort/comm/backends/shm/internal/signature.h"
 #include "cohort/comm/backends/shm/internal/task.h"
@@ -166,14 +166,14 @@ class Communicator {
   const int rank_;
   const int size_;
   PeerConnections connections_;
-  SharedMemory segment_;
+  base::SharedMemory segment_;
   std::byte* slots_ = nullptr;
   Ring* rings_ = nullptr;
   std::uint64_t round_ = 0;  // that this rank has arrived at
   std::uint32_t seen_wake_word_ = 0;
   bool core_each_ = false;
-  std::vector<std::uint64_t> handed_;                          // arenas that the peers have
-  std::vector<std::map<std::uint64_t, SharedMemory>> arenas_;  // of each peer
+  std::vector<std::uint64_t> handed_;                                // arenas that the peers have
+  std::vector<std::map<std::uint64_t, base::SharedMemory>> arenas_;  // of each peer
 };
 
 }  // namespace cohort::comm::shm

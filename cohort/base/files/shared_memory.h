@@ -5,18 +5,19 @@
 
 #include "cohort/base/files/fd.h"
 
-namespace cohort::comm::shm {
+namespace cohort::base {
 
-/// Memory that several processes map. It has no name, so nothing stays behind when the last one ends, and it
-/// does not count towards the size of /dev/shm (memfd_create(2)).
+/// Memory that several processes map. It has no name, so nothing is left when the last one ends, and it does
+/// not count towards the size of /dev/shm (memfd_create(2)). Its size cannot change.
 class SharedMemory {
  public:
   SharedMemory() = default;
   /// New and zero. `reserve`: its pages are taken now, so that a full memory is an error here and no signal
-  /// later. Throws: SystemError.
-  static SharedMemory create(std::size_t bytes, bool reserve);
-  /// Maps, whole, what another process made. Throws: SystemError.
-  static SharedMemory map(const base::Fd& fd);
+  /// later. Throws: SystemError of `where`.
+  static SharedMemory create(const char* where, std::size_t bytes, bool reserve);
+  /// Maps, whole, what another process made. Throws: SystemError of `where`, also for memory that could become
+  /// shorter.
+  static SharedMemory map(const char* where, const Fd& fd);
 
   SharedMemory(SharedMemory&& other) noexcept
       : fd_(std::move(other.fd_)),
@@ -33,11 +34,13 @@ class SharedMemory {
   std::byte* data() const { return data_; }  ///< aligned to a page; null when there is none
   std::size_t size() const { return size_; }
   int fd() const { return fd_.get(); }
+  /// Of memory that was made here: the descriptor, which is not kept. The memory stays mapped.
+  Fd take_fd() { return std::move(fd_); }
 
  private:
-  base::Fd fd_;
+  Fd fd_;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
 
-}  // namespace cohort::comm::shm
+}  // namespace cohort::base
