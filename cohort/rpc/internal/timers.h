@@ -37,6 +37,7 @@ class Timers {
   std::condition_variable changed_;
   std::map<Key, std::function<void()>> functions_;
   std::uint64_t next_ = 0;
+  Time sleeps_until_ = Time::min();  // the thread; a time before that wakes it
   bool stops_ = false;
   std::thread thread_;
 };
