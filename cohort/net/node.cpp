@@ -35,6 +35,18 @@ std::shared_ptr<Peer> Node::connect(const std::string& address, base::Deadline d
   return loop_->connect(address, deadline);
 }
 
+void Node::replace_thread() {
+  loop_->replace_thread();
+}
+
+bool Node::is_own_thread() const {
+  return loop_->is_own_thread();
+}
+
+void Node::stop() {
+  loop_->stop();
+}
+
 std::vector<std::string> Node::close(base::Deadline deadline) {
   return loop_->close(deadline);
 }

@@ -45,9 +45,17 @@ class Node {
   /// Connects, and tries again until the deadline. Throws: RendezvousError that says what stood in the way.
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline);
 
+  /// Another thread takes the place of the node's own, if that is in a function of the handler: it will wait, or has run for
+  /// long. The function's thread ends after it. Does nothing where the node's thread is elsewhere. Threads: any.
+  void replace_thread();
+  /// Whether this is the node's own thread, in a function of the handler.
+  bool is_own_thread() const;
+
   /// Says goodbye to all peers once they have all messages, and ends the thread. Returns the names of those that did not
   /// take theirs before the deadline. Messages that come meanwhile are still handed over.
   std::vector<std::string> close(base::Deadline deadline);
+  /// Ends the thread without a goodbye, as the destructor does. Functions of the handler that still run get five seconds.
+  void stop();
 
  private:
   std::shared_ptr<node_detail::Loop> loop_;

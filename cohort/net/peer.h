@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -49,9 +50,13 @@ class Peer {
   virtual PeerMetrics metrics() const = 0;
   /// Whether its end is known here; then send() drops messages.
   virtual bool is_down() const = 0;
+  /// For who waits for an answer: reads what comes from the peer, and hands messages over on this thread, until `is_done()`
+  /// or until nothing has come for NodeOptions::spin. So the answer need not wake a thread. Over a socket it does nothing.
+  virtual void poll_until(const std::function<bool()>& is_done) = 0;
 };
 
-/// What a node calls, on its thread, one call at a time. Must neither wait nor throw.
+/// What a node calls, one call at a time: on its own thread, or one that is in Peer::poll_until(). Must neither wait nor throw.
+/// A function that runs for long holds the others up; see Node::replace_thread().
 class Handler {
  public:
   virtual ~Handler() = default;

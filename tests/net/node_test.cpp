@@ -11,6 +11,7 @@
 #include <random>
 
 #include "cohort/base/error.h"
+#include "recorder.h"
 #include "relay.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
@@ -24,86 +25,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
-
+using test::message_of;
 using test::patience;
-
-Message message_of(std::uint32_t channel, std::string header, std::size_t size = 0) {
-  Message message;
-  message.channel = channel;
-  message.header = std::move(header);
-  if (size > 0) {
-    const std::shared_ptr<std::byte> memory(new std::byte[size], std::default_delete<std::byte[]>());
-    for (std::size_t i = 0; i < size; ++i) memory.get()[i] = static_cast<std::byte>(i * 7 + size);
-    message.payloads.push_back({memory, {memory.get(), size}});
-  }
-  return message;
-}
-
-// Keeps all that a node hands over, and may send it back.
-class Recorder : public Handler {
- public:
-  explicit Recorder(bool echoes = false) : echoes_(echoes) {}
-  void on_connect(const std::shared_ptr<Peer>& peer) override {
-    const std::lock_guard lock(mutex_);
-    peers_.push_back(peer);
-  }
-  void on_message(const std::shared_ptr<Peer>& peer, Message message) override {
-    if (echoes_) {
-      message.credit.reset();
-      return peer->send(std::move(message));
-    }
-    const std::lock_guard lock(mutex_);
-    messages_.push_back(std::move(message));
-    ++count_;
-  }
-  void on_down(const std::shared_ptr<Peer>&, Down down) override {
-    const std::lock_guard lock(mutex_);
-    down_at_ = Clock::now();
-    downs_.push_back(std::move(down));
-    ++num_downs_;
-  }
-
-  std::size_t count() const { return count_; }
-  bool is_down() const { return num_downs_ > 0; }
-  std::vector<Message> take() {
-    const std::lock_guard lock(mutex_);
-    return std::move(messages_);
-  }
-  Down down() {
-    const std::lock_guard lock(mutex_);
-    return downs_.at(0);
-  }
-  Clock::time_point down_at() {
-    const std::lock_guard lock(mutex_);
-    return down_at_;
-  }
-  std::shared_ptr<Peer> peer() {
-    test::wait_until([&] {
-      const std::lock_guard lock(mutex_);
-      return !peers_.empty();
-    });
-    return peers_.at(0);
-  }
-
- private:
-  const bool echoes_;
-  std::mutex mutex_;
-  std::vector<Message> messages_;
-  std::vector<std::shared_ptr<Peer>> peers_;
-  std::vector<Down> downs_;
-  Clock::time_point down_at_;
-  std::atomic<std::size_t> count_{0}, num_downs_{0};
-};
-
-struct Worker {
-  explicit Worker(const std::string& name, NodeOptions options = {}, bool echoes = false)
-      : heard(std::make_shared<Recorder>(echoes)) {
-    options.name = name;
-    node = std::make_unique<Node>(options, heard);
-  }
-  std::shared_ptr<Recorder> heard;
-  std::unique_ptr<Node> node;
-};
+using test::Worker;
 
 // What child processes do: NODE_DOES at NODE_ADDRESS.
 TEST(NodeChild, DISABLED_Process) {

@@ -16,7 +16,7 @@ namespace cohort::net {
 namespace {
 
 constexpr std::string_view kMagic = "COHORTNT";
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
 constexpr std::size_t kRandomBytes = 32, kCodeBytes = 64;
 constexpr std::size_t kFirstBytes = 8 + 2 + kRandomBytes, kSecondBytes = 2 + kRandomBytes + kCodeBytes;
 
@@ -34,6 +34,7 @@ std::string bytes_of(const Hello& hello) {
   put_text(bytes, hello.place);
   put(bytes, hello.process);
   put_text(bytes, hello.began);
+  put(bytes, hello.has_shared_link);
   return bytes;
 }
 
@@ -48,6 +49,7 @@ Hello hello_of(std::string_view bytes) {
   hello.place = reader.text();
   hello.process = reader.number<std::int64_t>();
   hello.began = reader.text();
+  hello.has_shared_link = reader.number<std::uint8_t>() != 0;
   return hello;
 }
 

@@ -21,6 +21,8 @@ struct Hello {
   std::string place;           ///< place_of_process()
   std::int64_t process = 0;
   std::string began;  ///< base::process_start() of it
+  /// A caller: the memory of a SharedLink comes with this. A listener: it is used.
+  bool has_shared_link = false;
 };
 
 /// Both sides prove that they know the secret of the job, and say who they are. Does no input or output.

@@ -1,6 +1,7 @@
 // One thread runs the loop; every thread may send. A mutex guards all sessions. A thread that sends writes to the socket
 // itself while the socket takes bytes; else the loop writes once the socket is writable. What a session gives (messages, an
-// end) is collected under the mutex and handed over without it, on the loop's thread, so a handler may send and close.
+// end) is queued under the mutex and handed over without it, so a handler may send and close. One thread at a time hands
+// over, which keeps the order: the loop's, or one that reads a shared link (loop_shared.cpp).
 //
 // asio says when a socket, a listener or a process (its pidfd) is ready; reading and writing are plain system calls, whose
 // buffers are the memory where bytes belong.
@@ -51,6 +52,10 @@ bool PeerState::is_down() const {
   return !of || of->is_down(*this);
 }
 
+void PeerState::poll_until(const std::function<bool()>& is_done) {
+  if (const auto of = loop.lock()) of->poll_until(*this, is_done);
+}
+
 Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
     : options_(std::move(options)),
       handler_(std::move(handler)),
@@ -62,19 +67,29 @@ Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
       buffer_(kBufferBytes) {}
 
 void Loop::start() {
-  thread_ = std::thread([self = shared_from_this()] { self->io_.run(); });
+  const std::lock_guard lock(mutex_);
+  start_thread();
+}
+
+// Under the mutex.
+void Loop::start_thread() {
+  thread_ = std::thread([self = shared_from_this(), generation = ++generation_] { self->run(generation); });
 }
 
 void Loop::stop() {
-  io_.stop();
-  if (thread_.joinable()) {
-    if (thread_.get_id() == std::this_thread::get_id()) {
-      thread_.detach();  // a handler held the last node; the thread keeps the loop until it ends
-    } else {
-      thread_.join();
-    }
+  std::thread thread;
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopped_ = true;
+    thread.swap(thread_);
   }
-  const std::lock_guard lock(mutex_);
+  io_.stop();
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();  // a handler held the last node; the thread keeps the loop until it ends
+  } else if (thread.joinable()) {
+    thread.join();
+  }
+  std::unique_lock lock(mutex_);
   for (const auto& connection : handshakes_) close_connection(*connection);
   for (const auto& peer : peers_) {
     if (peer->connection) close_connection(*peer->connection);
@@ -85,15 +100,45 @@ void Loop::stop() {
   peers_.clear();
   handshakes_.clear();
   listeners_.clear();
+  awake_.clear();
   changed_.notify_all();
+  // Functions of the handler may still run elsewhere. One that takes longer is left.
+  const int self = is_replaced_thread() ? 1 : 0;
+  const auto is_quiet = [&] {
+    return num_replaced_ <= self &&
+           (hands_over_ == std::thread::id() || hands_over_ == std::this_thread::get_id());
+  };
+  base::wait(changed_, lock, is_quiet, base::Deadline(std::chrono::seconds(5)));
 }
 
-void Loop::hand_over(std::vector<Event> events) {
-  for (Event& event : events) {
-    if (event.is_new) handler_->on_connect(event.peer);
-    if (event.message) handler_->on_message(event.peer, *std::move(event.message));
-    if (event.down) handler_->on_down(event.peer, *std::move(event.down));
+// With the lock held before and after. Who is asked to come back early (`is_done`) leaves the rest to the loop.
+void Loop::hand_over(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done) {
+  const auto self = std::this_thread::get_id();
+  if (hands_over_ != std::thread::id() && hands_over_ != self) return;
+  const bool is_inner = hands_over_ == self;  // a handler's function waits in poll_until()
+  hands_over_ = self;
+  while (!events_.empty() && hands_over_ == self) {
+    if (is_done && is_done()) {
+      asio::post(io_, [loop = weak_from_this()] {
+        if (const auto self = loop.lock()) self->locked([] {});
+      });
+      break;
+    }
+    Event event = std::move(events_.front());
+    events_.pop_front();
+    lock.unlock();
+    deliver(std::move(event));
+    lock.lock();
   }
+  if (is_inner || hands_over_ != self) return;
+  hands_over_ = std::thread::id();
+  if (is_stopped_) changed_.notify_all();
+}
+
+void Loop::deliver(Event event) {
+  if (event.is_new) handler_->on_connect(event.peer);
+  if (event.message) handler_->on_message(event.peer, *std::move(event.message));
+  if (event.down) handler_->on_down(event.peer, *std::move(event.down));
 }
 
 SessionOptions Loop::session_options() const {
@@ -139,6 +184,7 @@ std::string Loop::listen(const std::string& text) {
 void Loop::flush(PeerState& state) {
   const std::shared_ptr<Connection> connection = state.connection;
   if (!connection || connection->is_closed || connection->handshake || connection->waits_to_write) return;
+  if (connection->shared) return write_ring(*connection);
   while (state.session.wants_to_write()) {
     parts_.clear();
     state.session.gather(parts_);
@@ -229,7 +275,7 @@ void Loop::arm(Time time) {
 }
 
 std::shared_ptr<PeerState> Loop::connect(const std::string& address, base::Deadline deadline) {
-  if (std::this_thread::get_id() == thread_.get_id()) {
+  if (is_own_thread()) {
     throw UsageError("net.connect", "a handler cannot wait for a connection", "another thread");
   }
   const SocketAddress resolved = resolve(address);

@@ -5,6 +5,8 @@
 #include <asio/steady_timer.hpp>
 #include <atomic>
 #include <condition_variable>
+#include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -17,6 +19,7 @@
 #include "cohort/base/threads/deadline.h"
 #include "cohort/net/internal/handshake.h"
 #include "cohort/net/internal/session.h"
+#include "cohort/net/internal/shared_link.h"
 #include "cohort/net/internal/socket.h"
 #include "cohort/net/node_options.h"
 #include "cohort/net/peer.h"
@@ -39,6 +42,10 @@ struct Connection {
   bool is_connecting = false;
   bool is_closed = false;
   bool waits_to_write = false;
+  // Of a local socket.
+  base::Fd memory_to_send, memory_that_came;
+  std::unique_ptr<SharedLink> shared;  // bytes go there once the handshake is done
+  int num_pollers = 0;                 // threads that look at it: the peer need not ring
 };
 
 struct PeerState : Peer {
@@ -53,6 +60,7 @@ struct PeerState : Peer {
   void send(Message message) override;
   PeerMetrics metrics() const override;
   bool is_down() const override;
+  void poll_until(const std::function<bool()>& is_done) override;
 
   const std::weak_ptr<Loop> loop;
   const Role role;
@@ -81,6 +89,9 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void send(PeerState& peer, Message message);
   PeerMetrics metrics(const PeerState& peer);
   bool is_down(const PeerState& peer);
+  void poll_until(const PeerState& peer, const std::function<bool()>& is_done);
+  void replace_thread();
+  bool is_own_thread() const;
 
  private:
   struct Event {
@@ -92,7 +103,12 @@ class Loop : public std::enable_shared_from_this<Loop> {
 
   template <typename Fn>
   void locked(const Fn& fn);
-  void hand_over(std::vector<Event> events);
+  void hand_over(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done = nullptr);
+  void deliver(Event event);
+  bool is_replaced_thread() const;
+  bool may_look();
+  void start_thread();
+  void run(int generation);
   std::shared_ptr<PeerState> make_peer(Role role);
   SessionOptions session_options() const;
 
@@ -106,8 +122,17 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void read(const std::shared_ptr<Connection>& connection);
   bool read_handshake(const std::shared_ptr<Connection>& connection, Time now);
   bool read_frames(const std::shared_ptr<Connection>& connection, Time now);
+  bool read_socket(const std::shared_ptr<Connection>& connection, Time now);
+  bool read_ring(const std::shared_ptr<Connection>& connection, Time now);
+  void read_bells(const std::shared_ptr<Connection>& connection, Time now);
+  void write_ring(Connection& connection);
+  bool poll(const std::shared_ptr<Connection>& connection);
+  bool poll_awake();
+  void keep_awake(const std::shared_ptr<Connection>& connection);
+  bool let_all_sleep();
+  bool let_sleep(const std::shared_ptr<Connection>& connection);
   void write_handshake(const std::shared_ptr<Connection>& connection);
-  Hello own_hello(const PeerState& peer) const;
+  Hello own_hello(Connection& connection) const;
   bool answer_hello(const std::shared_ptr<Connection>& connection);
   void finish_handshake(const std::shared_ptr<Connection>& connection, Time now);
   void watch(const std::shared_ptr<PeerState>& peer, const Hello& hello);
@@ -129,30 +154,31 @@ class Loop : public std::enable_shared_from_this<Loop> {
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   asio::steady_timer timer_;
-  std::thread thread_;
-  std::vector<std::byte> buffer_;  // of the thread
+  std::atomic<int> generation_{0};  // of the thread that is the node's own
 
   std::mutex mutex_;  // of all below, and of the peers' states
   std::condition_variable changed_;
-  std::vector<Event> events_;  // to be handed over once the mutex is free
+  std::thread thread_;
+  int num_replaced_ = 0;           // threads that were the node's own, and are in a function of the handler
+  std::vector<std::byte> buffer_;  // of whoever reads
+  std::deque<Event> events_;       // to be handed over, in this order
+  std::thread::id hands_over_;     // who does so now; none: nobody
+  std::vector<std::shared_ptr<Connection>> awake_;  // that the node's own thread looks at
+  int num_waiters_ = 0;                             // threads in poll_until()
   std::set<std::shared_ptr<PeerState>> peers_;
   std::list<std::shared_ptr<Connection>> handshakes_;  // that are not done, the oldest first
   std::vector<std::shared_ptr<asio::posix::stream_descriptor>> listeners_;
   std::vector<iovec> parts_;
   Time armed_ = Time::max();
-  bool is_closing_ = false;
+  bool is_closing_ = false, is_stopped_ = false;
 };
 
-// On the loop's thread: runs `fn` under the mutex, then hands over what came of it.
+// Runs `fn` under the mutex, then hands over what came of it, unless another thread does so.
 template <typename Fn>
 void Loop::locked(const Fn& fn) {
-  std::vector<Event> events;
-  {
-    const std::lock_guard lock(mutex_);
-    fn();
-    events.swap(events_);
-  }
-  hand_over(std::move(events));
+  std::unique_lock lock(mutex_);
+  fn();
+  hand_over(lock);
 }
 
 }  // namespace cohort::net::node_detail

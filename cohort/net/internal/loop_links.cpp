@@ -14,6 +14,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
 #include "cohort/base/process.h"
 #include "cohort/net/internal/loop.h"
 
@@ -23,6 +24,26 @@ namespace {
 constexpr std::size_t kMaxStrangers = 64;  // connections that have not proved that they know the secret
 constexpr int kReadsInTurn = 8;            // of one socket, before the others have theirs
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
+
+// A caller makes the memory and sends it with its hello, a listener maps what came. Without memory the socket serves.
+bool make_shared_link(Connection& connection) {
+  if (!is_local(connection.file.native_handle())) return false;
+  const Role role = connection.peer->role;
+  try {
+    if (role == Role::kCaller) {
+      base::SharedMemory memory = SharedLink::make_memory();
+      connection.memory_to_send = memory.take_fd();
+      connection.shared = std::make_unique<SharedLink>(std::move(memory), role);
+    } else if (connection.memory_that_came.is_open() && connection.handshake->peer().has_shared_link) {
+      connection.shared =
+          std::make_unique<SharedLink>(SharedLink::map_memory(connection.memory_that_came), role);
+      connection.memory_that_came.close();
+    }
+  } catch (const SystemError& error) {
+    base::log_warning(base::concat("messages of this host go over a socket: ", base::message_of(error)));
+  }
+  return connection.shared != nullptr;
+}
 
 }  // namespace
 
@@ -147,9 +168,16 @@ void Loop::read(const std::shared_ptr<Connection>& connection) {
   }
 }
 
+bool Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) {
+  if (!connection->shared) return read_socket(connection, now);
+  read_bells(connection, now);
+  return false;
+}
+
 // Both return whether there may be more to read.
 bool Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time now) {
-  const ssize_t size = ::read(connection->file.native_handle(), buffer_.data(), 1024);
+  const ssize_t size = receive_with_descriptor(connection->file.native_handle(),
+                                               std::span(buffer_).first(1024), connection->memory_that_came);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
   if (size <= 0) {
     lose(connection, now,
@@ -175,7 +203,7 @@ bool Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time no
   return !connection->is_closed;
 }
 
-bool Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) {
+bool Loop::read_socket(const std::shared_ptr<Connection>& connection, Time now) {
   PeerState& state = *connection->peer;
   const std::span<std::byte> target = state.session.target();
   // One system call fills what is left of a long payload in place, and reads the frames after it.
@@ -206,19 +234,21 @@ void Loop::take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Mes
 void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
   connection->output += connection->handshake->take_output();
   while (!connection->output.empty()) {
-    const ssize_t size = ::send(connection->file.native_handle(), connection->output.data(),
-                                connection->output.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t size = send_with_descriptor(connection->file.native_handle(), connection->output,
+                                              connection->memory_to_send.get());
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) {
       if (!connection->waits_to_write) wait_to_write(connection);
       return;
     }
     if (size < 0) return lose(connection, Time::clock::now(), std::strerror(errno));
+    connection->memory_to_send.close();
     connection->output.erase(0, static_cast<std::size_t>(size));
   }
 }
 
-Hello Loop::own_hello(const PeerState& peer) const {
+Hello Loop::own_hello(Connection& connection) const {
+  const PeerState& peer = *connection.peer;
   Hello hello;
   hello.name = options_.name;
   hello.incarnation = incarnation_;
@@ -228,6 +258,7 @@ Hello Loop::own_hello(const PeerState& peer) const {
   hello.place = place_;
   hello.process = ::getpid();
   hello.began = began_;
+  hello.has_shared_link = options_.shared_memory && make_shared_link(connection);
   return hello;
 }
 
@@ -236,7 +267,7 @@ Hello Loop::own_hello(const PeerState& peer) const {
 bool Loop::answer_hello(const std::shared_ptr<Connection>& connection) {
   Handshake& handshake = *connection->handshake;
   if (connection->peer) {
-    handshake.set_hello(own_hello(*connection->peer));
+    handshake.set_hello(own_hello(*connection));
     return true;
   }
   const Hello& hello = handshake.peer();
@@ -255,7 +286,7 @@ bool Loop::answer_hello(const std::shared_ptr<Connection>& connection) {
     state.number = hello.session;
   }
   if (connection->peer) {
-    handshake.set_hello(own_hello(*connection->peer));
+    handshake.set_hello(own_hello(*connection));
     return true;
   }
   Hello unknown;  // session 0
@@ -288,6 +319,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
     close_connection(*state.connection);  // it is broken, and this side has not seen it
     state.session.link_down(now);
   }
+  if (!hello.has_shared_link) connection->shared.reset();
   connection->handshake.reset();
   if (state.session.ended()) {
     close_connection(*connection);
@@ -301,7 +333,9 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
     events_.push_back({peer, true, std::nullopt, std::nullopt});
   }
   watch(peer, hello);
-  if (!rest.empty()) {  // frames that came together with the handshake
+  if (connection->shared) {
+    keep_awake(connection);
+  } else if (!rest.empty()) {  // frames that came together with the handshake
     std::vector<Message> messages;
     state.session.consume(std::as_bytes(std::span(rest)), now, messages);
     take_messages(peer, messages);
@@ -329,8 +363,10 @@ void Loop::watch(const std::shared_ptr<PeerState>& peer, const Hello& hello) {
 void Loop::on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t process) {
   const Time now = Time::clock::now();
   const std::shared_ptr<Connection> connection = peer->connection;
-  while (connection && !connection->is_closed && !connection->handshake && !peer->session.ended() &&
-         read_frames(connection, now)) {
+  const auto is_open = [&] {
+    return connection && !connection->is_closed && !connection->handshake && !peer->session.ended();
+  };
+  while (is_open() && (connection->shared ? read_ring(connection, now) : read_socket(connection, now))) {
   }
   peer->session.end(DownKind::kDied, base::concat("died (process ", process, ")"));
   settle(peer, now);

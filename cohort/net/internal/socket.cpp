@@ -8,6 +8,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -132,12 +133,9 @@ base::Fd accept_from(int listener) {
   if (!fd.is_open()) return fd;
   ucred peer{};
   socklen_t size = sizeof peer;
-  sockaddr_storage own{};
-  socklen_t own_size = sizeof own;
-  ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &own_size);
   // Abstract names have no permissions: any user of the host can connect.
-  if (own.ss_family == AF_UNIX && (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
-                                   (peer.uid != ::geteuid() && peer.uid != 0))) {
+  if (is_local(fd.get()) && (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
+                             (peer.uid != ::geteuid() && peer.uid != 0))) {
     fd.close();
     errno = EACCES;  // accept4() has left that of an earlier call
     return fd;
@@ -162,6 +160,50 @@ int connect_error(int socket) {
   socklen_t size = sizeof error;
   if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
   return error;
+}
+
+bool is_local(int socket) {
+  int family = 0;
+  socklen_t size = sizeof family;
+  return ::getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX;
+}
+
+ssize_t send_with_descriptor(int socket, std::string_view bytes, int fd) {
+  iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (fd >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof fd);
+    std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  }
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// There is room for one descriptor: the kernel closes further ones.
+ssize_t receive_with_descriptor(int socket, std::span<std::byte> bytes, base::Fd& fd) {
+  iovec part{bytes.data(), bytes.size()};
+  int came = -1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof came)] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t size = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (size < 0) return size;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    std::memcpy(&came, CMSG_DATA(header), sizeof came);
+    fd = base::Fd(came);
+  }
+  return size;
 }
 
 }  // namespace cohort::net

@@ -2,6 +2,8 @@
 
 #include <sys/socket.h>
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -34,5 +36,12 @@ base::Fd accept_from(int listener);
 base::Fd start_connect(const SocketAddress& address);
 /// 0, or an errno.
 int connect_error(int socket);
+
+/// Whether it is one between processes of this host (AF_UNIX).
+bool is_local(int socket);
+/// send(2) and recv(2) without waiting, of a local socket, with a descriptor beside the first byte. `fd` of the
+/// first may be -1; that of the second stays as it was if none came.
+ssize_t send_with_descriptor(int socket, std::string_view bytes, int fd);
+ssize_t receive_with_descriptor(int socket, std::span<std::byte> bytes, base::Fd& fd);
 
 }  // namespace cohort::net

@@ -1,0 +1,232 @@
+// Links in shared memory, and which thread reads them.
+//
+// A peer rings the bell, a byte over the socket, only where nobody looks at its ring. The node's own thread looks for
+// NodeOptions::spin after what came, and so does a thread that waits for an answer (poll_until()). `num_pollers` counts
+// those; the last one to go puts the reader to sleep, and looks once more. While a thread waits for an answer, the node's
+// own thread sleeps: two that look would take two cores.
+//
+// A function of the handler may run on the node's own thread, and turn out to be long. replace_thread() then starts
+// another one, which is the node's own from then on: `generation_` says which. The old one ends after the function.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <asio/post.hpp>
+#include <cerrno>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/net/internal/loop.h"
+
+namespace cohort::net::node_detail {
+namespace {
+
+constexpr std::size_t kConsumeBytes = 32 * 1024;  // after so many the writer may use the room again
+constexpr int kConsumesInTurn = 32;               // of one ring, before others have theirs
+constexpr int kLooksBetweenSockets = 16;
+
+// Of the thread that runs a loop: which one, and in whose place.
+struct OwnThread {
+  const void* loop = nullptr;
+  int generation = 0;
+};
+thread_local OwnThread own_thread;
+
+void ring_bell(Connection& connection) {
+  const char bell = 0;
+  // A socket that takes none has bells that are not heard yet. Other errors are read by the loop.
+  static_cast<void>(::send(connection.file.native_handle(), &bell, sizeof bell, MSG_NOSIGNAL | MSG_DONTWAIT));
+}
+
+}  // namespace
+
+bool Loop::is_own_thread() const {
+  return own_thread.loop == this && own_thread.generation == generation_;
+}
+
+bool Loop::is_replaced_thread() const {
+  return own_thread.loop == this && own_thread.generation != generation_;
+}
+
+void Loop::run(int generation) {
+  own_thread = {this, generation};
+  Time end{};  // of looking
+  locked([] {});
+  for (unsigned turn = 0; generation == generation_ && !io_.stopped(); ++turn) {
+    if (poll_awake()) {
+      end = Time::clock::now() + options_.spin;
+    } else if (Time::clock::now() >= end || !may_look()) {
+      if (let_all_sleep()) io_.run_one();
+      end = Time::clock::now() + options_.spin;
+    } else {
+      std::this_thread::yield();
+    }
+    if (turn % kLooksBetweenSockets == 0) io_.poll();
+  }
+  own_thread = {};
+  const std::lock_guard lock(mutex_);
+  if (generation != generation_) --num_replaced_;
+  changed_.notify_all();
+}
+
+void Loop::replace_thread() {
+  const std::lock_guard lock(mutex_);
+  if (is_stopped_ || !thread_.joinable() || hands_over_ != thread_.get_id()) return;
+  std::thread old;
+  old.swap(thread_);
+  try {
+    start_thread();
+  } catch (const std::system_error&) {  // no thread can be had: the function holds the others up
+    --generation_;
+    thread_.swap(old);
+    return;
+  }
+  old.detach();
+  ++num_replaced_;
+  hands_over_ = std::thread::id();
+}
+
+// From here to poll(): under the mutex.
+void Loop::write_ring(Connection& connection) {
+  PeerState& state = *connection.peer;
+  RingWriter& ring = connection.shared->writer();
+  try {
+    while (state.session.wants_to_write()) {
+      parts_.clear();
+      state.session.gather(parts_);
+      if (parts_.empty()) break;
+      const std::size_t size = ring.write(parts_);
+      state.counts.bytes_sent += size;
+      if (size > 0) state.session.written(size, Time::clock::now());
+      if (size == 0 && ring.wait_for_room()) {
+        connection.waits_to_write = true;
+        break;
+      }
+    }
+  } catch (const CommError& error) {
+    state.session.end(DownKind::kFailed, base::message_of(error));
+    return post_settle(connection.peer);
+  }
+  if (ring.take_bell()) ring_bell(connection);
+}
+
+bool Loop::read_ring(const std::shared_ptr<Connection>& connection, Time now) {
+  PeerState& state = *connection->peer;
+  RingReader& ring = connection->shared->reader();
+  bool has_read = false;
+  std::vector<Message> messages;
+  try {
+    for (int i = 0; i < kConsumesInTurn && !state.session.ended(); ++i) {
+      std::span<const std::byte> bytes = ring.peek();
+      if (bytes.empty()) break;
+      bytes = bytes.first(std::min(bytes.size(), kConsumeBytes));
+      state.session.consume(bytes, now, messages);
+      ring.consume(bytes.size());
+      if (ring.take_bell()) ring_bell(*connection);
+      state.counts.bytes_received += bytes.size();
+      has_read = true;
+    }
+  } catch (const CommError& error) {
+    state.session.end(DownKind::kFailed, base::message_of(error));
+  }
+  take_messages(connection->peer, messages);
+  return has_read;
+}
+
+void Loop::read_bells(const std::shared_ptr<Connection>& connection, Time now) {
+  bool is_over = false;
+  while (true) {
+    const ssize_t size =
+        ::recv(connection->file.native_handle(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+    if (size > 0 || (size < 0 && errno == EINTR)) continue;
+    is_over = size == 0 || errno != EAGAIN;
+    break;
+  }
+  // What the peer wrote before it went is read first.
+  while (read_ring(connection, now) && is_over && !connection->peer->session.ended()) {
+  }
+  if (is_over) return lose(connection, now, "the connection was closed");
+  connection->waits_to_write = false;
+  keep_awake(connection);
+}
+
+bool Loop::poll(const std::shared_ptr<Connection>& connection) {
+  if (connection->is_closed) return false;
+  const bool has_room = connection->waits_to_write && connection->shared->writer().has_room();
+  if (!has_room && !connection->shared->reader().has_bytes()) return false;
+  if (has_room) connection->waits_to_write = false;
+  const std::shared_ptr<PeerState> peer = connection->peer;
+  const Time now = Time::clock::now();
+  read_ring(connection, now);
+  flush(*peer);
+  settle(peer, now);
+  return true;
+}
+
+// Under the mutex. The node's own thread looks at the link until let_all_sleep().
+void Loop::keep_awake(const std::shared_ptr<Connection>& connection) {
+  if (std::find(awake_.begin(), awake_.end(), connection) != awake_.end()) return;
+  awake_.push_back(connection);
+  ++connection->num_pollers;
+  connection->shared->reader().wake();
+}
+
+// Under the mutex. False where there are bytes to read, and the link stays awake.
+bool Loop::let_sleep(const std::shared_ptr<Connection>& connection) {
+  if (connection->num_pollers == 1 && !connection->is_closed && !connection->shared->reader().sleep())
+    return false;
+  --connection->num_pollers;
+  return true;
+}
+
+bool Loop::poll_awake() {
+  bool has_moved = false;
+  locked([&] {
+    const std::vector<std::shared_ptr<Connection>> links = awake_;  // one that breaks changes it
+    for (const auto& link : links) has_moved = poll(link) || has_moved;
+  });
+  return has_moved;
+}
+
+bool Loop::may_look() {
+  const std::lock_guard lock(mutex_);
+  return !awake_.empty() && num_waiters_ == 0;
+}
+
+bool Loop::let_all_sleep() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(awake_, [this](const auto& link) { return let_sleep(link); });
+  return awake_.empty();
+}
+
+void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_done) {
+  if (options_.spin.count() <= 0) return;
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Connection> connection = state.connection;
+  if (!connection || connection->is_closed || connection->handshake || !connection->shared) return;
+  ++num_waiters_;
+  ++connection->num_pollers;
+  connection->shared->reader().wake();
+  Time end = Time::clock::now() + options_.spin;
+  while (!is_done() && !connection->is_closed) {
+    if (poll(connection)) {
+      hand_over(lock, is_done);
+      end = Time::clock::now() + options_.spin;
+    } else if (Time::clock::now() >= end) {
+      break;
+    } else {
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    }
+  }
+  --num_waiters_;
+  if (let_sleep(connection)) return;
+  keep_awake(connection);  // there is more, which is for others
+  --connection->num_pollers;
+  asio::post(io_, [] {});
+}
+
+}  // namespace cohort::net::node_detail
