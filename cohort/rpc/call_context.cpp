@@ -20,6 +20,9 @@ base::Deadline remaining_deadline() {
 CallScope::CallScope(const CallContext& context) : outer_(current) {
   current = &context;
 }
+CallScope::CallScope(std::nullptr_t) : outer_(current) {
+  current = nullptr;
+}
 CallScope::~CallScope() {
   current = outer_;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <stop_token>
 #include <string>
 
@@ -28,6 +29,8 @@ base::Deadline remaining_deadline();
 class CallScope {
  public:
   explicit CallScope(const CallContext& context);
+  /// None is the current one.
+  explicit CallScope(std::nullptr_t);
   ~CallScope();
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;

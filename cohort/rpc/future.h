@@ -36,7 +36,8 @@ class Future {
     return encoded_.wait(deadline);
   }
   /// Has `fn`, which must not throw, called once it is there: by the thread that sets it, or at once. For a call that is the
-  /// agent's thread, which reads for all workers: `fn` must not wait, call rpc_sync(), or compute for long.
+  /// agent's thread, or one that waits for a call, which read for all: `fn` must not wait, call rpc_sync(), or compute for
+  /// long.
   void on_ready(std::function<void()> fn) const { encoded_.on_ready(std::move(fn)); }
 
   /// Returns the value, once, or throws the error. A remote call ends at its own deadline; within a handler the

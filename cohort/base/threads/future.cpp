@@ -11,9 +11,10 @@
 namespace cohort::base::future_detail {
 
 bool State::wait(Deadline deadline) {
-  if (done()) return true;
-  std::unique_lock lock(mutex_);
   const auto is_done = [this] { return done(); };
+  if (done()) return true;
+  if (helper_ && !deadline.expired()) helper_(is_done);
+  std::unique_lock lock(mutex_);
   return base::wait(finished_, lock, is_done, deadline);
 }
 

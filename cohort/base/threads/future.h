@@ -24,13 +24,17 @@
 /// base/threads/serial_queue.h and base/threads/thread_pool.h make futures of the functions that they run.
 namespace cohort::base {
 
+/// Called by each thread that begins to wait for a result, before it sleeps: it may bring the result about itself. Comes
+/// back soon, whether `is_done()` or not, and does not throw.
+using WaitHelper = std::function<void(const std::function<bool()>& is_done)>;
+
 namespace future_detail {
 
 // What a result shares with those who wait for it. It is set once.
 class State {
  public:
   /// `what`, a literal or interned, names the result in messages.
-  explicit State(const char* what) : what_(what) {}
+  explicit State(const char* what, WaitHelper helper = nullptr) : what_(what), helper_(std::move(helper)) {}
   virtual ~State() = default;
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -58,6 +62,7 @@ class State {
 
  private:
   const char* const what_;
+  const WaitHelper helper_;
   std::atomic<bool> done_{false};
   std::condition_variable finished_;
   std::exception_ptr error_;  // written before done_
@@ -206,7 +211,8 @@ template <typename T>
 class Promise {
  public:
   /// `what`, a literal or interned, names the result in messages.
-  explicit Promise(const char* what) : state_(std::make_shared<future_detail::ValueState<T>>(what)) {}
+  explicit Promise(const char* what, WaitHelper helper = nullptr)
+      : state_(std::make_shared<future_detail::ValueState<T>>(what, std::move(helper))) {}
   ~Promise() {
     if (state_ == nullptr || state_->done()) return;
     set_error(std::make_exception_ptr(

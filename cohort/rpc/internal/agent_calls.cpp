@@ -58,7 +58,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   references_->check_own(arguments.references);
   const milliseconds timeout = target.timeout.value_or(options_.timeout);
   const base::Deadline deadline = base::Deadline(timeout).sooner(remaining_deadline());
-  Pending pending("the result of a remote call");
+  Pending pending("the result of a remote call", helper_of(target.worker));
   pending.worker = target.worker;
   pending.function = function;
   pending.timeout = timeout;

@@ -1,9 +1,11 @@
 // The calls that an agent answers. Messages come on the node's thread, which must not wait: take() decodes and
 // dispatches, and the pool runs the handler. A call stands in `running_` until its answer is on its way. A
-// caller that gave up or is gone takes it out, and asks the handler to stop; its answer is dropped then. A call
+// caller that gave up or is gone takes it out, and asks the handler to stop; its answer is dropped then. A handler
+// that is quick as a rule runs on the node's thread (agent_threads.cpp). A call
 // made by remote() is no caller's alone, so it continues when its caller is gone: others may hold its result.
 // References that came as arguments may have to wait for their owners before the handler begins.
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <limits>
 #include <utility>
@@ -21,7 +23,40 @@ namespace cohort::rpc {
 
 using std::chrono::nanoseconds;
 
+namespace {
+
+thread_local AgentState* of_this_handler = nullptr;
+
+// The agent whose handler this thread runs, while it lives.
+class HandlerScope {
+ public:
+  explicit HandlerScope(AgentState* agent) : outer_(std::exchange(of_this_handler, agent)) {}
+  ~HandlerScope() { of_this_handler = outer_; }
+  HandlerScope(const HandlerScope&) = delete;
+  HandlerScope& operator=(const HandlerScope&) = delete;
+
+ private:
+  AgentState* const outer_;
+};
+
+// A message may come on a thread that waits for an answer: what that thread does is nothing to the message.
+class DeliveryScope {
+ public:
+  DeliveryScope() {
+    if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) modes_.emplace(false);
+  }
+
+ private:
+  const CallScope call_{nullptr};
+  const HandlerScope handler_{nullptr};
+  const NoContextScope context_;
+  std::optional<c10::InferenceMode> modes_;
+};
+
+}  // namespace
+
 void AgentState::take(const std::string& from, net::Message message) {
+  const DeliveryScope delivery;
   try {
     std::shared_ptr<void> credit = std::move(message.credit);
     auto [encoded, wires] = to_encoded(message);
@@ -126,39 +161,21 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     running_.emplace(job.key, std::move(running));
     ++metrics_.calls_handled;
   }
-  const References::List references = arguments.references;
-  if (!references.empty()) credit.reset();  // the answers of their owners may need it
-  auto submit = [self = shared_from_this(), job = std::move(job), arguments = std::move(arguments),
-                 credit = std::move(credit)]() mutable {
-    try {
-      self->pool_->submit(
-          "remote call", [self, job, arguments = std::move(arguments), credit = std::move(credit)]() mutable {
-            credit.reset();
-            self->run(job, std::move(arguments));
-          });
-    } catch (...) {  // no thread can be had
-      self->fail_job(job, std::current_exception());
+  if (arguments.references.empty()) {
+    if (may_run_here(job.function)) {
+      credit.reset();
+      return run_here(job, std::move(arguments));
     }
-  };
-  if (references.empty()) return submit();
-  references_->when_settled(references, std::move(submit));
+    return run_on_pool(job, std::move(arguments), std::move(credit));
+  }
+  const References::List references = arguments.references;
+  references_->when_settled(references, [self = shared_from_this(), job = std::move(job),
+                                         arguments = std::move(arguments)]() mutable {
+    self->run_on_pool(job, std::move(arguments), nullptr);
+  });
 }
 
 namespace {
-
-thread_local AgentState* of_this_handler = nullptr;
-
-// The agent whose handler this thread runs, while it lives.
-class HandlerScope {
- public:
-  explicit HandlerScope(AgentState* agent) : outer_(std::exchange(of_this_handler, agent)) {}
-  ~HandlerScope() { of_this_handler = outer_; }
-  HandlerScope(const HandlerScope&) = delete;
-  HandlerScope& operator=(const HandlerScope&) = delete;
-
- private:
-  AgentState* const outer_;
-};
 
 void answer_backward_part(const Encoded& arguments, const Reply& reply) {
   Encoded gradients;
@@ -203,6 +220,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
     return keep(job, {},
                 std::make_exception_ptr(TimeoutError("rpc.remote", job.function + " did not begin in time")));
   }
+  const auto begin = base::Deadline::Clock::now();
   try {
     const RemoteFunction found = find_function(job.function);
     const CallScope scope(job.call);
@@ -223,6 +241,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
   } catch (...) {
     fail_job(job, std::current_exception());
   }
+  note_run(job.function, base::Deadline::Clock::now() - begin);
 }
 
 // The value of an object. A parameter is copied, since an optimizer may step while it is sent.

@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "cohort/base/cpu.h"
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
 #include "cohort/base/log.h"
@@ -57,12 +58,6 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
       base::ThreadPool::Options{.name = "rpc", .max_threads = options_.num_threads});
   timers_ = std::make_unique<Timers>();
   references_ = std::make_shared<References>(self_.id, weak_from_this());
-  net::NodeOptions node;
-  node.name = self_.name;
-  node.secret = options_.secret;
-  node.silence = options_.silence;
-  node.heartbeat = std::min(node.heartbeat, options_.silence / 8);
-  node_ = std::make_unique<net::Node>(std::move(node), std::make_shared<Handler>(weak_from_this()));
   // A second agent of this worker over the same store meets the second ones of the others.
   const std::int64_t round = store.add(base::concat("rpc/agents of ", self_.id), 1);
   const auto gather = [&](const char* key, const std::string& word) {
@@ -75,9 +70,10 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   };
   std::string listen = options_.listen;
   const std::vector<std::string> hosts = gather("host", base::machine_id());
+  const auto workers_here = std::count(hosts.begin(), hosts.end(), base::machine_id());
+  make_node(static_cast<int>(workers_here));
   if (listen == "auto") {
-    const bool is_one_host = std::all_of(hosts.begin(), hosts.end(),
-                                         [](const std::string& host) { return host == base::machine_id(); });
+    const bool is_one_host = workers_here == world_size;
     listen = is_one_host ? "unix:@cohort-" + base::random_word() : "0.0.0.0:0";
   }
   const std::map<std::string, std::string> signatures = all_signatures();
@@ -105,6 +101,17 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   }
   connect(world_size, addresses, deadline);
   handle_early_events();
+}
+
+void AgentState::make_node(int workers_of_host) {
+  net::NodeOptions options;
+  options.name = self_.name;
+  options.secret = options_.secret;
+  options.silence = options_.silence;
+  options.heartbeat = std::min(options.heartbeat, options_.silence / 8);
+  const bool has_cores = workers_of_host <= base::CpuSet::of_process().size();
+  options.spin = options_.spin.value_or(std::chrono::microseconds(has_cores ? 50 : 0));
+  node_ = std::make_unique<net::Node>(std::move(options), std::make_shared<Handler>(weak_from_this()));
 }
 
 // Later events are kept too until all early ones are handled: the node's thread would overtake this one.
@@ -308,7 +315,7 @@ void AgentState::shutdown(base::Deadline deadline) {
 
 // The sources of events end first, then what waits for events, then the threads that handlers run on.
 void AgentState::stop() {
-  node_.reset();
+  if (node_) node_->stop();
   if (timers_) timers_->stop();
   std::map<std::uint64_t, Pending> calls;
   std::vector<std::stop_source> handlers;

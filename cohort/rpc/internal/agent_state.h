@@ -65,7 +65,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   };
   // A call that this agent made.
   struct Pending {
-    explicit Pending(const char* what) : promise(what) {}
+    Pending(const char* what, base::WaitHelper helper) : promise(what, std::move(helper)) {}
     base::Promise<Encoded> promise;
     std::string worker, function;
     std::chrono::milliseconds timeout{0};
@@ -89,6 +89,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   };
   class Handler;
 
+  void make_node(int workers_of_host);
   void connect(int world_size, const std::vector<std::string>& addresses, base::Deadline deadline);
   void handle_early_events();
   void on_connect(const std::shared_ptr<net::Peer>& peer);
@@ -100,6 +101,11 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_call(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void on_make(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
+  bool may_run_here(const std::string& function) const;
+  void run_here(const Job& job, Encoded arguments);
+  void run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<void> credit);
+  void note_run(const std::string& function, base::Deadline::Clock::duration time);
+  base::WaitHelper helper_of(const std::string& worker);
   void run(const Job& job, Encoded arguments);
   void fail_job(const Job& job, const std::exception_ptr& error);
   void run_fetch(const Job& job, const Encoded& arguments, const RemoteFunction& function);
@@ -137,7 +143,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   const AgentOptions options_;
   std::unique_ptr<base::ThreadPool> pool_;
   std::unique_ptr<Timers> timers_;
-  std::unique_ptr<net::Node> node_;
+  std::unique_ptr<net::Node> node_;  // from join() on
   std::shared_ptr<References> references_;
   Contexts contexts_;
 
@@ -153,6 +159,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   bool has_joined_ = false, is_stopped_ = false;
   std::map<std::uint64_t, Pending> pending_;
   std::map<RunningKey, Running> running_;
+  std::map<std::string, int> quick_runs_;  // by function: in a row; below 0: so many are to come first
   std::uint64_t next_call_ = 1;
   AgentMetrics metrics_;
 };

@@ -32,6 +32,11 @@ ContextScope::~ContextScope() {
   if (*at == this) *at = outer_;
 }
 
+NoContextScope::NoContextScope() : outer_(std::exchange(current_scope, nullptr)) {}
+NoContextScope::~NoContextScope() {
+  current_scope = outer_;
+}
+
 ContextScope* ContextScope::recording(const void* home) {
   ContextScope* const scope = current_scope;
   return scope != nullptr && scope->context_->is_of(home) && at::GradMode::is_enabled() ? scope : nullptr;

@@ -48,4 +48,16 @@ class ContextScope {
   std::vector<std::shared_ptr<RecordedCall>> calls_;
 };
 
+/// While it lives no context is the current one of this thread, which does another's work.
+class NoContextScope {
+ public:
+  NoContextScope();
+  ~NoContextScope();
+  NoContextScope(const NoContextScope&) = delete;
+  NoContextScope& operator=(const NoContextScope&) = delete;
+
+ private:
+  ContextScope* const outer_;
+};
+
 }  // namespace cohort::rpc

@@ -1,0 +1,76 @@
+// Which thread reads an answer, and which one runs a handler: waking a thread costs more than a short call.
+//
+// A thread that waits for an answer first reads for itself what comes from the worker (net::Peer::poll_until()).
+//
+// A function whose last runs were quick runs on the node's thread. Should it be long this time, nothing else is read
+// meanwhile; so another thread takes the node's place: as the function begins to wait for a call of its own, or by a timer,
+// and the function goes to the pool for its next runs.
+#include "cohort/rpc/internal/agent_state.h"
+
+namespace cohort::rpc {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr microseconds kQuick(50);        // a run that is as short as this
+constexpr int kRunsBefore = 16;           // so many in a row before one runs on the node's thread
+constexpr int kRunsAfterLong = 1000;      // after one that was longer
+constexpr microseconds kPatience(1'000);  // until another thread takes the node's place
+
+}  // namespace
+
+base::WaitHelper AgentState::helper_of(const std::string& worker) {
+  std::shared_ptr<net::Peer> peer;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = workers_.find(worker);
+    if (found == workers_.end()) return nullptr;
+    peer = found->second.peer;
+  }
+  return [self = weak_from_this(), peer](const std::function<bool()>& is_done) {
+    if (peer != nullptr) peer->poll_until(is_done);
+    if (is_done()) return;
+    if (const auto state = self.lock(); state != nullptr && state->node_->is_own_thread())
+      state->node_->replace_thread();
+  };
+}
+
+bool AgentState::may_run_here(const std::string& function) const {
+  if (!node_->is_own_thread()) return false;
+  const std::lock_guard lock(mutex_);
+  const auto found = quick_runs_.find(function);
+  return found != quick_runs_.end() && found->second >= kRunsBefore;
+}
+
+void AgentState::run_here(const Job& job, Encoded arguments) {
+  const auto replace = [self = weak_from_this()] {
+    if (const auto state = self.lock()) state->node_->replace_thread();
+  };
+  const Timers::Key timer = timers_->add(base::Deadline::Clock::now() + kPatience, replace);
+  run(job, std::move(arguments));
+  timers_->remove(timer);
+}
+
+void AgentState::run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<void> credit) {
+  try {
+    pool_->submit("remote call", [self = shared_from_this(), job, arguments = std::move(arguments),
+                                  credit = std::move(credit)]() mutable {
+      credit.reset();
+      self->run(job, std::move(arguments));
+    });
+  } catch (...) {  // no thread can be had
+    fail_job(job, std::current_exception());
+  }
+}
+
+void AgentState::note_run(const std::string& function, base::Deadline::Clock::duration time) {
+  const std::lock_guard lock(mutex_);
+  int& runs = quick_runs_[function];
+  if (time > kQuick) {
+    runs = kRunsBefore - kRunsAfterLong;
+  } else if (runs < kRunsBefore) {
+    ++runs;
+  }
+}
+
+}  // namespace cohort::rpc

@@ -1,0 +1,133 @@
+// Which thread reads an answer, and which one runs a handler.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "cohort/rpc/agent.h"
+#include "cohort/rpc/dist_autograd.h"
+#include "tests/rpc/job.h"
+#include "tests/support/gate.h"
+#include "tests/support/patience.h"
+
+namespace cohort::rpc {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::seconds;
+using test::agent_of;
+using test::Job;
+
+constexpr int kMany = 60;  // more calls than it takes for a quick function
+
+std::uint64_t thread_of_handler() {
+  return std::hash<std::thread::id>()(std::this_thread::get_id());
+}
+test::Gate* gate_of_quick = nullptr;
+// Quick, but for where it waits for open_gate_of_quick().
+int quick_or_waits(bool waits) {
+  if (waits) gate_of_quick->wait();
+  return 1;
+}
+void open_gate_of_quick() {
+  gate_of_quick->open();
+}
+int number_of_w0() {
+  return 7;
+}
+// Quick, but for where it calls w0, and a further function of this worker there.
+int quick_or_calls(bool calls) {
+  return calls ? agent_of("w1").rpc_sync<number_of_w0>("w0") : 7;
+}
+at::Tensor twice_as_much(const at::Tensor& x) {
+  return 2 * x;
+}
+void wait_for_gate() {
+  gate_of_quick->wait();
+}
+COHORT_REMOTE(thread_of_handler);
+COHORT_REMOTE(quick_or_waits);
+COHORT_REMOTE(open_gate_of_quick);
+COHORT_REMOTE(number_of_w0);
+COHORT_REMOTE(quick_or_calls);
+COHORT_REMOTE(twice_as_much);
+COHORT_REMOTE(wait_for_gate);
+
+AgentOptions options_with_spin(microseconds spin) {
+  AgentOptions options;
+  options.spin = spin;
+  return options;
+}
+
+TEST(AgentThreadsTest, AQuickFunctionStaysOnTheThreadThatReadsCalls) {
+  Job job(2, options_with_spin(microseconds(0)));
+  std::uint64_t last = 0;
+  int in_a_row = 0;  // the pool's only thread would be one too: the two are told apart below
+  for (int i = 0; i < 2000 && in_a_row < kMany; ++i) {
+    const auto thread = job[0].rpc_sync<thread_of_handler>("w1");
+    in_a_row = thread == last ? in_a_row + 1 : 0;
+    last = thread;
+  }
+  EXPECT_EQ(in_a_row, kMany);
+  // A call of itself is on the pool, always.
+  for (int i = 0; i < kMany; ++i) EXPECT_NE(job[1].rpc_sync<thread_of_handler>("w1"), last);
+  job.shutdown();
+}
+
+TEST(AgentThreadsTest, AQuickFunctionThatWaitsHoldsNobodyUp) {
+  for (const microseconds spin : {microseconds(0), microseconds(50)}) {
+    Job job(2, options_with_spin(spin));
+    test::Gate gate;
+    gate_of_quick = &gate;
+    for (int i = 0; i < kMany; ++i) job[0].rpc_sync<quick_or_waits>("w1", false);
+    auto waiting = job[0].rpc_async<quick_or_waits>("w1", true);
+    job[0].rpc_sync<open_gate_of_quick>("w1");
+    EXPECT_EQ(waiting.get(), 1);
+    for (int i = 0; i < kMany; ++i) job[0].rpc_sync<quick_or_waits>("w1", false);
+    job.shutdown();
+  }
+}
+
+TEST(AgentThreadsTest, AQuickFunctionMayCallOthersAndIsCalledMeanwhile) {
+  for (const microseconds spin : {microseconds(0), microseconds(50)}) {
+    Job job(2, options_with_spin(spin));
+    for (int i = 0; i < kMany; ++i) EXPECT_EQ(job[0].rpc_sync<quick_or_calls>("w1", false), 7);
+    std::vector<Future<int>> futures;
+    for (int i = 0; i < kMany; ++i) futures.push_back(job[0].rpc_async<quick_or_calls>("w1", i % 3 == 0));
+    for (auto& future : futures) EXPECT_EQ(future.get(), 7);
+    job.shutdown();
+  }
+}
+
+// Whoever waits longest reads for the others too, and its own modes are nothing to them.
+TEST(AgentThreadsTest, AThreadThatWaitsReadsForOthersAndLeavesTheirGraphsAlone) {
+  Job job(2, options_with_spin(seconds(10)));
+  test::Gate gate;
+  gate_of_quick = &gate;
+  std::atomic<bool> begins{false};
+  std::thread without_grad([&] {
+    const c10::InferenceMode inference;
+    auto future = job[0].rpc_async<wait_for_gate>("w1");
+    begins = true;
+    future.get();
+  });
+  while (!begins) std::this_thread::yield();
+  for (int i = 0; i < kMany; ++i) {
+    const at::Tensor x = at::ones({2}).requires_grad_();
+    dist_autograd::Context context(job[0]);
+    const at::Tensor y = job[0].rpc_sync<twice_as_much>("w1", x);
+    ASSERT_TRUE(y.requires_grad());
+    ASSERT_FALSE(y.is_inference());
+    dist_autograd::backward(context, {y.sum()});
+    EXPECT_TRUE(at::equal(dist_autograd::get_gradients(context).at(0).second, at::full({2}, 2.)));
+  }
+  gate.open();
+  without_grad.join();
+  job.shutdown();
+}
+
+}  // namespace
+}  // namespace cohort::rpc
