@@ -1,19 +1,29 @@
 // The blocks of code in CONTRIBUTING.md, "Extending it", compiled and used. Each stands here as it stands
-// there.
+// there. The blocks of docs/guide/plugin_examples.md are whole sources, plugin_*.cpp, which a library for
+// `--load` has too.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/linear.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <limits>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/checkpoint/tensor_format.h"
 #include "cohort/comm/backend.h"
+#include "cohort/comm/group.h"
 #include "cohort/data/dataset.h"
 #include "cohort/data/sampler_factory.h"
 #include "cohort/data/transforms/transform_registry.h"
@@ -29,9 +39,10 @@
 #include "cohort/pipeline/simulate.h"
 #include "cohort/train/callback.h"
 #include "cohort/train/task.h"
-#include "tests/cli/store_exchange.h"
+#include "tests/support/ranks.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
 
 namespace {
 
@@ -144,16 +155,17 @@ COHORT_REGISTER_COMM_HOOK("sum", [] {
   });
 });
 
-struct StoreBackend : c10d::Backend, test::StoreExchange {
-  explicit StoreBackend(auto& job) : Backend(job.rank, job.size), StoreExchange(job) {}
-  const std::string getBackendName() const override { return "over_store"; }
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& call) override {
-    exchange(at::zeros({1}), call.timeout);
-    return c10::make_intrusive<test::CompletedWork>();
+struct Alone : c10d::Backend {
+  struct Done : c10d::Work { Done() { finish(); } };
+  explicit Alone(const comm::BackendOptions& job) : Backend(job.rank, job.size) {}
+  const std::string getBackendName() const override { return "alone"; }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&,
+                                           const c10d::AllreduceOptions&) override {
+    return c10::make_intrusive<Done>();
   }
 };
-COHORT_REGISTER_BACKEND("over_store", {.make = [](auto& options) {
-  return comm::BackendInstance{.backend = c10::make_intrusive<StoreBackend>(options)}; }});
+COHORT_REGISTER_BACKEND("alone", {.make = [](auto& options) {
+  return comm::BackendInstance{.backend = c10::make_intrusive<Alone>(options)}; }});
 
 COHORT_REGISTER_TENSOR_FORMAT("labelled", {
   .extension = "labelled",
@@ -184,29 +196,40 @@ struct LogLoss : train::Callback {
 
 // clang-format on
 
-// The blocks of C++ in the section "Extending it".
-std::vector<std::string> blocks_of_page() {
-  const std::string page = test::read_file(test::source_dir() / "CONTRIBUTING.md");
-  const std::size_t begin = page.find("\n## Extending it\n");
-  const std::string section = page.substr(begin, page.find("\n## ", begin + 1) - begin);
+// The blocks of C++ in `text`.
+std::vector<std::string> blocks_of(const std::string& text) {
   const std::string open = "\n```cpp\n", close = "```\n";
   std::vector<std::string> blocks;
-  for (std::size_t at = section.find(open); at != std::string::npos; at = section.find(open, at)) {
+  for (std::size_t at = text.find(open); at != std::string::npos; at = text.find(open, at)) {
     at += open.size();
-    blocks.push_back(section.substr(at, section.find(close, at) - at));
+    blocks.push_back(text.substr(at, text.find(close, at) - at));
   }
   return blocks;
 }
 
 TEST(ExtensionExamplesTest, StandHereAsTheyStandInCONTRIBUTING) {
   const std::string here = test::read_file(test::source_dir() / "tests/cli/extension_examples_test.cpp");
-  const std::vector<std::string> blocks = blocks_of_page();
+  const std::string page = test::read_file(test::source_dir() / "CONTRIBUTING.md");
+  const std::size_t begin = page.find("\n## Extending it\n");
+  const std::vector<std::string> blocks =
+      blocks_of(page.substr(begin, page.find("\n## ", begin + 1) - begin));
   EXPECT_EQ(blocks.size(), 15u);
   std::size_t at = 0;
   for (const std::string& block : blocks) {
     const std::size_t found = here.find("\n" + block, at);
     EXPECT_NE(found, std::string::npos) << block;
     if (found != std::string::npos) at = found + block.size();
+  }
+}
+
+TEST(ExtensionExamplesTest, WholePlugInsStandInTheGuideAsTheyAreCompiled) {
+  const std::vector<std::string> blocks =
+      blocks_of(test::read_file(test::source_dir() / "docs/guide/plugin_examples.md"));
+  const std::vector<std::string> sources = {"plugin_store_backend.cpp", "plugin_lion.cpp",
+                                            "plugin_scaled_fp16.cpp"};
+  ASSERT_EQ(blocks.size(), sources.size());
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    EXPECT_EQ(blocks[i], test::read_file(test::source_dir() / "tests/cli" / sources[i])) << sources[i];
   }
 }
 
@@ -257,7 +280,11 @@ TEST(ExtensionExamplesTest, ATaskMakesOneUpdate) {
 
 TEST(ExtensionExamplesTest, OfRanksAndFilesAreKnownByTheirNames) {
   EXPECT_TRUE(parallel::make_comm_hook("sum"));
-  EXPECT_NO_THROW(comm::check_backend_name("over_store"));
+  const comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 0, 1, "alone",
+                                             test::kSlowdown * std::chrono::seconds(10));
+  at::Tensor sum = at::ones({2});
+  group.all_reduce(sum).wait();
+  EXPECT_TRUE(at::equal(sum, at::ones({2})));
   EXPECT_TRUE(parallel::gradient_sync_type("averaging").make != nullptr);
   const test::TempDir folder;
   const checkpoint::TensorFormat format = checkpoint::tensor_format("labelled");
@@ -268,6 +295,71 @@ TEST(ExtensionExamplesTest, OfRanksAndFilesAreKnownByTheirNames) {
   EXPECT_EQ(read[0].first, "w");
   EXPECT_TRUE(at::equal(read[0].second, at::ones({2})));
   LogLoss().on_epoch_end({});
+}
+
+TEST(ExtensionExamplesTest, RanksOverTheStoreReduceBroadcastGatherAndWaitForEachOther) {
+  std::atomic<int> num_come = 0;
+  test::run_ranks(2, "over_store", [&](comm::Group& group) {
+    const at::Tensor own = at::full({3}, group.rank() + 1.0f);
+    at::Tensor sum = own.clone(), largest = own.clone(), of_1 = own.clone(), all = at::empty({2, 3});
+    group.all_reduce(sum).wait();
+    EXPECT_TRUE(at::equal(sum, at::full({3}, 3.0f)));
+    group.all_reduce(largest, comm::ReduceOp::MAX).wait();
+    EXPECT_TRUE(at::equal(largest, at::full({3}, 2.0f)));
+    group.broadcast(of_1, 1).wait();
+    EXPECT_TRUE(at::equal(of_1, at::full({3}, 2.0f)));
+    group.all_gather(all, own).wait();
+    EXPECT_TRUE(at::equal(all, at::stack({at::full({3}, 1.0f), at::full({3}, 2.0f)})));
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(sum, comm::ReduceOp::MIN).wait(), UsageError,
+                             "over_store has only sums and maxima");
+
+    const auto backend = group.process_group()->getBackend(c10::kCPU);
+    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ++num_come;
+    EXPECT_TRUE(backend->barrier()->wait());
+    EXPECT_EQ(num_come.load(), 2);
+  });
+}
+
+TEST(ExtensionExamplesTest, AnOptimizerCountsSavesAndRestoresItsTensorOfState) {
+  const auto make = [](const at::Tensor& parameter) {
+    return optim::make_optimizer({.name = "lion", .lr = 0.5, .weight_decay = 0.1}, {{.params = {parameter}}});
+  };
+  at::Tensor p = at::ones({2}).requires_grad_();
+  const auto lion = make(p);
+  EXPECT_EQ(lion->state_bytes(lion->param_groups()[0], p), 8);
+  p.mutable_grad() = at::tensor({3.0f, -2.0f});
+  lion->step();
+  EXPECT_TRUE(at::allclose(p.detach(), at::tensor({0.45f, 1.45f})));
+  EXPECT_TRUE(at::allclose(lion->state().tensors.at("state.0.exp_avg"), at::tensor({0.03f, -0.02f})));
+
+  at::Tensor q = p.detach().clone().requires_grad_();
+  const auto restored = make(q);
+  restored->load_state(lion->state());
+  for (at::Tensor* parameter : {&p, &q}) parameter->mutable_grad() = at::tensor({-0.1f, 0.1f});
+  lion->step();
+  restored->step();
+  // The average outweighs a small gradient of the other sign.
+  EXPECT_TRUE(at::allclose(p.detach(), at::tensor({-0.0725f, 1.8775f})));
+  EXPECT_TRUE(at::equal(p.detach(), q.detach()));
+}
+
+TEST(ExtensionExamplesTest, AHookOfTwoCollectivesSumsWhatHalfCannotHold) {
+  test::run_ranks(2, "over_store", [](comm::Group& group) {
+    const parallel::CommHook hook = parallel::make_comm_hook("scaled_fp16");
+    const auto sum = [&](const at::Tensor& flat) {
+      c10d::GradBucket bucket(0, 1, flat, {0}, {3}, {flat.sizes()}, {}, std::nullopt);
+      const auto reduction = hook({bucket, group, std::chrono::milliseconds(0)});
+      EXPECT_TRUE(reduction->advance()) << "no second collective";
+      EXPECT_FALSE(reduction->advance());
+      return flat;
+    };
+    const float is_1 = group.rank() == 1 ? 1.0f : 0.0f;
+    EXPECT_TRUE(at::equal(sum(at::tensor({1e6f, -2e6f * is_1, 0.0f})), at::tensor({2e6f, -2e6f, 0.0f})));
+    EXPECT_TRUE(at::equal(sum(at::zeros({3})), at::zeros({3})));
+    const float bad = is_1 == 1.0f ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+    EXPECT_FALSE(at::isfinite(sum(at::tensor({bad, 1.0f, 1.0f}))).any().item<bool>());
+  });
 }
 
 }  // namespace

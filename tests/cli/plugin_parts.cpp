@@ -1,17 +1,11 @@
 // A plug-in with one of each part that has a registry. Each does what Cohort's own does and logs its name, so
-// a run with all of them must end with the same bits. It includes public headers only, as a user's plug-in
-// does.
-#include <ATen/ops/cat.h>
-#include <ATen/ops/maximum.h>
-
+// a run with all of them must end with the same bits. The backend is that of plugin_store_backend.cpp. Public
+// headers only are included, as in a user's plug-in.
 #include <mutex>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
 #include "cohort/base/log.h"
 #include "cohort/checkpoint/tensor_format.h"
-#include "cohort/comm/backend.h"
 #include "cohort/data/sampler_factory.h"
 #include "cohort/optim/factory.h"
 #include "cohort/optim/schedule_factory.h"
@@ -20,7 +14,6 @@
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/pipeline/schedule.h"
-#include "tests/cli/store_exchange.h"
 
 namespace {
 
@@ -86,51 +79,6 @@ COHORT_REGISTER_PIPELINE_SCHEDULE("plugin_1f1b",
                                              .warm_up = place.num_placements - place.placement};
                                        },
                                    .max_stages = 1});
-
-// The collectives that training calls, over the job's key-value store.
-class StoreBackend : public c10d::Backend {
- public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-  explicit StoreBackend(const comm::BackendOptions& options)
-      : Backend(options.rank, options.size), ranks_(options) {}
-  const std::string getBackendName() const override { return "plugin_backend"; }
-
-  // In the order of ranks, so all ranks get the same bits.
-  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    const bool is_sum = options.reduceOp == c10d::ReduceOp::SUM;
-    TORCH_CHECK(is_sum || options.reduceOp == c10d::ReduceOp::MAX, "only sums and maxima");
-    const std::vector<at::Tensor> all = ranks_.exchange(tensors.at(0), options.timeout);
-    at::Tensor result = all[0];
-    for (std::size_t rank = 1; rank < all.size(); ++rank) {
-      result = is_sum ? result + all[rank] : at::maximum(result, all[rank]);
-    }
-    tensors[0].copy_(result);
-    return c10::make_intrusive<test::CompletedWork>();
-  }
-
-  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
-    const auto root = static_cast<std::size_t>(options.rootRank);
-    tensors.at(0).copy_(ranks_.exchange(tensors.at(0), options.timeout).at(root));
-    return c10::make_intrusive<test::CompletedWork>();
-  }
-
-  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
-                          const c10d::AllgatherOptions& options) override {
-    const at::Tensor all = at::cat(ranks_.exchange(input.view({-1}), options.timeout));
-    output.view({-1}).copy_(all);
-    return c10::make_intrusive<test::CompletedWork>();
-  }
-
- private:
-  test::StoreExchange ranks_;
-};
-
-COHORT_REGISTER_BACKEND("plugin_backend", {.make = [](const comm::BackendOptions& options) {
-                          log_name("backend");
-                          return comm::BackendInstance{.backend = c10::make_intrusive<StoreBackend>(options),
-                                                       .deterministic_rank_order = true};
-                        }});
 
 COHORT_REGISTER_OPTIMIZER("plugin_sgd",
                           [](const optim::OptimizerOptions& options, std::vector<optim::ParamGroup> groups) {

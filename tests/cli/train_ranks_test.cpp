@@ -172,7 +172,7 @@ TEST_F(TrainRanksTest, OneOfEachPartFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
                                           COHORT_TEST_PLUGIN_PARTS,
                                           "distributed.model=plugin_runner",
                                           "distributed.gradients=plugin_sync",
-                                          "distributed.backend=plugin_backend",
+                                          "distributed.backend=over_store",
                                           "optim.name=plugin_sgd",
                                           "optim.options.momentum=0.9",
                                           "optim.no_decay_on_norm_and_bias=true",  // two groups
@@ -182,8 +182,7 @@ TEST_F(TrainRanksTest, OneOfEachPartFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
                                           "run.checkpoint_format=plugin_format"};
   const Outcome outcome = run(train_on(2, "parts of a plug-in", parts));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  for (const char* part :
-       {"runner", "sync", "backend", "optimizer", "schedule", "sampler", "format", "update"}) {
+  for (const char* part : {"runner", "sync", "optimizer", "schedule", "sampler", "format", "update"}) {
     EXPECT_TRUE(message_contains(outcome.err, std::string("plug-in: ") + part)) << part;
   }
   EXPECT_TRUE(message_contains(outcome.err, "2 ranks (plugin_sync), each plugin_runner, device cpu"));
@@ -204,6 +203,43 @@ TEST_F(TrainRanksTest, ACommunicationHookFromAPlugInReducesTheBuckets) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_TRUE(message_contains(outcome.err, "plug-in: hook")) << outcome.err;
   EXPECT_TRUE(model("hook of a plug-in") == straight());
+  const Outcome scaled =
+      run(train_on(2, "scaled", {"--load", COHORT_TEST_PLUGIN_PARTS, "distributed.comm_hook=scaled_fp16"}));
+  EXPECT_EQ(scaled.status, 0) << scaled.err;
+  EXPECT_FALSE(model("scaled") == straight()) << "nothing was rounded";
+}
+
+TEST_F(TrainRanksTest, AnOptimizerFromAPlugInKeepsItsTensorOfStateInCheckpoints) {
+  const auto lion = [](const std::string& folder, std::vector<std::string> more) {
+    more.insert(more.end(), {"--load", COHORT_TEST_PLUGIN_PARTS, "optim.name=lion", "optim.lr=0.001",
+                             "optim.options.beta2=0.9", "schedule.name=constant"});
+    return train(folder, more);
+  };
+  EXPECT_EQ(run(lion("whole", {"train.max_steps=9"})).status, 0);
+  EXPECT_EQ(run(lion("in two", {"train.max_steps=5"})).status, 0);
+  const std::string saved = read_file(dir / "in two" / "checkpoints" / "last" / "optimizer.safetensors");
+  EXPECT_NE(saved.find("state.0.exp_avg"), std::string::npos);
+  const Outcome rest = run(lion("in two", {"train.max_steps=9", "--resume", "auto"}));
+  EXPECT_EQ(rest.status, 0) << rest.err;
+  EXPECT_TRUE(model("in two") == model("whole"));
+}
+
+TEST_F(TrainRanksTest, ThePlanCountsTheStateOfAnOptimizerFromAPlugIn) {
+  // The line of the optimizer's bytes.
+  const auto planned = [&](const std::vector<std::string>& optimizer) -> std::string {
+    std::vector<std::string> words = {"plan", "--memory"};
+    words.insert(words.end(), optimizer.begin(), optimizer.end());
+    words.insert(words.end(), {"model.name=lenet5", "data.type=synthetic"});
+    const Outcome outcome = run(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    for (const std::string& line : lines_of(outcome.out)) {
+      if (line.starts_with("  optimizer ")) return line;
+    }
+    return "no line of the optimizer";
+  };
+  const std::string lion = planned({"--load", COHORT_TEST_PLUGIN_PARTS, "optim.name=lion"});
+  EXPECT_EQ(lion, planned({"optim.name=sgd", "optim.momentum=0.9"}));  // a tensor for each parameter too
+  EXPECT_NE(lion, planned({"optim.name=sgd", "optim.momentum=0"}));
 }
 
 TEST_F(TrainRanksTest, AScheduleOfPipelinesFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
