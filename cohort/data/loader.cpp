@@ -163,7 +163,7 @@ struct Loader::Impl {
       : options(with_both_sizes(std::move(o))),
         dataset(std::move(given)),
         sampler(make_sampler(dataset->size(), options)),
-        part_size((options.batch_size + options.parts - 1) / options.parts),
+        part_size(options.part_size()),
         pool(std::make_shared<BufferPool>(dataset->fields(), part_size, use_pinned_memory(options))),
         reader(std::make_shared<SampleReader>(
             dataset, SampleReader::Options{options.seed, options.rank, options.world_size},

@@ -73,6 +73,10 @@ struct LoaderOptions {
   std::chrono::milliseconds stop_grace = std::chrono::seconds(5);
   /// Order of the samples; if empty, made from shuffle, seed, world_size and last_batch.
   std::shared_ptr<const Sampler> sampler = nullptr;
+
+  /// Returns the samples of a part of a batch on each rank. The last part of a share may have fewer. Of
+  /// Loader::options(), which have both batch sizes.
+  std::int64_t part_size() const { return (batch_size + parts - 1) / parts; }
 };
 
 /// One batch. Its tensors alias memory of the loader that is used again after the last copy of the Batch is

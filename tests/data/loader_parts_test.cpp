@@ -84,6 +84,7 @@ TEST(LoaderPartsTest, RandomLoadersHandOutTheSameBatchesInPartsAndWhole) {
       auto parts = std::make_unique<Loader>(pairs(samples), in_parts);
       ASSERT_EQ(parts->batches_per_epoch(), whole.batches_per_epoch());
       const std::int64_t part_size = (whole.options().batch_size + in_parts.parts - 1) / in_parts.parts;
+      EXPECT_EQ(parts->options().part_size(), part_size);
       std::int64_t batches = 0;
       for (int ends = 0; ends < 2;) {  // two epochs
         auto expected = whole.next();

@@ -27,7 +27,7 @@ bool has_layer(const Task& task) {
 
 /// Whether a rank gets a part of one sample where a batch has `samples` over all ranks.
 bool has_single_sample(const data::LoaderOptions& options, std::int64_t samples) {
-  const std::int64_t part = (options.batch_size + options.parts - 1) / options.parts;
+  const std::int64_t part = options.part_size();
   // Shares differ by one sample at most: the first rank's and the last one's are all there are.
   for (const std::int64_t rank : {std::int64_t{0}, options.world_size - 1}) {
     const std::int64_t share = (samples - rank + options.world_size - 1) / options.world_size;
