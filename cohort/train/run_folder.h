@@ -16,14 +16,15 @@ namespace cohort::train {
 /// A run folder that this process holds the lock of.
 class RunFolder {
  public:
-  /// Opens `run.dir`, or makes `runs/NAME-DATE-TIME`, in UTC, where `name` is run_name(); with `run.resume` and
-  /// no `run.dir`, the folder of the checkpoint that is named, or the newest of `runs/NAME-DATE-TIME`. Throws:
-  /// ConfigError when the folder holds a run and `run.resume` is empty; SystemError naming the process that
-  /// uses it.
+  /// Opens `run.dir`. Without it a new run gets `runs/NAME-DATE-TIME`, in UTC, where `name` is run_name(). A
+  /// run that resumes gets the folder of the checkpoint that `run.resume` names, or the newest
+  /// `runs/NAME-DATE-TIME`.
+  /// Throws: ConfigError if the folder holds a run and `run.resume` is empty; SystemError naming the process
+  /// that uses the folder.
   static RunFolder open(const config::RunConfig& run, const std::string& name);
 
-  /// Leaves what was there before open() where nothing was written to the folder: removes the lock's file
-  /// from one that was empty, and the folder if open() made it.
+  /// If nothing was written to the folder, it becomes as it was before open(): the lock's file is removed if
+  /// the folder was empty, and the folder if open() made it.
   ~RunFolder();
   RunFolder(RunFolder&&) noexcept;
 
@@ -42,8 +43,8 @@ class RunFolder {
   bool is_made_ = false, was_empty_ = false;  // by open(), before it
 };
 
-/// Returns the folder of the run that wrote `config`, its config.yaml or that of one of its starts, with the
-/// run.json that it wrote beside it; empty for another file.
+/// Returns the folder of the run that wrote `config`: its config.yaml, or the config.yaml of one of its
+/// starts. A run.json of the same run stands beside it. Returns an empty path for any other file.
 std::filesystem::path run_folder_of(const std::filesystem::path& config);
 
 }  // namespace cohort::train

@@ -31,10 +31,10 @@ namespace cohort::train {
 ///       }
 ///     };
 ///
-/// Trainer applies each optimizer's schedule before the step, reseeds LibTorch's generators, and saves and
-/// restores what was added here. On several ranks a batch may be empty (size 0): such a step computes
-/// nothing, and averages with weight 0. A mean over no sample is NaN, so a task that may get one leaves forward
-/// and backward out (ClassificationTask does). Threads: one caller at a time.
+/// Before each step Trainer applies the schedule of each optimizer and reseeds LibTorch's generators. It
+/// saves and restores what was added here. On several ranks a batch may be empty (size 0). Its step calls
+/// average_gradients() with 0 samples, and runs no forward and no backward: a mean over no sample is NaN.
+/// Threads: one caller at a time.
 class Task {
  public:
   virtual ~Task() = default;

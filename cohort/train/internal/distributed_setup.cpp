@@ -1,7 +1,10 @@
-// How a process becomes a rank of its run: its gradient sync, its device, its threads. What is wrong with names
-// is an error before any rank waits for another. A process that is alone joins no group. Ranks that have joined
-// compare the text of their configuration at once, since ranks with different settings would hang later. Ranks
-// with the same host and cores share these cores evenly, which they find out by a gathered text.
+// A process becomes a rank of its run in three steps: it gets a gradient sync, then a device, then threads.
+//  - Names are checked before any rank waits for another, so an unknown name cannot hang a job.
+//  - A process that is alone makes no group.
+//  - Ranks compare the text of their configuration as soon as they have a group. Ranks with different
+//    settings would make different calls later, and hang.
+//  - Ranks on one host with the same cores divide these cores evenly. Each rank gathers host and cores of
+//    all.
 #include "cohort/train/internal/distributed_setup.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
