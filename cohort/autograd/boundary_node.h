@@ -16,8 +16,8 @@ struct MadeBy {
   std::uint64_t sequence_nr = at::sequence_number::peek();       ///< the thread's next node gets it
 };
 
-/// A node whose sequence number says when the engine is to run it, and not when it was made: DetachedGraph asks `made_by`
-/// whether it belongs to a part.
+/// A node whose sequence number says when the engine is to run it, and not when it was made: DetachedGraph
+/// asks `made_by` whether it belongs to a part.
 class BoundaryNode : public torch::autograd::Node {
  public:
   BoundaryNode(std::uint64_t sequence_nr, MadeBy made_by) : Node(sequence_nr), made_by_(made_by) {}

@@ -7,8 +7,8 @@
 /// What a person needs of an exception: its text, and whose fault it is.
 namespace cohort::base {
 
-/// Returns `text` without what LibTorch and Gloo put around their messages: the C++ backtrace after the text, the
-/// "[file.cc:123] " of a build machine before it. Lines that belong to the message stay.
+/// Returns `text` without what LibTorch and Gloo put around their messages: the C++ backtrace after the text,
+/// the "[file.cc:123] " of a build machine before it. Lines that belong to the message stay.
 std::string without_backtrace(std::string_view text);
 
 /// The same of `error.what()`.

@@ -9,12 +9,12 @@
 /// Other processes of this host. No LibTorch.
 namespace cohort::base {
 
-/// Returns when process `pid` started, in clock ticks since boot; empty if there is no such process. Numbers of
-/// processes come again; a number together with this does not.
+/// Returns when process `pid` started, in clock ticks since boot; empty if there is no such process. Numbers
+/// of processes come again; a number together with this does not.
 std::string process_start(const std::string& pid);
 
-/// Returns a descriptor that becomes readable when the process ends (pidfd_open(2)); one that is not open where there is
-/// no such process, or the kernel has no such call.
+/// Returns a descriptor that becomes readable when the process ends (pidfd_open(2)); one that is not open
+/// where there is no such process, or the kernel has no such call.
 Fd open_process(pid_t pid);
 
 }  // namespace cohort::base

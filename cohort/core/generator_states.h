@@ -79,9 +79,9 @@ class GeneratorStates {
   std::vector<std::pair<at::Generator, at::Tensor>> others_;
 };
 
-/// While it lives, these generators draw from new seeds; at the end they are where they were. A state is taken
-/// and its seed set under one lock, so what other threads draw comes before, or from the new seed: none of
-/// them draws a number twice.
+/// While it lives, these generators draw from new seeds; at the end they are where they were. A state is
+/// taken and its seed set under one lock, so what other threads draw comes before, or from the new seed: none
+/// of them draws a number twice.
 class ReseededGenerators {
  public:
   /// A generator may stand among them twice.

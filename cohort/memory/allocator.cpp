@@ -1,7 +1,7 @@
 // Two parts: mallopt() has glibc keep large blocks, and a layer before LibTorch's CPU allocator takes tensors
 // from 1 MiB on from one BlockPool. Smaller ones come from LibTorch's own allocator. Always: the layer asks
-// the pool whether it owns a block. So blocks from before the pool, and blocks that it could not give, go back to
-// where they came from.
+// the pool whether it owns a block. So blocks from before the pool, and blocks that it could not give, go
+// back to where they came from.
 #include "cohort/memory/allocator.h"
 
 #include <c10/core/CPUAllocator.h>

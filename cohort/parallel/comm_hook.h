@@ -64,9 +64,9 @@ CommHook future_hook(FutureHook hook);
 /// Makes a hook, with state of its own if it has any. It is called once for each Reducer.
 using CommHookFactory = std::function<CommHook()>;
 
-/// Returns the hook of that name: "none" (an empty one: the sum in its own type), "fp16", "bf16", or a registered
-/// one. Throws: UsageError for an unknown name, naming the nearest and all, or for one that two libraries
-/// registered.
+/// Returns the hook of that name: "none" (an empty one: the sum in its own type), "fp16", "bf16", or a
+/// registered one. Throws: UsageError for an unknown name, naming the nearest and all, or for one that two
+/// libraries registered.
 CommHook make_comm_hook(const std::string& name);
 
 /// Throws: UsageError for a hook that make_comm_hook() does not find. The factory is not called.

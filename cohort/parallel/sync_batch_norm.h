@@ -18,8 +18,8 @@ class SyncBatchNormImplBase : public torch::nn::NormImplBase<D, Derived, torch::
  public:
   SyncBatchNormImplBase(const torch::nn::BatchNormOptions& options, comm::Group group);
   /// Normalises by the statistics of all ranks' batches in training. In evaluation by the running ones; where
-  /// none are tracked, by those of this rank's input. Collective in training. Shapes and Throws: as the modules
-  /// below.
+  /// none are tracked, by those of this rank's input. Collective in training. Shapes and Throws: as the
+  /// modules below.
   at::Tensor forward(const at::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
 

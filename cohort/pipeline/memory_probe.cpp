@@ -1,6 +1,6 @@
 // Steps of the real pipeline are probed, one placement running ahead in each. Each micro-batch has a few
-// samples, so what a thread holds grows along a line with the samples of the step. A first step does not count:
-// LibTorch makes some memory once, and gradients of a step before are to be there.
+// samples, so what a thread holds grows along a line with the samples of the step. A first step does not
+// count: LibTorch makes some memory once, and gradients of a step before are to be there.
 #include "cohort/pipeline/memory_probe.h"
 
 #include <algorithm>

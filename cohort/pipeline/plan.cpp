@@ -22,9 +22,9 @@ struct ChunkTurn {
 };
 
 // Note [One generator]
-// The orders are the same on every placement, so what one sends is what the next expects; chunks take turns by
-// groups of micro-batches, as many as there are placements, so that the first chunk's later micro-batches do
-// not hold up the second chunk's first. Where the last group is smaller, the order is that of a whole one
+// The orders are the same on every placement, so what one sends is what the next expects; chunks take turns
+// by groups of micro-batches, as many as there are placements, so that the first chunk's later micro-batches
+// do not hold up the second chunk's first. Where the last group is smaller, the order is that of a whole one
 // with the micro-batches left out that are not there: what had an end without them still has one.
 std::vector<ChunkTurn> chunk_order(int chunks, int micro_batches, int group, bool backward) {
   std::vector<ChunkTurn> order;

@@ -1,5 +1,5 @@
-// Each schedule is an order of turns and two numbers: how many forwards come before the first backward, and how
-// many weight gradients may wait. So a new one needs no generator of its own.
+// Each schedule is an order of turns and two numbers: how many forwards come before the first backward, and
+// how many weight gradients may wait. So a new one needs no generator of its own.
 #include "cohort/pipeline/schedule.h"
 
 #include <utility>

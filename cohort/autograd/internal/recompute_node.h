@@ -26,8 +26,8 @@ class SecondRun : public torch::CustomClassHolder {
                            const std::vector<bool>& wanted) = 0;
 };
 
-/// Returns `results` as results of a node that is a function of `edges`. It saves `to_save` for backward, where
-/// it asks `run`.
+/// Returns `results` as results of a node that is a function of `edges`. It saves `to_save` for backward,
+/// where it asks `run`.
 Tensors attach_recompute_node(const Tensors& edges, const Tensors& results, const Tensors& to_save,
                               const c10::intrusive_ptr<SecondRun>& run);
 

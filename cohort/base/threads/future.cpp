@@ -1,5 +1,6 @@
-// A result is written once. Then it is marked as done, under the mutex. Who waits holds the state, so the promise may be gone
-// by then. Functions that were to be called then run without the mutex, by whoever marked it.
+// A result is written once. Then it is marked as done, under the mutex. Who waits holds the state, so the
+// promise may be gone by then. Functions that were to be called then run without the mutex, by whoever marked
+// it.
 #include "cohort/base/threads/future.h"
 
 #include <chrono>

@@ -150,8 +150,8 @@ class Future {
   /// Returns whether it was there before the deadline. Throws: UsageError at once where this thread and the
   /// one of a SerialQueue would wait for each other; not where the deadline has passed already.
   bool wait(Deadline deadline) const { return state().wait(deadline); }
-  /// Has `fn`, which must not throw, called once the result is there: by the thread that sets it, or by this one at once
-  /// where it is there.
+  /// Has `fn`, which must not throw, called once the result is there: by the thread that sets it, or by this
+  /// one at once where it is there.
   void on_ready(std::function<void()> fn) const { state().on_ready(std::move(fn)); }
   /// Nobody waits any more: who computes it is late until it is there. False where it is there: get() says
   /// how.
@@ -195,7 +195,8 @@ class Future {
 
 namespace future_detail {
 
-/// Makes a task of `fn`, hands it to `post`, and returns its future. `Base`: the kind of task that runs there.
+/// Makes a task of `fn`, hands it to `post`, and returns its future. `Base`: the kind of task that runs
+/// there.
 template <typename Base, typename Fn, typename Post>
 auto submit(const char* what, Fn fn, const Post& post) {
   using T = std::invoke_result_t<Fn&>;

@@ -44,8 +44,8 @@ class ThreadPool {
   /// How many threads there may be, and how each begins.
   struct Options {
     std::string name = "pool";  ///< of its threads, in the timeline and in messages
-    /// Functions that run at the same time, at least 1. One that was abandoned while it runs, as after a get()
-    /// that timed out, does not count: another thread takes its place.
+    /// Functions that run at the same time, at least 1. One that was abandoned while it runs, as after a
+    /// get() that timed out, does not count: another thread takes its place.
     int max_threads = 1;
     std::function<void()> start = nullptr;  ///< runs first on each thread; must not throw
   };
@@ -59,15 +59,17 @@ class ThreadPool {
 
   /// Has a thread run `fn`, which is destroyed there before its result is there. `what`, a literal or
   /// interned, names it in the timeline and in messages. One that was abandoned before it began does not run.
-  /// Throws: UsageError where the pool has been stopped; SystemError where there are no more threads to be had.
+  /// Throws: UsageError where the pool has been stopped; SystemError where there are no more threads to be
+  /// had.
   template <typename Fn>
   auto submit(const char* what, Fn fn) {
     return future_detail::submit<thread_pool_detail::PooledTask>(
         what, std::move(fn), [this](auto task) { post(std::move(task)); });
   }
 
-  /// A function of a pool that waits for another one: while this lives, a further thread may run in its place, so that
-  /// functions which wait for functions of the same pool cannot use it up. On another thread it does nothing.
+  /// A function of a pool that waits for another one: while this lives, a further thread may run in its
+  /// place, so that functions which wait for functions of the same pool cannot use it up. On another thread
+  /// it does nothing.
   class Waiting {
    public:
     Waiting();

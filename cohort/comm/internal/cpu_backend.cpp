@@ -1,8 +1,8 @@
-// c10d's virtual functions, for backends that work on memory of the CPU. Each overload checks its tensors on the
-// caller's thread and describes itself as a CpuCall: a type, flat lists of tensors, a peer. The backends
+// c10d's virtual functions, for backends that work on memory of the CPU. Each overload checks its tensors on
+// the caller's thread and describes itself as a CpuCall: a type, flat lists of tensors, a peer. The backends
 // implement begin() for that, and need not know c10d's many signatures. Always: what is rejected is rejected
-// before a tensor is scaled, and before the call has a number, so that a rejection on one rank leaves the numbers
-// of its later calls as they are on the others.
+// before a tensor is scaled, and before the call has a number, so that a rejection on one rank leaves the
+// numbers of its later calls as they are on the others.
 #include "cohort/comm/internal/cpu_backend.h"
 
 namespace cohort::comm {
@@ -44,8 +44,8 @@ CpuBackend::WorkPtr CpuBackend::submit(CpuCall&& call, const c10d::ReduceOp& op)
     call.reductions.push_back(reduction_type_of(who, output, op));
   }
   check(call);
-  // A call without inputs works in place, so its tensors are scaled where they are. Inputs that are the caller's
-  // stay as they are.
+  // A call without inputs works in place, so its tensors are scaled where they are. Inputs that are the
+  // caller's stay as they are.
   if (call.inputs.empty()) {
     for (const at::Tensor& tensor : call.outputs) scale(who, tensor, op);
   } else {

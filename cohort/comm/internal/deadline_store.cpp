@@ -142,8 +142,8 @@ DeadlineStore::DeadlineStore(StorePtr store, std::string name, Waiting waiting)
     : worker_(std::make_shared<Worker>(std::move(store), std::move(name), start_time_until_deadline())),
       waiting_(waiting) {}
 
-// The last that the thread does is to close the store, which may hang as well, and to end itself. Nobody joins
-// it: what the thread hangs in would hold who does.
+// The last that the thread does is to close the store, which may hang as well, and to end itself. Nobody
+// joins it: what the thread hangs in would hold who does.
 DeadlineStore::~DeadlineStore() {
   base::SerialQueue& queue = worker_->queue;
   queue.submit("close", [worker = std::move(worker_)] { worker->store.reset(); });

@@ -1,7 +1,7 @@
 // A table: the rows of model.* and data.*, in the order in which a dump writes them. Parser, dump, reference
 // and resume are all driven by it, so a new key is a field of Config and a row here. A bound with an exponent
-// guards against overflow; it is not advice. A row says kRejected where another value would change which samples
-// or which parameters the checkpoint's step meant.
+// guards against overflow; it is not advice. A row says kRejected where another value would change which
+// samples or which parameters the checkpoint's step meant.
 //
 // Which names exist is known to the registries of other modules, which this module may not include. They also
 // grow with each plug-in. So an unknown name is an error of the registry, not of the table.

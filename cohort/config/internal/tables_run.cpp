@@ -1,7 +1,7 @@
-// A table: the rows of run.*, distributed.* and comm.*, as in tables_data.cpp. Most may change on resume, since
-// they say where and how a run is computed, and not what. The seed may not, since every random number follows
-// from it. Of names of model runners, gradient syncs and backends the table knows only that they are not empty:
-// the registries say which exist.
+// A table: the rows of run.*, distributed.* and comm.*, as in tables_data.cpp. Most may change on resume,
+// since they say where and how a run is computed, and not what. The seed may not, since every random number
+// follows from it. Of names of model runners, gradient syncs and backends the table knows only that they are
+// not empty: the registries say which exist.
 #include "cohort/config/internal/tables.h"
 
 namespace cohort::config {

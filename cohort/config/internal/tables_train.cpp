@@ -1,9 +1,9 @@
 // A table: the rows of optim.*, schedule.* and train.*, as in tables_data.cpp. Keys that set the size of a
 // step have makes_step: they may change on resume only together, so that the step has as many samples as
-// before. The optimizer and its groups are rejected, since the checkpoint holds their state. `used_values` says
-// for which optimizer or schedule a key has an effect. Two parts read it: the warning about keys without an
-// effect, and the factory of optimizers, which hands on only what the optimizer has. An optimizer or schedule of
-// a library has its own values in optim.options or schedule.options.
+// before. The optimizer and its groups are rejected, since the checkpoint holds their state. `used_values`
+// says for which optimizer or schedule a key has an effect. Two parts read it: the warning about keys without
+// an effect, and the factory of optimizers, which hands on only what the optimizer has. An optimizer or
+// schedule of a library has its own values in optim.options or schedule.options.
 #include <algorithm>
 #include <cctype>
 

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// One CPU allocator that stands before the one that was LibTorch's, with layers in a fixed order: what a layer
-/// sees does not depend on which of them was used first in a process.
+/// One CPU allocator that stands before the one that was LibTorch's, with layers in a fixed order: what a
+/// layer sees does not depend on which of them was used first in a process.
 ///
 ///     class Counting final : public memory::AllocatorLayer {
 ///      public:
@@ -43,8 +43,8 @@ class AllocatorLayer {
 };
 
 /// The layers from one place on, and then the allocator that was LibTorch's. LibTorch has the one from the
-/// first place on. All blocks have one deleter, which asks the layers in their order. It stays for the life of
-/// the process; who gives LibTorch another CPU allocator afterwards takes it out, with all its layers.
+/// first place on. All blocks have one deleter, which asks the layers in their order. It stays for the life
+/// of the process; who gives LibTorch another CPU allocator afterwards takes it out, with all its layers.
 class LayeredAllocator final : public c10::Allocator {
  public:
   /// Who has a layer, in the order in which a request meets them: script's arenas, AllocationProfiler, the

@@ -233,8 +233,8 @@ void add_reduce_scatter(Steps& steps, const CommunicatorsPtr& comms, const at::T
   });
 }
 
-// An empty part is a message too: the other rank may expect one that is not empty, or have one to send, and its
-// message would be taken for one of the next exchange.
+// An empty part is a message too: the other rank may expect one that is not empty, or have one to send, and
+// its message would be taken for one of the next exchange.
 template <typename Body>
 void for_messages(std::int64_t total, Body body) {
   if (total == 0) return body(0, 0);
