@@ -29,12 +29,14 @@ using std::chrono::milliseconds;
   throw UsageError("launch.run", what, hint);
 }
 
+// The whole text must be the number: "2x" is a typing error.
 template <typename T>
 bool read_number(std::string_view text, T& value) {
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
+// Keeps empty parts, which the reader of a part then rejects.
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   for (std::size_t begin = 0; begin <= text.size();) {
@@ -179,6 +181,7 @@ void read_rdzv_conf(const Given& given, RunOptions& options) {
   }
 }
 
+// Two flags that contradict each other are an error, because one of them would be ignored silently.
 void read_where(const Flags& flags, RunOptions& options) {
   if (const auto given = flags.get("nnodes")) options.nnodes = read_nnodes(*given);
   if (const auto given = flags.get("node-rank")) options.node_rank = given->integer(0, kMaxNodes - 1);
@@ -286,6 +289,7 @@ bool RunOptions::is_on_one_host() const {
   return base::is_this_host(*master_addr);
 }
 
+// Messages name flags, also for a program that has set the fields: the documentation lists flags.
 void check(const RunOptions& options) {
   const auto in_range = [](const char* flag, int value, int low, int high) {
     if (value < low || value > high) {
@@ -328,6 +332,7 @@ void check(const RunOptions& options) {
            "or --no-secret in a network of the job's own");
   }
   if (options.no_secret && !options.secret_file.empty()) reject("a secret, and --no-secret", "one of them");
+  // A rank that is not there would be a typing error that redirects or shows nothing.
   const int highest = options.nproc_per_node - 1;
   const auto local_rank = [&](const char* flag, int rank) {
     if (rank > highest) reject(concat(flag, " names local rank ", rank, ", and the highest is ", highest));

@@ -92,6 +92,7 @@ class SequentialSchedule : public LRSchedule {
   std::vector<std::int64_t> milestones_;
 };
 
+/// Counts epochs instead of steps, by whole division: the rate is constant within an epoch.
 class EpochSchedule : public LRSchedule {
  public:
   EpochSchedule(LRSchedulePtr inner, std::int64_t steps) : inner_(std::move(inner)), steps_(steps) {}

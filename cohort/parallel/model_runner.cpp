@@ -1,3 +1,7 @@
+// The registry of model runners, with `plain`, which needs no other module. The others register themselves
+// where they are built. Always: each runner is wrapped as it is registered, so an exception of its `make`
+// says which runner was made. Memory is planned by place: a layer that the device map does not name is where
+// forward is called, and this place also has the batch.
 #include "cohort/parallel/model_runner.h"
 
 #include <algorithm>

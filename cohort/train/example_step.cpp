@@ -1,5 +1,6 @@
 // The step is made of the same functions as that of a run, so what is planned or measured with it is what
-// will run. Batches are zeros of the data set's fields.
+// will run. Everything is made on the CPU, so a run on GPUs is planned without one. Batches are zeros of the
+// data set's fields: their values change neither sizes nor operators.
 #include "cohort/train/example_step.h"
 
 #include <ATen/ATen.h>

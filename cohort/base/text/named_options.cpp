@@ -83,6 +83,7 @@ double NamedOptions::number(const std::string& name, double fallback) const {
   if (found == end()) return fallback;
   const std::string& text = found->second;
   double value = 0;
+  // from_chars() also reads "nan" and "inf", which no option means.
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || rest != text.data() + text.size() || !std::isfinite(value))
     fail(name, "a number");

@@ -1,6 +1,7 @@
-// A result is written once. Then it is marked as done, under the mutex. Who waits holds the state, so the
-// promise may be gone by then. Functions that were to be called then run without the mutex, by whoever marked
-// it.
+// A result is written once, and then marked as done under the mutex. Whoever waits shares the state, so the
+// promise may be destroyed earlier. The thread that marks it then runs the callbacks, without the mutex: a
+// callback may wait for another future, or add a callback. A waiter that gives up marks the state as
+// abandoned, and a task that is abandoned before it begins does not run.
 #include "cohort/base/threads/future.h"
 
 #include <chrono>
@@ -37,6 +38,7 @@ bool State::abandon() {
 }
 
 void State::finish(std::exception_ptr error) noexcept {
+  // Nobody reads it before done_ is set, which releases it.
   error_ = std::move(error);
   std::vector<std::function<void()>> callbacks;
   {

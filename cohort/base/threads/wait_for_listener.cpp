@@ -1,6 +1,7 @@
 // Each round tries all addresses of the host by a connect that does not block. A name is looked up on a
 // thread apart, as a name server may be silent. Always: each round ends in bounded time, and looks at the
-// deadline and at `interrupted`. A socket that is connected to itself counts as ECONNREFUSED.
+// deadline and at `interrupted`. Without a listener on this host, Linux may give a socket the very port that
+// it connects to. Such a socket is connected to itself, and counts as ECONNREFUSED.
 #include "cohort/base/threads/wait_for_listener.h"
 
 #include <netdb.h>

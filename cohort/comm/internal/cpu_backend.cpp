@@ -26,6 +26,7 @@ c10::intrusive_ptr<c10d::Backend::Options> CpuBackend::getBackendOptions() {
   return c10::make_intrusive<Options>(name_, timeout_);
 }
 
+// For backends whose calls end before begin() returns: nobody ever waits for this work.
 CpuBackend::WorkPtr CpuBackend::completed(const CpuCall& call) const {
   auto work = c10::make_intrusive<CpuWork>(rank_, call.op_type, call.outputs);
   work->end();
@@ -249,6 +250,7 @@ CpuBackend::WorkPtr CpuBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   return submit(std::move(call));
 }
 
+// Tensors of different sizes, where alltoall_base() has rows of one tensor. Both become spans of bytes.
 CpuBackend::WorkPtr CpuBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllToAllOptions& options) {
   const CallSite who = caller(CallType::kAllToAll);

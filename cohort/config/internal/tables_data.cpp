@@ -60,6 +60,7 @@ std::vector<ConfigKey> model_keys() {
        .help = "Probability with which VGG's default head drops a value.",
        .min = 0,
        .max = 1},
+      // A resumed run takes its parameters from the checkpoint.
       {.name = "model.weights",
        .target = [](Config& c) -> KeyTarget { return &c.model.weights; },
        .on_resume = OnResume::kCannotMatter,
@@ -84,6 +85,8 @@ std::vector<ConfigKey> data_keys() {
            "data set that a library given with --load registers.",
        .form = "the name of a kind of data set",
        .matches = is_not_empty},
+      // Data may have moved. Its classes, the number of samples and a fingerprint say whether it is still the
+      // same.
       {.name = "data.path",
        .target = [](Config& c) -> KeyTarget { return &c.data.path; },
        .on_resume = OnResume::kTakesEffect,
@@ -146,6 +149,7 @@ std::vector<ConfigKey> data_keys() {
        .min_is_open = true,
        .used_with = "data.type",
        .used_values = own_kinds()},
+      // The order of an epoch, and so the samples of a step, follow from this key and the next two.
       {.name = "data.shuffle",
        .target = [](Config& c) -> KeyTarget { return &c.data.shuffle; },
        .on_resume = OnResume::kRejected,
@@ -166,6 +170,7 @@ std::vector<ConfigKey> data_keys() {
        .choices = {"weighted", "pad"},
        .used_with = "data.sampler",
        .unused_values = {"random", "sequential"}},
+      // What a batch holds never depends on threads or on time, so workers and prefetch cannot matter.
       {.name = "data.workers",
        .target = [](Config& c) -> KeyTarget { return &c.data.workers; },
        .on_resume = OnResume::kCannotMatter,

@@ -14,6 +14,8 @@ bool is_name(const std::string& text) {
 
 }  // namespace
 
+// What is shown, and where files are, cannot matter on resume. How often something is saved or logged takes
+// effect: the files of the run then look different from that step on, and the log says why.
 std::vector<ConfigKey> run_keys() {
   return {
       {.name = "run.name",
@@ -32,6 +34,7 @@ std::vector<ConfigKey> run_keys() {
        .help = "Continue from a checkpoint: auto (last, or a fresh start when there is none), last, best, or "
                "the path of "
                "a checkpoint folder; empty: a fresh start. --resume sets it."},
+      // The bounds of a key are doubles, which hold each whole number up to kMany.
       {.name = "run.seed",
        .target = [](Config& c) -> KeyTarget { return &c.run.seed; },
        .on_resume = OnResume::kRejected,
@@ -121,6 +124,8 @@ std::vector<ConfigKey> run_keys() {
   };
 }
 
+// All may change on resume, since a run may continue on other hardware. `unused_values` lists Cohort's own
+// runners and syncs for which a key has no effect: one of a library may read any of these keys.
 std::vector<ConfigKey> distributed_keys() {
   return {
       {.name = "distributed.model",
@@ -175,6 +180,7 @@ std::vector<ConfigKey> distributed_keys() {
        .max = 4096,
        .used_with = "distributed.model",
        .unused_values = {"plain", "data_parallel", "model_parallel"}},
+      // This key and the next two become ReducerOptions, and only `ddp` of Cohort's syncs has a reducer.
       {.name = "distributed.find_unused_parameters",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.find_unused_parameters; },
        .on_resume = OnResume::kTakesEffect,
@@ -206,6 +212,7 @@ std::vector<ConfigKey> distributed_keys() {
                "(GPUs), auto.",
        .form = "the name of a backend",
        .matches = is_not_empty},
+      // A launcher's number wins: join_ranks() warns where both are set and differ.
       {.name = "distributed.nproc_per_node",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.nproc_per_node; },
        .on_resume = OnResume::kTakesEffect,

@@ -21,6 +21,8 @@ bool is_device(const std::string& text) {
 
 }  // namespace
 
+// Options of the optimizer take effect on resume, though the checkpoint has them too: the configuration of
+// the new start wins. Only what the state depends on is rejected.
 std::vector<ConfigKey> optim_keys() {
   return {
       {.name = "optim.name",
@@ -29,6 +31,7 @@ std::vector<ConfigKey> optim_keys() {
        .help = "Optimizer: sgd, adam, adamw, or one that a library given with --load registers.",
        .form = "the name of an optimizer",
        .matches = is_not_empty},
+      // load_config() fills it in by default_lr(), since the default depends on another key.
       {.name = "optim.lr",
        .target = [](Config& c) -> KeyTarget { return &c.optim.lr; },
        .on_resume = OnResume::kTakesEffect,
@@ -43,6 +46,7 @@ std::vector<ConfigKey> optim_keys() {
            "What optim.lr is multiplied by: none (1), linear (samples of a step, over all ranks, divided by "
            "optim.lr_base_size: Goyal et al. 2017), sqrt (the root of that).",
        .choices = {"none", "linear", "sqrt"}},
+      // prepare_resume() sets it, so that a scaled rate stays when the batch size of one rank changes.
       {.name = "optim.lr_base_size",
        .target = [](Config& c) -> KeyTarget { return &c.optim.lr_base_size; },
        .on_resume = OnResume::kTakesEffect,
@@ -90,6 +94,7 @@ std::vector<ConfigKey> optim_keys() {
        .max = 1,
        .used_with = "optim.name",
        .used_values = {"adam", "adamw"}},
+      // The state counts parameters through all groups, and this key makes two groups of them.
       {.name = "optim.no_decay_on_norm_and_bias",
        .target = [](Config& c) -> KeyTarget { return &c.optim.no_decay_on_norm_and_bias; },
        .on_resume = OnResume::kRejected,
@@ -107,6 +112,9 @@ std::vector<ConfigKey> optim_keys() {
   };
 }
 
+// All of these may change on resume. A schedule is a function of the step and of the first rate, so a
+// checkpoint holds no state of it. What several keys must satisfy together is in check_schedule() of
+// config.cpp: at most one length of a warm-up, and milestones that rise.
 std::vector<ConfigKey> schedule_keys() {
   return {
       {.name = "schedule.name",
@@ -193,6 +201,7 @@ std::vector<ConfigKey> schedule_keys() {
        .target = [](Config& c) -> KeyTarget { return &c.schedule.div_factor; },
        .on_resume = OnResume::kTakesEffect,
        .help = "The rate begins at optim.lr / div_factor.",
+       // The rate is divided by it.
        .min = 0,
        .max = 1e12,
        .min_is_open = true,
@@ -249,6 +258,7 @@ std::vector<ConfigKey> schedule_keys() {
   };
 }
 
+// Numbers of epochs and steps may be 0 where 0 means "no limit" or "never"; the help of the key says which.
 std::vector<ConfigKey> train_keys() {
   return {
       {.name = "train.epochs",
@@ -281,6 +291,7 @@ std::vector<ConfigKey> train_keys() {
                "train.batch_size. 0: batch_size times accumulate times ranks.",
        .min = 0,
        .max = 1e9},
+      // Evaluation changes no parameter, so this key does not make a step.
       {.name = "train.eval_batch_size",
        .target = [](Config& c) -> KeyTarget { return &c.train.eval_batch_size; },
        .on_resume = OnResume::kTakesEffect,
@@ -318,6 +329,7 @@ std::vector<ConfigKey> train_keys() {
            "by the ranks that share them.",
        .min = 0,
        .max = 4096},
+      // Whether the device is there is known only when the run starts.
       {.name = "train.device",
        .target = [](Config& c) -> KeyTarget { return &c.train.device; },
        .on_resume = OnResume::kTakesEffect,
@@ -337,6 +349,7 @@ std::vector<ConfigKey> train_keys() {
        .help = "Batches of one evaluation; 0: the whole validation set.",
        .min = 0,
        .max = kMany},
+      // A replay has the bits of the function itself, so a resume need not mention it.
       {.name = "train.script",
        .target = [](Config& c) -> KeyTarget { return &c.train.script; },
        .on_resume = OnResume::kCannotMatter,

@@ -141,6 +141,8 @@ const std::map<std::string, OwnDataset>& own_datasets() {
 
 }  // namespace
 
+// The caches of all ranks of a host take at most half of what is free. Three quarters of it are for training
+// data, which is larger as a rule.
 std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host) {
   const std::int64_t quarters = split == Split::kTrain ? 3 : 1;
   return available_bytes / 2 * quarters / 4 / ranks_on_host;

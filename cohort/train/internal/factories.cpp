@@ -32,8 +32,10 @@ namespace cohort::train {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
+// In steps. A quarter of the largest number, so that the sum of two lengths does not overflow.
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;
 
+// check_config() lets at most one of the three lengths be set.
 std::int64_t warmup_steps(const config::ScheduleConfig& schedule, std::int64_t steps_per_epoch,
                           std::int64_t total) {
   if (schedule.warmup_steps > 0) return schedule.warmup_steps;
@@ -68,6 +70,7 @@ std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Spli
   options.device = setup.device;
   options.seed = static_cast<std::uint64_t>(setup.seed);
   options.on_error = config.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRaise;
+  // Without a sampler of its own the loader makes PyTorch's distributed one.
   const bool has_sampler = config.sampler != "auto" || !config.sampler_options.empty();
   if (training && has_sampler) {
     options.sampler = data::make_sampler({.name = config.sampler == "auto" ? "distributed" : config.sampler,

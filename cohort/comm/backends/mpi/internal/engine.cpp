@@ -93,6 +93,8 @@ std::string MpiWork::describe() const {
                       group_.rank, "/", group_.size, shapes, ")");
 }
 
+// Returns whether all requests of the step are done. A message of another size than expected is an error:
+// MPI reports only one that is too long.
 bool MpiWork::has_arrived() {
   std::vector<MPI_Request>& requests = pending_.requests;
   statuses_.resize(requests.size());

@@ -33,6 +33,7 @@ void write_ring(Ring& ring, const std::byte* from, std::size_t bytes) {
   for_pieces(at, bytes, [&](std::size_t place, std::size_t done, std::size_t piece) {
     kernels().copy(ring.bytes + place, from + done, piece);
   });
+  // After the bytes: the reader copies as many as this count promises.
   ring.written.store(at + bytes);
 }
 
