@@ -69,6 +69,7 @@ std::vector<Measurement> take_turns(const std::vector<Variant>& variants, const 
   return result;
 }
 
+// The first variant is the baseline of its row, so it has no ratio.
 std::string cell(const Comparison::Row& row, bool first) {
   char text[96];
   std::snprintf(text, sizeof text, "%s ± %ld %%", to_text(row.measurement.median()).c_str(),
@@ -93,6 +94,7 @@ std::string threads_text(int threads) {
   return std::to_string(threads) + (threads == 1 ? " thread" : " threads");
 }
 
+// An empty function stays empty, so that take_turns() can name the variant that made it.
 Variant::Loop loop_of(std::function<void()> work) {
   if (!work) return nullptr;
   return [work = std::move(work)](std::int64_t calls) {
@@ -112,6 +114,7 @@ Variant::Variant(std::string given, std::function<void()> work)
 Variant::Variant(std::string given, Loop loop)
     : name(std::move(given)), make([loop = std::move(loop)](const Shape&) { return loop; }) {}
 
+// Its round takes the time itself and returns seconds: what it measures is not a loop of calls.
 Variant Variant::sampled(std::string name, std::function<double()> round) {
   Variant variant(std::move(name), Loop());
   variant.round = std::move(round);

@@ -52,6 +52,8 @@ c10::Device gpu(const std::string& name, int index) {
 
 }  // namespace
 
+// The file that a function of LibTorch was loaded from. It may be a link, and the CUDA part lies beside what
+// the link leads to.
 std::filesystem::path libtorch_folder() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<void*>(&at::get_num_threads), &info) == 0 || info.dli_fname == nullptr)
@@ -65,6 +67,7 @@ std::string load_cuda(const std::filesystem::path& folder) {
   static std::mutex mutex;
   static bool loaded = false;
   const std::lock_guard lock(mutex);
+  // Only success is remembered: a caller may try another folder.
   if (loaded) return "";
   const std::filesystem::path library = folder / "libtorch_cuda.so";
   if (!std::filesystem::exists(library)) {

@@ -10,6 +10,8 @@
 namespace cohort::launch {
 namespace {
 
+// A flag of torchrun's that Cohort does not have. `value` still says whether a word belongs to it, so that
+// the words after it are read as torchrun would.
 RunFlag rejected(std::string name, std::string value, std::string instead, char letter = 0) {
   return {std::move(name), letter, std::move(value), "", std::move(instead)};
 }

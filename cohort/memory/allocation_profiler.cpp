@@ -23,7 +23,8 @@ struct LiveBlock {
   std::thread::id maker;
 };
 
-// What a watch counts.
+// What a watch counts. A curve has a point for each block that comes or leaves, so a peak between two points
+// is not missed.
 struct Counts {
   struct Of {
     AllocationProfiler::Use use;
@@ -83,6 +84,7 @@ class ProfilerLayer final : public AllocatorLayer {
     const LiveBlock known = found->second;
     counts.blocks.erase(found);
     counts.add(known.maker, -known.bytes);
+    // This layer only counts: the one that gave the block takes it.
     return false;
   }
 

@@ -65,6 +65,7 @@ class Conversion {
       });
       return true;
     }
+    // A LayerHost calls the layer through an AnyLayer, whose type may change.
     auto* const host = dynamic_cast<core::LayerHost*>(&place.parent);
     if (core::AnyLayer* const layer = host == nullptr ? nullptr : host->find_layer(place.name)) {
       steps_.push_back([this, layer, norm, parent = &place.parent, name = place.name] {
@@ -104,6 +105,7 @@ class Conversion {
 
 std::int64_t convert_sync_batch_norm(nn::Module& module, const comm::Group& group) {
   if (!group) throw UsageError(kWhereConvert, "this process is not in the group");
+  // A norm without a parent stands in no place where it could be replaced.
   if (module.as<nn::BatchNorm1dImpl>() != nullptr || module.as<nn::BatchNorm2dImpl>() != nullptr ||
       module.as<nn::BatchNorm3dImpl>() != nullptr) {
     throw UsageError(kWhereConvert,

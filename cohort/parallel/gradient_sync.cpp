@@ -52,6 +52,7 @@ class DdpSync : public ReplicatedSync {
         names[parameter.value().unsafeGetTensorImpl()] = prefix + parameter.key();
       }
     }
+    // Of an earlier fit() with the same sync.
     reducers_.clear();
     for (const NamedOptimizer& entry : parts.optimizers) {
       std::vector<NamedParameter> parameters;
@@ -113,6 +114,7 @@ std::shared_ptr<GradientSync> make_auto(const comm::Group& group, const ReducerO
   return group && group.size() > 1 ? make_ddp(group, options) : make_none(group, options);
 }
 
+// What every sync over ranks needs is checked here once, and not in each factory.
 GradientSyncType with_group(const std::string& name, GradientSyncType type) {
   type.make = [name, make = std::move(type.make)](const comm::Group& group, const ReducerOptions& options) {
     if (!group) {

@@ -72,6 +72,8 @@ std::vector<memory::StepMemory> probe_memory(
   PipelineOptions& options = parts.options;
   const std::int64_t count = std::ssize(split_sizes(samples, options));
   options.num_micro_batches = static_cast<int>(count);
+  // A pipeline over GPUs is measured on the CPU. Each placement needs a thread of its own there, since blocks
+  // are counted by thread.
   for (std::size_t i = 0; i < options.placements.size(); ++i) {
     if (options.placements[i].is_cpu()) continue;
     options.placements[i] = base::Placement::parse(base::concat("cpu:0/placement", i));

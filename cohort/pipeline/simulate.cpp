@@ -70,6 +70,7 @@ class Clockwork {
  private:
   using Key = std::pair<int, bool>;  // the stage that receives; a gradient
 
+  // One entry serves for all stages.
   StageCosts costs(int stage) const {
     const auto& given = options_.costs;
     return given.empty() ? StageCosts() : given[given.size() == 1 ? 0 : static_cast<std::size_t>(stage)];
@@ -104,6 +105,7 @@ class Clockwork {
     Channel& channel = channels_[key];
     const auto capacity = static_cast<std::size_t>(options_.channel_capacity);
     if (capacity > 0) {
+      // Full: the placement stands still until the next stage takes one.
       if (channel.items.size() >= capacity) return false;
       // The place that this one takes became free when an earlier one was taken.
       if (sent_[key] >= options_.channel_capacity) {

@@ -99,6 +99,7 @@ std::string description_of(config::Config config) {
   return dump_config(config);
 }
 
+/// The configuration holds the optimizer's options, and not the checkpoint: a resume may change them.
 TrainerOptions trainer_options(const config::TrainConfig& train, const config::RunConfig& run,
                                const fs::path& folder) {
   return TrainerOptions()

@@ -103,6 +103,7 @@ class Threads {
   }
 
  private:
+  // For all of them, since a thread that ends may leave another one alone on its core.
   void update() {
     for (Shared* thread : threads_) {
       const auto meets = [&](const Shared* other) {
@@ -173,6 +174,7 @@ const char* QueuedTask::timeline_name() const {
   return queue_->options.in_timeline ? what() : nullptr;
 }
 
+// It runs although nobody waits, unlike in a pool: what the queue runs after it may build on it.
 bool QueuedTask::on_begin() noexcept {
   if (is_abandoned()) queue_->is_stuck = true;
   return true;
@@ -189,6 +191,7 @@ void QueuedTask::on_done() noexcept {
 }
 
 std::shared_ptr<QueuedTask> Shared::take() {
+  // On the count and not on the queue, so that spinning takes no mutex.
   spin_until([this] { return queued.load(std::memory_order_acquire) > 0 || stopping; },
              spin(Deadline::never()));
   std::unique_lock lock(mutex);

@@ -50,6 +50,7 @@ struct Shared : std::enable_shared_from_this<Shared> {
 
 namespace {
 
+// The pool that the calling thread belongs to, for Waiting and stop().
 thread_local Shared* pool_of_thread = nullptr;
 
 }  // namespace
@@ -63,6 +64,7 @@ bool PooledTask::on_begin() noexcept {
 }
 
 void PooledTask::on_abandoned() noexcept {
+  // A task that has not begun holds no thread, and on_begin() drops it.
   if (!is_running()) return;
   is_stuck_ = true;
   pool_->allow_one_more();
@@ -84,6 +86,8 @@ void Shared::post(const std::shared_ptr<PooledTask>& task) {
                                                   options.name, ", which has been stopped"));
     }
     queue.push_back(task);
+    // Idle threads may have been woken for earlier tasks, and not have taken them yet. So their number is
+    // compared with the length of the queue.
     if (num_idle < queue.size() && alive - num_waiting < limit) {
       try {
         start();
@@ -123,6 +127,7 @@ void Shared::begin_wait() noexcept {
   changed.notify_one();
 }
 
+// More functions may run than the limit now. take() begins none until there are fewer.
 void Shared::end_wait() noexcept {
   const std::lock_guard lock(mutex);
   --num_waiting;
@@ -177,6 +182,7 @@ int Shared::stop(std::chrono::milliseconds patience) {
     if (has_stopped) return alive;
     stopping = true;
     changed.notify_all();
+    // A pool that is stopped by its own function cannot wait for this function.
     if (pool_of_thread != this) {
       wait(changed, lock, [this] { return alive == 0; }, Deadline(patience));
     }
@@ -185,6 +191,7 @@ int Shared::stop(std::chrono::milliseconds patience) {
     ended.swap(threads);  // now: what is stuck may have been replaced meanwhile
     left.swap(queue);
   }
+  // All threads are joined, or none: join() of the one that hangs would not come back.
   for (auto& [id, thread] : ended) {
     if (left_behind == 0) {
       thread.join();

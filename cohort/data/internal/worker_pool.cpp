@@ -23,6 +23,7 @@ std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
 }
 
+// On a cache line of its own, as different workers write to neighbours at the same time.
 struct alignas(64) Slot {
   std::int64_t num_items = 0;
   std::atomic<std::int64_t> chunks_left{0};
@@ -130,6 +131,7 @@ void WorkerPool::publish(std::int64_t num_items) {
   slot.num_items = num_items;
   slot.chunks_left.store(shared_->chunks, std::memory_order_relaxed);
   {
+    // With the mutex, so that a worker that has just found nothing does not sleep through the wake-up.
     const std::lock_guard lock(shared_->mutex);
     shared_->published.store(job + 1, std::memory_order_release);
   }

@@ -28,6 +28,7 @@ namespace {
 using base::concat;
 using Clock = std::chrono::steady_clock;
 
+// With more nodes each of them asks less often, so that the requests at the store do not grow with the job.
 constexpr int kNodesAtFullRate = 50;
 
 long in_seconds(Clock::duration time) {
@@ -125,6 +126,7 @@ std::optional<std::string> AgentStoreClient::State::read(const std::string& key)
   const std::string found = kv_store->get(key);
   std::unique_lock lock(mutex);
   auto word = words.open(key, found);
+  // Once for each key: the next round finds the same word.
   if (!word && rejected.insert(key).second) {
     lock.unlock();  // the agent does not wait for a log that nobody reads
     base::log_warning(concat("[launch.run] a word under '", key,
@@ -135,6 +137,7 @@ std::optional<std::string> AgentStoreClient::State::read(const std::string& key)
 }
 
 void AgentStoreClient::State::read_watched() {
+  // A copy: the agent may add keys while the store is asked.
   std::set<std::string> keys;
   {
     const std::lock_guard lock(mutex);
@@ -161,6 +164,8 @@ void AgentStoreClient::State::give_and_read_signs() {
     for (const int node : here) {
       if (!signs[node].silence) signs[node].silence.emplace(now);
     }
+    // A sign stands for the agent, and not for this thread alone. So the agent must have answered the last
+    // wake-up, or have said that it is busy.
     if (std::exchange(has_caller_answered, false) || !busy_until.expired()) {
       own_sign = words.sign(key(options.node), std::to_string(++signs_given));
     }
@@ -168,6 +173,7 @@ void AgentStoreClient::State::give_and_read_signs() {
   next_sign = now + options.keep_alive_interval;
   if (!own_sign.empty()) kv_store->set(key(options.node), own_sign);
   wake_caller();  // for the next sign
+  // Node 0 reads the signs of all nodes. The others read that of node 0 alone, which decides for all.
   const int last = options.node == 0 ? options.nnodes - 1 : 0;
   for (int node = 0; node <= last; ++node) {
     if (node == options.node) continue;
@@ -287,6 +293,7 @@ std::vector<std::string> AgentStoreClient::rejected() const {
 std::string AgentStoreClient::lost() const {
   const std::lock_guard lock(state_->mutex);
   if (!state_->lost.empty()) return state_->lost;
+  // The thread may hang in its request, so the caller itself measures how long.
   const Clock::duration silent = state_->silence();
   if (silent <= state_->max_silence) return "";
   return concat("the store that node 0 keeps has not answered for ", in_seconds(silent), " s");

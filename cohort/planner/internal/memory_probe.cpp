@@ -62,6 +62,7 @@ StepMemory probe_step(const torch::nn::Module& module,
   const memory::LinearFit lines = probes.lines();
   Probe &few = probes.few, &more = probes.more;
   drop_gradients(module.parameters());
+  // A model may call its layers more often for a larger batch. Then they have no pairs to draw lines through.
   if (few.size() != more.size()) {
     join_layers(few);
     join_layers(more);

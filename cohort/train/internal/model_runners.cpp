@@ -97,6 +97,8 @@ PipelineParts pipeline_parts(const ModelRunnerOptions& given,
   const LayerCut cut(given, model, true);
   PipelineParts parts;
   pipeline::PipelineOptions& options = parts.options;
+  // Placements are numbered in the order in which layers reach them. Stage i must then be on placement i
+  // modulo their number, which is how plans and channels find it.
   for (const PlacedLayers& part : cut.placed) {
     parts.stages.push_back(cut.model.part(part.first, part.last));
     const auto known = std::find(options.placements.begin(), options.placements.end(), part.placement);

@@ -1,5 +1,7 @@
 // MPI stands in a library of its own, loaded when a group over it is made: linked here, no program of Cohort
-// would start on a machine without it.
+// would start on a machine without it. MPI_Init waits for all processes without a limit, and a process that
+// no mpirun has started becomes a job of one. So the environment is checked before MPI is started. Afterwards
+// the ranks exchange job and rank over the store, since a group may number its ranks in another way.
 #include <dlfcn.h>
 
 #include <algorithm>

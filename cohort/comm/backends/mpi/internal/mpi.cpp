@@ -118,6 +118,7 @@ CommunicatorsPtr make_communicators(Engine& engine, const std::vector<int>& memb
   comms->rank = rank;
   comms->size = static_cast<int>(members.size());
   comms->queue = std::make_shared<OrderedQueue>();
+  // On the engine's thread, which alone calls MPI.
   engine.run(
       [members, comms] {
         MPI_Group world = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
@@ -126,6 +127,7 @@ CommunicatorsPtr make_communicators(Engine& engine, const std::vector<int>& memb
               "MPI_Group_incl");
         check(MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &comms->collectives), "MPI_Comm_create_group");
         check(MPI_Comm_dup(comms->collectives, &comms->messages), "MPI_Comm_dup");
+        // MPI's own handler would end the job; check() makes an exception of each code instead.
         for (const MPI_Comm comm : {comms->collectives, comms->messages}) {
           MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
         }

@@ -30,6 +30,7 @@ class ShmWork : public CpuWork {
     return operation_->over.load() ? operation_->error : nullptr;
   }
   int sourceRank() const override { return operation_->source; }
+  // Without a time of its own it still ends: the operation has the deadline of its call.
   bool wait(milliseconds timeout) override {
     engine_->wait(*operation_, timeout.count() > 0 ? base::Deadline(timeout) : base::Deadline::never());
     return true;
@@ -41,6 +42,7 @@ class ShmWork : public CpuWork {
       if (future_ != nullptr) return future_;
       future_ = make_future();
     }
+    // Without the mutex, since the function runs at once if the operation is over.
     engine_->when_over(*operation_, [future = future_, operation = operation_, results = results_] {
       complete(*future, operation->error, results);
     });

@@ -67,6 +67,7 @@ base::Fd connect_to(const std::string& name) {
   base::Fd fd = new_socket();
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
+  // The name of a socket that is no file begins with a zero byte, which `name` does not have.
   const std::size_t length = std::min(name.size(), sizeof(address.sun_path) - 1);
   std::memcpy(address.sun_path + 1, name.data(), length);
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),
@@ -240,6 +241,7 @@ void PeerConnections::accept_others(const base::Fd& listener, KeyValueStore& kv_
     std::vector<pollfd> watched{{listener.get(), POLLIN, 0}};
     for (const base::Fd& stranger : strangers) watched.push_back({stranger.get(), POLLIN, 0});
     base::wait_for_files(watched, next_look.sooner(deadline));
+    // From the last one on, so that those before an erased one keep their places in `watched`.
     for (std::size_t i = strangers.size(); i-- > 0;) {
       if (watched[i + 1].revents == 0) continue;
       std::array<char, 128> words{};
