@@ -1,6 +1,6 @@
 // Calls between two processes, beside LibTorch's own RPC from C++: empty calls one after the other and in bursts,
 // 4 MB there and back, and a step of distributed autograd. Each round makes two fresh processes, so that no thread of the
-// other library is there. A round's figure is its median. Run: OMP_NUM_THREADS=1 rpc_calls [ROUNDS]
+// other library is there. A round's figure is its median. Run: OMP_NUM_THREADS=1 rpc_calls [ROUNDS [PART OF A NAME]]
 #include <ATen/ATen.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,12 +13,14 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
 #include "cohort/bench/compare.h"
 #include "cohort/bench/timeit.h"
 #include "cohort/comm/store_adapter.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "libtorch_rpc.h"
@@ -157,7 +159,12 @@ void compare(const Work& work, int rounds) {
 
 int main(int count, char** arguments) {
   try {
-    for (const Work& work : works()) compare(work, count > 1 ? std::atoi(arguments[1]) : 5);
+    cohort::memory::tune_allocator();
+    const std::string part = count > 2 ? arguments[2] : "";
+    for (const Work& work : works()) {
+      if (std::string_view(work.name).find(part) == std::string_view::npos) continue;
+      compare(work, count > 1 ? std::atoi(arguments[1]) : 5);
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

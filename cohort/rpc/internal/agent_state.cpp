@@ -26,6 +26,7 @@
 #include "cohort/base/threads/wait.h"
 #include "cohort/rpc/internal/agent_messages.h"
 #include "cohort/rpc/internal/recorded_part.h"
+#include "cohort/rpc/internal/wire.h"
 
 namespace cohort::rpc {
 
@@ -109,6 +110,7 @@ void AgentState::make_node(int workers_of_host) {
   options.secret = options_.secret;
   options.silence = options_.silence;
   options.heartbeat = std::min(options.heartbeat, options_.silence / 8);
+  options.allocate = allocate_payload;
   const bool has_cores = workers_of_host <= base::CpuSet::of_process().size();
   options.spin = options_.spin.value_or(std::chrono::microseconds(has_cores ? 50 : 0));
   node_ = std::make_unique<net::Node>(std::move(options), std::make_shared<Handler>(weak_from_this()));

@@ -9,9 +9,12 @@
 #include "cohort/rpc/internal/wire.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -130,6 +133,15 @@ std::pair<Encoded, std::vector<WireReference>> to_encoded(net::Message& message)
   }
   encoded.bytes = table.rest().bytes;
   return {std::move(encoded), std::move(references)};
+}
+
+std::shared_ptr<std::byte> allocate_payload(std::size_t num_bytes) {
+  try {
+    const auto data = std::make_shared<c10::DataPtr>(c10::GetCPUAllocator()->allocate(num_bytes));
+    return {data, static_cast<std::byte*>(data->get())};
+  } catch (const c10::Error&) {
+    throw std::bad_alloc();
+  }
 }
 
 }  // namespace cohort::rpc

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -23,5 +25,8 @@ void add_references(net::Message& message, const std::vector<WireReference>& ref
 /// A value without its references, and those. The tensors share the memory that the message was read into.
 /// Throws: CommError for what to_message() and add_references() do not write.
 std::pair<Encoded, std::vector<WireReference>> to_encoded(net::Message& message);
+
+/// Memory for a tensor that comes, of LibTorch's allocator: memory::tune_allocator() has it keep its pages.
+std::shared_ptr<std::byte> allocate_payload(std::size_t num_bytes);
 
 }  // namespace cohort::rpc
