@@ -9,7 +9,7 @@
 
 namespace cohort::rpc::dist_autograd {
 
-Context::Context() : Context(rpc::agent()) {}
+Context::Context() : Context(*rpc::shared_agent()) {}
 
 Context::Context(Agent& agent)
     : agent_(agent.state()),

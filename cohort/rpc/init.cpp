@@ -1,7 +1,8 @@
 // The agent of the process: made once, and kept beside the group whose store it met over. Joining takes long and
 // must not hold the mutex, so `is_joining` keeps a second init_rpc() out meanwhile. A join that fails takes the
 // mark away, so init_rpc() may be called again. shutdown() forgets the agent only where Agent::shutdown() has not
-// thrown: after a timeout it may be called again.
+// thrown: after a timeout it may be called again. The agent is shared, because another thread may be in a call, or
+// in shutdown() too, while this one forgets it: the last of them destroys it.
 #include "cohort/rpc/init.h"
 
 #include <memory>
@@ -18,14 +19,21 @@ namespace {
 struct Process {
   std::mutex mutex;
   comm::Group group;  // keeps the store
-  std::unique_ptr<Agent> agent;
+  std::shared_ptr<Agent> agent;
   bool is_joining = false;
+  bool was_shut_down = false;  // the last agent
 };
 
 // Never destroyed: a process that ends without shutdown() is a death for the others.
 Process& process() {
   static auto* const all = new Process;
   return *all;
+}
+
+// Under the mutex.
+const std::shared_ptr<Agent>& agent_of(const Process& here) {
+  if (here.agent == nullptr) throw UsageError("rpc.init", "this process has no agent", "rpc::init_rpc(name)");
+  return here.agent;
 }
 
 }  // namespace
@@ -40,13 +48,13 @@ Agent& init_rpc(std::string name, RpcOptions options) {
     here.is_joining = true;
   }
   comm::Group group;
-  std::unique_ptr<Agent> made;
+  std::shared_ptr<Agent> made;
   try {
     group = options.group
                 ? options.group
                 : comm::init_process_group({.backend = "gloo", .timeout = options.agent.join_timeout});
     comm::StoreAdapter store(group.store());
-    made = std::make_unique<Agent>(std::move(name), group.rank(), group.size(), store, options.agent);
+    made = std::make_shared<Agent>(std::move(name), group.rank(), group.size(), store, options.agent);
   } catch (...) {
     const std::lock_guard lock(here.mutex);
     here.is_joining = false;
@@ -55,37 +63,47 @@ Agent& init_rpc(std::string name, RpcOptions options) {
   const std::lock_guard lock(here.mutex);
   here.group = std::move(group);
   here.agent = std::move(made);
-  here.is_joining = false;
+  here.is_joining = here.was_shut_down = false;
   return *here.agent;
+}
+
+std::shared_ptr<Agent> shared_agent() {
+  Process& here = process();
+  const std::lock_guard lock(here.mutex);
+  return agent_of(here);
 }
 
 Agent& agent() {
-  Process& here = process();
-  const std::lock_guard lock(here.mutex);
-  if (here.agent == nullptr) throw UsageError("rpc.init", "this process has no agent", "rpc::init_rpc(name)");
-  return *here.agent;
+  return *shared_agent();
 }
 
 void shutdown(std::chrono::milliseconds timeout) {
-  agent().shutdown(base::Deadline(timeout));
   Process& here = process();
   // Declared before the lock, so both are destroyed without the mutex.
-  std::unique_ptr<Agent> ended;
+  std::shared_ptr<Agent> ended;
   comm::Group group;
+  {
+    const std::lock_guard lock(here.mutex);
+    if (here.agent == nullptr && here.was_shut_down) return;
+    ended = agent_of(here);
+  }
+  ended->shutdown(base::Deadline(timeout));
   const std::lock_guard lock(here.mutex);
-  ended = std::move(here.agent);
+  if (here.agent != ended) return;  // another thread came first, and init_rpc() may have made the next one
+  here.agent.reset();
+  here.was_shut_down = true;
   group = std::move(here.group);
 }
 
 std::vector<WorkerInfo> workers(const std::string& pattern) {
-  return agent().workers(pattern);
+  return shared_agent()->workers(pattern);
 }
 
 std::shared_ptr<Reference> make_reference(ObjectValue value, Target::Line line) {
   // A process may have several agents: within a handler the object belongs to the agent that was called.
   AgentState* const of_handler = AgentState::of_handler();
-  AgentState& owner = of_handler != nullptr ? *of_handler : *agent().state();
-  return owner.make_here(std::move(value), line);
+  if (of_handler != nullptr) return of_handler->make_here(std::move(value), line);
+  return shared_agent()->state()->make_here(std::move(value), line);
 }
 
 }  // namespace cohort::rpc

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,11 +27,15 @@ struct RpcOptions {
 /// Throws: UsageError where this process has one; as Agent() and comm::init_process_group().
 Agent& init_rpc(std::string name, RpcOptions options = {});
 
-/// The process's agent. Throws: UsageError before init_rpc() and after shutdown().
+/// The process's agent, until shutdown() has ended. Throws: UsageError before init_rpc() and after shutdown().
 Agent& agent();
+/// The same for a thread that may use it while another one calls shutdown(). Throws: as agent().
+std::shared_ptr<Agent> shared_agent();
 
 /// Agent::shutdown() of the process's agent, which is gone afterwards. Collective.
-/// Throws: TimeoutError that names who is missing: the agent stays, and it may be tried again.
+/// Threads: any. A second call waits for the end of the first; after shutdown() a further call does nothing.
+/// Throws: TimeoutError that names who is missing: the agent stays, and it may be tried again; UsageError before
+/// init_rpc().
 void shutdown(std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
 /// The workers whose names match: '*' stands for any text. In the order of their ids.
@@ -40,15 +45,15 @@ std::vector<WorkerInfo> workers(const std::string& pattern = "*");
 /// there is none.
 template <auto function, typename... Args>
 auto rpc_async(const Target& target, Args&&... args) {
-  return agent().rpc_async<function>(target, std::forward<Args>(args)...);
+  return shared_agent()->rpc_async<function>(target, std::forward<Args>(args)...);
 }
 template <auto function, typename... Args>
 auto rpc_sync(const Target& target, Args&&... args) {
-  return agent().rpc_sync<function>(target, std::forward<Args>(args)...);
+  return shared_agent()->rpc_sync<function>(target, std::forward<Args>(args)...);
 }
 template <auto function, typename... Args>
 auto remote(const Target& target, Args&&... args) {
-  return agent().remote<function>(target, std::forward<Args>(args)...);
+  return shared_agent()->remote<function>(target, std::forward<Args>(args)...);
 }
 
 }  // namespace cohort::rpc

@@ -80,7 +80,7 @@ auto remote_module(Agent& agent, const Target& worker, Args&&... args) {
 /// The same by the process's agent.
 template <auto factory, typename... Args>
 auto remote_module(const Target& worker, Args&&... args) {
-  return remote_module<factory>(rpc::agent(), worker, std::forward<Args>(args)...);
+  return remote_module<factory>(*rpc::shared_agent(), worker, std::forward<Args>(args)...);
 }
 
 }  // namespace cohort::rpc
