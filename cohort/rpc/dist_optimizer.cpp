@@ -1,7 +1,8 @@
 // Parameters stay where they are. Each owner gets an OwnerOptimizer for its own, which is a remote object. A step
 // is one call to each owner: all calls are made before the first is waited for, and all are waited for before an
 // error is thrown. So a step that fails leaves no call under way, but other owners may have taken it.
-// Learning rate and momentum that were set travel with the next step, and need no call of their own.
+// Learning rates and momentum that were set travel with the next step, and need no call of their own. Each owner has a
+// rate of its own: a state that was loaded may hold another initial rate for each.
 #include "cohort/rpc/dist_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
@@ -81,7 +82,7 @@ DistributedOptimizer::DistributedOptimizer(const std::vector<RRef<at::Tensor>>& 
                                  std::nullopt, name_of<&make_owner_optimizer>(),
                                  encode_arguments<&make_owner_optimizer>(own, options)))});
   }
-  initial_lr_ = ask_initial_lr();
+  ask_initial_lrs();
 }
 
 DistributedOptimizer::~DistributedOptimizer() = default;
@@ -93,15 +94,25 @@ void DistributedOptimizer::step(const dist_autograd::Context& context) {
                      "Context context(agent), with the agent that gave the references");
   }
   ask_all<void>(owners_, [&](const Owner& owner) {
-    return owner.optimizer.rpc_async<&OwnerOptimizer::step>(context.id(), lr_, momentum_);
+    return owner.optimizer.rpc_async<&OwnerOptimizer::step>(context.id(), owner.lr, momentum_);
   });
-  lr_.reset();
-  momentum_.reset();
+  drop_rates();
 }
 
 void DistributedOptimizer::apply(const optim::LRSchedule& schedule, std::int64_t step) {
-  lr_ = schedule.checked_lr(step, initial_lr_);
+  std::vector<double> rates;
+  for (const Owner& owner : owners_) rates.push_back(schedule.checked_lr(step, owner.initial_lr));
+  for (std::size_t i = 0; i < owners_.size(); ++i) owners_[i].lr = rates[i];
   momentum_ = schedule.momentum(step);
+}
+
+void DistributedOptimizer::set_lr(double lr) {
+  for (Owner& owner : owners_) owner.lr = lr;
+}
+
+void DistributedOptimizer::drop_rates() {
+  for (Owner& owner : owners_) owner.lr.reset();
+  momentum_.reset();
 }
 
 std::map<std::string, optim::OptimizerState> DistributedOptimizer::state() const {
@@ -128,17 +139,14 @@ void DistributedOptimizer::load_state(const std::map<std::string, optim::Optimiz
   ask_all<void>(owners_, [&](const Owner& owner) {
     return owner.optimizer.rpc_async<&OwnerOptimizer::load_state>(state.at(owner.name));
   });
-  // What was set before belongs to the state that is gone.
-  lr_.reset();
-  momentum_.reset();
-  initial_lr_ = ask_initial_lr();
+  drop_rates();  // what was set before belongs to the state that is gone
+  ask_initial_lrs();
 }
 
-double DistributedOptimizer::ask_initial_lr() const {
-  return ask_all<double>(
-             owners_,
-             [](const Owner& owner) { return owner.optimizer.rpc_async<&OwnerOptimizer::initial_lr>(); })
-      .front();
+void DistributedOptimizer::ask_initial_lrs() {
+  const std::vector<double> rates = ask_all<double>(
+      owners_, [](const Owner& owner) { return owner.optimizer.rpc_async<&OwnerOptimizer::initial_lr>(); });
+  for (std::size_t i = 0; i < owners_.size(); ++i) owners_[i].initial_lr = rates[i];
 }
 
 }  // namespace cohort::rpc

@@ -43,10 +43,11 @@ class DistributedOptimizer {
   /// their step then.
   void step(const dist_autograd::Context& context);
 
-  /// Sets what `schedule` says of step `step` (from 0), for the next step(). Throws: as LRSchedule::apply().
+  /// Sets what `schedule` says of step `step` (from 0), for the next step(): for each owner from the rate that its optimizer
+  /// began with. Throws: as LRSchedule::apply(); nothing is set then.
   void apply(const optim::LRSchedule& schedule, std::int64_t step);
-  /// Sets the learning rate, for the next step(), which throws if the rate is negative or not finite.
-  void set_lr(double lr) { lr_ = lr; }
+  /// Sets the learning rate of all owners, for the next step(), which throws if the rate is negative or not finite.
+  void set_lr(double lr);
 
   /// Returns the state of each owner's optimizer, by the owner's name. Parameters count in the order in which they were given,
   /// among those of the same owner. Throws: as step().
@@ -59,12 +60,14 @@ class DistributedOptimizer {
   struct Owner {
     std::string name;
     RRef<OwnerOptimizer> optimizer;
+    double initial_lr = 0;
+    std::optional<double> lr = {};  // for the next step
   };
-  double ask_initial_lr() const;
+  void ask_initial_lrs();
+  void drop_rates();
 
   std::vector<Owner> owners_;
-  double initial_lr_ = 0;
-  std::optional<double> lr_, momentum_;  // for the next step
+  std::optional<double> momentum_;  // for the next step
 };
 
 }  // namespace cohort::rpc

@@ -243,6 +243,25 @@ TEST(DistAutogradOptimizerErrorsTest, LoadingAStateTakesItsLearningRate) {
   counted.clear();
 }
 
+TEST(DistAutogradOptimizerErrorsTest, AScheduleBeginsAtTheRateOfEachOwner) {
+  for (const char* owner : {"w1", "w2"}) counted[owner] = at::zeros({1}).requires_grad_();
+  Job job(3);
+  const std::vector parameters = {job[0].rpc_sync<counted_reference>("w1", "w1"),
+                                  job[0].rpc_sync<counted_reference>("w2", "w2")};
+  DistributedOptimizer optimizer(parameters, {.name = "sgd", .lr = 0.25});
+  std::map<std::string, optim::OptimizerState> state = optimizer.state();
+  state["w2"] = DistributedOptimizer(parameters, {.name = "sgd", .lr = 1}).state().at("w2");
+  optimizer.load_state(state);
+  optimizer.apply(*optim::constant(), 0);
+  dist_autograd::Context context(job[0]);
+  dist_autograd::backward(context, {job[0].rpc_sync<times_counted>("w1", "w1", at::ones({1})).sum(),
+                                    job[0].rpc_sync<times_counted>("w2", "w2", at::ones({1})).sum()});
+  optimizer.step(context);
+  EXPECT_EQ(counted["w1"].item<float>(), -0.25);
+  EXPECT_EQ(counted["w2"].item<float>(), -1);
+  counted.clear();
+}
+
 // Each step takes 1 from the trainer's parameter: one that took another trainer's gradients, or lost its own, would be seen.
 TEST(DistAutogradOptimizerErrorsTest, TrainersShareAnOwner) {
   for (const char* trainer : {"w1", "w2"}) counted[trainer] = at::zeros({1}).requires_grad_();
