@@ -31,6 +31,10 @@ std::string Node::listen(const std::string& address) {
   return loop_->listen(address);
 }
 
+const std::string& Node::incarnation() const {
+  return loop_->incarnation();
+}
+
 std::shared_ptr<Peer> Node::connect(const std::string& address, base::Deadline deadline) {
   return loop_->connect(address, deadline);
 }

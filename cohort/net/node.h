@@ -42,6 +42,9 @@ class Node {
   /// cannot listen there.
   std::string listen(const std::string& address);
 
+  /// What peers see as Peer::incarnation() of this process.
+  const std::string& incarnation() const;
+
   /// Connects, and tries again until the deadline. Throws: RendezvousError that says what stood in the way.
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline);
 

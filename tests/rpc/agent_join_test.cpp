@@ -73,6 +73,22 @@ TEST(AgentJoinTest, OnlyTheProcessThatJoinedUnderANameIsHeardUnderIt) {
   job.shutdown();
 }
 
+// Neither has a secret, so its handshake says as much as that of w1.
+TEST(AgentJoinTest, AStrangerThatConnectsFirstUnderAWorkersNameIsNotHeard) {
+  JobOfFakes job(2, 0);
+  FakeWorker stranger("w1");
+  stranger.connect(job.fake(1).address(0));
+  stranger.send(call_message("same_word", 1, encode_arguments<same_word>("word")));
+  job.fake(1).connect(0);
+  const std::unique_ptr<Agent> agent = job.agent();
+  Future<std::string> call = agent->rpc_async<same_word>("w1", "word");
+  stranger.send(result_message(1, std::string("forged")));
+  EXPECT_TRUE(stranger.leave());
+  job.fake(1).send(result_message(1, std::string("true")));
+  EXPECT_EQ(call.get(patience()), "true");
+  EXPECT_EQ(agent->metrics().calls_handled, 0U);
+}
+
 TEST(AgentJoinTest, ACallIsAnsweredByTheWorkerThatWasCalled) {
   JobOfFakes job(3, 0);
   job.fake(1).connect(0);

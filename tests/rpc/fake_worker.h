@@ -68,14 +68,18 @@ class FakeWorker {
   /// Exchanges words with the other workers over the store, as an agent does. Connects to nobody.
   void meet(int id, int size, base::KeyValueStore& store) {
     base::all_gather_words(store, "rpc/1/host", id, size, base::machine_id(), patience());
-    const nlohmann::json own = {
-        {"name", name_}, {"address", node_->listen("127.0.0.1:0")}, {"functions", rpc::all_signatures()}};
+    const nlohmann::json own = {{"name", name_},
+                                {"address", node_->listen("127.0.0.1:0")},
+                                {"incarnation", node_->incarnation()},
+                                {"functions", rpc::all_signatures()}};
     for (const nlohmann::json& word : words_of_workers(store, id, size, own.dump())) {
       addresses_.push_back(word.at("address"));
     }
   }
   void connect(const std::string& address) { peer_ = node_->connect(address, patience()); }
-  void connect(int id) { connect(addresses_.at(static_cast<std::size_t>(id))); }
+  void connect(int id) { connect(address(id)); }
+  /// Where a worker of this one's job listens.
+  const std::string& address(int id) const { return addresses_.at(static_cast<std::size_t>(id)); }
   /// Waits until somebody has connected, and takes that one as the receiver of send().
   void accept() {
     wait_until([this] { return handler_->first() != nullptr; });

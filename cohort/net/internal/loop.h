@@ -83,6 +83,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void stop();
 
   std::string listen(const std::string& address);
+  const std::string& incarnation() const { return incarnation_; }
   std::shared_ptr<PeerState> connect(const std::string& address, base::Deadline deadline);
   std::vector<std::string> close(base::Deadline deadline);
 

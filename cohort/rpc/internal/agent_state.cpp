@@ -5,8 +5,9 @@
 // The first round decides whether local sockets are enough. A worker that has joined earlier may connect, call or die
 // while this one still reads the store; such events are kept in early_* and handled after the join.
 //
-// A peer's name is what the peer says. So each worker has one peer, which is chosen during the join, and only
-// that peer is heard under the worker's name. A process that connects later is ignored, whatever its name is.
+// A peer's name is what the peer says. So each worker leaves its incarnation on the store, and the first peer of this
+// incarnation is heard under the worker's name. Any other process is ignored, whenever it connects and whatever its
+// name is. Who knows an incarnation may have it from the handshake: against strangers there is the job's secret.
 //
 // Nothing here waits but join() and shutdown(): results are set by the node's thread, handlers run on the pool,
 // deadlines on the timers' thread. Promises are set, messages sent and handlers stopped without the mutex, because
@@ -78,7 +79,10 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
     listen = is_one_host ? "unix:@cohort-" + base::random_word() : "0.0.0.0:0";
   }
   const std::map<std::string, std::string> signatures = all_signatures();
-  const json own = {{"name", self_.name}, {"address", node_->listen(listen)}, {"functions", signatures}};
+  const json own = {{"name", self_.name},
+                    {"address", node_->listen(listen)},
+                    {"incarnation", node_->incarnation()},
+                    {"functions", signatures}};
   const std::vector<std::string> words = gather("join", own.dump());
   std::vector<std::string> addresses;
   {
@@ -88,17 +92,17 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
       addresses.push_back(word.at("address"));
       Worker worker;
       worker.info = {word.at("name"), id};
+      worker.incarnation = word.at("incarnation").get<std::string>();
       worker.signatures = word.at("functions").get<std::map<std::string, std::string>>();
       const std::string name = worker.info.name;
       names_.push_back(name);
-      if (const auto early = early_.find(name); early != early_.end() && id > self_.id) {
-        worker.peer = early->second;
-      }
       if (!workers_.emplace(name, std::move(worker)).second) {
         throw UsageError("rpc.join", base::concat("two workers are named '", name, "'"),
                          "a name of its own for each");
       }
     }
+    for (const std::shared_ptr<net::Peer>& peer : early_) choose_peer(peer);
+    early_.clear();
   }
   connect(world_size, addresses, deadline);
   handle_early_events();
@@ -142,8 +146,10 @@ void AgentState::connect(int world_size, const std::vector<std::string>& address
     const std::shared_ptr<net::Peer> peer = node_->connect(addresses[static_cast<std::size_t>(id)], deadline);
     const std::lock_guard lock(mutex_);
     const auto found = workers_.find(peer->name());
-    if (found == workers_.end() || found->second.info.id != id) {
-      throw RendezvousError("rpc.join", base::concat("at the address of worker ", id, " is ", peer->name()));
+    if (found == workers_.end() || found->second.info.id != id ||
+        found->second.incarnation != peer->incarnation()) {
+      throw RendezvousError(
+          "rpc.join", base::concat("at the address of worker ", id, " is another process: ", peer->name()));
     }
     found->second.peer = peer;
   }
@@ -166,14 +172,23 @@ void AgentState::connect(int world_size, const std::vector<std::string>& address
 void AgentState::on_connect(const std::shared_ptr<net::Peer>& peer) {
   {
     const std::lock_guard lock(mutex_);
-    const auto found = workers_.find(peer->name());
     if (workers_.empty()) {
-      early_.emplace(peer->name(), peer);  // it may know all workers before this one does
-    } else if (found != workers_.end() && found->second.peer == nullptr && found->second.info.id > self_.id) {
-      found->second.peer = peer;
+      early_.push_back(peer);  // it may know all workers before this one does
+    } else {
+      choose_peer(peer);
     }
   }
   changed_.notify_all();
+}
+
+// Under the mutex: hears a process that has connected as a worker, if it is one.
+void AgentState::choose_peer(const std::shared_ptr<net::Peer>& peer) {
+  const auto found = workers_.find(peer->name());
+  if (found == workers_.end()) return;
+  Worker& worker = found->second;
+  if (worker.peer != nullptr || worker.info.id <= self_.id || worker.incarnation != peer->incarnation())
+    return;
+  worker.peer = peer;
 }
 
 const AgentState::Worker& AgentState::find_worker(const std::string& name) const {

@@ -58,6 +58,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
  private:
   struct Worker {
     WorkerInfo info;
+    std::string incarnation;  // of its process
     std::map<std::string, std::string> signatures;
     std::shared_ptr<net::Peer> peer;  // null: this one
     std::string down;                 // why it is gone; empty: it is not
@@ -93,6 +94,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void connect(int world_size, const std::vector<std::string>& addresses, base::Deadline deadline);
   void handle_early_events();
   void on_connect(const std::shared_ptr<net::Peer>& peer);
+  void choose_peer(const std::shared_ptr<net::Peer>& peer);
   void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message);
   bool is_worker(const std::shared_ptr<net::Peer>& peer) const;
   void take(const std::string& from, net::Message message);
@@ -153,7 +155,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::map<std::string, Worker> workers_;
   std::vector<std::string> names_;  // by id
   // What came before the join was over.
-  std::map<std::string, std::shared_ptr<net::Peer>> early_;
+  std::vector<std::shared_ptr<net::Peer>> early_;
   std::vector<std::pair<std::shared_ptr<net::Peer>, net::Message>> early_messages_;
   std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> early_down_;
   bool has_joined_ = false, is_stopped_ = false;
