@@ -1,6 +1,7 @@
 #include "cohort/net/node.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -179,6 +180,32 @@ TEST(NodeTest, AStoppedProcessIsSilentAndOneThatContinuesSoonIsNot) {
   ASSERT_EQ(a.heard->down().unacknowledged.size(), 1U) << "it is handed back";
   EXPECT_EQ(a.heard->down().unacknowledged[0].header, "second");
   EXPECT_LT(a.heard->down_at() - begin, options.silence + test::deadline_slack());
+}
+
+// The listener takes one descriptor and the connection the other: none is left for another connection, or to watch the
+// process with.
+TEST(NodeTest, TheLastDescriptorMakesAConnection) {
+#ifdef COHORT_IS_SANITIZED
+  return;  // the sanitizers need descriptors themselves
+#endif
+  const std::string address = "unix:@cohort-" + base::random_word();
+  Worker a("a");
+  auto processes = child("echo", address);  // it tries until somebody listens
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int first = ::dup(0), second = ::dup(0);
+  ::close(first);
+  ::close(second);
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(std::max(first, second)) + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  a.node->listen(address);
+  const auto peer = a.heard->peer();
+  peer->send(message_of(0, "hello"));
+  const bool was_answered = test::comes_true([&] { return a.heard->count() == 1; });
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(was_answered) << processes.output(0);
+  EXPECT_FALSE(a.heard->is_down());
 }
 
 TEST(NodeTest, AWireThatPassesNothingIsSilence) {

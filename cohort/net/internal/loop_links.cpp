@@ -2,6 +2,8 @@
 //
 // A process that ends is seen twice: its socket ends, and its pidfd becomes readable. The rest of the socket is read first,
 // so nothing that it sent is lost.
+#include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -16,6 +18,7 @@
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
 #include "cohort/base/process.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/net/internal/loop.h"
 
 namespace cohort::net::node_detail {
@@ -70,6 +73,8 @@ bool Loop::accept_all(asio::posix::stream_descriptor& listener) {
     if (!fd.is_open()) {
       // Of another user, or none left. Without descriptors the connection stays, and the oldest stranger goes.
       if (errno != EMFILE && errno != ENFILE) return true;
+      // accept4() takes the descriptor before it looks whether somebody waits.
+      if ((base::ready_events(listener.native_handle(), POLLIN) & POLLIN) == 0) return true;
       if (handshakes_.empty()) return false;
       const auto oldest = handshakes_.front();
       lose(oldest, now, "there were no descriptors left");
@@ -348,7 +353,10 @@ void Loop::watch(const std::shared_ptr<PeerState>& peer, const Hello& hello) {
   if (state.process || hello.place != place_ || hello.process == ::getpid()) return;
   base::Fd fd = base::open_process(static_cast<pid_t>(hello.process));
   // Its number may be another process's by now: asked after the descriptor is there.
-  if (base::process_start(std::to_string(hello.process)) != hello.began) {
+  const std::string began = base::process_start(std::to_string(hello.process));
+  // It is there, but no descriptor is left to read when it began: then only its silence is seen.
+  if (began.empty() && (::kill(static_cast<pid_t>(hello.process), 0) == 0 || errno == EPERM)) return;
+  if (began != hello.began) {
     return asio::post(
         io_, [this, peer, process = hello.process] { locked([&] { on_process_end(peer, process); }); });
   }
