@@ -68,8 +68,10 @@ struct AgentMetrics {
   std::size_t handlers_running = 0;  ///< or waiting for their turn
   /// On the connections to all other workers.
   std::uint64_t bytes_sent = 0, bytes_received = 0;
-  std::size_t contexts = 0;    ///< of distributed autograd, that this worker takes part in
-  std::size_t references = 0;  ///< that this worker has, to objects of any worker
+  std::uint64_t bytes_on_the_way = 0;  ///< of calls: sent to other workers, and not taken on by them
+  std::size_t messages_queued = 0;  ///< that wait for room on their way to another worker, or for the socket
+  std::size_t contexts = 0;         ///< of distributed autograd, that this worker takes part in
+  std::size_t references = 0;       ///< that this worker has, to objects of any worker
   std::vector<std::string>
       objects;  ///< of this worker, that references point to: which line made each, and who holds it
 };

@@ -1,7 +1,8 @@
 // The calls that an agent answers. Messages come on the node's thread, which must not wait: take() decodes and
 // dispatches, and the pool runs the handler. A call stands in `running_` until its answer is on its way. A
 // caller that gave up or is gone takes it out, and asks the handler to stop; its answer is dropped then. A handler
-// that is quick as a rule runs on the node's thread (agent_threads.cpp). A call
+// that is quick as a rule runs on the node's thread (agent_threads.cpp). A call that waits for the window comes after
+// its kCancel, which is remembered, so that its handler does not begin. A call
 // made by remote() is no caller's alone, so it continues when its caller is gone: others may hold its result.
 // References that came as arguments may have to wait for their owners before the handler begins.
 #include <ATen/core/grad_mode.h>
@@ -52,6 +53,7 @@ class DeliveryScope {
   const NoContextScope context_;
   std::optional<c10::InferenceMode> modes_;
 };
+constexpr std::size_t kMaxCancelled = 4096;  // calls that were cancelled and have not come
 
 }  // namespace
 
@@ -80,7 +82,8 @@ void AgentState::take(const std::string& from, net::Message message) {
       case MessageKind::kError:
         return on_error(id, decode<RemoteException>(in));
       case MessageKind::kCancel:
-        return on_cancel({from, id});
+        if (!on_cancel({from, id})) remember_cancelled({from, id});
+        return;
       case MessageKind::kReference:
         return on_reference(from, in);
       case MessageKind::kContextEnds:
@@ -150,6 +153,7 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
   }
   {
     const std::lock_guard lock(mutex_);
+    if (job.result == nullptr && cancelled_.erase(job.key) > 0) return;
     Running running;
     running.is_kept = job.result != nullptr;
     job.call.stop = running.stop.get_token();
@@ -347,11 +351,23 @@ void AgentState::answer(const RunningKey& key, Encoded result, std::exception_pt
   changed_.notify_all();
 }
 
-void AgentState::on_cancel(const RunningKey& key) {
+// False where no such call runs.
+bool AgentState::on_cancel(const RunningKey& key) {
   std::optional<std::stop_source> stop = end(key);
-  if (!stop) return;
+  if (!stop) return false;
   stop->request_stop();
   changed_.notify_all();
+  return true;
+}
+
+// The call has yet to come, or has ended by itself just now: the latter are forgotten in time.
+void AgentState::remember_cancelled(const RunningKey& key) {
+  const std::lock_guard lock(mutex_);
+  if (!cancelled_.insert(key).second) return;
+  cancelled_order_.push_back(key);
+  if (cancelled_order_.size() <= kMaxCancelled) return;
+  cancelled_.erase(cancelled_order_.front());
+  cancelled_order_.pop_front();
 }
 
 }  // namespace cohort::rpc

@@ -18,9 +18,10 @@ enum class MessageKind : std::uint8_t {
   kLeaving,      ///< this worker has come to shutdown()
 };
 
-/// Whether the receiver has asked for it, or keeps count of it: such messages need no room of the window.
+/// Whether the receiver has asked for it, or keeps count of it, or makes room by it: such messages need no room of the window.
 inline bool is_answer(MessageKind kind) {
-  return kind == MessageKind::kResult || kind == MessageKind::kError || kind == MessageKind::kReference;
+  return kind == MessageKind::kResult || kind == MessageKind::kError || kind == MessageKind::kReference ||
+         kind == MessageKind::kCancel;
 }
 
 /// The function by which gradients of a call's results come.

@@ -393,6 +393,8 @@ AgentMetrics AgentState::metrics() const {
     const net::PeerMetrics of_peer = worker.peer->metrics();
     metrics.bytes_sent += of_peer.bytes_sent;
     metrics.bytes_received += of_peer.bytes_received;
+    metrics.bytes_on_the_way += of_peer.bytes_on_the_way;
+    metrics.messages_queued += of_peer.queued;
   }
   return metrics;
 }

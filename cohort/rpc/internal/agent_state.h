@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -123,7 +124,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void keep(const Job& job, ObjectValue value, const std::exception_ptr& error);
   void check_answer(const std::string& from, std::uint64_t id) const;
   void on_error(std::uint64_t id, const RemoteException& exception);
-  void on_cancel(const RunningKey& key);
+  bool on_cancel(const RunningKey& key);
+  void remember_cancelled(const RunningKey& key);
   void on_leaving(const std::string& worker);
   void answer(const RunningKey& key, Encoded result, std::exception_ptr error,
               std::optional<bool> is_late = std::nullopt);
@@ -162,6 +164,9 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::map<std::uint64_t, Pending> pending_;
   std::map<RunningKey, Running> running_;
   std::map<std::string, int> quick_runs_;  // by function: in a row; below 0: so many are to come first
+  // Of calls that have yet to come.
+  std::set<RunningKey> cancelled_;
+  std::deque<RunningKey> cancelled_order_;
   std::uint64_t next_call_ = 1;
   AgentMetrics metrics_;
 };
