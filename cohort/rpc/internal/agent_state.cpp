@@ -275,7 +275,7 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
   for (const auto& [id, what] : calls)
     fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));
   for (const RunningKey& key : handlers) on_cancel(key);
-  references_->on_down(worker, base::concat(name, " ", why));
+  references_->on_down(worker, why);
   free_later(contexts_.on_down(worker));
   changed_.notify_all();
 }
