@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <thread>
@@ -15,8 +16,8 @@ namespace cohort::test {
 /// Passes bytes on between who connects to it and `target`, and can cut all connections, or swallow what comes.
 class Relay {
  public:
-  explicit Relay(const std::string& target) : target_(target) {
-    listener_ = net::listen_at(net::resolve("127.0.0.1:0"), address_);
+  explicit Relay(const std::string& target, const std::string& listen = "127.0.0.1:0") : target_(target) {
+    listener_ = net::listen_at(net::resolve(listen), address_);
     thread_ = std::thread([this] { run(); });
   }
   ~Relay() {
@@ -26,6 +27,8 @@ class Relay {
   const std::string& address() const { return address_; }
   /// Each connection ends, in the middle of whatever it is in.
   void cut() { ++cuts_; }
+  /// The same once so many more bytes have come, of both directions together.
+  void cut_after(std::int64_t num_bytes) { left_ = num_bytes; }
   /// From now on connections take bytes and pass none on.
   void fall_silent() { is_silent_ = true; }
   int num_connections() const { return connections_; }
@@ -61,7 +64,12 @@ class Relay {
         const int other = end->second.second;
         const ssize_t size = ::read(file.fd, buffer.data(), buffer.size());
         bool is_over = size <= 0;
-        for (ssize_t sent = 0; !is_silent_ && sent < size;) {
+        if (const std::int64_t left = left_; left > 0 && size > 0) {
+          left_ = left - size;
+          if (left <= size) ++cuts_;
+          is_over = left <= size;  // what was read is lost
+        }
+        for (ssize_t sent = 0; !is_over && !is_silent_ && sent < size;) {
           const ssize_t part =
               ::send(other, buffer.data() + sent, static_cast<std::size_t>(size - sent), MSG_NOSIGNAL);
           if (part > 0) {
@@ -87,6 +95,7 @@ class Relay {
   base::Fd listener_;
   std::atomic<bool> stops_{false}, is_silent_{false};
   std::atomic<int> cuts_{0}, connections_{0};
+  std::atomic<std::int64_t> left_{0};  // until the next cut, where above 0
   std::thread thread_;
 };
 

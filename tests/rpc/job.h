@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cohort/rpc/agent.h"
@@ -40,20 +41,22 @@ inline rpc::Agent& agent_of(const std::string& name) {
 /// Agents w0, w1 ... of one process.
 class Job {
  public:
-  explicit Job(int size, rpc::AgentOptions options = {}) {
+  explicit Job(int size, rpc::AgentOptions options = {},
+               std::unique_ptr<MapStore> store = std::make_unique<MapStore>())
+      : store_(std::move(store)) {
     std::vector<std::thread> threads;
     members_.resize(static_cast<std::size_t>(size));
     for (int id = 0; id < size; ++id) {
       threads.emplace_back([&, id] {
         members_[static_cast<std::size_t>(id)] =
-            std::make_unique<rpc::Agent>("w" + std::to_string(id), id, size, store_, options);
+            std::make_unique<rpc::Agent>("w" + std::to_string(id), id, size, *store_, options);
       });
     }
     for (std::thread& thread : threads) thread.join();
     for (const auto& agent : members_) Agents::all().add(agent.get());
   }
   rpc::Agent& operator[](std::size_t id) { return *members_.at(id); }
-  MapStore& store() { return store_; }
+  MapStore& store() { return *store_; }
   void drop(std::size_t id) { members_.at(id).reset(); }
   void shutdown() {
     std::vector<std::thread> threads;
@@ -64,7 +67,7 @@ class Job {
   }
 
  private:
-  MapStore store_;
+  const std::unique_ptr<MapStore> store_;
   std::vector<std::unique_ptr<rpc::Agent>> members_;
 };
 
