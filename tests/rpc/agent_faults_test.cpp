@@ -269,6 +269,17 @@ TEST_P(AgentFaultsTest, ShutdownNamesTheCallThatRunsOnBothSides) {
   }
 }
 
+TEST_P(AgentFaultsTest, ASecondThreadInShutdownHasADeadlineOfItsOwn) {
+  Job job(2, options());
+  std::thread first([&] { job[0].shutdown(patience()); });
+  const base::Deadline begin(milliseconds(200));
+  COHORT_EXPECT_THROW_WITH(job[0].shutdown(base::Deadline(milliseconds(200))), TimeoutError,
+                           "w1, which has not come to shutdown()");
+  EXPECT_LT(begin.elapsed(), milliseconds(200) + test::deadline_slack());
+  job[1].shutdown(patience());
+  first.join();
+}
+
 TEST_P(AgentFaultsTest, CallsThatAreMadeDuringShutdownAreAnsweredOrFail) {
   for (int fault = 0; fault < test::num_faults(); ++fault) {
     Job job(2, options());

@@ -304,12 +304,32 @@ std::string AgentState::missing_at_shutdown() const {
   return base::join(parts);
 }
 
+// One thread at a time leaves.
 void AgentState::shutdown(base::Deadline deadline) {
-  const std::lock_guard turn(shutdown_mutex_);
+  {
+    std::unique_lock lock(mutex_);
+    if (!base::wait(changed_, lock, [this] { return !is_leaving_; }, deadline)) {
+      throw TimeoutError("rpc.shutdown",
+                         "another thread is in shutdown(), and waits for " + missing_at_shutdown());
+    }
+    if (is_stopped_) return;
+    is_leaving_ = true;
+  }
+  std::exception_ptr error;
+  try {
+    leave(deadline);
+  } catch (...) {
+    error = std::current_exception();
+  }
   {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return;
+    is_leaving_ = false;
   }
+  changed_.notify_all();
+  if (error) std::rethrow_exception(error);
+}
+
+void AgentState::leave(base::Deadline deadline) {
   const auto wait_for = [&](const auto& condition) {
     std::unique_lock lock(mutex_);
     if (base::wait(changed_, lock, condition, deadline)) return;

@@ -141,6 +141,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void check_function(const Worker& worker, const char* function) const;
   std::string describe(std::uint64_t id, const Pending& pending) const;
   const Worker& find_worker(const std::string& name) const;
+  void leave(base::Deadline deadline);
   std::string missing_at_shutdown() const;
 
   const WorkerInfo self_;
@@ -151,8 +152,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::shared_ptr<References> references_;
   Contexts contexts_;
 
-  std::mutex shutdown_mutex_;  // one thread at a time leaves; taken before mutex_
-  mutable std::mutex mutex_;   // of all below
+  mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   std::map<std::string, Worker> workers_;
   std::vector<std::string> names_;  // by id
@@ -160,7 +160,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::vector<std::shared_ptr<net::Peer>> early_;
   std::vector<std::pair<std::shared_ptr<net::Peer>, net::Message>> early_messages_;
   std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> early_down_;
-  bool has_joined_ = false, is_stopped_ = false;
+  bool has_joined_ = false, is_leaving_ = false, is_stopped_ = false;
   std::map<std::uint64_t, Pending> pending_;
   std::map<RunningKey, Running> running_;
   std::map<std::string, int> quick_runs_;  // by function: in a row; below 0: so many are to come first
