@@ -48,8 +48,8 @@ inline Target to(std::string worker, Target::Line line = Target::Line::current()
 struct AgentOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);  ///< of a call that has none of its own
   int num_threads = 16;  ///< handlers at a time; those that wait do not count
-  /// Where the other workers reach this one, as net::Node::listen() takes it. auto: a local socket where all workers are on one
-  /// host, which only processes of this user may connect to; else a port of all of its addresses.
+  /// Where the other workers reach this one, as net::Node::listen() takes it. auto: those of this host by a local socket, to
+  /// which only processes of this user may connect, and those of other hosts by a port of all addresses of this one.
   std::string listen = "auto";
   std::optional<base::Secret> secret = base::Secret::of_process();  ///< of the job; needed beyond loopback
   /// After which a worker is given up. The same on all workers: each gives eight or more signs of life in it.

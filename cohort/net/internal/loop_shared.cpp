@@ -7,6 +7,7 @@
 //
 // A function of the handler may run on the node's own thread, and turn out to be long. replace_thread() then starts
 // another one, which is the node's own from then on: `generation_` says which. The old one ends after the function.
+#include <pthread.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -52,6 +53,7 @@ bool Loop::is_replaced_thread() const {
 
 void Loop::run(int generation) {
   own_thread = {this, generation};
+  ::pthread_setname_np(::pthread_self(), "net");
   Time end{};  // of looking
   locked([] {});
   for (unsigned turn = 0; generation == generation_ && !io_.stopped(); ++turn) {

@@ -2,8 +2,9 @@
 // agent_handlers.cpp.
 //
 // Workers meet over the store in two rounds: which host each is on, then name, address and functions of each.
-// The first round decides whether local sockets are enough. A worker that has joined earlier may connect, call or die
-// while this one still reads the store; such events are kept in early_* and handled after the join.
+// The first round says which pairs use local sockets, and whether those are enough. A worker that has joined
+// earlier may connect, call or die while this one still reads the store; such events are kept in early_* and
+// handled after the join.
 //
 // A peer's name is what the peer says. So each worker leaves its incarnation on the store, and the first peer of this
 // incarnation is heard under the worker's name. Any other process is ignored, whenever it connects and whatever its
@@ -70,17 +71,20 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
                           base::concat("of ", world_size, " workers these did not come within ",
                                        options_.join_timeout.count(), " ms: ", base::join(words.missing)));
   };
-  std::string listen = options_.listen;
   const std::vector<std::string> hosts = gather("host", base::machine_id());
-  const auto workers_here = std::count(hosts.begin(), hosts.end(), base::machine_id());
-  make_node(static_cast<int>(workers_here));
-  if (listen == "auto") {
-    const bool is_one_host = workers_here == world_size;
-    listen = is_one_host ? "unix:@cohort-" + base::random_word() : "0.0.0.0:0";
-  }
+  const std::string& host = hosts[static_cast<std::size_t>(self_.id)];
+  const auto workers_of_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), host));
+  make_node(workers_of_host);
+  // Workers of one host use local sockets, and so shared memory. Where there are other hosts too, each has two addresses.
+  const auto listen_locally = [this] { return node_->listen("unix:@cohort-" + base::random_word()); };
+  const bool is_auto = options_.listen == "auto", is_one_host = workers_of_host == world_size;
+  const std::string local = is_auto && !is_one_host ? listen_locally() : "";
+  const std::string address =
+      is_auto && is_one_host ? listen_locally() : node_->listen(is_auto ? "0.0.0.0:0" : options_.listen);
   const std::map<std::string, std::string> signatures = all_signatures();
   const json own = {{"name", self_.name},
-                    {"address", node_->listen(listen)},
+                    {"address", address},
+                    {"local", local},
                     {"incarnation", node_->incarnation()},
                     {"functions", signatures}};
   const std::vector<std::string> words = gather("join", own.dump());
@@ -89,7 +93,8 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
     const std::lock_guard lock(mutex_);
     for (int id = 0; id < world_size; ++id) {
       const json word = json::parse(words[static_cast<std::size_t>(id)]);
-      addresses.push_back(word.at("address"));
+      const bool is_local = hosts[static_cast<std::size_t>(id)] == host && !word.value("local", "").empty();
+      addresses.push_back(word.at(is_local ? "local" : "address"));
       Worker worker;
       worker.info = {word.at("name"), id};
       worker.incarnation = word.at("incarnation").get<std::string>();

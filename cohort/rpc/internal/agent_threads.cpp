@@ -14,7 +14,7 @@ using std::chrono::microseconds;
 
 constexpr microseconds kQuick(50);        // a run that is as short as this
 constexpr int kRunsBefore = 16;           // so many in a row before one runs on the node's thread
-constexpr int kRunsAfterLong = 1000;      // after one that was longer
+constexpr int kRunsAfterLong = 100;       // after one that was longer, if only since it had no core
 constexpr microseconds kPatience(1'000);  // until another thread takes the node's place
 
 }  // namespace
