@@ -93,6 +93,32 @@ TEST(ThreadPoolTest, AThreadAboveTheLimitTakesThePlaceOfOneThatIsStuck) {
   gate.open();
 }
 
+// What wakes an idle thread must not wake stop() in its place.
+TEST(ThreadPoolTest, AFunctionThatBeginsToWaitWhileThePoolIsStoppedGivesItsPlaceAway) {
+  test::Gate entered, gate;
+  ThreadPool pool({.name = "t", .max_threads = 1});
+  pool.submit("first",
+              [&] {
+                Future<void> inner = pool.submit("inner", [] {});
+                const ThreadPool::Waiting waiting;  // makes a thread above the limit, which stays
+                inner.get(patience());
+              })
+      .get(patience());
+  Future<int> outer = pool.submit("outer", [&] {
+    Future<int> inner = pool.submit("inner", [] { return 3; });
+    entered.open();
+    gate.wait();
+    const ThreadPool::Waiting waiting;
+    return inner.get(Deadline(2s));
+  });
+  entered.wait();
+  std::thread stops([&] { EXPECT_EQ(pool.stop(60s), 0); });
+  std::this_thread::sleep_for(100ms);  // it waits by now
+  gate.open();
+  EXPECT_NO_THROW(EXPECT_EQ(outer.get(patience()), 3));
+  stops.join();
+}
+
 TEST(ThreadPoolTest, MakesNoThreadWhereOneIsIdle) {
   std::set<std::thread::id> ids;
   ThreadPool pool({.name = "t", .max_threads = 8});

@@ -36,8 +36,9 @@ struct Shared : std::enable_shared_from_this<Shared> {
   int stop(std::chrono::milliseconds patience);
 
   const ThreadPool::Options options;
-  std::mutex mutex;  // of what follows
-  std::condition_variable changed;
+  std::mutex mutex;                      // of what follows
+  std::condition_variable changed;       // for idle threads: what wakes a single one must not wake stop()
+  std::condition_variable thread_ended;  // for stop()
   std::deque<std::shared_ptr<PooledTask>> queue;
   std::map<std::thread::id, std::thread> threads;
   int alive = 0;
@@ -171,6 +172,7 @@ void Shared::run() {
     }
   }
   changed.notify_all();
+  thread_ended.notify_all();
 }
 
 int Shared::stop(std::chrono::milliseconds patience) {
@@ -184,7 +186,7 @@ int Shared::stop(std::chrono::milliseconds patience) {
     changed.notify_all();
     // A pool that is stopped by its own function cannot wait for this function.
     if (pool_of_thread != this) {
-      wait(changed, lock, [this] { return alive == 0; }, Deadline(patience));
+      wait(thread_ended, lock, [this] { return alive == 0; }, Deadline(patience));
     }
     left_behind = alive;
     has_stopped = true;
