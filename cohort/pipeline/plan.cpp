@@ -138,6 +138,13 @@ Plan part(const Plan& plan, bool forward) {
 
 PlaceInPipeline place_in(const PlanOptions& options, int placement) {
   const int placements = options.num_placements == 0 ? options.num_stages : options.num_placements;
+  // The formulas of simulate.h come here without a plan, and divide by these numbers.
+  if (placements < 1 || options.num_stages < placements || options.num_micro_batches < 1) {
+    throw UsageError(kWherePlan,
+                     concat("got ", options.num_stages, " stages on ", placements, " placements and ",
+                            options.num_micro_batches, " micro-batches"),
+                     "at least one stage on each placement, and one micro-batch");
+  }
   return {.placement = placement,
           .num_placements = placements,
           .num_stages = options.num_stages / placements,

@@ -58,6 +58,7 @@ struct PlanOptions {
 };
 
 /// Returns the place for which a schedule says its order.
+/// Throws: UsageError for no micro-batch, or for fewer stages than placements.
 PlaceInPipeline place_in(const PlanOptions& options, int placement);
 /// Returns the order that `schedule`, the type of options.schedule, says for a placement.
 /// Throws: UsageError for numbers that no order can have.

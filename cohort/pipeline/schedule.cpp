@@ -10,6 +10,7 @@ namespace cohort::pipeline {
 namespace {
 
 constexpr const char* kWhereSchedule = "pipeline.schedule";
+constexpr const char* kFillDrainToo = "gpipe";  // fill_drain's other name
 
 int placements_after(const PlaceInPipeline& place) {
   return place.num_placements - place.placement - 1;
@@ -73,10 +74,20 @@ void check_schedule_type(const std::string& name, const ScheduleType& type) {
   }
 }
 
+[[noreturn]] void throw_taken() {
+  throw UsageError(kWhereSchedule,
+                   base::concat("a pipeline schedule was registered as '", kFillDrainToo,
+                                "', which is another name of fill_drain"),
+                   "another name");
+}
+
 }  // namespace
 
 Schedule parse_schedule(const std::string& text) {
-  if (text == "gpipe") return Schedule::kFillDrain;
+  if (text == kFillDrainToo) {
+    if (registry().find(kFillDrainToo)) throw_taken();  // by a library, while it was loaded
+    return Schedule::kFillDrain;
+  }
   registry().get(text);  // throws for an unknown one
   return Schedule(text);
 }
@@ -98,6 +109,7 @@ std::vector<std::string> schedule_names() {
 
 void register_schedule(const std::string& name, ScheduleType type) {
   check_schedule_type(name, type);
+  if (name == kFillDrainToo) throw_taken();
   registry().add(name, std::move(type), "register_schedule");
 }
 

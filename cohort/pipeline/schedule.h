@@ -94,8 +94,8 @@ ScheduleType schedule_type(const Schedule& schedule);
 /// Returns all names, sorted.
 std::vector<std::string> schedule_names();
 
-/// Makes a schedule known as `name`. Throws: UsageError if the name is taken or empty, for no order, or for
-/// numbers of stages that no pipeline can have.
+/// Makes a schedule known as `name`. Throws: UsageError if the name is taken, as gpipe is, or empty, for no
+/// order, or for numbers of stages that no pipeline can have.
 /// Threads: any.
 void register_schedule(const std::string& name, ScheduleType type);
 

@@ -47,11 +47,12 @@ std::vector<int> serialized_order(const Plan& plan, int run_ahead, int channel_c
 /// stages per placement and times F, I, W of all of a placement's stages, the idle time of each placement is
 /// (P - 1)(F + I + W) for fill_drain and 1f1b, that over V for interleaved_1f1b, and (P - 1)(F + I - W) for
 /// zb_h1. For equal stages, M >= P (a multiple of P where interleaved), and for zb_h1 W not above F or I.
-/// Throws: UsageError for a schedule without a formula.
+/// Throws: UsageError for a schedule without a formula, no micro-batch, or fewer stages than placements.
 double bubble_formula(const PlanOptions& options, const StageCosts& costs = {});
 
 /// The most memory of a placement by the formula: activations of M, P - p, 2(P - p - 1) + (V - 1) P + 1, and
 /// P - p with p weight parts, for placement p, in the order of Schedule. For M large enough.
+/// Throws: UsageError for no micro-batch, or fewer stages than placements.
 double memory_formula(const PlanOptions& options, int placement, const StageCosts& costs = {});
 
 }  // namespace cohort::pipeline

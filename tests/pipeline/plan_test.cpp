@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 
 #include "cohort/base/error.h"
@@ -100,6 +102,27 @@ TEST(PlanTest, ARegisteredScheduleHasAPlan) {
 ActionOrder one_group(const PlaceInPipeline& place) {
   return {.group = place.num_micro_batches};
 }
+
+// In a process of its own: what was registered stays.
+[[noreturn]] void register_gpipe_at_load() {
+  register_schedule_at_load("gpipe", {.order = one_group}, "library.cpp", 7);
+  try {
+    parse_schedule("gpipe");
+  } catch (const UsageError& error) {
+    std::fputs(error.what(), stderr);
+    std::_Exit(0);
+  }
+  std::_Exit(1);
+}
+
+TEST(PlanDeathTest, NobodyCanRegisterTheOtherNameOfFillDrain) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  COHORT_EXPECT_THROW_WITH(register_schedule("gpipe", {.order = one_group}), UsageError,
+                           "'gpipe', which is another name of fill_drain");
+  EXPECT_EQ(parse_schedule("gpipe"), Schedule::kFillDrain);
+  EXPECT_EXIT(register_gpipe_at_load(), ::testing::ExitedWithCode(0), "another name of fill_drain");
+}
+
 COHORT_REGISTER_PIPELINE_SCHEDULE("no_stages", {.order = one_group, .min_stages = 0});
 
 TEST(PlanTest, NumbersOfStagesThatNoPipelineCanHaveAreRejected) {

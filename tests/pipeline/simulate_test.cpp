@@ -78,6 +78,15 @@ TEST(SimulateTest, MemoryIsThatOfTheFormula) {
   }
 }
 
+TEST(SimulateTest, FormulasRejectNumbersThatNoPipelineHas) {
+  const PlanOptions no_stage{Schedule::kOneFOneB, 0}, more_placements{Schedule::kOneFOneB, 2, 3},
+      no_micro_batch{Schedule::kOneFOneB, 1, 1, 0};
+  COHORT_EXPECT_THROW_WITH(bubble_formula(no_stage), UsageError, "got 0 stages on 0 placements");
+  COHORT_EXPECT_THROW_WITH(memory_formula(no_stage, 0), UsageError, "got 0 stages on 0 placements");
+  COHORT_EXPECT_THROW_WITH(bubble_formula(more_placements), UsageError, "got 2 stages on 3 placements");
+  COHORT_EXPECT_THROW_WITH(bubble_formula(no_micro_batch), UsageError, "and 0 micro-batches");
+}
+
 COHORT_REGISTER_PIPELINE_SCHEDULE("forwards_first", {.order = [](const PlaceInPipeline& place) {
                                     constexpr int kAll = std::numeric_limits<int>::max();
                                     return ActionOrder{.group = place.num_micro_batches, .warm_up = kAll};
