@@ -45,6 +45,19 @@ TEST(TraceRecorderTest, AFitThatEndsEarlierWritesWhatThereIsAndOneWithoutAFolder
   EXPECT_TRUE(std::filesystem::exists(dir / "trace.json"));
 }
 
+TEST(TraceRecorderTest, AFitThatThrowsRecordsNoMoreAndWritesNothing) {
+  const test::TempDir dir;
+  const TrainerOptions options = TrainerOptions().trace_steps(9).run_dir(dir.path());
+  const RankCoordinator ranks(nullptr);
+  {
+    TraceRecorder trace(options, ranks);
+    trace.begin();
+    trace.step_made(1);
+  }
+  EXPECT_FALSE(Timeline::enabled());
+  EXPECT_FALSE(std::filesystem::exists(dir / "trace.json"));
+}
+
 TEST(TraceRecorderTest, ARecordingThatSomebodyElseBeganIsLeftAlone) {
   const TrainerOptions options;
   const RankCoordinator ranks(nullptr);

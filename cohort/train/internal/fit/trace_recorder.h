@@ -9,12 +9,18 @@
 namespace cohort::train {
 
 /// Records the first steps of a fit on the timeline, and writes them to trace.json. Its functions are
-/// collective.
+/// collective, but for the destructor.
 class TraceRecorder {
  public:
   /// Both must outlive this.
   TraceRecorder(const TrainerOptions& options, const RankCoordinator& ranks)
       : options_(options), ranks_(ranks) {}
+  /// A fit that throws records no more, and writes nothing: that is collective.
+  ~TraceRecorder() {
+    if (recording_) base::Timeline::stop();
+  }
+  TraceRecorder(const TraceRecorder&) = delete;
+  TraceRecorder& operator=(const TraceRecorder&) = delete;
 
   void begin() {
     recording_ = options_.trace_steps() > 0;
