@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
 
 #include "cohort/data/tensor_dataset.h"
@@ -106,6 +107,8 @@ TEST_F(FitProgressTest, StepsThatAreLeftAreThoseOfTheEpochsOrUpToTheLimit) {
   EXPECT_EQ(progress.steps_left(5), 0);
   options.max_steps(20);
   EXPECT_EQ(progress.steps_left(5), 11);
+  options.epochs(std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(progress.steps_left(4), 16);
 }
 
 }  // namespace

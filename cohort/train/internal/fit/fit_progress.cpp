@@ -1,6 +1,7 @@
 #include "cohort/train/internal/fit/fit_progress.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "cohort/train/internal/fit/evaluation.h"
@@ -60,7 +61,10 @@ bool FitProgress::is_over() const {
 }
 
 std::int64_t FitProgress::steps_left(std::int64_t steps_per_epoch) const {
-  std::int64_t total = options_.epochs() * steps_per_epoch;
+  // As many epochs as a number can say: such a run ends by max_steps.
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  std::int64_t total =
+      options_.epochs() > kMax / steps_per_epoch ? kMax : options_.epochs() * steps_per_epoch;
   if (options_.max_steps() > 0) total = std::min(total, options_.max_steps());
   return std::max<std::int64_t>(0, total - state.step);
 }

@@ -43,7 +43,7 @@ class FitProgress {
   bool step_limit_reached() const;
   /// Nothing is left to do.
   bool is_over() const;
-  /// Steps that are left of the run.
+  /// Steps that are left of the run. `steps_per_epoch`: at least 1.
   std::int64_t steps_left(std::int64_t steps_per_epoch) const;
 
  private:
