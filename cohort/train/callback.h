@@ -28,11 +28,11 @@ struct StepReport {
   std::int64_t step_in_epoch = 0;  ///< from 1
   std::int64_t steps_per_epoch = 0;
   double lr = 0;
-  double seconds = 0;             ///< this step on this rank: input and update, without what follows it
-  double samples_per_second = 0;  ///< of all ranks together
-  double data_wait_share = 0;     ///< 0 to 1: share of wall time spent waiting for input
-  double seconds_left = 0;        ///< of the whole run, without evaluations
-  bool logged = false;            ///< `averages` is filled: every `log_every` steps
+  double seconds = 0;                      ///< this step on this rank: input and update, without callbacks
+  double samples_per_second = 0;           ///< of all ranks together
+  double data_wait_share = 0;              ///< 0 to 1: share of wall time spent waiting for input
+  double seconds_left = 0;                 ///< of the whole run, without evaluations
+  bool logged = false;                     ///< `averages` is filled: every `log_every` steps
   std::map<std::string, double> averages;  ///< of this epoch so far
 };
 

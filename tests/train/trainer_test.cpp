@@ -248,6 +248,27 @@ TEST(TrainerTest, TheSecondsOfAStepAreWithoutTheCallbacksOfTheStepBefore) {
   EXPECT_GE(slow->epoch_seconds, 4 * callback_seconds);
 }
 
+TEST(TrainerTest, TheSecondsOfTheFirstStepAreWithoutTheCallbacksInIt) {
+  static constexpr std::chrono::milliseconds kTime{100};
+  struct Slow : Callback {
+    void on_first_batch(data::Batch&) override { std::this_thread::sleep_for(kTime); }
+    void on_start_counts(const FitInfo&) override { std::this_thread::sleep_for(kTime); }
+    void on_step_end(const StepReport& report) override { seconds = report.seconds; }
+    double seconds = 0;
+  };
+  struct Nothing : Task {
+    StepMetrics train_step(data::Batch&) override { return {}; }
+  };
+  Nothing task;
+  data::Loader loader = make_loader();
+  Trainer trainer(TrainerOptions().max_steps(1));
+  const auto slow = std::make_shared<Slow>();
+  trainer.add_callback(slow);
+  EXPECT_EQ(trainer.fit(task, loader).steps, 1);
+  EXPECT_GT(slow->seconds, 0);
+  EXPECT_LT(slow->seconds, std::chrono::duration<double>(kTime).count());
+}
+
 TEST(TrainerTest, EpochMeansWeighAnUnevenLastBatchByWhatItHolds) {
   struct Count : Task {
     StepMetrics train_step(data::Batch& batch) override {

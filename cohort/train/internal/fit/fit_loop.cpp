@@ -156,13 +156,14 @@ class FitLoop {
         complete = true;
         break;
       }
-      run_step(*batch);
+      const double input_seconds = seconds_between(step_begin, Clock::now());
+      const double update_seconds = run_step(*batch);
       // Gives the batch's memory back to the loader before a report or a save, which take time.
       batch.reset();
       const Clock::time_point step_end = Clock::now();
       add_training_time(seconds_between(mark, step_end));
       mark = step_end;
-      report_step(seconds_between(step_begin, step_end));
+      report_step(input_seconds + update_seconds);
       const Clock::time_point last_save = saver_.policy.last_save();
       poll_control_requests();
       save_if_due();
@@ -192,10 +193,14 @@ class FitLoop {
     reports_.throughput.add_step(seconds);
   }
 
-  void run_step(data::Batch& batch) {
+  /// Returns the seconds of the update. The callbacks of a first step, and the writing of a trace, do not
+  /// count.
+  double run_step(data::Batch& batch) {
     reports_.batch_loaded(batch);
     const std::chrono::nanoseconds waited = train_.counters().wait;
+    const Clock::time_point update_begin = Clock::now();
     const std::vector<CheckedStep> known = steps_.run(batch, progress_.state.step);
+    const double seconds = seconds_between(update_begin, Clock::now());
     add_wait(std::chrono::duration<double>(train_.counters().wait - waited).count());  // for later parts
     const std::int64_t consumed_before = progress_.state.loader.samples_consumed;
     progress_.step_made(train_.state());
@@ -206,6 +211,7 @@ class FitLoop {
     }
     count_start(&batch);
     trace_.step_made(progress_.steps_made());
+    return seconds;
   }
 
   /// `batch`: that of the step, where it is at hand.
