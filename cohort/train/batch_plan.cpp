@@ -2,9 +2,19 @@
 
 #include <algorithm>
 
+#include "cohort/base/error.h"
 #include "cohort/parallel/model_runner.h"
 
 namespace cohort::train {
+namespace {
+
+// check_config() has looked at a configuration that was read, and not at one that a program made.
+void check_divisor(const char* name, std::int64_t value) {
+  if (value >= 1) return;
+  throw UsageError("train.batch_plan", base::concat(name, ": got ", value, ", expected at least 1"));
+}
+
+}  // namespace
 
 std::int64_t global_batch_size(const config::TrainConfig& train, int num_ranks) {
   if (train.global_batch_size > 0) return train.global_batch_size;
@@ -29,13 +39,17 @@ BatchPlan BatchPlan::with_whole_steps() const {
 
 BatchPlan batch_plan(const config::TrainConfig& train, const config::DistributedConfig& distributed,
                      const config::DataConfig& data, int num_ranks) {
+  check_divisor("num_ranks", num_ranks);
+  check_divisor("train.accumulate", train.accumulate);
   BatchPlan plan;
   plan.global = global_batch_size(train, num_ranks);
+  check_divisor("samples of a step", plan.global);
   // All sizes are the largest that a rank, or a part, gets: buffers and plans of memory are made for these.
   plan.step = divided_up(plan.global, num_ranks);
   plan.part = divided_up(plan.step, train.accumulate);
   plan.micro_batch = plan.part;
   if (parallel::model_runner_type(distributed.model).cuts_micro_batches) {
+    check_divisor("distributed.micro_batches", distributed.micro_batches);
     // Not more micro-batches than samples: an empty one would have no gradient.
     plan.micro_batch = divided_up(plan.part, std::min(plan.part, distributed.micro_batches));
   }

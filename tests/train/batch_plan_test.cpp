@@ -62,6 +62,14 @@ TEST(BatchPlanTest, WholeStepsAreTheSameStepWithTheCutInTheTask) {
   EXPECT_EQ(whole.with_whole_steps().task_parts, 4);
 }
 
+TEST(BatchPlanTest, SizesBelowOneAreRejected) {
+  const config::DistributedConfig no_parts{.model = "pipeline", .micro_batches = 0};
+  COHORT_EXPECT_THROW_WITH(batch_plan({}, {}, {}, 0), UsageError, "num_ranks: got 0, expected at least 1");
+  COHORT_EXPECT_THROW_WITH(batch_plan({.accumulate = 0}, {}, {}, 1), UsageError, "train.accumulate: got 0");
+  COHORT_EXPECT_THROW_WITH(batch_plan({.batch_size = 0}, {}, {}, 1), UsageError, "samples of a step: got 0");
+  COHORT_EXPECT_THROW_WITH(batch_plan({}, no_parts, {}, 1), UsageError, "distributed.micro_batches: got 0");
+}
+
 TEST(BatchPlanTest, AnEvaluationBatchOfAllRanksIsOneOfEachRank) {
   EXPECT_EQ(global_evaluation_size({.batch_size = 6}, 3), 18);
   EXPECT_EQ(global_evaluation_size({.batch_size = 6, .eval_batch_size = 9}, 2), 18);

@@ -219,6 +219,8 @@ TEST(PlacementsTest, RejectWhatIsNotThere) {
   one_sample.micro_batches = measured_step().plan.part;
   COHORT_EXPECT_THROW_WITH(runner_of(one_sample, test::small_vgg("vgg11_bn")), UsageError,
                            "fewer distributed.micro_batches");
+  one_sample.micro_batches = 0;
+  COHORT_EXPECT_THROW_WITH(runner_of(one_sample, model), UsageError, "num_micro_batches: got 0");
   models::ModelOptions options;
   options.name = "lenet5";
   options.num_classes = 4;

@@ -133,6 +133,10 @@ std::vector<base::Placement> devices_of(const ModelRunnerOptions& options) {
 
 std::int64_t micro_batch_size(const ModelRunnerOptions& given) {
   if (given.micro_batch_size > 0) return given.micro_batch_size;
+  if (given.num_micro_batches < 1) {
+    throw UsageError(kWhereRunner,
+                     concat("num_micro_batches: got ", given.num_micro_batches, ", expected at least 1"));
+  }
   return divided_up(given.batch_size, given.num_micro_batches);
 }
 

@@ -41,7 +41,7 @@ struct LayerCut {
 std::vector<base::Placement> devices_of(const parallel::ModelRunnerOptions& options);
 
 /// Returns the samples of a pipeline's micro-batch, also for a caller without a configuration, who has no
-/// BatchPlan and gives none.
+/// BatchPlan and gives none. Throws: UsageError for no micro-batch.
 std::int64_t micro_batch_size(const parallel::ModelRunnerOptions& options);
 
 }  // namespace cohort::train
