@@ -4,6 +4,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "cohort/base/error.h"
+#include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -76,6 +77,19 @@ TEST_F(RunSaverTest, ARunResumesFromWhatItsOptionsSayAndGoesBackThereWhenItsStar
   EXPECT_EQ(last_link(), "epoch_0002") << "the start may still fail";
   saver.start_counts();
   EXPECT_EQ(last_link(), "epoch_0001");
+}
+
+TEST_F(RunSaverTest, ACheckpointThatRank0CannotReadEndsTheResumeOfAllRanks) {
+  const TrainerOptions options = in_folder(), newest = in_folder().resume("last");
+  RunSaver before(options, ranks);
+  save(before, 1, 5, 0);
+  std::filesystem::resize_file(before.last() / "model.safetensors", 10);
+  test::run_ranks(2, "gloo", [&](comm::Group& group) {
+    const RankCoordinator both(&group);
+    RunSaver saver(newest, both);
+    COHORT_EXPECT_THROW_WITH(saver.find({}), Error,
+                             group.rank() == 0 ? "model.safetensors" : "rank 0 failed: ");
+  });
 }
 
 TEST_F(RunSaverTest, AutoStartsAfreshWhereThereIsNothingAndANameIsRejected) {

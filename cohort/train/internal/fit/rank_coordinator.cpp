@@ -95,6 +95,14 @@ double RankCoordinator::sum(double value) const {
   return tensor.item<double>();
 }
 
+void RankCoordinator::run_on_first(const std::function<void()>& fn) const {
+  if (size() == 1) return fn();
+  comm::run_on_rank0_and_broadcast(*group_, [&] {
+    fn();
+    return json();
+  });
+}
+
 std::optional<checkpoint::LoadedCheckpoint> RankCoordinator::share(
     std::optional<checkpoint::LoadedCheckpoint> loaded) const {
   if (size() == 1) return loaded;

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -47,6 +48,9 @@ class RankCoordinator {
   /// Sums over ranks, in the order of ranks.
   std::map<std::string, MeterSet::Sum> total(MeterSet& meters) const;
   double sum(double value) const;
+
+  /// Runs `fn` on rank 0. Throws: on rank 0 what `fn` throws; on the others an error with its text.
+  void run_on_first(const std::function<void()>& fn) const;
 
   /// Gives every rank what rank 0 has loaded, or found not to be there.
   std::optional<checkpoint::LoadedCheckpoint> share(std::optional<checkpoint::LoadedCheckpoint> loaded) const;

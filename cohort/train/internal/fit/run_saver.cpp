@@ -37,10 +37,11 @@ std::optional<checkpoint::LoadedCheckpoint> RunSaver::find(const DataOfRun& eval
                      "TrainerOptions().run_dir(...)");
   }
   std::optional<checkpoint::LoadedCheckpoint> found;
-  if (writes()) {
+  // What rank 0 cannot read is an error of all ranks at once: they would wait for it in share().
+  ranks_.run_on_first([&] {
     found = load(from);
     if (found) forget_lost_best(*found, *checkpoints_, eval_data, options_.keep_best());
-  }
+  });
   found = ranks_.share(std::move(found));
   if (!found && from == "auto") {
     if (ranks_.is_first()) base::log_info("nothing to resume: starting from the beginning");

@@ -31,7 +31,7 @@ class RunSaver {
 
   /// Returns the checkpoint that the options say to resume from, if any; its best is that of an evaluation on
   /// `eval_data`. Collective. Throws: UsageError without a run folder; DataError where it is not there or
-  /// cannot be used.
+  /// cannot be used; on other ranks than rank 0, as comm::run_on_rank0_and_broadcast() for what rank 0 threw.
   std::optional<checkpoint::LoadedCheckpoint> find(const DataOfRun& eval_data);
 
   /// The first step of this start was made: a kill from here on resumes from where this start resumed.
