@@ -61,6 +61,47 @@ TEST(FitControlTest, ASaveIsAskedForOnceByASignalAndByTheClockUntilItIsMade) {
   EXPECT_FALSE(control.stopping());
 }
 
+// Ranks hear one poll late that a save is due. By then rank 0 has told once more that it is.
+TEST(FitControlTest, ASaveThatIsDueIsAskedForOnceOnSeveralRanks) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    const TrainerOptions options = TrainerOptions().save_every_minutes(1e-9);
+    RankCoordinator ranks(&group);
+    SavePolicy policy(options);
+    FitControl control(options, ranks);
+    EXPECT_FALSE(control.poll(policy).save_due);
+    EXPECT_TRUE(control.poll(policy).save_due);
+    policy.saving();
+    EXPECT_FALSE(control.poll(policy).save_due) << "the save is made";
+    EXPECT_TRUE(control.poll(policy).save_due) << "the next one is due";
+  });
+}
+
+// A launcher hands a signal on to each rank, and one of them may get it a step later.
+TEST(FitControlTest, ASaveThatTwoRanksAreAskedForInTurnIsMadeOnce) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    const bool is_asked = group.rank() == 1;  // at the second poll
+    const TrainerOptions options = TrainerOptions().handle_signals(is_asked);
+    RankCoordinator ranks(&group);
+    SavePolicy policy(options);
+    FitControl control(options, ranks);
+    control.begin();
+    // Rank 0's wish, as it hears no signals of its own here.
+    RankCoordinator::ControlRequests wish;
+    wish.save_now = true;
+    if (is_asked) {
+      EXPECT_FALSE(control.poll(policy).save_now);
+      raise(SIGUSR1);
+      EXPECT_TRUE(control.poll(policy).save_now);
+      policy.saving();
+      EXPECT_FALSE(control.poll(policy).save_now);
+    } else {
+      ranks.agree(wish);
+      ranks.agree({});
+      ranks.agree({});
+    }
+  });
+}
+
 TEST(FitControlTest, ASignalOfOneRankStopsAllAtTheSamePoll) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     // Signals are the process's, of which both ranks are threads: rank 1 hears none by itself.

@@ -29,7 +29,9 @@ TEST(SavePolicyTest, ARequestHoldsUntilTheNextSave) {
   policy.request();
   EXPECT_TRUE(policy.is_due_after_step(1, false));
   EXPECT_TRUE(policy.is_due_after_step(2, false));
+  EXPECT_EQ(policy.num_saves(), 0);
   policy.saving();
+  EXPECT_EQ(policy.num_saves(), 1);
   EXPECT_FALSE(policy.is_due_after_step(3, false));
   EXPECT_FALSE(policy.is_due_after_epoch(1));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "cohort/base/signals.h"
@@ -34,7 +35,10 @@ class FitControl {
       wish.stop_signal = signals_->stop_signal();
     }
     wish.save_due = ranks_.is_first() && policy.is_due_by_clock();
-    const RankCoordinator::ControlRequests agreed = ranks_.agree(wish);
+    RankCoordinator::ControlRequests agreed = ranks_.agree(wish);
+    // Several ranks hear what was wished at the poll before. A save since then is what was wished.
+    if (ranks_.size() > 1 && policy.num_saves() != num_saves_told_) agreed.save_now = agreed.save_due = false;
+    num_saves_told_ = policy.num_saves();
     if (!stopping()) stop_signal_ = agreed.stop_signal;
     return agreed;
   }
@@ -43,6 +47,7 @@ class FitControl {
   const TrainerOptions& options_;
   RankCoordinator& ranks_;
   std::optional<base::TrainingSignals> signals_;
+  std::int64_t num_saves_told_ = 0;  // saves before the last poll
   int stop_signal_ = 0;
 };
 

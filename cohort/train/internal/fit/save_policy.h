@@ -18,6 +18,8 @@ class SavePolicy {
   /// Starts the clock.
   void begin() { last_save_ = Clock::now(); }
   Clock::time_point last_save() const { return last_save_; }
+  /// Saves so far: the same number on all ranks.
+  std::int64_t num_saves() const { return num_saves_; }
   /// The step of the last checkpoint; -1: none was saved.
   std::int64_t saved_step() const { return saved_step_; }
 
@@ -45,6 +47,7 @@ class SavePolicy {
   /// A save of `step` begins, which makes what was requested before it needless.
   void saving() {
     last_save_ = Clock::now();
+    ++num_saves_;
     is_requested_ = false;
   }
   void saved(std::int64_t step) { saved_step_ = step; }
@@ -57,7 +60,7 @@ class SavePolicy {
  private:
   const TrainerOptions& options_;
   Clock::time_point last_save_ = {};
-  std::int64_t saved_step_ = -1;
+  std::int64_t num_saves_ = 0, saved_step_ = -1;
   bool is_requested_ = false;
   bool is_due_at_epoch_end_ = false;
 };
