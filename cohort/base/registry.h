@@ -20,10 +20,13 @@ template <typename Thing>
 class Registry {
  public:
   /// `kind` is what a thing is called in messages, "model"; `where` is the operation in them,
-  /// "models.registry".
-  Registry(std::string kind, std::string where, std::map<std::string, Thing> built_in)
+  /// "models.registry". `reserved`: names without a thing, which are taken. Who reads a name gives these a
+  /// meaning, such as "auto".
+  Registry(std::string kind, std::string where, std::map<std::string, Thing> built_in,
+           const std::vector<std::string>& reserved = {})
       : kind_(std::move(kind)), where_(std::move(where)) {
     for (auto& [name, thing] : built_in) entries_[name] = {std::move(thing), "Cohort", ""};
+    for (const std::string& name : reserved) entries_[name] = {Thing(), "Cohort", "", true};
   }
 
   /// Adds a thing; `by` says who does, for messages. Throws: UsageError if the name is taken or empty.
@@ -69,10 +72,11 @@ class Registry {
   std::optional<Thing> find(const std::string& name) const {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(name);
-    return found == entries_.end() ? std::nullopt : std::optional(found->second.thing);
+    const bool is_there = found != entries_.end() && !found->second.is_reserved;
+    return is_there ? std::optional(found->second.thing) : std::nullopt;
   }
 
-  /// Throws: UsageError if `name` was registered twice, naming who did.
+  /// Throws: UsageError if `name` was registered twice, or is reserved and was registered, naming who did.
   void check(const std::string& name) const {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(name);
@@ -87,7 +91,9 @@ class Registry {
   std::vector<std::string> names() const {
     const std::lock_guard lock(mutex_);
     std::vector<std::string> result;
-    for (const auto& [name, entry] : entries_) result.push_back(name);
+    for (const auto& [name, entry] : entries_) {
+      if (!entry.is_reserved) result.push_back(name);
+    }
     return result;
   }
 
@@ -95,7 +101,8 @@ class Registry {
   struct Registration {
     Thing thing;
     std::string by;
-    std::string conflict;  // who registered the name again
+    std::string conflict;      // who registered the name again
+    bool is_reserved = false;  // without a thing
   };
 
   std::string kind_;

@@ -54,7 +54,8 @@ base::Registry<SamplerFactory>& sampler_registry() {
       new base::Registry<SamplerFactory>("sampler", "data.make_sampler",
                                          {{"distributed", built_in_sampler(make_distributed)},
                                           {"random", built_in_sampler(make_random)},
-                                          {"sequential", built_in_sampler(make_sequential)}});
+                                          {"sequential", built_in_sampler(make_sequential)}},
+                                         {"auto"});
   return *instance;
 }
 
@@ -65,6 +66,7 @@ std::shared_ptr<const Sampler> make_sampler(const SamplerOptions& options) {
 }
 
 void check_sampler_name(const std::string& name) {
+  sampler_registry().check(name);
   // "auto" is no sampler: the trainer resolves it.
   if (name != "auto") sampler_registry().get(name);
 }

@@ -57,7 +57,8 @@ base::Registry<ScheduleType>& registry() {
        {Schedule::kInterleaved.name(),
         {.order = interleaved, .min_stages = 2, .idle_time = idle_interleaved}},
        {Schedule::kZeroBubble.name(),
-        {.order = zero_bubble, .splits_backward = true, .max_stages = 1, .idle_time = idle_zero_bubble}}});
+        {.order = zero_bubble, .splits_backward = true, .max_stages = 1, .idle_time = idle_zero_bubble}}},
+      {kFillDrainToo});
   return *instance;
 }
 
@@ -74,20 +75,11 @@ void check_schedule_type(const std::string& name, const ScheduleType& type) {
   }
 }
 
-[[noreturn]] void throw_taken() {
-  throw UsageError(kWhereSchedule,
-                   base::concat("a pipeline schedule was registered as '", kFillDrainToo,
-                                "', which is another name of fill_drain"),
-                   "another name");
-}
-
 }  // namespace
 
 Schedule parse_schedule(const std::string& text) {
-  if (text == kFillDrainToo) {
-    if (registry().find(kFillDrainToo)) throw_taken();  // by a library, while it was loaded
-    return Schedule::kFillDrain;
-  }
+  registry().check(text);  // a library may have registered the other name
+  if (text == kFillDrainToo) return Schedule::kFillDrain;
   registry().get(text);  // throws for an unknown one
   return Schedule(text);
 }
@@ -109,7 +101,6 @@ std::vector<std::string> schedule_names() {
 
 void register_schedule(const std::string& name, ScheduleType type) {
   check_schedule_type(name, type);
-  if (name == kFillDrainToo) throw_taken();
   registry().add(name, std::move(type), "register_schedule");
 }
 

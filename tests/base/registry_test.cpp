@@ -31,6 +31,19 @@ TEST(RegistryTest, ANameIsTakenOnce) {
   EXPECT_EQ(registry.get("one"), 1);
 }
 
+TEST(RegistryTest, AReservedNameIsTakenAndHasNoThing) {
+  Registry<int> registry("number", "base.numbers", {{"one", 1}}, {"auto"});
+  EXPECT_EQ(registry.find("auto"), std::nullopt);
+  EXPECT_EQ(registry.names(), std::vector<std::string>{"one"});
+  COHORT_EXPECT_THROW_WITH(registry.get("auto"), UsageError, "there is no number 'auto'");
+  COHORT_EXPECT_THROW_WITH(registry.add("auto", 7, "a test"), UsageError,
+                           "the number 'auto' is registered already, by Cohort");
+  EXPECT_NO_THROW(registry.check("auto"));
+  EXPECT_FALSE(registry.add_at_load("auto", 7, "a.cpp", 3));
+  COHORT_EXPECT_THROW_WITH(registry.check("auto"), UsageError, "registered twice: by Cohort and by a.cpp:3");
+  EXPECT_EQ(registry.find("auto"), std::nullopt);
+}
+
 TEST(RegistryTest, WhatTwoLibrariesRegisterIsAnErrorWhenItIsUsed) {
   Registry<int> registry("number", "base.numbers", {});
   EXPECT_TRUE(registry.add_at_load("one", 1, "a.cpp", 3));

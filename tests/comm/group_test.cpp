@@ -228,6 +228,8 @@ TEST(BackendTest, ARegisteredBackendIsMadeByNameAndChosenWhereItSuits) {
   EXPECT_EQ(choose_backend({.device_reason = "no GPU"}).backend, "gloo");
   COHORT_EXPECT_THROW_WITH(register_backend("gloo", {.make = make_gloo}), UsageError,
                            "the backend 'gloo' is registered already, by Cohort");
+  COHORT_EXPECT_THROW_WITH(register_backend("auto", {.make = make_gloo}), UsageError,
+                           "the backend 'auto' is registered already, by Cohort");
 }
 
 COHORT_REGISTER_BACKEND("tagless", {.make = [](const BackendOptions& options) {

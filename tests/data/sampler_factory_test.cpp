@@ -48,6 +48,10 @@ TEST(SamplerFactoryTest, ARegisteredSamplerIsMadeByNameWithItsOptions) {
   COHORT_EXPECT_THROW_WITH(make_sampler({.name = "stride", .size = 5}), UsageError,
                            "there is no sampler 'stride'. Try: strided; ");
   EXPECT_NO_THROW(check_sampler_name("auto"));
+  COHORT_EXPECT_THROW_WITH(
+      register_sampler("auto",
+                       [](const SamplerOptions& of) { return std::make_shared<Strided>(of.size, 2); }),
+      UsageError, "the sampler 'auto' is registered already, by Cohort");
   COHORT_EXPECT_THROW_WITH(make_sampler({.name = "random", .size = 5, .extra = {{"a", "b"}}}), ConfigError,
                            "a");
 }

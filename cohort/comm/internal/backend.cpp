@@ -36,7 +36,8 @@ base::Registry<BackendType>& registry() {
        {"shm", {.make = make_shm, .fit = fit_of_shm}},
        {"nccl", {.make = make_nccl, .absent = nccl_absent, .fit = fit_of_nccl}},
        {"mpi", {.make = make_mpi, .absent = mpi_absent}},
-       {"fake", {.make = make_fake}}});
+       {"fake", {.make = make_fake}}},
+      {"auto"});
   return *instance;
 }
 
@@ -66,6 +67,7 @@ BackendInstance make_backend(const std::string& name, const BackendOptions& opti
 }
 
 void check_backend_name(const std::string& name) {
+  registry().check(name);
   if (name != "auto") registry().get(name);
 }
 
