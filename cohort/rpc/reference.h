@@ -50,8 +50,8 @@ class Reference {
   bool is_of(const ReferenceHost& agent) const;
   /// Whether the owner knows of this hold. Throws: OwnerLostError.
   bool is_confirmed() const;
-  /// At the owner: whether the context of this thread has recorded how the object was made, so that gradients continue from it. Waits
-  /// for the value, and throws, as value().
+  /// At the owner: whether a context records a fetch of the value by this thread, as gradients come for it. Waits for the value,
+  /// and throws, as value().
   bool is_recorded(Timeout timeout) const;
   /// "object 3 of ps/0".
   std::string describe() const;

@@ -86,10 +86,10 @@ class RRef {
     return std::static_pointer_cast<Value>(value.pointer);
   }
   /// A copy of the object; on its owner the object itself, as its copy constructor copies it. A context records it
-  /// (dist_autograd.h).
+  /// (dist_autograd.h): then a copy on the owner too, if gradients come for it.
   T to_here() const {
     static_assert(Travels<Value>, "an object of this type cannot travel: call its functions where it is");
-    // Within a context a recorded call carries the value's gradients, on the owner too.
+    // A recorded call carries the value's gradients, on the owner too: so their order does not depend on who owns it.
     if (!is_owner() || get().is_recorded(timeout_)) return to_here_async().get();
     if constexpr (std::is_void_v<T>) {
       local_value();

@@ -163,6 +163,21 @@ TEST_F(DistAutogradObjectsTest, AParameterStaysItself) {
   EXPECT_TRUE(at::allclose(gradient_of_x(context), factor.detach()));
 }
 
+// Also where its owner fetches it: first the program's own uses, then its calls from the last to the first.
+TEST_F(DistAutogradObjectsTest, FetchesOfAParameterHaveTheirPlaceInTheSum) {
+  const at::Tensor parameter = at::ones({1}).requires_grad_();
+  const TensorRRef object = job[0].make_rref(parameter);
+  EXPECT_TRUE(object.to_here().is_same(parameter)) << "no context";
+  Context context(job[0]);
+  const at::Tensor first = object.to_here(), second = object.to_here();
+  EXPECT_FALSE(first.is_same(parameter));
+  dist_autograd::backward(context, {(parameter * 1e8 + first - second * 1e8).sum()});
+  const dist_autograd::Gradients gradients = dist_autograd::get_gradients(context);
+  ASSERT_EQ(gradients.size(), 1U);
+  EXPECT_TRUE(gradients[0].first.is_same(parameter));
+  EXPECT_EQ(gradients[0].second.item<float>(), 1) << "(1e8 - 1e8) + 1";
+}
+
 // PyTorch's example of a model in shards hands its input on as a reference.
 TEST_F(DistAutogradObjectsTest, AReferenceToATensorOfTheCaller) {
   Context context(job[0]);

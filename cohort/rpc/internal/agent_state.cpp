@@ -386,9 +386,8 @@ std::vector<WorkerInfo> AgentState::workers() const {
   return infos;
 }
 
-const ContextState* AgentState::recording_context() const {
-  const ContextScope* const scope = ContextScope::recording(contexts_.mark());
-  return scope == nullptr ? nullptr : scope->context().get();
+bool AgentState::is_recording() const {
+  return ContextScope::recording(contexts_.mark()) != nullptr;
 }
 
 std::shared_ptr<Reference> AgentState::make_here(ObjectValue value, Target::Line line) {

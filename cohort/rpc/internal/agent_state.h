@@ -53,7 +53,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void send_reference_message(std::int32_t to, const ReferenceMessage& message) override;
   WorkerInfo worker(std::int32_t id) const override;
   std::chrono::milliseconds timeout() const override { return options_.timeout; }
-  const ContextState* recording_context() const override;
+  bool is_recording() const override;
   void free_later(std::shared_ptr<void> what) override;
 
  private:

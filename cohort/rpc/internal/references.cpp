@@ -7,6 +7,7 @@
 // references may live longer than the agent.
 #include "cohort/rpc/internal/references.h"
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -14,7 +15,6 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/thread_pool.h"
 #include "cohort/rpc/call_context.h"
-#include "cohort/rpc/internal/context_state.h"
 
 namespace cohort::rpc {
 
@@ -292,14 +292,13 @@ ObjectValue Reference::value(Timeout timeout) const {
 }
 
 bool Reference::is_recorded(Timeout timeout) const {
-  const auto home = host();
-  const ContextState* const context = home->recording_context();
-  if (context == nullptr) return false;
+  if (!host()->is_recording()) return false;
   const ObjectValue known = value(timeout);
   if (known.encode == nullptr) return false;
   const Encoded encoded = known.encode(known.pointer.get());
+  // Values of recorded objects are leaves too. A parameter's gradient has its place in the order of calls, whoever fetches it.
   return std::any_of(encoded.tensors.begin(), encoded.tensors.end(),
-                     [&](const at::Tensor& tensor) { return context->is_value(tensor); });
+                     [](const at::Tensor& tensor) { return tensor.requires_grad() && tensor.is_leaf(); });
 }
 
 void Reference::on_value(std::function<void()> fn) const {

@@ -13,8 +13,6 @@
 
 namespace cohort::rpc {
 
-class ContextState;
-
 /// How a worker's references reach the other workers.
 class ReferenceHost {
  public:
@@ -30,8 +28,8 @@ class ReferenceHost {
   virtual std::chrono::milliseconds timeout() const = 0;
   /// Throws: CommError for an unknown one.
   virtual WorkerInfo worker(std::int32_t id) const = 0;
-  /// The context in which calls of this thread are recorded; null where they are not.
-  virtual const ContextState* recording_context() const = 0;
+  /// Whether a context records the calls of this thread.
+  virtual bool is_recording() const = 0;
 };
 
 /// The references of a worker, and the objects that it owns. Threads: any.
