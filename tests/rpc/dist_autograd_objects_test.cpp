@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 #include <tuple>
+#include <tuple>
 #include <vector>
 
 #include "cohort/base/error.h"
@@ -85,6 +86,13 @@ at::Tensor slow_shard(const TensorRRef& x) {
   return SlowBackward::apply(x.to_here()) * factor;
 }
 
+Future<std::tuple<at::Tensor, at::Tensor, at::Tensor>> tuple_later(const at::Tensor& x) {
+  Promise<std::tuple<at::Tensor, at::Tensor, at::Tensor>> promise;
+  promise.set_value({x, x * factor, factor});
+  return promise.future();
+}
+
+COHORT_REMOTE(tuple_later);
 COHORT_REMOTE(times_factor);
 COHORT_REMOTE(get_factor);
 COHORT_REMOTE(sine_of);
@@ -246,6 +254,17 @@ TEST_F(DistAutogradObjectsTest, SeveralBackwards) {
   const at::Tensor more = a.to_here().sum();
   COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {more}), UsageError,
                            "the graph of an object is gone");
+}
+
+TEST_F(DistAutogradObjectsTest, AnObjectOfAHandlerThatAnswersLaterHasNoGradient) {
+  Context context(job[0]);
+  const auto object = job[0].remote<tuple_later>("w1", x * 2);
+  const auto [argument, product, parameter] = object.to_here();
+  EXPECT_FALSE(argument.requires_grad());
+  EXPECT_FALSE(product.requires_grad());
+  EXPECT_TRUE(at::equal(product, 2 * x.detach() * factor.detach()));
+  dist_autograd::backward(context, {(parameter * x).sum()});
+  EXPECT_TRUE(at::equal(gradient_of_factor("w1", context), x.detach())) << "a parameter stays itself";
 }
 
 TEST_F(DistAutogradObjectsTest, ErrorsSayWhatToDo) {

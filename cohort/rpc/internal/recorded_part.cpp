@@ -1,5 +1,6 @@
 #include "cohort/rpc/internal/recorded_part.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -71,8 +72,25 @@ bool RecordedPart::end(Encoded& results) {
   return is_late;
 }
 
+// What a handler computed that answers later has no gradient. A parameter stays itself.
+void RecordedPart::cut_off(ObjectValue& value) const {
+  if (value.encode == nullptr || value.decode == nullptr) return;
+  Encoded encoded = value.encode(value.pointer.get());
+  const Tensors& arguments = part_.graph->leaves();
+  bool is_changed = false;
+  for (at::Tensor& tensor : encoded.tensors) {
+    const bool is_argument = std::any_of(arguments.begin(), arguments.end(), [&](const at::Tensor& argument) {
+      return argument.is_same(tensor);
+    });
+    if (!tensor.requires_grad() || (tensor.is_leaf() && !is_argument)) continue;
+    tensor = tensor.detach();
+    is_changed = true;
+  }
+  if (is_changed) value.pointer = value.decode(encoded);
+}
+
 void RecordedPart::end(ObjectValue& value) {
-  if (!may_record()) return;
+  if (!may_record()) return cut_off(value);
   Encoded encoded = value.encode == nullptr ? Encoded() : value.encode(value.pointer.get());
   const Tensors given = encoded.tensors;
   const Tensors cut = end_graph(given);

@@ -23,6 +23,7 @@ class RecordedPart {
 
  private:
   bool may_record() const;
+  void cut_off(ObjectValue& value) const;
   ContextState::Tensors end_graph(ContextState::Tensors results);
 
   const std::shared_ptr<ContextState> context_;
