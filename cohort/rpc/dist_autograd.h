@@ -57,7 +57,8 @@ class Context {
 };
 
 /// Goes backward from the roots (losses of one number each), through all workers. Gradients stay in the context, and add up
-/// over several backwards. Results that the roots do not use cost nothing.
+/// over several backwards. Results that the roots do not use cost nothing. Blocking: also until calls that this thread has
+/// made in the context, and not waited for, have their answers or have failed, as they may make objects.
 /// Throws: UsageError for a root without a gradient, or a graph that is gone without `keep_graph`; what a worker threw, with
 /// worker and call; PeerError for one that died.
 void backward(Context& context, const std::vector<at::Tensor>& roots, BackwardOptions options = {});

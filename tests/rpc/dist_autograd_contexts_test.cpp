@@ -70,6 +70,11 @@ struct WaitsInBackward : torch::autograd::Function<WaitsInBackward> {
 at::Tensor waits_in_backward(const at::Tensor& x) {
   return WaitsInBackward::apply(x);
 }
+test::Gate* forward_gate = nullptr;
+at::Tensor times_shared_when_open(const at::Tensor& x) {
+  forward_gate->wait();
+  return x * shared_weight;
+}
 at::Tensor first_of_two(const std::vector<at::Tensor>& list, const at::Tensor& scale) {
   return list.at(0) * scale;
 }
@@ -84,6 +89,7 @@ COHORT_REMOTE(times_shared_by_two);
 COHORT_REMOTE(may_fail);
 COHORT_REMOTE(may_fail_below);
 COHORT_REMOTE(waits_in_backward);
+COHORT_REMOTE(times_shared_when_open);
 COHORT_REMOTE(first_of_two);
 COHORT_REMOTE(sum_of_types);
 
@@ -200,6 +206,20 @@ TEST_F(DistAutogradContextsTest, ABackwardAfterOneThatFailed) {
   fails_now = false;
   dist_autograd::backward(context, {loss}, {.keep_graph = true});
   EXPECT_TRUE(at::equal(gradient_at(context, x), at::ones({2}, at::kDouble)));
+}
+
+TEST_F(DistAutogradContextsTest, AResultThatComesAfterTheEndHasNoGradient) {
+  for (const char* const worker : {"w0", "w1"}) {
+    test::Gate gate;
+    forward_gate = &gate;
+    Future<at::Tensor> result;
+    {
+      Context context(job[0]);
+      result = job[0].rpc_async<times_shared_when_open>(worker, x);
+    }
+    gate.open();
+    EXPECT_FALSE(result.get().requires_grad()) << worker;
+  }
 }
 
 // Of the worker that began it: its thread ends, and with it the context, while a part still goes backward elsewhere.

@@ -6,13 +6,13 @@
 #include <optional>
 #include <thread>
 #include <tuple>
-#include <tuple>
 #include <vector>
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::rpc {
@@ -86,12 +86,51 @@ at::Tensor slow_shard(const TensorRRef& x) {
   return SlowBackward::apply(x.to_here()) * factor;
 }
 
+// The order in which calls are to do something.
+struct Posting {
+  TensorRRef object;
+  test::Gate is_posted, may_answer;
+};
+Posting* posting = nullptr;
+void posts_object(const std::string& here, const at::Tensor& x) {
+  posting->object = agent_of(here).make_rref(x * factor);
+  posting->is_posted.open();
+  posting->may_answer.wait();
+}
+void posts_by_another(const std::string& here, const std::string& there, const at::Tensor& x) {
+  agent_of(here).rpc_async<posts_object>(there, there, x);  // not waited for
+}
+at::Tensor sine_of_posted() {
+  posting->is_posted.wait();
+  return posting->object.to_here().sin();
+}
+at::Tensor times_factor_when_allowed(const at::Tensor& x) {
+  posting->may_answer.wait();
+  return x * factor;
+}
+at::Tensor fails_when_allowed(const at::Tensor&) {
+  posting->may_answer.wait();
+  throw DataError("test.object", "it fails late");
+}
+struct AllowsInBackward : torch::autograd::Function<AllowsInBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          std::vector<at::Tensor> gradients) {
+    posting->may_answer.open();
+    return gradients;
+  }
+};
 Future<std::tuple<at::Tensor, at::Tensor, at::Tensor>> tuple_later(const at::Tensor& x) {
   Promise<std::tuple<at::Tensor, at::Tensor, at::Tensor>> promise;
   promise.set_value({x, x * factor, factor});
   return promise.future();
 }
 
+COHORT_REMOTE(posts_object);
+COHORT_REMOTE(posts_by_another);
+COHORT_REMOTE(sine_of_posted);
+COHORT_REMOTE(times_factor_when_allowed);
+COHORT_REMOTE(fails_when_allowed);
 COHORT_REMOTE(tuple_later);
 COHORT_REMOTE(times_factor);
 COHORT_REMOTE(get_factor);
@@ -254,6 +293,51 @@ TEST_F(DistAutogradObjectsTest, SeveralBackwards) {
   const at::Tensor more = a.to_here().sum();
   COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {more}), UsageError,
                            "the graph of an object is gone");
+}
+
+// Whether a call has made an object is known only from its answer.
+TEST_F(DistAutogradObjectsTest, ACallWithoutAnAnswerMayHaveMadeAnObject) {
+  for (const bool is_below : {false, true}) {
+    Posting order;
+    posting = &order;
+    Context context(job[0]);
+    if (is_below) {
+      job[0].rpc_sync<posts_by_another>("w2", "w2", "w1", x);
+    } else {
+      job[0].rpc_async<posts_object>("w1", "w1", x);
+    }
+    const at::Tensor y = job[0].rpc_sync<sine_of_posted>("w1");
+    dist_autograd::backward(context, {AllowsInBackward::apply(y).sum()});
+    const auto [of_x, of_factor] =
+        locally([](const at::Tensor& a, const at::Tensor& b) { return (a * b).sin().sum(); });
+    EXPECT_TRUE(at::allclose(gradient_of_x(context), of_x)) << is_below;
+    EXPECT_TRUE(at::allclose(gradient_of_factor("w1", context), of_factor)) << is_below;
+  }
+}
+
+TEST_F(DistAutogradObjectsTest, AResultThatComesDuringABackwardIsForTheNext) {
+  Posting order;
+  posting = &order;
+  Context context(job[0]);
+  Future<at::Tensor> result = job[0].rpc_async<times_factor_when_allowed>("w1", x);
+  dist_autograd::backward(context, {AllowsInBackward::apply(x * 3).sum()});
+  EXPECT_TRUE(at::equal(gradient_of_x(context), at::full({2}, 3.0, at::kDouble)));
+  const at::Tensor loss = result.get().sum();
+  dist_autograd::backward(context, {loss}, {.keep_graph = true});
+  EXPECT_TRUE(at::equal(gradient_of_x(context), 3 + factor.detach()));
+  const std::uint64_t before = job[0].metrics().calls_made;
+  dist_autograd::backward(context, {(x * 3).sum()});
+  EXPECT_EQ(job[0].metrics().calls_made, before) << "the answer said that it made no object";
+}
+
+TEST_F(DistAutogradObjectsTest, ACallThatFailsDuringABackwardHasNoPartInIt) {
+  Posting order;
+  posting = &order;
+  Context context(job[0]);
+  Future<at::Tensor> failing = job[0].rpc_async<fails_when_allowed>("w1", x);
+  dist_autograd::backward(context, {AllowsInBackward::apply(x * 3).sum()});
+  EXPECT_TRUE(at::equal(gradient_of_x(context), at::full({2}, 3.0, at::kDouble)));
+  COHORT_EXPECT_THROW_WITH(failing.get(), DataError, "it fails late");
 }
 
 TEST_F(DistAutogradObjectsTest, AnObjectOfAHandlerThatAnswersLaterHasNoGradient) {

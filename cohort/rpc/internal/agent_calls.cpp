@@ -38,6 +38,11 @@ std::exception_ptr error_of(const RemoteException& exception, const std::string&
 
 }  // namespace
 
+void AgentState::Pending::fail(const std::exception_ptr& error) {
+  if (attached) attached->set_error(error);
+  promise.set_error(error);
+}
+
 std::string AgentState::describe(std::uint64_t id, const Pending& pending) const {
   return base::concat(pending.function, " on ", pending.worker, ", call ", id);
 }
@@ -63,28 +68,34 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   pending.function = function;
   pending.timeout = timeout;
   base::Future<Encoded> future = pending.promise.future();
-  std::optional<RecordedPlace> place;
-  if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
-      scope != nullptr && scope->context()->note_callee(target.worker)) {
-    pending.recorded = scope->record(arguments);
-    pending.context = scope->context();
-    place = scope->next_place();
-  }
+  const Worker* worker = nullptr;
   std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
-    const Worker& worker = find_worker(target.worker);
-    check_function(worker, function);
+    worker = &find_worker(target.worker);
+    check_function(*worker, function);
     id = next_call_++;
     ++metrics_.calls_made;
+  }
+  std::optional<RecordedPlace> place;
+  if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
+      scope != nullptr && scope->context()->note_callee(target.worker)) {
+    pending.context = scope->context();
+    pending.attached.emplace("the answer to a call of a context", helper_of(target.worker));
+    pending.recorded = scope->record(
+        arguments, {gradient_sender(target.worker, id, pending.context), pending.attached->future()});
+    place = scope->next_place();
+  }
+  {
+    const std::lock_guard lock(mutex_);
     if (is_stopped_) {
       throw UsageError("rpc.call", describe(id, pending) + ": this agent has been stopped");
     }
     // An unknown worker or function is the program's fault and throws. A worker that died is an event of the run,
     // so the future fails.
-    if (!worker.down.empty()) {
-      pending.promise.set_error(
-          std::make_exception_ptr(PeerError("rpc.call", describe(id, pending) + ": " + worker.down)));
+    if (!worker->down.empty()) {
+      pending.fail(
+          std::make_exception_ptr(PeerError("rpc.call", describe(id, pending) + ": " + worker->down)));
       return future;
     }
     if (!deadline.is_never()) {
@@ -125,7 +136,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   std::optional<RecordedPlace> place;
   if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
       scope != nullptr && scope->context()->note_callee(target.worker)) {
-    scope->record(arguments)->make_late(gradient_sender(target.worker, id, scope->context()));
+    scope->record(arguments, {gradient_sender(target.worker, id, scope->context())})->make_late();
     place = scope->next_place();
   }
   const std::shared_ptr<Reference> reference = references_->create(owner);
@@ -223,31 +234,34 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
   }
   if (call.empty()) return;  // it had its deadline
   timers_->remove(call.mapped().timer);
-  std::shared_ptr<RecordedCall> recorded = call.mapped().recorded;
+  Pending& pending = call.mapped();
+  std::shared_ptr<void> left;  // of a recorded call
   if (error) {
-    call.mapped().promise.set_error(error);
+    if (pending.recorded != nullptr) left = pending.recorded->forget();
+    pending.fail(error);
   } else {
-    call.mapped().promise.run([&] {
-      if (recorded != nullptr) attach(id, call.mapped(), result);
+    pending.promise.run([&] {
+      if (pending.recorded != nullptr) attach(pending, result);
       return std::move(result);
     });
   }
   changed_.notify_all();
   call = {};
-  // This is the node's thread, as a rule: a graph is freed elsewhere.
-  if (recorded != nullptr && error) free_later(recorded->forget());
+  free_later(std::move(left));  // this is the node's thread, as a rule: a graph is freed elsewhere
 }
 
 // Gives the results of a recorded call their history; none where the context has ended meanwhile.
-void AgentState::attach(std::uint64_t id, const Pending& pending, Encoded& result) {
+void AgentState::attach(Pending& pending, Encoded& result) {
   Reader in(result);
   const bool is_late = in.number<bool>();
   result = in.rest();
-  if (pending.context.expired()) {
+  const std::shared_ptr<ContextState> context = pending.context.lock();
+  if (context == nullptr || context->has_ended()) {
     for (at::Tensor& tensor : result.tensors) tensor = tensor.detach();
-    return;
+  } else {
+    pending.recorded->attach(result, is_late);
   }
-  pending.recorded->attach(result, gradient_sender(pending.worker, id, pending.context), is_late);
+  pending.attached->set();
 }
 
 SendGradients AgentState::gradient_sender(const std::string& worker, std::uint64_t id,

@@ -369,7 +369,7 @@ void AgentState::stop() {
   }
   for (std::stop_source& handler : handlers) handler.request_stop();  // which may answer its call
   for (auto& [id, call] : calls) {
-    call.promise.set_error(std::make_exception_ptr(
+    call.fail(std::make_exception_ptr(
         UsageError("rpc.call", describe(id, call) + ": this agent has been stopped")));
   }
   if (pool_) pool_->stop(std::chrono::seconds(5));

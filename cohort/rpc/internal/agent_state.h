@@ -68,12 +68,15 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   // A call that this agent made.
   struct Pending {
     Pending(const char* what, base::WaitHelper helper) : promise(what, std::move(helper)) {}
+    void fail(const std::exception_ptr& error);
     base::Promise<Encoded> promise;
     std::string worker, function;
     std::chrono::milliseconds timeout{0};
     Timers::Key timer;
-    std::shared_ptr<RecordedCall> recorded;  // within a context of distributed autograd
+    // Within a context of distributed autograd:
+    std::shared_ptr<RecordedCall> recorded;
     std::weak_ptr<ContextState> context;
+    std::optional<base::Promise<void>> attached;  // Callee::answer
   };
   // A call that it answers.
   struct Running {
@@ -137,7 +140,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void send_when_settled(const std::string& worker, Encoded message,
                          std::function<void(std::exception_ptr)> on_error,
                          std::function<bool()> is_wanted = nullptr);
-  void attach(std::uint64_t id, const Pending& pending, Encoded& result);
+  void attach(Pending& pending, Encoded& result);
   void check_function(const Worker& worker, const char* function) const;
   std::string describe(std::uint64_t id, const Pending& pending) const;
   const Worker& find_worker(const std::string& name) const;

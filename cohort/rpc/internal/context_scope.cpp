@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace cohort::rpc {
 namespace {
@@ -54,9 +55,9 @@ RecordedPlace ContextScope::next_place() {
   return place;
 }
 
-std::shared_ptr<RecordedCall> ContextScope::record(Encoded& arguments) {
+std::shared_ptr<RecordedCall> ContextScope::record(Encoded& arguments, Callee callee) {
   return calls_.emplace_back(
-      std::make_shared<RecordedCall>(arguments, context_->anchor(), next_low_number()));
+      std::make_shared<RecordedCall>(arguments, context_->anchor(), next_low_number(), std::move(callee)));
 }
 
 bool ContextScope::has_history(const at::Tensor& tensor) const {

@@ -29,7 +29,7 @@ class ContextScope {
   /// The place of the next call.
   RecordedPlace next_place();
   /// The nodes of a call in the graph. Cuts the arguments off: RecordedCall.
-  std::shared_ptr<RecordedCall> record(Encoded& arguments);
+  std::shared_ptr<RecordedCall> record(Encoded& arguments, Callee callee);
   /// late_calls() of all calls.
   std::vector<at::Tensor> late() { return late_calls(calls_); }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -66,6 +67,7 @@ class ContextState {
 
   /// Before a call is recorded. False where the context has ended: it is not.
   bool note_callee(const std::string& worker);
+  bool has_ended() const { return has_ended_; }
   /// No call is recorded any more. Returns whom this worker has called.
   std::set<std::string> end();
 
@@ -117,7 +119,7 @@ class ContextState {
   std::map<Order, Gradients, Earlier> gradients_;
   Backward backward_;
   int num_running_ = 0;  // backwards, here and of parts
-  bool has_ended_ = false;
+  std::atomic<bool> has_ended_{false};
 };
 
 /// Whether some of them are defined: of gradients, whether any came.

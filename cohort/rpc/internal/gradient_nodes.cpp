@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -40,6 +41,9 @@ constexpr std::uint64_t kFirst = std::numeric_limits<std::uint64_t>::max() - 1;
 //
 // The Send of a late call asks itself, when its turn comes. Each backward of the caller begins at it too, as
 // perhaps no result leads there. An edge from the Send of each later call to it keeps the order.
+//
+// Only the answer says whether an object was made. So a call that has none when a backward of its caller begins,
+// or when its caller's handler ends, is late there. Its Send waits for the answer before it asks.
 class Send : public autograd::BoundaryNode {
  public:
   Send(std::uint64_t sequence_nr, std::vector<Edge> edges)
@@ -48,7 +52,10 @@ class Send : public autograd::BoundaryNode {
     edges.emplace_back();  // for run_before()
     set_next_edges(std::move(edges));
   }
-  void make_late(SendGradients send) { send_late_ = std::move(send); }
+  void make_late(const Callee& callee) {
+    send_late_ = callee.send;
+    answer_ = callee.answer;
+  }
   void run_before(Edge late) { next_edges().back() = std::move(late); }
   void take(const SendGradients& send, const Tensors& gradients) {
     // Before an object that nobody used there are no gradients, and the callee need not hear of it.
@@ -66,7 +73,7 @@ class Send : public autograd::BoundaryNode {
     gradients_.reset();
   }
   Tensors apply(Tensors&& /*none*/) override {
-    if (send_late_) gradients_ = send_late_(std::exchange(of_results_, {}));
+    if (send_late_ && has_succeeded()) gradients_ = send_late_(std::exchange(of_results_, {}));
     if (!gradients_) return Tensors(num_arguments_ + 2);
     const base::ThreadPool::Waiting waiting;
     const Encoded encoded =
@@ -85,9 +92,22 @@ class Send : public autograd::BoundaryNode {
   std::string name() const override { return "cohort::rpc::Send"; }
 
  private:
+  // Waits for the answer of a late call. One that failed has no part elsewhere.
+  bool has_succeeded() const {
+    if (!answer_.valid()) return true;
+    const base::ThreadPool::Waiting waiting;
+    try {
+      base::Future<void>(answer_).get(base::Deadline::never());  // the call has a deadline of its own
+    } catch (const std::exception&) {
+      return false;
+    }
+    return true;
+  }
+
   const std::size_t num_arguments_;
   std::optional<base::Future<Encoded>> gradients_;  // of the arguments
   SendGradients send_late_;
+  base::Future<void> answer_;
   Tensors of_results_;
 };
 
@@ -122,35 +142,47 @@ auto make_send(Encoded& arguments, const at::Tensor& anchor, std::uint64_t seque
 
 }  // namespace
 
-RecordedCall::RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr)
-    : RecordedCall(make_send(arguments, anchor, sequence_nr)) {}
+RecordedCall::RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr,
+                           Callee callee)
+    : RecordedCall(make_send(arguments, anchor, sequence_nr), std::move(callee)) {}
 
-RecordedCall::RecordedCall(NodePtr send) : send_(COHORT_WEAK_NODE(send)), kept_(std::move(send)) {}
+RecordedCall::RecordedCall(NodePtr send, Callee callee)
+    : send_(COHORT_WEAK_NODE(send)), callee_(std::move(callee)), kept_(std::move(send)) {}
 
-void RecordedCall::attach(Encoded& results, SendGradients send, bool is_late) {
+void RecordedCall::attach(Encoded& results, bool is_late) {
   const NodePtr node = send_.lock();
-  if (is_late) make_late(send);
-  const auto receive = COHORT_MAKE_NODE(Receive, static_cast<const Send&>(*node).made_by(), std::move(send));
+  const std::lock_guard lock(mutex_);
+  is_late_ = is_late;
+  const auto receive = COHORT_MAKE_NODE(Receive, static_cast<const Send&>(*node).made_by(), callee_.send);
   receive->set_next_edges({Edge(node, 0)});
   for (at::Tensor& tensor : results.tensors) {
     if (!tensor.requires_grad()) continue;
     tensor = tensor.detach();
     torch::autograd::set_history(tensor, receive);
   }
-  const std::lock_guard lock(mutex_);
-  kept_ = nullptr;
+  if (!is_late) kept_ = nullptr;
 }
 
-void RecordedCall::make_late(SendGradients send) {
+void RecordedCall::make_late() {
   const std::lock_guard lock(mutex_);
-  static_cast<Send&>(*kept_).make_late(std::move(send));
-  late_ = at::empty({0});
-  torch::autograd::set_history(late_, kept_);
+  is_late_ = true;
+}
+
+// Under the mutex, by the thread of the scope, while no backward of the scope runs.
+void RecordedCall::update_lateness(const NodePtr& send) {
+  const bool has_answer = !callee_.answer.valid() || callee_.answer.ready();
+  const bool is_late = is_late_ || !has_answer;
+  if (is_late == late_.defined()) return;
+  static_cast<Send&>(*send).make_late(is_late ? callee_ : Callee());
+  late_ = is_late ? at::empty({0}) : at::Tensor();
+  if (is_late) torch::autograd::set_history(late_, send);
 }
 
 std::shared_ptr<void> RecordedCall::forget() {
   const std::lock_guard lock(mutex_);
-  return std::make_shared<NodePtr>(std::exchange(kept_, nullptr));
+  is_late_ = false;
+  using Left = std::pair<NodePtr, at::Tensor>;
+  return std::make_shared<Left>(std::exchange(kept_, nullptr), std::exchange(late_, at::Tensor()));
 }
 
 Tensors late_calls(std::vector<std::shared_ptr<RecordedCall>>& calls) {
@@ -162,6 +194,7 @@ Tensors late_calls(std::vector<std::shared_ptr<RecordedCall>>& calls) {
     static_cast<Send&>(*send).forget_gradients();
     static_cast<Send&>(*send).run_before(last);
     const std::lock_guard lock(call->mutex_);
+    call->update_lateness(send);
     if (call->late_.defined()) {
       last = Edge(send, 0);
       late.push_back(call->late_);

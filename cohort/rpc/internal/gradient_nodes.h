@@ -22,36 +22,46 @@ namespace cohort::rpc {
 /// no gradients at all, where the call may have made an object whose value was used.
 using SendGradients = std::function<base::Future<Encoded>(const std::vector<at::Tensor>& gradients)>;
 
+/// Where the gradients of a call's results go.
+struct Callee {
+  SendGradients send;
+  /// Ready once the results have their history, with an error where the call failed. Not valid: there are no results.
+  base::Future<void> answer = {};
+};
+
 /// A call within a context. Threads: any.
 class RecordedCall {
  public:
   /// Cuts the tensors of `arguments` off from their graphs: those that need a gradient travel as leaves that require one.
   /// `anchor`: a leaf that each backward asks for. `sequence_nr`: below those of all nodes of the caller's graph.
-  RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr);
+  RecordedCall(Encoded& arguments, const at::Tensor& anchor, std::uint64_t sequence_nr, Callee callee);
 
   /// Gives the results that came a history: those that require a gradient. `is_late`: Note [Late calls].
-  void attach(Encoded& results, SendGradients send, bool is_late);
+  void attach(Encoded& results, bool is_late);
   /// A call that failed has no part in a backward. Returns what is left of it, for whoever may take the time to free it.
   std::shared_ptr<void> forget();
   /// Of a call that makes an object, which has no results.
-  void make_late(SendGradients send);
+  void make_late();
 
  private:
   friend std::vector<at::Tensor> late_calls(std::vector<std::shared_ptr<RecordedCall>>& calls);
   using NodePtr = decltype(torch::autograd::Edge::function);
   using WeakNodePtr = decltype(COHORT_WEAK_NODE(std::declval<NodePtr>()));
 
-  explicit RecordedCall(NodePtr send);
+  RecordedCall(NodePtr send, Callee callee);
+  void update_lateness(const NodePtr& send);
 
   const WeakNodePtr send_;  // the results keep it
-  std::mutex mutex_;        // of all below
-  NodePtr kept_;            // until the answer comes
-  at::Tensor late_;         // of a late call: its history is the node
+  const Callee callee_;
+  std::mutex mutex_;      // of all below
+  NodePtr kept_;          // until the answer comes; of a late call longer
+  bool is_late_ = false;  // as far as is known
+  at::Tensor late_;       // of a call that late_calls() found to be late: its history is the node
 };
 
 /// Has each late call go backward after all that come later in `calls`, which are those of a handler, in the order of its
-/// program. Returns for each late call a tensor at which each backward of the handler is to begin too. Takes calls out whose
-/// results nobody has any more.
+/// program. A call without an answer is late: it may make an object yet. Returns for each late call a tensor at which each
+/// backward of the handler is to begin too. Takes calls out whose results nobody has any more.
 std::vector<at::Tensor> late_calls(std::vector<std::shared_ptr<RecordedCall>>& calls);
 
 /// Tensors of which some may be undefined, as a value that travels.

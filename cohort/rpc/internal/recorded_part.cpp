@@ -120,20 +120,20 @@ void record_object(ContextScope& scope, ContextState::PartKey key, ObjectValue& 
   check_may_be_replaced(value);
   ContextState::Part part;
   part.path = scope.next_place().path;
-  const std::shared_ptr<RecordedCall> call = scope.record(with_history);
-  for (std::size_t i = 0; i < places.size(); ++i) *places[i] = with_history.tensors[i];
-  value.pointer = value.decode(encoded);
-  part.values = std::move(with_history.tensors);
   const std::shared_ptr<ContextState>& context = scope.context();
-  for (const at::Tensor& leaf : part.values) context->mark_value(leaf);
-  context->add_part(key, std::move(part));
-  call->make_late([weak = std::weak_ptr(context), key](const Tensors& /*none*/) {
+  SendGradients send = [weak = std::weak_ptr(context), key](const Tensors& /*none*/) {
     const std::shared_ptr<ContextState> known = weak.lock();
     if (known == nullptr) throw UsageError("rpc.backward", "the context of an object has ended");
     base::Promise<Encoded> gradients("the gradients of an object");
     gradients.run([&] { return encode_gradients(known->backward_part(key, known->current_backward(), {})); });
     return gradients.future();
-  });
+  };
+  scope.record(with_history, {std::move(send)})->make_late();
+  for (std::size_t i = 0; i < places.size(); ++i) *places[i] = with_history.tensors[i];
+  value.pointer = value.decode(encoded);
+  part.values = std::move(with_history.tensors);
+  for (const at::Tensor& leaf : part.values) context->mark_value(leaf);
+  context->add_part(key, std::move(part));
 }
 
 }  // namespace cohort::rpc
