@@ -86,7 +86,7 @@ TEST(SharedLinkTest, MessagesOfAllSizesGoThereAndBackWithAndWithoutLooking) {
   }
 }
 
-TEST(SharedLinkTest, ANodeMayRefuseAndThenTheSocketServes) {
+TEST(SharedLinkTest, WithoutMemoryOfEitherSideTheSocketServes) {
   for (const bool a_has : {true, false}) {
     NodeOptions of_a, of_b;
     of_a.shared_memory = a_has;
