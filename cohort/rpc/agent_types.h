@@ -47,7 +47,8 @@ inline Target to(std::string worker, Target::Line line = Target::Line::current()
 /// How a worker joins, listens and runs handlers.
 struct AgentOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);  ///< of a call that has none of its own
-  int num_threads = 16;  ///< handlers at a time; those that wait do not count
+  /// Handlers at a time; those that wait for calls do not count. Where it is above 1, one more may run that is quick.
+  int num_threads = 16;
   /// Where the other workers reach this one, as net::Node::listen() takes it. auto: those of this host by a local socket, to
   /// which only processes of this user may connect, and those of other hosts by a port of all addresses of this one.
   std::string listen = "auto";

@@ -154,6 +154,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::unique_ptr<net::Node> node_;  // from join() on
   std::shared_ptr<References> references_;
   Contexts contexts_;
+  std::atomic<bool> runs_here_{false};  // a handler that has begun on the node's thread
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;

@@ -4,7 +4,8 @@
 //
 // A function whose last runs were quick runs on the node's thread. Should it be long this time, nothing else is read
 // meanwhile; so another thread takes the node's place: as the function begins to wait for a call of its own, or by a timer,
-// and the function goes to the pool for its next runs.
+// and the function goes to the pool for its next runs. One handler at a time may be on the node's thread, or have begun
+// there. With AgentOptions::num_threads of 1 none is: a program may count on one handler at a time.
 #include "cohort/rpc/internal/agent_state.h"
 
 namespace cohort::rpc {
@@ -36,7 +37,7 @@ base::WaitHelper AgentState::helper_of(const std::string& worker) {
 }
 
 bool AgentState::may_run_here(const std::string& function) const {
-  if (!node_->is_own_thread()) return false;
+  if (options_.num_threads == 1 || runs_here_ || !node_->is_own_thread()) return false;
   const std::lock_guard lock(mutex_);
   const auto found = quick_runs_.find(function);
   return found != quick_runs_.end() && found->second >= kRunsBefore;
@@ -46,9 +47,11 @@ void AgentState::run_here(const Job& job, Encoded arguments) {
   const auto replace = [self = weak_from_this()] {
     if (const auto state = self.lock()) state->node_->replace_thread();
   };
+  runs_here_ = true;
   const Timers::Key timer = timers_->add(base::Deadline::Clock::now() + kPatience, replace);
   run(job, std::move(arguments));
   timers_->remove(timer);
+  runs_here_ = false;
 }
 
 void AgentState::run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<void> credit) {
