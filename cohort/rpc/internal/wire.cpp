@@ -1,11 +1,13 @@
 // A message's header begins with two tables. The first says how many references there are, and for each its
-// object, owner and fork. The second says how many tensors, and for each its element type, whether it requires
-// grad and its sizes. The bytes of the values follow. Each tensor is one payload, contiguous.
+// object, owner and fork. The second says how many tensors, and for each its element type, flags and sizes. The
+// bytes of the values follow. A dense tensor is one payload, contiguous. A sparse one (COO) has two: its indices,
+// and its values. The table says besides how many of its dimensions are sparse, and how many entries it has.
 //
 // A payload shares the memory of its tensor, on both sides: nothing is copied where a tensor is contiguous and on
 // the CPU. In a call of a worker to itself it is copied, so that both sides have values of their own. The sizes
 // in the table come from another process. They are multiplied with a check for overflow, and compared with the
-// payload's length, before from_blob() makes a tensor of them.
+// payload's length, before from_blob() makes a tensor of them. LibTorch trusts the indices of a sparse tensor, so
+// each is compared with its dimension.
 #include "cohort/rpc/internal/wire.h"
 
 #include <ATen/ATen.h>
@@ -13,6 +15,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -33,14 +36,137 @@ bool is_dense_type(at::ScalarType type) {
   return at::isIntegralType(type, true) || at::isFloatingType(type) || at::isComplexType(type);
 }
 
-at::Tensor to_travel(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided || tensor.is_meta() || !is_dense_type(tensor.scalar_type())) {
-    throw UsageError("rpc.send", base::concat("a tensor of ", tensor.toString(), " cannot travel"),
-                     "a dense tensor: tensor.to_dense(), tensor.dequantize()");
-  }
-  // resolve_*: views of complex numbers may hold a pending operation.
-  return tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+enum TensorFlag : std::uint8_t { kRequiresGrad = 1, kIsSparse = 2, kIsCoalesced = 4 };
+
+void check_travels(const at::Tensor& tensor) {
+  const bool has_layout = tensor.layout() == at::kStrided || tensor.layout() == at::kSparse;
+  if (has_layout && !tensor.is_meta() && is_dense_type(tensor.scalar_type())) return;
+  throw UsageError("rpc.send", base::concat("a tensor of ", tensor.toString(), " cannot travel"),
+                   "a dense tensor, or a sparse one (COO): tensor.to_dense(), tensor.dequantize()");
 }
+
+std::uint8_t flags_of(const at::Tensor& tensor) {
+  int flags = 0;
+  if (tensor.requires_grad() && tensor.is_leaf()) flags |= kRequiresGrad;
+  if (tensor.is_sparse()) flags |= kIsSparse;
+  if (tensor.is_sparse() && tensor.is_coalesced()) flags |= kIsCoalesced;
+  return static_cast<std::uint8_t>(flags);
+}
+
+void add_payload(net::Message& message, const at::Tensor& given, Memory memory) {
+  // resolve_*: views of complex numbers may hold a pending operation.
+  at::Tensor tensor = given.to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+  if (memory == Memory::kOwn && tensor.is_alias_of(given)) tensor = tensor.clone();
+  const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
+  message.payloads.push_back({std::make_shared<at::Tensor>(tensor), {data, tensor.nbytes()}});
+}
+
+// Also beside a size of 0, for LibTorch multiplies them.
+void check_sizes(at::IntArrayRef sizes, std::uint64_t max_elements) {
+  std::uint64_t elements = 1;
+  for (const std::int64_t size : sizes) {
+    if (size < 0 ||
+        __builtin_mul_overflow(elements, std::max<std::uint64_t>(static_cast<std::uint64_t>(size), 1),
+                               &elements) ||
+        elements > max_elements) {
+      reject_message("a tensor has more elements than memory has bytes");
+    }
+  }
+}
+
+at::Tensor tensor_of(const net::Payload& payload, at::IntArrayRef sizes, at::ScalarType type) {
+  check_sizes(sizes, kMaxElements);
+  std::uint64_t numel = 1;
+  for (const std::int64_t size : sizes) numel *= static_cast<std::uint64_t>(size);
+  const auto options = at::TensorOptions(type);
+  if (numel * options.dtype().itemsize() != payload.bytes.size()) {
+    reject_message(
+        base::concat("a tensor of ", numel, " elements came with ", payload.bytes.size(), " bytes"));
+  }
+  void* const data = const_cast<std::byte*>(payload.bytes.data());
+  return at::from_blob(data, sizes, [owner = payload.owner](void*) {}, options);
+}
+
+// Returns whether they stand in their order, each once.
+bool check_indices(const at::Tensor& indices, at::IntArrayRef sizes) {
+  const std::int64_t num_dims = indices.size(0), num_entries = indices.size(1);
+  const auto* const data = indices.const_data_ptr<std::int64_t>();
+  for (std::int64_t d = 0; d < num_dims; ++d) {
+    const std::int64_t size = sizes[static_cast<std::size_t>(d)];
+    for (std::int64_t i = 0; i < num_entries; ++i) {
+      const std::int64_t index = data[d * num_entries + i];
+      if (index >= 0 && index < size) continue;
+      reject_message(base::concat("a sparse tensor has index ", index, " in a dimension of size ", size));
+    }
+  }
+  for (std::int64_t i = 1; i < num_entries; ++i) {
+    std::int64_t d = 0;
+    while (d < num_dims && data[d * num_entries + i] == data[d * num_entries + i - 1]) ++d;
+    if (d == num_dims || data[d * num_entries + i] < data[d * num_entries + i - 1]) return false;
+  }
+  return true;
+}
+
+// The tensors of a message, from its table and its payloads.
+class TensorReader {
+ public:
+  TensorReader(Reader& table, const std::vector<net::Payload>& payloads)
+      : table_(table), payloads_(payloads) {}
+
+  at::Tensor next() {
+    const auto type = table_.number<std::int8_t>();
+    if (type < 0 || type >= static_cast<int>(at::ScalarType::NumOptions) ||
+        !is_dense_type(static_cast<at::ScalarType>(type))) {
+      reject_message(base::concat("a tensor has elements of type ", static_cast<int>(type)));
+    }
+    const auto flags = table_.number<std::uint8_t>();
+    if (flags > (kRequiresGrad | kIsSparse | kIsCoalesced)) reject_message("a tensor has an unknown flag");
+    const std::size_t num_dims = table_.count();
+    if (num_dims > kMaxDims) reject_message(base::concat("a tensor has ", num_dims, " dimensions"));
+    std::vector<std::int64_t> sizes(num_dims);
+    for (std::int64_t& size : sizes) size = static_cast<std::int64_t>(table_.any_count());
+    const auto scalar_type = static_cast<at::ScalarType>(type);
+    at::Tensor tensor = (flags & kIsSparse) != 0 ? sparse(sizes, scalar_type, (flags & kIsCoalesced) != 0)
+                                                 : tensor_of(next_payload(), sizes, scalar_type);
+    if ((flags & kRequiresGrad) == 0) return tensor;
+    if (at::isIntegralType(scalar_type, true)) reject_message("whole numbers require grad");
+    return tensor.set_requires_grad(true);
+  }
+  void finish() const {
+    if (next_ != payloads_.size()) {
+      reject_message(base::concat(payloads_.size(), " payloads came, of which tensors take ", next_));
+    }
+  }
+
+ private:
+  const net::Payload& next_payload() {
+    if (next_ == payloads_.size()) {
+      reject_message(base::concat("more tensors are said to come than the ", next_, " payloads that came"));
+    }
+    return payloads_[next_++];
+  }
+  at::Tensor sparse(const std::vector<std::int64_t>& sizes, at::ScalarType type, bool is_coalesced) {
+    check_sizes(sizes, std::numeric_limits<std::int64_t>::max());
+    const std::uint64_t num_sparse = table_.any_count();
+    if (num_sparse > sizes.size()) {
+      reject_message(base::concat(num_sparse, " of ", sizes.size(), " dimensions are said to be sparse"));
+    }
+    const auto num_entries = static_cast<std::int64_t>(table_.any_count());
+    const at::Tensor indices =
+        tensor_of(next_payload(), {static_cast<std::int64_t>(num_sparse), num_entries}, at::kLong);
+    std::vector<std::int64_t> shape{num_entries};
+    shape.insert(shape.end(), sizes.begin() + static_cast<std::ptrdiff_t>(num_sparse), sizes.end());
+    const at::Tensor values = tensor_of(next_payload(), shape, type);
+    // Entries that are only said to be in their order count as what they are.
+    const bool is_in_order = check_indices(indices, sizes);
+    return at::_sparse_coo_tensor_unsafe(indices, values, sizes, values.options().layout(at::kSparse),
+                                         is_coalesced && is_in_order);
+  }
+
+  Reader& table_;
+  const std::vector<net::Payload>& payloads_;
+  std::size_t next_ = 0;
+};
 
 }  // namespace
 
@@ -50,14 +176,20 @@ net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory me
   net::Message message;
   message.channel = channel;
   for (const at::Tensor& given : encoded.tensors) {
-    at::Tensor tensor = to_travel(given);
-    if (memory == Memory::kOwn && tensor.is_alias_of(given)) tensor = tensor.clone();
+    check_travels(given);
+    const at::Tensor tensor = given.detach();
     table.number(static_cast<std::int8_t>(tensor.scalar_type()));
-    table.number(given.requires_grad() && given.is_leaf());
+    table.number(flags_of(given));
     table.count(static_cast<std::uint64_t>(tensor.dim()));
     for (const std::int64_t size : tensor.sizes()) table.count(static_cast<std::uint64_t>(size));
-    const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
-    message.payloads.push_back({std::make_shared<at::Tensor>(tensor), {data, tensor.nbytes()}});
+    if (tensor.is_sparse()) {
+      table.count(static_cast<std::uint64_t>(tensor.sparse_dim()));
+      table.count(static_cast<std::uint64_t>(tensor._nnz()));
+      add_payload(message, tensor._indices(), memory);
+      add_payload(message, tensor._values(), memory);
+    } else {
+      add_payload(message, tensor, memory);
+    }
   }
   message.header = table.take().bytes + encoded.bytes;
   return message;
@@ -89,48 +221,10 @@ std::pair<Encoded, std::vector<WireReference>> to_encoded(net::Message& message)
     reference.fork.number = table.number<std::uint64_t>();
     references.push_back(reference);
   }
-  const std::size_t num_tensors = table.count();
-  if (num_tensors != message.payloads.size()) {
-    reject_message(base::concat(num_tensors, " tensors are said to come, but ", message.payloads.size(),
-                                " payloads came"));
-  }
   Encoded encoded;
-  for (const net::Payload& payload : message.payloads) {
-    const auto type = table.number<std::int8_t>();
-    if (type < 0 || type >= static_cast<int>(at::ScalarType::NumOptions) ||
-        !is_dense_type(static_cast<at::ScalarType>(type))) {
-      reject_message(base::concat("a tensor has elements of type ", static_cast<int>(type)));
-    }
-    const bool requires_grad = table.number<bool>();
-    const std::size_t num_dims = table.count();
-    if (num_dims > kMaxDims) reject_message(base::concat("a tensor has ", num_dims, " dimensions"));
-    std::vector<std::int64_t> sizes(num_dims);
-    std::uint64_t numel = 1, strides = 1;
-    for (std::int64_t& size : sizes) {
-      size = static_cast<std::int64_t>(table.any_count());
-      numel *= static_cast<std::uint64_t>(size);
-      // Also beside a size of 0, for LibTorch multiplies them.
-      if (size < 0 ||
-          __builtin_mul_overflow(strides, std::max<std::uint64_t>(static_cast<std::uint64_t>(size), 1),
-                                 &strides) ||
-          strides > kMaxElements) {
-        reject_message("a tensor has more elements than memory has bytes");
-      }
-    }
-    const auto options = at::TensorOptions(static_cast<at::ScalarType>(type));
-    std::uint64_t bytes = 0;
-    if (__builtin_mul_overflow(numel, static_cast<std::uint64_t>(options.dtype().itemsize()), &bytes) ||
-        bytes != payload.bytes.size()) {
-      reject_message(
-          base::concat("a tensor of ", numel, " elements came with ", payload.bytes.size(), " bytes"));
-    }
-    void* const data = const_cast<std::byte*>(payload.bytes.data());
-    at::Tensor tensor = at::from_blob(data, sizes, [owner = payload.owner](void*) {}, options);
-    if (requires_grad && at::isIntegralType(tensor.scalar_type(), true))
-      reject_message("whole numbers require grad");
-    if (requires_grad) tensor.set_requires_grad(true);
-    encoded.tensors.push_back(std::move(tensor));
-  }
+  TensorReader tensors(table, message.payloads);
+  for (std::size_t left = table.count(); left > 0; --left) encoded.tensors.push_back(tensors.next());
+  tensors.finish();
   encoded.bytes = table.rest().bytes;
   return {std::move(encoded), std::move(references)};
 }

@@ -11,14 +11,15 @@
 #include "cohort/rpc/internal/reference_protocol.h"
 
 /// Encoded values as messages of module net: tensors become payloads, which are not copied where they lie in one piece on
-/// the CPU.
+/// the CPU. A sparse tensor becomes two: indices and values.
 namespace cohort::rpc {
 
 /// Whether payloads are the tensors' own memory, where it lies in one piece on the CPU, or copies.
 enum class Memory : std::uint8_t { kShared, kOwn };
 
 /// The tensors and bytes of a value: its references are the caller's to add, who knows their forks.
-/// Throws: UsageError for a tensor that cannot travel (sparse, quantized, on a meta device).
+/// Throws: UsageError for a tensor that cannot travel: another layout than dense and sparse (COO), quantized, on a
+/// meta device.
 net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory memory = Memory::kShared);
 void add_references(net::Message& message, const std::vector<WireReference>& references);
 
