@@ -16,6 +16,7 @@
 #include "cohort/base/exception_text.h"
 #include "cohort/rpc/function.h"
 #include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/owner_optimizer.h"
 
 namespace cohort::rpc {
@@ -52,10 +53,12 @@ std::vector<typename Future<T>::Value> answers_of(std::vector<Future<T>>& calls)
   throw RemoteError(kWhereOptimizer, text);
 }
 
-// Has `call(owner)` call each owner, and returns what they answered. Gradients do not travel with these calls.
+// Has `call(owner)` call each owner, and returns what they answered. Gradients do not travel with these calls, and
+// no seeds: how many owners there are must not decide what later calls draw.
 template <typename T, typename Owners, typename Call>
 auto ask_all(const Owners& owners, const Call& call) {
   const at::NoGradGuard no_grad;
+  const SeedScope no_seeds(std::nullopt);
   std::vector<Future<T>> calls;
   for (const auto& owner : owners) {
     try {
@@ -75,6 +78,7 @@ DistributedOptimizer::DistributedOptimizer(const std::vector<RRef<at::Tensor>>& 
                                            const optim::OptimizerOptions& options) {
   if (parameters.empty()) throw UsageError(kWhereOptimizer, "there are no parameters");
   const at::NoGradGuard no_grad;
+  const SeedScope no_seeds(std::nullopt);
   std::map<std::string, std::vector<RRef<at::Tensor>>> by_owner;
   for (const RRef<at::Tensor>& parameter : parameters) by_owner[parameter.owner().name].push_back(parameter);
   for (const auto& [name, own] : by_owner) {

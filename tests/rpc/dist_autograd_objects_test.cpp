@@ -62,6 +62,7 @@ TensorRRef make_by_another(const std::string& here, const std::string& there, co
   return agent_of(here).rpc_sync<make_at>(there, there, here, x * 3);
 }
 TensorRRef computed_before(const std::string& here) {
+  const at::AutoGradMode with_gradients(true);  // the caller is in a NoGradGuard
   return agent_of(here).make_rref(factor * 2);
 }
 at::Tensor uses_its_own_object(const std::string& here, const at::Tensor& x) {

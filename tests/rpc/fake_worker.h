@@ -19,6 +19,7 @@
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/codec.h"
 #include "cohort/rpc/internal/agent_messages.h"
+#include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/contexts.h"
 #include "cohort/rpc/internal/wire.h"
 #include "tests/support/comes_true.h"
@@ -44,6 +45,7 @@ inline rpc::Encoded call_message(const char* function, std::uint64_t call, rpc::
   out.text(function);
   out.number(std::numeric_limits<std::int64_t>::max());
   rpc::encode(out, std::optional<rpc::RecordedPlace>());
+  rpc::encode(out, rpc::CallerState());
   out.append(std::move(arguments));
   return out.take();
 }

@@ -6,6 +6,7 @@
 // and results get a history by which gradients travel back as another call (kBackwardPart). A call that passes
 // its deadline fails here at once; kCancel then asks the worker to stop its handler.
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -26,6 +27,11 @@ constexpr std::size_t kShortBytes = 64 * 1024;
 std::int64_t nanoseconds_left(base::Deadline deadline) {
   if (deadline.is_never()) return std::numeric_limits<std::int64_t>::max();
   return std::chrono::duration_cast<nanoseconds>(deadline.remaining()).count();
+}
+
+// What the handler takes over from this thread. Gradients and values of objects travel as if from anywhere.
+CallerState state_for(std::string_view function) {
+  return function == kBackwardPart || function == kFetch ? CallerState() : CallerState::of_next_call();
 }
 
 std::exception_ptr error_of(const RemoteException& exception, const std::string& where) {
@@ -109,6 +115,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   out.text(function);
   out.number(nanoseconds_left(deadline));
   encode(out, place);
+  encode(out, state_for(function));
   out.append(std::move(arguments));
   send_when_settled(
       target.worker, out.take(),
@@ -148,6 +155,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   out.number(wire.fork.number);
   out.text(asked_at);
   encode(out, place);
+  encode(out, state_for(function));
   out.append(std::move(arguments));
   send_when_settled(target.worker, out.take(),
                     [references = references_, reference](const std::exception_ptr& error) {

@@ -44,13 +44,14 @@ class HandlerScope {
 class DeliveryScope {
  public:
   DeliveryScope() {
-    if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) modes_.emplace(false);
+    if (c10::InferenceMode::is_enabled()) modes_.emplace(false);
   }
 
  private:
   const CallScope call_{nullptr};
   const HandlerScope handler_{nullptr};
   const NoContextScope context_;
+  const CallerStateScope state_{CallerState()};
   std::optional<c10::InferenceMode> modes_;
 };
 constexpr std::size_t kMaxCancelled = 4096;  // calls that were cancelled and have not come
@@ -125,6 +126,7 @@ void AgentState::on_call(const std::string& caller, std::uint64_t id, Reader& in
   job.function = in.text();
   const auto left = in.number<std::int64_t>();
   job.place = decode<std::optional<RecordedPlace>>(in);
+  job.state = decode<CallerState>(in);
   begin(std::move(job), left, in.rest(), std::move(credit));
 }
 
@@ -141,6 +143,7 @@ void AgentState::on_make(const std::string& caller, std::uint64_t id, Reader& in
   asked.fork.number = in.number<std::uint64_t>();
   const std::string line = in.text();
   job.place = decode<std::optional<RecordedPlace>>(in);
+  job.state = decode<CallerState>(in);
   job.result = references_->make(asked, asked.fork.maker, base::concat(line, " by ", job.function));
   begin(std::move(job), left, in.rest(), std::move(credit));
 }
@@ -229,6 +232,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
     const RemoteFunction found = find_function(job.function);
     const CallScope scope(job.call);
     const HandlerScope agent(this);
+    const CallerStateScope state(job.state);
     if (job.function == kFetch) {
       run_fetch(job, arguments, found);
     } else if (job.place) {

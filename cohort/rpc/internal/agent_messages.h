@@ -8,7 +8,7 @@
 namespace cohort::rpc {
 
 enum class MessageKind : std::uint8_t {
-  kCall = 1,     ///< function, nanoseconds left, context of distributed autograd, arguments
+  kCall = 1,     ///< function, nanoseconds left, place in a context, CallerState, arguments
   kMake,         ///< the same before the arguments, and where it is written: a reference keeps the result
   kResult,       ///< value
   kError,        ///< RemoteException

@@ -18,6 +18,7 @@
 #include "cohort/rpc/agent_types.h"
 #include "cohort/rpc/call_context.h"
 #include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_scope.h"
 #include "cohort/rpc/internal/contexts.h"
 #include "cohort/rpc/internal/references.h"
@@ -91,6 +92,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
     CallContext call;
     std::shared_ptr<Reference> result;   // null: the caller gets it
     std::optional<RecordedPlace> place;  // within a context of distributed autograd
+    CallerState state;                   // of the thread that made the call
   };
   class Handler;
 
