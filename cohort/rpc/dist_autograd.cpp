@@ -1,6 +1,7 @@
 #include "cohort/rpc/dist_autograd.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/init.h"
@@ -45,10 +46,12 @@ void accumulate_into_grad(const Gradients& gradients) {
   const at::NoGradGuard no_grad;
   for (const auto& [leaf, gradient] : gradients) {
     at::Tensor& grad = leaf.mutable_grad();
-    if (grad.defined()) {
-      grad.add_(gradient);
-    } else {
+    if (!grad.defined()) {
       grad = gradient.clone();
+    } else if (grad.is_sparse() && !gradient.is_sparse()) {
+      grad = at::add(gradient, grad);
+    } else {
+      grad.add_(gradient);
     }
   }
 }
