@@ -6,16 +6,34 @@
 #include "cohort/base/error.h"
 #include "cohort/rpc/init.h"
 #include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_scope.h"
 
 namespace cohort::rpc::dist_autograd {
+namespace {
 
-Context::Context() : Context(*rpc::shared_agent()) {}
+std::optional<std::uint64_t> seed_of(const ContextOptions& options) {
+  if (!options.random) return std::nullopt;
+  return options.random->generator_seed();
+}
 
-Context::Context(Agent& agent)
+// In a handler: of the worker that it runs on.
+std::shared_ptr<ContextState> context_of_handler(ContextId id) {
+  AgentState* const agent = AgentState::of_handler();
+  if (agent != nullptr) return agent->contexts().find(id);
+  throw UsageError("rpc.context", "the gradients of a context are asked for by its id outside of a handler",
+                   "the context itself, or a remote function that takes the id");
+}
+
+}  // namespace
+
+Context::Context(const ContextOptions& options) : Context(*rpc::shared_agent(), options) {}
+
+Context::Context(Agent& agent, const ContextOptions& options)
     : agent_(agent.state()),
       state_(agent_->contexts().create()),
-      scope_(std::make_unique<ContextScope>(state_, CallPath())) {}
+      scope_(std::make_unique<ContextScope>(state_, CallPath())),
+      seeds_(std::make_unique<SeedScope>(seed_of(options))) {}
 
 Context::~Context() {
   agent_->end_context(state_->id());
@@ -34,12 +52,7 @@ Gradients get_gradients(const Context& context) {
 }
 
 Gradients get_gradients(ContextId id) {
-  AgentState* const agent = AgentState::of_handler();
-  if (agent == nullptr) {
-    throw UsageError("rpc.context", "the gradients of a context are asked for by its id outside of a handler",
-                     "get_gradients(context), or a remote function that takes the id");
-  }
-  return agent->contexts().find(id)->gradients();
+  return context_of_handler(id)->gradients();
 }
 
 void accumulate_into_grad(const Gradients& gradients) {

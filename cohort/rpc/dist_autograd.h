@@ -3,9 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "cohort/core/random_scope.h"
 #include "cohort/rpc/backward_options.h"
 #include "cohort/rpc/context_id.h"
 
@@ -29,8 +31,16 @@ class AgentState;
 class ContextScope;
 class ContextState;
 class DistributedOptimizer;
+class SeedScope;
 
 namespace dist_autograd {
+
+/// What can be chosen of a context.
+struct ContextOptions {
+  /// With a key, what random operators draw on the CPU in handlers of the context's calls, also of nested ones, is a
+  /// function of the key and of the call's place in the program. Without a key they draw from their process's generator.
+  std::optional<core::RandomKey> random = {};
+};
 
 /// Of each leaf of this worker that was used: its gradient, summed in an order that is the same in each run.
 using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
@@ -38,8 +48,8 @@ using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
 /// Records calls while it lives. Its end frees what all workers keep for it. Threads: the one that made it.
 class Context {
  public:
-  Context();  ///< of the process's agent
-  explicit Context(Agent& agent);
+  explicit Context(const ContextOptions& options = {});  ///< of the process's agent
+  explicit Context(Agent& agent, const ContextOptions& options = {});
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -54,6 +64,7 @@ class Context {
   const std::shared_ptr<AgentState> agent_;
   const std::shared_ptr<ContextState> state_;
   const std::unique_ptr<ContextScope> scope_;
+  const std::unique_ptr<SeedScope> seeds_;
 };
 
 /// Goes backward from the roots (losses of one number each), through all workers. Gradients stay in the context, and add up
