@@ -2,7 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
+#include <torch/csrc/autograd/engine.h>
 
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/base/error.h"
 #include "cohort/rpc/init.h"
 #include "cohort/rpc/internal/agent_state.h"
@@ -12,9 +14,28 @@
 namespace cohort::rpc::dist_autograd {
 namespace {
 
+using Of = ContextState::Of;
+
 std::optional<std::uint64_t> seed_of(const ContextOptions& options) {
   if (!options.random) return std::nullopt;
   return options.random->generator_seed();
+}
+
+// Adds gradients of calls to grad() as a local backward does it. Hooks of the program's own leaves have run in its
+// backward.
+void accumulate_with_hooks(const ContextState& context) {
+  accumulate_into_grad(context.gradients(Of::kProgram));
+  std::vector<torch::autograd::Edge> edges;
+  std::vector<at::Tensor> sums;
+  for (const auto& [leaf, gradient] : context.gradients(Of::kCalls)) {
+    torch::autograd::Edge edge = autograd::edge_of(leaf);
+    if (!edge.is_valid()) continue;  // somebody has switched its gradient off meanwhile
+    edges.push_back(std::move(edge));
+    sums.push_back(gradient);
+  }
+  if (edges.empty()) return;
+  torch::autograd::Engine::get_default_engine().execute(edges, sums, /*keep_graph=*/false,
+                                                        /*create_graph=*/false, /*accumulate_grad=*/true);
 }
 
 // In a handler: of the worker that it runs on.
@@ -67,6 +88,14 @@ void accumulate_into_grad(const Gradients& gradients) {
       grad.add_(gradient);
     }
   }
+}
+
+void accumulate_into_grad(const Context& context) {
+  accumulate_with_hooks(*context.state_);
+}
+
+void accumulate_into_grad(ContextId id) {
+  accumulate_with_hooks(*context_of_handler(id));
 }
 
 }  // namespace cohort::rpc::dist_autograd

@@ -60,6 +60,7 @@ class Context {
  private:
   friend void backward(Context&, const std::vector<at::Tensor>&, BackwardOptions);
   friend Gradients get_gradients(const Context&);
+  friend void accumulate_into_grad(const Context&);
   friend DistributedOptimizer;
   const std::shared_ptr<AgentState> agent_;
   const std::shared_ptr<ContextState> state_;
@@ -78,8 +79,14 @@ void backward(Context& context, const std::vector<at::Tensor>& roots, BackwardOp
 Gradients get_gradients(const Context& context);
 /// The same, in a handler: of the worker that it runs on. Throws: UsageError where no call of the context came.
 Gradients get_gradients(ContextId id);
-/// Adds them to the grad() of each leaf, so that any optimizer can take its step.
+/// Adds them to the grad() of each leaf, so that any optimizer can take its step. Hooks do not run.
 void accumulate_into_grad(const Gradients& gradients);
+/// Adds the gradients of this worker's leaves to their grad(). Hooks of leaves that calls used run, and so do those of their
+/// gradient accumulators: once, with the sum over all calls. The gradients stay in the context too.
+/// Throws: what a hook throws.
+void accumulate_into_grad(const Context& context);
+/// The same, in a handler: of the worker that it runs on. Throws, besides: UsageError where no call of the context came.
+void accumulate_into_grad(ContextId id);
 
 }  // namespace dist_autograd
 }  // namespace cohort::rpc

@@ -324,11 +324,13 @@ ContextState::Backward ContextState::current_backward() const {
   return backward_;
 }
 
-ContextState::Gradients ContextState::gradients() const {
+ContextState::Gradients ContextState::gradients(Of of) const {
   Gradients sums;
   std::unordered_map<const c10::TensorImpl*, std::size_t> place;
   const std::lock_guard lock(mutex_);
   for (const auto& [order, gradients] : gradients_) {
+    const bool is_of_calls = !order.second.empty();
+    if (of != Of::kAll && is_of_calls != (of == Of::kCalls)) continue;
     for (const auto& [leaf, gradient] : gradients) {
       if (values_.count(leaf.unsafeGetTensorImpl()) > 0) {
         throw UsageError("rpc.backward",

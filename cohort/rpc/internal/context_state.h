@@ -90,8 +90,10 @@ class ContextState {
   /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one.
   Backward current_backward() const;
 
+  /// Which gradients: of leaves that the root's program used, or that calls used here.
+  enum class Of : std::uint8_t { kAll, kProgram, kCalls };
   /// Sums, in an order that does not depend on when they came.
-  Gradients gradients() const;
+  Gradients gradients(Of of = Of::kAll) const;
 
  private:
   class Running;
