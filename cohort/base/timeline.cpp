@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <map>
@@ -30,10 +31,10 @@ struct Event {
   const char* name;
   Clock::time_point begin;
   Clock::time_point end;
-  double value;
+  double value;  // the bits of an arrow's id
   const char* key;
   int thread;
-  char phase;  // as the format has it: 'X' a span, 'C' a counter, 'i' an instant
+  char phase;  // as the format has it: 'X' a span, 'C' a counter, 'i' an instant, 's', 't' and 'f' an arrow
 };
 // A million events are 48 MB.
 static_assert(sizeof(Event) <= 48);
@@ -110,6 +111,12 @@ class Writer {
                                         static_cast<char>('0' + rest % 10)};
     return raw({digits.data(), digits.size()});
   }
+  // As text: readers of JSON take a long number for a double.
+  Writer& id(std::uint64_t value) {
+    std::array<char, 16> text{};
+    const auto result = std::to_chars(text.data(), text.data() + text.size(), value, 16);
+    return raw("\"0x").raw({text.data(), static_cast<std::size_t>(result.ptr - text.data())}).raw("\"");
+  }
   Writer& quoted(std::string_view text) {
     // Names may come from users; bytes that are no UTF-8 are replaced, not thrown about.
     return raw(nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -133,6 +140,10 @@ void write_event(Writer& out, const Event& event, int process, Clock::time_point
   if (event.key != nullptr) out.raw(R"(,"args":{)").quoted(event.key).raw(":").number(event.value).raw("}");
   if (event.phase == 'C') out.raw(R"(,"args":{"value":)").number(event.value).raw("}");
   if (event.phase == 'i') out.raw(R"(,"s":"t")");
+  if (event.phase == 's' || event.phase == 't' || event.phase == 'f') {
+    out.raw(R"(,"cat":"arrow","id":)").id(std::bit_cast<std::uint64_t>(event.value));
+    if (event.phase == 'f') out.raw(R"(,"bp":"e")");  // in the span that is there, as the other points
+  }
   out.raw("}");
 }
 
@@ -199,6 +210,13 @@ void Timeline::complete(const char* name, Clock::time_point begin) {
 void Timeline::complete(const char* name, Clock::time_point begin, const Detail& detail) {
   record({name, begin, Clock::now(), detail.value, detail.key, detail.track == 0 ? thread_id() : detail.track,
           'X'});
+}
+
+void Timeline::arrow(const char* name, const ArrowPoint& point) {
+  if (!enabled()) return;
+  const Clock::time_point time = point.time ? *point.time : Clock::now();
+  record({name, time, time, std::bit_cast<double>(point.id), nullptr,
+          point.track == 0 ? thread_id() : point.track, static_cast<char>(point.kind)});
 }
 
 int Timeline::track(std::string_view name) {

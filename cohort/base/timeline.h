@@ -3,7 +3,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -54,6 +56,18 @@ class Timeline {
   };
   /// Records [begin, now) with what `detail` says.
   static void complete(const char* name, Clock::time_point begin, const Detail& detail);
+  /// A point of an arrow, which leads from span to span, also from one process to another. All points of an
+  /// arrow have its name and its id.
+  struct ArrowPoint {
+    /// Which one: the letters are those of the format.
+    enum class Kind : char { kBegin = 's', kNext = 't', kEnd = 'f' };
+    Kind kind = Kind::kBegin;
+    std::uint64_t id = 0;
+    int track = 0;                               ///< from track(); 0: the calling thread
+    std::optional<Clock::time_point> time = {};  ///< else now
+  };
+  /// Records a point in the span that its row has at its time.
+  static void arrow(const char* name, const ArrowPoint& point);
   /// Returns a row of the timeline that is no thread, the same one for the same name. What is recorded on a
   /// row must nest, as on a thread.
   static int track(std::string_view name);

@@ -138,6 +138,39 @@ TEST(TimelineTest, RowsThatAreNoThreadHaveTheirNamesAndNumbers) {
   EXPECT_EQ(names.at(track), "world");
 }
 
+TEST(TimelineTest, AnArrowLeadsFromSpanToSpan) {
+  using Kind = Timeline::ArrowPoint::Kind;
+  constexpr std::uint64_t kId = 0xfedcba9876543210;
+  Timeline::start();
+  const int track = Timeline::track("calls");
+  const auto begin = Timeline::Clock::now();
+  Timeline::complete("call", begin, {.track = track});
+  Timeline::arrow("way", {.kind = Kind::kBegin, .id = kId, .track = track, .time = begin + 1us});
+  {
+    const TimelineScope scope("handler");
+    Timeline::arrow("way", {.kind = Kind::kNext, .id = kId});
+    Timeline::arrow("way", {.kind = Kind::kEnd, .id = kId});
+  }
+  Timeline::stop();
+  Timeline::arrow("way", {.id = kId});
+  const json trace = json::parse(Timeline::json());
+  const std::vector<json> points = events_named(trace, "way");
+  ASSERT_EQ(points.size(), 3u) << "none while it is stopped";
+  std::string kinds;
+  for (const json& point : points) {
+    kinds += point.at("ph").get<std::string>();
+    EXPECT_EQ(point.at("id"), "0xfedcba9876543210");
+    EXPECT_EQ(point.at("cat"), points[0].at("cat"));
+    EXPECT_EQ(point.contains("bp"), point.at("ph") == "f");
+  }
+  EXPECT_EQ(kinds, "stf");
+  const json call = events_named(trace, "call").at(0), handler = events_named(trace, "handler").at(0);
+  EXPECT_EQ(points[0].at("tid"), track);
+  EXPECT_NEAR(points[0].at("ts").get<double>(), call.at("ts").get<double>() + 1, 1e-3);
+  EXPECT_EQ(points[1].at("tid"), handler.at("tid"));
+  EXPECT_GE(points[1].at("ts").get<double>(), handler.at("ts").get<double>());
+}
+
 TEST(TimelineTest, EventsGoIntoATraceOfSeveralProcessesUnderOneClock) {
   Timeline::start();
   Timeline::instant("now");
