@@ -31,8 +31,9 @@ struct PeerMetrics {
   std::uint64_t messages_sent = 0, messages_received = 0;  ///< whole ones
   std::uint64_t bytes_sent = 0, bytes_received = 0;        ///< of sockets
   std::uint64_t bytes_on_the_way = 0;                      ///< sent, and not yet used by the peer
-  std::size_t queued = 0;  ///< messages that wait for the peer's window, or the socket
-  int links = 0;           ///< connections so far
+  std::size_t queued = 0;          ///< messages that wait for the peer's window, or the socket
+  std::uint64_t bytes_queued = 0;  ///< what is not written of them
+  int links = 0;                   ///< connections so far
 };
 
 /// Another process. Lives as long as somebody holds it. Threads: any.

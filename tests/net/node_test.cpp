@@ -262,12 +262,15 @@ TEST(NodeTest, ASlowReaderHoldsItsSenderBack) {
   base::sleep(milliseconds(100), patience());
   EXPECT_EQ(b.heard->count(), 4U) << "which nobody has used";
   EXPECT_EQ(peer->metrics().queued, 36U);
+  EXPECT_GE(peer->metrics().bytes_queued, 36'000'000U);
+  EXPECT_LT(peer->metrics().bytes_queued, 36'010'000U);
   EXPECT_LE(peer->metrics().bytes_on_the_way, options.window);
   std::size_t came = 0;
   EXPECT_TRUE(test::comes_true([&] {
     came += b.heard->take().size();
     return came == 40;
   }));
+  EXPECT_TRUE(test::comes_true([&] { return peer->metrics().bytes_queued == 0; }));
 }
 
 TEST(NodeTest, StrangersAreSentAwayAndKeepNobodyOut) {

@@ -326,6 +326,7 @@ PeerMetrics Loop::metrics(const PeerState& state) {
   PeerMetrics metrics = state.counts;
   metrics.bytes_on_the_way = state.session.outbox().bytes_on_the_way();
   metrics.queued = state.session.outbox().num_unsent();
+  metrics.bytes_queued = state.session.outbox().bytes_unsent();
   return metrics;
 }
 

@@ -237,6 +237,16 @@ std::size_t Outbox::num_unsent() const {
   return num_queued_ + static_cast<std::size_t>(std::count_if(begun_.begin(), begun_.end(), is_unsent));
 }
 
+std::size_t Outbox::bytes_unsent() const {
+  std::size_t sum = 0;
+  for (const auto& [channel, queue] : queues_) {
+    for (const Message& message : queue) sum += message.num_bytes();
+  }
+  for (const auto& [number, begun] : begun_) sum += begun.size - begun.position;
+  for (const Frame& frame : frames_) sum += frame.size;
+  return sum - first_written_;
+}
+
 void Outbox::on_peer_state(std::uint64_t message, std::uint64_t released) {
   while (!begun_.empty() && begun_.begin()->first <= message) {
     const auto& [number, begun] = *begun_.begin();

@@ -55,6 +55,7 @@ class Outbox {
 
   std::size_t num_queued() const { return num_queued_; }  ///< messages that have not begun
   std::size_t num_unsent() const;                         ///< that are not wholly written
+  std::size_t bytes_unsent() const;                       ///< what is not written of those
   std::size_t num_kept() const { return begun_.size(); }  ///< that have begun and are not acknowledged
   std::uint64_t bytes_on_the_way() const { return begun_cost_ - released_; }
   bool is_blocked() const { return num_queued_ > 0 && !may_begin(); }  ///< by the window
