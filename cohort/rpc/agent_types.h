@@ -61,20 +61,46 @@ struct AgentOptions {
   std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< for all workers to come
 };
 
+/// The calls of one function that a worker made and that have ended.
+struct FunctionMetrics {
+  std::string name;
+  std::uint64_t num_calls = 0, num_errors = 0;
+  /// From the call to its end, of the last 1,024 calls or up to twice as many. p50 and p99 may be too long by
+  /// an eighth.
+  std::chrono::nanoseconds p50{0}, p99{0}, max{0};
+};
+
+/// What is exchanged with another worker.
+struct WorkerTraffic {
+  std::string worker;
+  std::uint64_t bytes_sent = 0, bytes_received = 0;
+  std::uint64_t bytes_on_the_way = 0;  ///< of calls: sent, and not yet taken on there
+  std::uint64_t bytes_queued = 0;      ///< that wait until that worker has room, or the connection
+  std::size_t messages_queued = 0;
+};
+
 /// Totals of a worker since it joined, and what is under way.
 struct AgentMetrics {
   /// Calls that this worker began, and calls of others that it took on.
   std::uint64_t calls_made = 0, calls_handled = 0;
-  std::size_t calls_pending = 0;     ///< made, and not answered
-  std::size_t handlers_running = 0;  ///< or waiting for their turn
-  /// On the connections to all other workers.
-  std::uint64_t bytes_sent = 0, bytes_received = 0;
-  std::uint64_t bytes_on_the_way = 0;  ///< of calls: sent to other workers, and not taken on by them
-  std::size_t messages_queued = 0;  ///< that wait for room on their way to another worker, or for the socket
-  std::size_t contexts = 0;         ///< of distributed autograd, that this worker takes part in
-  std::size_t references = 0;       ///< that this worker has, to objects of any worker
+  /// Over the last ten seconds.
+  double calls_made_per_second = 0, calls_handled_per_second = 0;
+  std::size_t calls_pending = 0;           ///< made, and not answered
+  std::size_t calls_unanswered = 0;        ///< of others: handlers wait, run, or will answer later
+  std::size_t handlers_queued = 0;         ///< that wait for a thread, or for owners of their arguments
+  std::size_t handlers_on_threads = 0;     ///< that run now
+  std::vector<FunctionMetrics> functions;  ///< that this worker called, by name; not by remote()
+  std::vector<WorkerTraffic> traffic;      ///< with each other worker
+  /// The sums of `traffic`.
+  std::uint64_t bytes_sent = 0, bytes_received = 0, bytes_on_the_way = 0, bytes_queued = 0;
+  std::size_t messages_queued = 0;
+  std::size_t contexts = 0;    ///< of distributed autograd, that this worker takes part in
+  std::size_t references = 0;  ///< that this worker has, to objects of any worker
   std::vector<std::string>
       objects;  ///< of this worker, that references point to: which line made each, and who holds it
 };
+
+/// As lines for a log.
+std::string to_string(const AgentMetrics& metrics);
 
 }  // namespace cohort::rpc

@@ -95,6 +95,10 @@ void shutdown(std::chrono::milliseconds timeout) {
   group = std::move(here.group);
 }
 
+AgentMetrics metrics() {
+  return agent().metrics();
+}
+
 std::vector<WorkerInfo> workers(const std::string& pattern) {
   return shared_agent()->workers(pattern);
 }

@@ -38,6 +38,9 @@ std::shared_ptr<Agent> shared_agent();
 /// init_rpc().
 void shutdown(std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
+/// Agent::metrics() of the process's agent: base::log_info(to_string(rpc::metrics())).
+AgentMetrics metrics();
+
 /// The workers whose names match: '*' stands for any text. In the order of their ids.
 std::vector<WorkerInfo> workers(const std::string& pattern = "*");
 

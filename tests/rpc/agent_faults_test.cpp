@@ -303,7 +303,7 @@ TEST_P(AgentFaultsTest, CallsThatAreMadeDuringShutdownAreAnsweredOrFail) {
     EXPECT_TRUE(message_contains(text, ": this agent has been stopped") ||
                 message_contains(text, ": w1 has left"))
         << text;
-    EXPECT_EQ(job[0].metrics().calls_pending + job[1].metrics().handlers_running, 0U);
+    EXPECT_EQ(job[0].metrics().calls_pending + job[1].metrics().calls_unanswered, 0U);
   }
 }
 

@@ -139,7 +139,7 @@ TEST(AgentJoinTest, AWorkerThatLeavesDuringTheJoinIsKnownToBeGone) {
   job.fake(2).connect(1);
   const std::unique_ptr<Agent> agent = job.agent();
   EXPECT_EQ(agent->metrics().calls_handled, 1U);
-  EXPECT_EQ(agent->metrics().handlers_running, 0U) << "its end stops its call";
+  EXPECT_EQ(agent->metrics().calls_unanswered, 0U) << "its end stops its call";
   COHORT_EXPECT_THROW_WITH(agent->rpc_sync<same_word>("w0", "word"), PeerError, "w0 has left");
 }
 

@@ -200,7 +200,7 @@ TEST(AgentTest, AHandlerMayAnswerLater) {
   Promise<int> promise;
   promised = &promise;
   Future<int> result = job[0].rpc_async<answers_later>("w1");
-  EXPECT_TRUE(test::comes_true([&] { return job[1].metrics().handlers_running == 1; }));
+  EXPECT_TRUE(test::comes_true([&] { return job[1].metrics().calls_unanswered == 1; }));
   EXPECT_FALSE(result.ready());
   promise.set_value(5);
   EXPECT_EQ(result.get(), 5);
@@ -375,9 +375,9 @@ TEST(AgentTest, AnswersComeWhileCallsFillTheWindow) {
   const at::Tensor large = at::zeros({1 << 20}, at::kByte);
   std::vector<Future<void>> calls;
   for (int i = 0; i < 70; ++i) calls.push_back(job[0].rpc_async<wait_at_gate>("w1", large));
-  EXPECT_TRUE(test::comes_true([&] { return job[1].metrics().handlers_running > 60; }));
+  EXPECT_TRUE(test::comes_true([&] { return job[1].metrics().calls_unanswered > 60; }));
   EXPECT_EQ(job[1].rpc_sync<whoami>(to("w0").within(seconds(5))), "w1");
-  EXPECT_LT(job[1].metrics().handlers_running, 70U) << "the window is full";
+  EXPECT_LT(job[1].metrics().calls_unanswered, 70U) << "the window is full";
   gate.open();
   for (Future<void>& call : calls) call.get();
   job.shutdown();

@@ -39,13 +39,13 @@ inline ::testing::AssertionResult has_nothing_left(const rpc::Agent& agent) {
   rpc::AgentMetrics left;
   const bool is_empty = comes_true([&] {
     left = agent.metrics();
-    return left.calls_pending + left.handlers_running + left.references + left.objects.size() +
+    return left.calls_pending + left.calls_unanswered + left.references + left.objects.size() +
                left.contexts + left.bytes_on_the_way + left.messages_queued ==
            0;
   });
   if (is_empty) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
-         << agent.self().name << " has " << left.calls_pending << " calls, " << left.handlers_running
+         << agent.self().name << " has " << left.calls_pending << " calls, " << left.calls_unanswered
          << " handlers, " << left.references << " references, " << left.objects.size() << " objects, "
          << left.contexts << " contexts; " << left.bytes_on_the_way << " bytes are on the way and "
          << left.messages_queued << " messages wait";

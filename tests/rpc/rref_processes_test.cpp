@@ -155,7 +155,7 @@ TEST(RRefProgramsChild, DISABLED_Rank) {
     }
     dropped.clear();
     const AgentMetrics metrics = agent().metrics();
-    return metrics.handlers_running == 0 && metrics.references == 0 && metrics.objects.empty() &&
+    return metrics.calls_unanswered == 0 && metrics.references == 0 && metrics.objects.empty() &&
            num_cells == 0;
   });
   const AgentMetrics metrics = agent().metrics();

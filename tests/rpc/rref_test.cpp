@@ -289,7 +289,7 @@ TEST(RRefTest, CallsThatGiveUpLeaveNothing) {
     // Only the busy one is left once the time of the others is over.
     EXPECT_TRUE(comes_true([&] {
       const AgentMetrics there = job[1].metrics();
-      return there.handlers_running == 1 && there.calls_handled == 4;
+      return there.calls_unanswered == 1 && there.calls_handled == 4;
     }));
     closed.open();
     busy.get();

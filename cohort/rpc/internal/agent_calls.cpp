@@ -73,6 +73,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   pending.worker = target.worker;
   pending.function = function;
   pending.timeout = timeout;
+  pending.begun = base::Deadline::Clock::now();
   base::Future<Encoded> future = pending.promise.future();
   const Worker* worker = nullptr;
   std::uint64_t id = 0;
@@ -81,7 +82,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
     worker = &find_worker(target.worker);
     check_function(*worker, function);
     id = next_call_++;
-    ++metrics_.calls_made;
+    pending.statistics = &statistics_.count_made(function, pending.begun);
   }
   std::optional<RecordedPlace> place;
   if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
@@ -138,7 +139,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     check_function(worker, function);
     owner = worker.info;
     id = next_call_++;
-    ++metrics_.calls_made;
+    statistics_.count_made(base::Deadline::Clock::now());
   }
   std::optional<RecordedPlace> place;
   if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
@@ -236,11 +237,14 @@ void AgentState::on_error(std::uint64_t id, const RemoteException& exception) {
 
 void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_ptr& error) {
   std::map<std::uint64_t, Pending>::node_type call;
+  const auto now = base::Deadline::Clock::now();
   {
     const std::lock_guard lock(mutex_);
     call = pending_.extract(id);
+    if (call.empty()) return;  // it had its deadline
+    const Pending& ended = call.mapped();
+    statistics_.count_end(*ended.statistics, now - ended.begun, error != nullptr);
   }
-  if (call.empty()) return;  // it had its deadline
   timers_->remove(call.mapped().timer);
   Pending& pending = call.mapped();
   std::shared_ptr<void> left;  // of a recorded call

@@ -154,6 +154,7 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
   if (nanoseconds_left != std::numeric_limits<std::int64_t>::max()) {
     job.call.deadline = base::Deadline(nanoseconds(nanoseconds_left));
   }
+  const auto now = base::Deadline::Clock::now();
   {
     const std::lock_guard lock(mutex_);
     if (job.result == nullptr && cancelled_.erase(job.key) > 0) return;
@@ -166,7 +167,8 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
       });
     }
     running_.emplace(job.key, std::move(running));
-    ++metrics_.calls_handled;
+    statistics_.count_handled(now);
+    ++num_queued_;
   }
   if (arguments.references.empty()) {
     if (may_run_here(job.function)) {
@@ -183,6 +185,18 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
 }
 
 namespace {
+
+// A handler that runs: it counts while it lives.
+class CountOnThread {
+ public:
+  explicit CountOnThread(std::atomic<std::size_t>& count) : count_(count) { ++count_; }
+  ~CountOnThread() { --count_; }
+  CountOnThread(const CountOnThread&) = delete;
+  CountOnThread& operator=(const CountOnThread&) = delete;
+
+ private:
+  std::atomic<std::size_t>& count_;
+};
 
 void answer_backward_part(const Encoded& arguments, const Reply& reply) {
   Encoded gradients;
@@ -222,6 +236,8 @@ AgentState* AgentState::of_handler() {
 
 void AgentState::run(const Job& job, Encoded arguments) {
   const auto self = shared_from_this();
+  const CountOnThread count(num_on_threads_);
+  --num_queued_;
   if (job.call.stop.stop_requested()) {  // nobody waits any more: it does not begin
     if (job.result == nullptr) return;
     return keep(job, {},

@@ -53,7 +53,10 @@ class AgentState::Handler : public net::Handler {
 };
 
 AgentState::AgentState(WorkerInfo self, AgentOptions options)
-    : self_(std::move(self)), options_(std::move(options)), contexts_(self_.id) {}
+    : self_(std::move(self)),
+      options_(std::move(options)),
+      contexts_(self_.id),
+      statistics_(base::Deadline::Clock::now()) {}
 
 void AgentState::join(int world_size, base::KeyValueStore& store) {
   const base::Deadline deadline(options_.join_timeout);
@@ -403,21 +406,25 @@ std::shared_ptr<Reference> AgentState::make_here(ObjectValue value, Target::Line
 }
 
 AgentMetrics AgentState::metrics() const {
-  const std::size_t references = references_->num_holds();
-  std::vector<std::string> objects = references_->describe_objects();
+  AgentMetrics metrics;
+  metrics.references = references_->num_holds();
+  metrics.objects = references_->describe_objects();
   const std::lock_guard lock(mutex_);
-  AgentMetrics metrics = metrics_;
+  statistics_.write_to(metrics, base::Deadline::Clock::now());
   metrics.calls_pending = pending_.size();
-  metrics.handlers_running = running_.size();
+  metrics.calls_unanswered = running_.size();
+  metrics.handlers_queued = num_queued_;
+  metrics.handlers_on_threads = num_on_threads_;
   metrics.contexts = contexts_.size();
-  metrics.references = references;
-  metrics.objects = std::move(objects);
   for (const auto& [name, worker] : workers_) {
     if (worker.peer == nullptr) continue;
     const net::PeerMetrics of_peer = worker.peer->metrics();
+    metrics.traffic.push_back({name, of_peer.bytes_sent, of_peer.bytes_received, of_peer.bytes_on_the_way,
+                               of_peer.bytes_queued, of_peer.queued});
     metrics.bytes_sent += of_peer.bytes_sent;
     metrics.bytes_received += of_peer.bytes_received;
     metrics.bytes_on_the_way += of_peer.bytes_on_the_way;
+    metrics.bytes_queued += of_peer.bytes_queued;
     metrics.messages_queued += of_peer.queued;
   }
   return metrics;

@@ -19,6 +19,7 @@
 #include "cohort/rpc/call_context.h"
 #include "cohort/rpc/function.h"
 #include "cohort/rpc/internal/caller_state.h"
+#include "cohort/rpc/internal/call_statistics.h"
 #include "cohort/rpc/internal/context_scope.h"
 #include "cohort/rpc/internal/contexts.h"
 #include "cohort/rpc/internal/references.h"
@@ -73,6 +74,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
     base::Promise<Encoded> promise;
     std::string worker, function;
     std::chrono::milliseconds timeout{0};
+    CallStatistics::Time begun;
+    CallStatistics::Function* statistics = nullptr;
     Timers::Key timer;
     // Within a context of distributed autograd:
     std::shared_ptr<RecordedCall> recorded;
@@ -157,6 +160,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::shared_ptr<References> references_;
   Contexts contexts_;
   std::atomic<bool> runs_here_{false};  // a handler that has begun on the node's thread
+  std::atomic<std::size_t> num_queued_{0}, num_on_threads_{0};  // handlers
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;
@@ -174,7 +178,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::set<RunningKey> cancelled_;
   std::deque<RunningKey> cancelled_order_;
   std::uint64_t next_call_ = 1;
-  AgentMetrics metrics_;
+  CallStatistics statistics_;
 };
 
 }  // namespace cohort::rpc

@@ -62,6 +62,7 @@ void AgentState::run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<
       self->run(job, std::move(arguments));
     });
   } catch (...) {  // no thread can be had
+    --num_queued_;
     fail_job(job, std::current_exception());
   }
 }

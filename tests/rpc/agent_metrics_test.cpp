@@ -1,0 +1,194 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/rpc/init.h"
+#include "tests/rpc/job.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/gate.h"
+#include "tests/support/patience.h"
+#include "tests/support/processes.h"
+#include "tests/support/throws.h"
+
+namespace cohort::rpc {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+using std::chrono::seconds;
+
+using test::comes_true;
+using test::Job;
+using test::patience;
+
+std::int64_t take_ms(std::int64_t ms) {
+  base::sleep(milliseconds(ms), patience());
+  if (ms == 0) throw DataError("test.metrics", "it takes no time");
+  return ms;
+}
+test::Gate* gate_of_counted = nullptr;
+void wait_counted(const at::Tensor&) {
+  gate_of_counted->wait();
+}
+Promise<int>* promise_of_counted = nullptr;
+Future<int> answer_counted() {
+  return promise_of_counted->future();
+}
+at::Tensor make_counted(std::int64_t size) {
+  return at::ones({size});
+}
+COHORT_REMOTE(take_ms);
+COHORT_REMOTE(wait_counted);
+COHORT_REMOTE(answer_counted);
+COHORT_REMOTE(make_counted);
+
+FunctionMetrics of_function(const AgentMetrics& metrics, const std::string& name) {
+  for (const FunctionMetrics& function : metrics.functions) {
+    if (function.name == name) return function;
+  }
+  return {};
+}
+
+TEST(AgentMetricsTest, FunctionsHaveTheirTimesAndErrors) {
+  Job job(2);
+  for (int i = 0; i < 3; ++i) job[0].rpc_sync<take_ms>("w1", 20);
+  EXPECT_THROW(job[0].rpc_sync<take_ms>("w1", 0), DataError);
+  EXPECT_THROW(job[0].rpc_sync<take_ms>(to("w1").within(milliseconds(100)), 400), TimeoutError);
+  job[0].rpc_sync<make_counted>("w1", 1);
+  const AgentMetrics metrics = job[0].metrics();
+  ASSERT_EQ(metrics.functions.size(), 2U);
+  const FunctionMetrics slow = of_function(metrics, "take_ms"), fast = of_function(metrics, "make_counted");
+  EXPECT_EQ(slow.num_calls, 5U);
+  EXPECT_EQ(slow.num_errors, 2U);
+  EXPECT_GE(slow.p50, milliseconds(20));
+  EXPECT_LE(slow.p50, slow.p99);
+  EXPECT_LE(slow.p99, slow.max);
+  EXPECT_GE(slow.max, milliseconds(99)) << "also that of a call that was given up";
+  EXPECT_EQ(fast.num_calls, 1U);
+  EXPECT_EQ(fast.num_errors, 0U);
+  EXPECT_GT(fast.p50.count(), 0);
+  EXPECT_EQ(metrics.calls_made, 6U);
+  EXPECT_GT(metrics.calls_made_per_second, 0.5);
+  EXPECT_EQ(metrics.calls_handled_per_second, 0);
+  const AgentMetrics there = job[1].metrics();
+  EXPECT_EQ(there.calls_handled, 6U);
+  EXPECT_GT(there.calls_handled_per_second, 0.5);
+  EXPECT_EQ(there.calls_made_per_second, 0);
+  EXPECT_TRUE(there.functions.empty()) << "which w1 did not call";
+  job.shutdown();
+}
+
+TEST(AgentMetricsTest, HandlersWaitRunOrAnswerLater) {
+  AgentOptions options;
+  options.num_threads = 1;
+  Job job(2, options);
+  test::Gate gate;
+  gate_of_counted = &gate;
+  Promise<int> promise;
+  promise_of_counted = &promise;
+  Future<int> later = job[0].rpc_async<answer_counted>("w1");
+  EXPECT_TRUE(comes_true([&] {
+    const AgentMetrics there = job[1].metrics();
+    return there.calls_unanswered == 1 && there.handlers_queued + there.handlers_on_threads == 0 &&
+           there.calls_handled == 1;
+  }));
+  std::vector<Future<void>> calls;
+  for (int i = 0; i < 3; ++i) calls.push_back(job[0].rpc_async<wait_counted>("w1", at::ones({1})));
+  EXPECT_TRUE(comes_true([&] {
+    const AgentMetrics there = job[1].metrics();
+    return there.calls_unanswered == 4 && there.handlers_queued == 2 && there.handlers_on_threads == 1;
+  })) << to_string(job[1].metrics());
+  EXPECT_EQ(job[0].metrics().calls_pending, 4U);
+  // A caller that gives up leaves its call in the queue until it is its turn.
+  EXPECT_THROW(job[0].rpc_sync<wait_counted>(to("w1").within(milliseconds(20)), at::ones({1})), TimeoutError);
+  EXPECT_TRUE(comes_true([&] {
+    const AgentMetrics there = job[1].metrics();
+    return there.calls_unanswered == 4 && there.handlers_queued == 3;
+  })) << to_string(job[1].metrics());
+  gate.open();
+  for (Future<void>& call : calls) call.get();
+  promise.set_value(5);
+  EXPECT_EQ(later.get(), 5);
+  EXPECT_TRUE(comes_true([&] {
+    const AgentMetrics there = job[1].metrics();
+    return there.calls_unanswered + there.handlers_queued + there.handlers_on_threads == 0;
+  })) << to_string(job[1].metrics());
+  EXPECT_EQ(job[0].metrics().calls_pending, 0U);
+  job.shutdown();
+}
+
+TEST(AgentMetricsTest, BytesAreCountedForEachWorker) {
+  AgentOptions options;
+  options.num_threads = 1;
+  Job job(3, options);
+  test::Gate gate;
+  gate_of_counted = &gate;
+  const at::Tensor large = at::zeros({1 << 20}, at::kByte);
+  std::vector<Future<void>> calls;
+  for (int i = 0; i < 70; ++i) calls.push_back(job[0].rpc_async<wait_counted>("w1", large));
+  EXPECT_TRUE(comes_true([&] { return job[1].metrics().bytes_received > (60U << 20); }));
+  const AgentMetrics metrics = job[0].metrics();
+  ASSERT_EQ(metrics.traffic.size(), 2U);
+  const WorkerTraffic &busy = metrics.traffic[0], &idle = metrics.traffic[1];
+  EXPECT_EQ(busy.worker, "w1");
+  EXPECT_EQ(idle.worker, "w2");
+  EXPECT_GT(busy.bytes_sent, 60U << 20);
+  EXPECT_GT(busy.bytes_on_the_way, 50U << 20) << "nobody has used them";
+  EXPECT_GT(busy.messages_queued, 0U) << "the window is full";
+  EXPECT_GT(busy.bytes_queued, busy.messages_queued);
+  EXPECT_LT(idle.bytes_sent, 100'000U);
+  EXPECT_EQ(idle.bytes_queued + idle.messages_queued, 0U);
+  EXPECT_EQ(metrics.bytes_sent, busy.bytes_sent + idle.bytes_sent);
+  EXPECT_EQ(metrics.bytes_received, busy.bytes_received + idle.bytes_received);
+  gate.open();
+  for (Future<void>& call : calls) call.get();
+  EXPECT_TRUE(comes_true([&] { return job[0].metrics().traffic[0].bytes_queued == 0; }));
+  job.shutdown();
+}
+
+TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
+  AgentMetrics metrics;
+  metrics.calls_made = 1200;
+  metrics.calls_made_per_second = 1234.56;
+  metrics.calls_pending = 3;
+  metrics.calls_handled = 40;
+  metrics.calls_unanswered = 5;
+  metrics.handlers_queued = 2;
+  metrics.handlers_on_threads = 1;
+  metrics.functions.push_back({"embed", 1200, 3, nanoseconds(97'300), milliseconds(2), seconds(1500)});
+  metrics.traffic.push_back({"ps/0", 12'300'000, 999, 0, 4'000'000'000'000'000, 7});
+  metrics.contexts = 1;
+  metrics.references = 4;
+  metrics.objects = {"object 1.1, made at main.cpp:13, held by ps/0"};
+  EXPECT_EQ(to_string(metrics),
+            "calls made: 1200, 1234.6 a second, 3 pending\n"
+            "calls handled: 40, 0.0 a second, 5 unanswered, 2 queued, 1 on threads\n"
+            "ps/0: sent 12.3 MB, received 999.0 B, on the way 0.0 B, queued 4000.0 TB in 7 messages\n"
+            "embed: 1200 calls, 3 errors, p50 97.3 us, p99 2.0 ms, max 1500.0 s\n"
+            "1 contexts, 4 references, 1 objects\n"
+            "object 1.1, made at main.cpp:13, held by ps/0");
+}
+
+TEST(MetricsChild, DISABLED_Rank) {
+  COHORT_EXPECT_THROW_WITH(metrics(), UsageError, "this process has no agent");
+  const std::string rank = std::getenv("RANK"), next = rank == "0" ? "rank/1" : "rank/0";
+  init_rpc("rank/" + rank);
+  EXPECT_EQ(rpc_sync<make_counted>(next, 5).numel(), 5);
+  EXPECT_EQ(metrics().calls_made, 1U);
+  ASSERT_EQ(metrics().traffic.size(), 1U);
+  EXPECT_EQ(metrics().traffic[0].worker, next);
+  EXPECT_GT(metrics().traffic[0].bytes_received, 20U);
+  shutdown();
+}
+
+TEST(AgentMetricsTest, AProcessHasThoseOfItsAgent) {
+  test::RankProcesses ranks("MetricsChild", 2);
+  EXPECT_EQ(ranks.wait(), (std::vector<int>{0, 0})) << ranks.output(0) << ranks.output(1);
+}
+
+}  // namespace
+}  // namespace cohort::rpc
