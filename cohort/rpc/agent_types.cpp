@@ -50,6 +50,7 @@ std::string to_string(const AgentMetrics& metrics) {
   }
   lines.add(metrics.contexts, " contexts, ", metrics.references, " references, ", metrics.objects.size(),
             " objects");
+  for (const std::string& rref : metrics.rrefs) lines.add("reference to ", rref);
   for (const std::string& object : metrics.objects) lines.add(object);
   return lines.text();
 }

@@ -96,6 +96,8 @@ struct AgentMetrics {
   std::size_t messages_queued = 0;
   std::size_t contexts = 0;    ///< of distributed autograd, that this worker takes part in
   std::size_t references = 0;  ///< that this worker has, to objects of any worker
+  /// Each reference that is in use here: to which object, and which line made it or who sent it.
+  std::vector<std::string> rrefs;
   std::vector<std::string>
       objects;  ///< of this worker, that references point to: which line made each, and who holds it
 };

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -41,11 +42,21 @@ Future<int> answer_counted() {
 at::Tensor make_counted(std::int64_t size) {
   return at::ones({size});
 }
+RRef<at::Tensor> counted_on_w1;
+void keep_counted(const RRef<at::Tensor>& tensor) {
+  counted_on_w1 = tensor;
+}
 COHORT_REMOTE(take_ms);
 COHORT_REMOTE(wait_counted);
 COHORT_REMOTE(answer_counted);
 COHORT_REMOTE(make_counted);
+COHORT_REMOTE(keep_counted);
 
+// How often `part` stands in one of the lines.
+std::ptrdiff_t count_of(const std::vector<std::string>& lines, const std::string& part) {
+  return std::count_if(lines.begin(), lines.end(),
+                       [&](const std::string& line) { return line.find(part) != std::string::npos; });
+}
 FunctionMetrics of_function(const AgentMetrics& metrics, const std::string& name) {
   for (const FunctionMetrics& function : metrics.functions) {
     if (function.name == name) return function;
@@ -150,6 +161,29 @@ TEST(AgentMetricsTest, BytesAreCountedForEachWorker) {
   job.shutdown();
 }
 
+TEST(AgentMetricsTest, ReferencesSayWhereTheyComeFrom) {
+  Job job(2);
+  {
+    const RRef<at::Tensor> there = job[0].remote<&make_counted>("w1", 2),
+                           here = job[0].make_rref(at::ones({3}));
+    EXPECT_EQ(there.to_here().numel(), 2);
+    job[0].rpc_sync<&keep_counted>("w1", here);
+    const AgentMetrics of_0 = job[0].metrics();
+    EXPECT_EQ(of_0.rrefs.size(), 2U);
+    EXPECT_EQ(count_of(of_0.rrefs, " of w1, made at "), 1) << to_string(of_0);
+    EXPECT_EQ(count_of(of_0.rrefs, " by make_counted"), 1) << to_string(of_0);
+    EXPECT_EQ(count_of(of_0.rrefs, " of w0, made at "), 1) << to_string(of_0);
+    EXPECT_EQ(count_of(of_0.rrefs, "agent_metrics_test.cpp:"), 2) << to_string(of_0);
+    EXPECT_TRUE(comes_true([&] {
+      const std::vector<std::string> rrefs = job[1].metrics().rrefs;
+      return rrefs.size() == 1 && count_of(rrefs, " of w0, sent by w0") == 1;
+    })) << to_string(job[1].metrics());
+    counted_on_w1 = {};
+  }
+  EXPECT_TRUE(comes_true([&] { return job[0].metrics().rrefs.size() + job[1].metrics().rrefs.size() == 0; }));
+  job.shutdown();
+}
+
 TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
   AgentMetrics metrics;
   metrics.calls_made = 1200;
@@ -163,6 +197,7 @@ TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
   metrics.traffic.push_back({"ps/0", 12'300'000, 999, 0, 4'000'000'000'000'000, 7});
   metrics.contexts = 1;
   metrics.references = 4;
+  metrics.rrefs = {"object 0.1 of ps/0, made at main.cpp:12 by embed"};
   metrics.objects = {"object 1.1, made at main.cpp:13, held by ps/0"};
   EXPECT_EQ(to_string(metrics),
             "calls made: 1200, 1234.6 a second, 3 pending\n"
@@ -170,6 +205,7 @@ TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
             "ps/0: sent 12.3 MB, received 999.0 B, on the way 0.0 B, queued 4000.0 TB in 7 messages\n"
             "embed: 1200 calls, 3 errors, p50 97.3 us, p99 2.0 ms, max 1500.0 s\n"
             "1 contexts, 4 references, 1 objects\n"
+            "reference to object 0.1 of ps/0, made at main.cpp:12 by embed\n"
             "object 1.1, made at main.cpp:13, held by ps/0");
 }
 

@@ -147,7 +147,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     scope->record(arguments, {gradient_sender(target.worker, id, scope->context())})->make_late();
     place = scope->next_place();
   }
-  const std::shared_ptr<Reference> reference = references_->create(owner);
+  const std::shared_ptr<Reference> reference = references_->create(owner, asked_at + " by " + function);
   const WireReference wire = references_->describe(*reference);
   Writer out = begin_message(MessageKind::kMake, id);
   out.text(function);

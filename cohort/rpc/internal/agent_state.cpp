@@ -408,6 +408,7 @@ std::shared_ptr<Reference> AgentState::make_here(ObjectValue value, Target::Line
 AgentMetrics AgentState::metrics() const {
   AgentMetrics metrics;
   metrics.references = references_->num_holds();
+  metrics.rrefs = references_->describe_references();
   metrics.objects = references_->describe_objects();
   const std::lock_guard lock(mutex_);
   statistics_.write_to(metrics, base::Deadline::Clock::now());

@@ -68,9 +68,10 @@ std::shared_ptr<Reference> References::wrap(ReferenceProtocol::HoldId hold, cons
                                      host ? host->worker(wire.owner) : WorkerInfo{"", wire.owner});
 }
 
-std::shared_ptr<Reference> References::create(const WorkerInfo& owner) {
+std::shared_ptr<Reference> References::create(const WorkerInfo& owner, std::string made_at) {
   const std::lock_guard lock(mutex_);
   const ReferenceProtocol::HoldId hold = protocol_.create(owner.id);
+  origins_[hold].made_at = std::move(made_at);
   return std::make_shared<Reference>(shared_from_this(), hold, protocol_.describe(hold).object, owner);
 }
 
@@ -103,8 +104,9 @@ std::shared_ptr<Reference> References::create_here(ObjectValue value, std::strin
     hold = protocol_.create_here();
     wire = protocol_.describe(hold);
     auto object = std::make_shared<Object>();
-    object->made_at = std::move(made_at);
+    object->made_at = made_at;
     objects_.emplace(wire.object, std::move(object));
+    origins_[hold].made_at = std::move(made_at);
   }
   auto reference = wrap(hold, wire);
   set_value(*reference, std::move(value), nullptr);
@@ -115,9 +117,11 @@ std::shared_ptr<Reference> References::make(const WireReference& asked, std::int
                                             std::string made_at) {
   const ReferenceProtocol::HoldId hold = run([&](auto& effects) {
     auto object = std::make_shared<Object>();
-    object->made_at = std::move(made_at);
+    object->made_at = made_at;
     objects_.emplace(asked.object, std::move(object));
-    return protocol_.make(asked, holder, effects);
+    const ReferenceProtocol::HoldId own = protocol_.make(asked, holder, effects);
+    origins_[own].made_at = std::move(made_at);
+    return own;
   });
   return wrap(hold, asked);
 }
@@ -185,8 +189,11 @@ std::vector<WireReference> References::send(const List& references, std::int32_t
 References::List References::receive(const std::vector<WireReference>& references, std::int32_t from) {
   List list;
   for (const WireReference& wire : references) {
-    const ReferenceProtocol::HoldId hold =
-        run([&](auto& effects) { return protocol_.receive(wire, from, effects); });
+    const ReferenceProtocol::HoldId hold = run([&](auto& effects) {
+      const ReferenceProtocol::HoldId received = protocol_.receive(wire, from, effects);
+      origins_[received].sender = from;
+      return received;
+    });
     list.push_back(wrap(hold, wire));
   }
   return list;
@@ -230,6 +237,22 @@ std::vector<std::string> References::describe_objects() const {
   return lines;
 }
 
+std::vector<std::string> References::describe_references() const {
+  const auto host = host_.lock();
+  const auto name_of_worker = [&](std::int32_t worker) {
+    return host ? host->worker(worker).name : std::to_string(worker);
+  };
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> lines;
+  for (const auto& [hold, origin] : origins_) {
+    const WireReference wire = protocol_.describe(hold);
+    lines.push_back(base::concat("object ", wire.object.creator, '.', wire.object.number, " of ",
+                                 name_of_worker(wire.owner), origin.sender < 0 ? ", made at " : ", sent by ",
+                                 origin.sender < 0 ? origin.made_at : name_of_worker(origin.sender)));
+  }
+  return lines;
+}
+
 std::size_t References::num_holds() const {
   const std::lock_guard lock(mutex_);
   return protocol_.num_holds();
@@ -241,6 +264,7 @@ Reference::Reference(std::shared_ptr<References> home, std::uint64_t hold, Objec
 Reference::~Reference() {
   home_->run([&](auto& effects) {
     home_->errors_.erase(hold_);
+    home_->origins_.erase(hold_);
     home_->protocol_.release(hold_, effects);
   });
 }

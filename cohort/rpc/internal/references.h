@@ -40,8 +40,9 @@ class References : public std::enable_shared_from_this<References> {
   References(std::int32_t self, std::weak_ptr<ReferenceHost> host)
       : self_(self), host_(std::move(host)), protocol_(self) {}
 
-  /// A reference to an object that `owner` is to be asked for: describe() goes into the message.
-  std::shared_ptr<Reference> create(const WorkerInfo& owner);
+  /// A reference to an object that `owner` is to be asked for: describe() goes into the message. `made_at`: the
+  /// line that asks.
+  std::shared_ptr<Reference> create(const WorkerInfo& owner, std::string made_at);
   WireReference describe(const Reference& reference) const;
   /// The owner cannot be asked: whoever uses the reference gets the error.
   void lose(const Reference& reference, std::exception_ptr error);
@@ -67,6 +68,8 @@ class References : public std::enable_shared_from_this<References> {
 
   /// The objects here: "object 3 of ps/0, made at main.cpp:12, held by trainer/0 and trainer/1".
   std::vector<std::string> describe_objects() const;
+  /// The references here: "object 0.3 of ps/0, made at main.cpp:12", "object 0.3 of ps/0, sent by trainer/1".
+  std::vector<std::string> describe_references() const;
   std::size_t num_holds() const;
 
  private:
@@ -76,6 +79,11 @@ class References : public std::enable_shared_from_this<References> {
     ObjectValue value;  // before the promise is set
     base::Promise<void> promise{"the value of a remote object"};
     base::Future<void> ready = promise.future();
+  };
+  // Where a reference comes from.
+  struct Origin {
+    std::string made_at;
+    std::int32_t sender = -1;  // -1: it was made here
   };
   struct Waiter {
     std::size_t num_waiting = 0;
@@ -93,6 +101,7 @@ class References : public std::enable_shared_from_this<References> {
   mutable std::mutex mutex_;  // of all below
   ReferenceProtocol protocol_;
   std::map<ObjectId, std::shared_ptr<Object>> objects_;
+  std::map<ReferenceProtocol::HoldId, Origin> origins_;  // of the references that somebody here has
   std::multimap<ReferenceProtocol::HoldId, std::shared_ptr<Waiter>> waiters_;
   std::map<std::int32_t, std::string> down_;                        // why
   std::map<ReferenceProtocol::HoldId, std::exception_ptr> errors_;  // of those whose owner could not be asked
