@@ -6,6 +6,7 @@
 
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/base/error.h"
+#include "cohort/base/timeline.h"
 #include "cohort/rpc/init.h"
 #include "cohort/rpc/internal/agent_state.h"
 #include "cohort/rpc/internal/caller_state.h"
@@ -65,6 +66,7 @@ ContextId Context::id() const {
 }
 
 void backward(Context& context, const std::vector<at::Tensor>& roots, BackwardOptions options) {
+  const base::TimelineScope span("rpc::backward");
   context.state_->backward(roots, context.scope_->late(), options);
 }
 

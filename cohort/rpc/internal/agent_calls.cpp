@@ -141,6 +141,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     id = next_call_++;
     statistics_.count_made(base::Deadline::Clock::now());
   }
+  const MakeTrace trace(function, self_.name, target.worker, id);
   std::optional<RecordedPlace> place;
   if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
       scope != nullptr && scope->context()->note_callee(target.worker)) {
@@ -247,6 +248,7 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
   }
   timers_->remove(call.mapped().timer);
   Pending& pending = call.mapped();
+  trace_.add(pending.function, pending.worker, id, pending.begun);
   std::shared_ptr<void> left;  // of a recorded call
   if (error) {
     if (pending.recorded != nullptr) left = pending.recorded->forget();

@@ -249,6 +249,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
     const CallScope scope(job.call);
     const HandlerScope agent(this);
     const CallerStateScope state(job.state);
+    const HandlerTrace trace(job.function, job.key.first, job.key.second, job.place.has_value());
     if (job.function == kFetch) {
       run_fetch(job, arguments, found);
     } else if (job.place) {
@@ -320,6 +321,7 @@ Encoded AgentState::backward_part(const Encoded& arguments) {
   backward.keep_graph = in.number<bool>();
   const std::vector<at::Tensor> gradients = decode_gradients(in);
   in.finish();
+  trace_gradient(current_call()->caller, call, !backward.keep_graph);
   const std::shared_ptr<ContextState> known =
       gradients.empty() ? contexts_.find_if_here(context) : contexts_.find(context);
   if (known == nullptr) return encode_gradients({});  // the call that was to make the object did not run here

@@ -56,6 +56,7 @@ AgentState::AgentState(WorkerInfo self, AgentOptions options)
     : self_(std::move(self)),
       options_(std::move(options)),
       contexts_(self_.id),
+      trace_(self_.name),
       statistics_(base::Deadline::Clock::now()) {}
 
 void AgentState::join(int world_size, base::KeyValueStore& store) {

@@ -20,6 +20,7 @@
 #include "cohort/rpc/function.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/call_statistics.h"
+#include "cohort/rpc/internal/call_trace.h"
 #include "cohort/rpc/internal/context_scope.h"
 #include "cohort/rpc/internal/contexts.h"
 #include "cohort/rpc/internal/references.h"
@@ -159,6 +160,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::unique_ptr<net::Node> node_;  // from join() on
   std::shared_ptr<References> references_;
   Contexts contexts_;
+  CallTrace trace_;
   std::atomic<bool> runs_here_{false};  // a handler that has begun on the node's thread
   std::atomic<std::size_t> num_queued_{0}, num_on_threads_{0};  // handlers
 
