@@ -85,7 +85,7 @@ std::vector<int> missing_ranks(KeyValueStore& kv_store, const std::string& prefi
 }
 
 Words all_gather_words(KeyValueStore& kv_store, const std::string& key, int rank, int size,
-                       const std::string& mine, Deadline deadline) {
+                       const std::string& word, Deadline deadline) {
   const std::string all = key + "/all";
   Words words;
   if (rank == 0) {
@@ -96,12 +96,12 @@ Words all_gather_words(KeyValueStore& kv_store, const std::string& key, int rank
     if (!kv_store.wait(keys, deadline)) find_missing(kv_store, key, 1, size, words.missing);
     if (words.missing.empty()) {
       words.of_rank = kv_store.get_all(keys);
-      words.of_rank.insert(words.of_rank.begin(), mine);
+      words.of_rank.insert(words.of_rank.begin(), word);
     }
     kv_store.set(all, words.missing.empty() ? "+" + pack(words.of_rank) : "-" + join(words.missing, ","));
     return words;
   }
-  kv_store.set(concat(key, "/", rank), mine);
+  kv_store.set(concat(key, "/", rank), word);
   if (!kv_store.wait({all}, deadline.later(kCollectTime))) {
     find_missing(kv_store, key, 0, size, words.missing);
     if (words.missing.empty()) words.missing.push_back(0);  // it has come, and does not continue

@@ -57,7 +57,7 @@ inline constexpr std::chrono::milliseconds kCollectTime(150);
 /// 0 collects them, so that it takes 3 requests a rank, and 1 more. Blocks until the deadline, and
 /// kCollectTime longer, at most.
 Words all_gather_words(KeyValueStore& kv_store, const std::string& key, int rank, int size,
-                       const std::string& mine, Deadline deadline);
+                       const std::string& word, Deadline deadline);
 
 /// Takes away what this rank left there. Once all have returned from all_gather_words().
 void remove_word(KeyValueStore& kv_store, const std::string& key, int rank);

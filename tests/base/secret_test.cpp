@@ -81,8 +81,8 @@ TEST(SecretTest, AFileThatKeepsNoSecretIsRejected) {
   COHORT_EXPECT_THROW_WITH(Secret::from_file(folder.path() / "none"), UsageError,
                            "cannot be read: No such file");
   COHORT_EXPECT_THROW_WITH(Secret::from_file(folder.path()), UsageError, "is no regular file");
-  for (const perms others : {perms::group_read, perms::others_read, perms::others_write}) {
-    COHORT_EXPECT_THROW_WITH(Secret::from_file(write_secret(folder, good, perms::owner_read | others)),
+  for (const perms extra : {perms::group_read, perms::others_read, perms::others_write}) {
+    COHORT_EXPECT_THROW_WITH(Secret::from_file(write_secret(folder, good, perms::owner_read | extra)),
                              UsageError, "chmod 600");
   }
   COHORT_EXPECT_THROW_WITH(Secret::from_file(write_secret(folder, "fifteen bytes..\n")), UsageError,

@@ -342,15 +342,15 @@ TEST(SerialQueueTest, AWaitThatIsOverIsNoPartOfACircle) {
 
 TEST(SerialQueueTest, KnowsWhenItSharesCores) {
   const int core = CpuSet::of_process().ids().front();
-  SerialQueue one({.name = "one", .cpus = CpuSet({core})});
-  EXPECT_FALSE(one.shares_cores());
+  SerialQueue first({.name = "first", .cpus = CpuSet({core})});
+  EXPECT_FALSE(first.shares_cores());
   {
-    SerialQueue other({.name = "other", .cpus = CpuSet({core})});
-    EXPECT_TRUE(one.shares_cores());
-    EXPECT_TRUE(other.shares_cores());
-    EXPECT_EQ(other.submit("work", [] { return 1; }).get(patience()), 1);
+    SerialQueue second({.name = "second", .cpus = CpuSet({core})});
+    EXPECT_TRUE(first.shares_cores());
+    EXPECT_TRUE(second.shares_cores());
+    EXPECT_EQ(second.submit("work", [] { return 1; }).get(patience()), 1);
   }
-  EXPECT_FALSE(one.shares_cores());
+  EXPECT_FALSE(first.shares_cores());
 }
 
 TEST(SerialQueueTest, StandsInTheTimelineByName) {

@@ -188,15 +188,15 @@ TEST(ThreadPoolTest, OneThatWasGivenUpBeforeItBeganDoesNotRun) {
   std::atomic<int> ran{0};
   ThreadPool pool({.name = "t", .max_threads = 1});
   auto first = pool.submit("first", [gate] { gate->wait(); });
-  std::vector<Future<void>> others;
+  std::vector<Future<void>> futures;
   for (int i = 0; i < 50; ++i) {
-    others.push_back(pool.submit("other", [&] { ++ran; }));
-    EXPECT_TRUE(others.back().abandon());
+    futures.push_back(pool.submit("other", [&] { ++ran; }));
+    EXPECT_TRUE(futures.back().abandon());
   }
   gate->open();
   first.get(patience());
-  for (auto& other : others) {
-    COHORT_EXPECT_THROW_WITH(other.get(patience()), TimeoutError, "was given up before it began");
+  for (auto& future : futures) {
+    COHORT_EXPECT_THROW_WITH(future.get(patience()), TimeoutError, "was given up before it began");
   }
   EXPECT_EQ(ran, 0);
   EXPECT_EQ(pool.submit("more", [] { return 3; }).get(patience()), 3);

@@ -22,8 +22,8 @@ struct Mount {
 
 bool lists(std::string_view list, std::string_view word) {
   std::istringstream words{std::string(list)};
-  for (std::string one; std::getline(words, one, ',');) {
-    if (one == word) return true;
+  for (std::string item; std::getline(words, item, ',');) {
+    if (item == word) return true;
   }
   return false;
 }

@@ -116,7 +116,7 @@ std::optional<std::string> wait_for_listener(const std::string& host, std::uint1
       concat(host.find(':') == std::string::npos ? host : concat("[", host, "]"), ":", port);
   std::string error = "nobody tried";
   const Deadline patience{seconds(5)};  // ranks rarely start at the same moment: no message before that
-  bool said = false;
+  bool is_logged = false;
   Future<Resolved> asked;
   while (!interrupted || !interrupted()) {
     Resolved found;
@@ -132,9 +132,9 @@ std::optional<std::string> wait_for_listener(const std::string& host, std::uint1
       }
     }
     if (found.addresses == nullptr) error = found.error;
-    for (const addrinfo* one = found.addresses.get(); one != nullptr; one = one->ai_next) {
+    for (const addrinfo* address = found.addresses.get(); address != nullptr; address = address->ai_next) {
       const milliseconds most(std::min(2000, deadline.remaining_ms()));
-      if (connects(*one, most, error)) return numeric(*one);
+      if (connects(*address, most, error)) return numeric(*address);
     }
     if (deadline.expired()) {
       const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
@@ -143,7 +143,7 @@ std::optional<std::string> wait_for_listener(const std::string& host, std::uint1
           concat("cannot reach ", target.name, " at ", at, " (waited ", waited, " ms): ", error),
           target.hint);
     }
-    if (patience.expired() && !std::exchange(said, true)) {
+    if (patience.expired() && !std::exchange(is_logged, true)) {
       log_info(concat("waiting for ", target.name, " at ", at, " (", error, ")"));
     }
     if (!asked.valid()) sleep(milliseconds(100), deadline);
