@@ -103,7 +103,7 @@ bool is_writable_view(const at::Tensor& tensor, const at::Tensor& base) {
          (tensor.is_same(base) || !tensor.requires_grad() || tensor.grad_fn()->num_outputs() == 1);
 }
 
-void OutputAliases::detach(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others) {
+void OutputAliases::detach(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& kept_bases) {
   num_results_ = results.size();
   std::vector<bool> is_done(num_results_);
   for (std::size_t first = 0; first < num_results_; ++first) {
@@ -120,7 +120,7 @@ void OutputAliases::detach(std::vector<at::Tensor>& results, const std::vector<a
       alike.push_back(i);
     }
     const bool is_parameter = origin.is_leaf() && origin.requires_grad();  // nobody may write to its views
-    const bool is_other = std::any_of(others.begin(), others.end(),
+    const bool is_other = std::any_of(kept_bases.begin(), kept_bases.end(),
                                       [&](const at::Tensor& other) { return other.is_same(origin); });
     if (is_parameter || is_other || !any_overlap(results, alike)) continue;
     cut_off(results, alike, is_remade ? origin : results[first]);

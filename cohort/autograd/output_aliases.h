@@ -36,8 +36,8 @@ bool is_writable_view(const at::Tensor& tensor, const at::Tensor& base);
 class OutputAliases {
  public:
   /// Cuts off from their graph those that are made of others, and adds what they are made of where that is no
-  /// result itself. Views of one of `others` stay as they are.
-  void detach(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others = {});
+  /// result itself. Views of one of `kept_bases` stay as they are.
+  void detach(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& kept_bases = {});
   /// Whether two results share memory in a way that is not one of these, and both have a graph: given
   /// histories one by one, who writes to one of them would not change the other's gradient. After detach().
   bool misses_one_of(const std::vector<at::Tensor>& results) const;

@@ -87,12 +87,12 @@ std::vector<at::Generator> generators_of_gpus(const std::vector<c10::Device>& de
   return generators;
 }
 
-GeneratorStates::GeneratorStates(const std::vector<at::Generator>& others) : is_taken_(true) {
+GeneratorStates::GeneratorStates(const std::vector<at::Generator>& generators) : is_taken_(true) {
   const at::Generator scope = RandomScope::current(), global = RandomScope::global();
   global_ = copy_of(global);
   // One generator stays one.
   if (scope.defined() && scope != global) scope_ = copy_of(scope);
-  for (const at::Generator& other : others) {
+  for (const at::Generator& other : generators) {
     const auto is_other = [&](const auto& each) { return each.first == other; };
     if (other == at::detail::getDefaultCPUGenerator() || std::ranges::any_of(others_, is_other)) continue;
     others_.emplace_back(other, state_of(other));

@@ -31,8 +31,8 @@ class GeneratorStates {
  public:
   /// Of no generators: a second run draws on.
   GeneratorStates() = default;
-  /// `others`: the own generators of GPUs, and those that operators are handed.
-  explicit GeneratorStates(const std::vector<at::Generator>& others);
+  /// `generators`: the own generators of GPUs, and those that operators are handed.
+  explicit GeneratorStates(const std::vector<at::Generator>& generators);
 
   /// Where the calling thread's generators of the CPU stand.
   struct After {

@@ -138,10 +138,10 @@ void walk(const NestedPath& path, Fn& fn, T& first, Rest&... rest) {
   } else if constexpr (!holds_tensors<Value>()) {
     return;
   } else if constexpr (HasFields<Value>) {
-    const auto one = [&](const auto& field) {
+    const auto walk_field = [&](const auto& field) {
       walk(NestedPath(path, write_member, field.name), fn, first.*field.member, rest.*field.member...);
     };
-    std::apply([&](const auto&... field) { (one(field), ...); }, fields_of<Value>());
+    std::apply([&](const auto&... field) { (walk_field(field), ...); }, fields_of<Value>());
   } else if constexpr (is_a<Value, std::optional> || is_a<Value, std::unique_ptr>) {
     walk_maybe(path, fn, first, rest...);
   } else if constexpr (is_map<Value>) {
@@ -149,10 +149,10 @@ void walk(const NestedPath& path, Fn& fn, T& first, Rest&... rest) {
   } else if constexpr (is_tuple<Value>) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       constexpr std::array<std::size_t, sizeof...(I)> index{I...};
-      const auto one = [&]<std::size_t J>(std::integral_constant<std::size_t, J>) {
+      const auto walk_element = [&]<std::size_t J>(std::integral_constant<std::size_t, J>) {
         walk(NestedPath(path, write_index, &index[J]), fn, std::get<J>(first), std::get<J>(rest)...);
       };
-      (one(std::integral_constant<std::size_t, I>()), ...);
+      (walk_element(std::integral_constant<std::size_t, I>()), ...);
     }(std::make_index_sequence<std::tuple_size_v<Value>>());
   } else if constexpr (is_a<Value, std::variant>) {
     [[maybe_unused]] const auto check = [&](std::size_t other) {

@@ -19,10 +19,10 @@ std::int64_t most_at(const std::vector<MemoryLine>& lines, std::int64_t samples)
   return most;
 }
 
-// Whether every part of one allocates as often as that of the other: the same kernels, on more samples.
-bool are_alike(const Probe& one, const Probe& other) {
+// Whether every part of `first` allocates as often as that of `second`: the same kernels, on more samples.
+bool are_alike(const Probe& first, const Probe& second) {
   return std::equal(
-      one.begin(), one.end(), other.begin(), other.end(),
+      first.begin(), first.end(), second.begin(), second.end(),
       [](const ProbedPart& a, const ProbedPart& b) { return a.curve.size() == b.curve.size(); });
 }
 

@@ -239,11 +239,11 @@ class OperatorCheck {
   void shares_as_said(std::size_t k, const at::Tensor& output, const Values& arguments) const {
     // The schema is a promise to autograd: memory that is shared without a word gets neither a view nor a
     // version count. The other way round autograd would make a view of a base that the result does not share.
-    const c10::AliasInfo* said = op_.schema().returns()[k].alias_info();
-    bool found = said == nullptr;
+    const c10::AliasInfo* alias = op_.schema().returns()[k].alias_info();
+    bool found = alias == nullptr;
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const c10::AliasInfo* other = op_.schema().arguments()[i].alias_info();
-      const bool may = said != nullptr && other != nullptr && said->beforeSets() == other->beforeSets();
+      const bool may = alias != nullptr && other != nullptr && alias->beforeSets() == other->beforeSets();
       for (const at::Tensor& input : tensors_of(arguments[i])) {
         // Tensors without bytes may all have the same null address.
         if (!input.defined() || input.nbytes() == 0) continue;

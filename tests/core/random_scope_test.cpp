@@ -80,9 +80,9 @@ TEST(RandomScopeTest, OperatorsDrawFromTheKeyAndLeaveTheGlobalGeneratorAlone) {
 
 TEST(RandomScopeTest, EveryFieldOfTheKeyCounts) {
   const RandomKey key{.seed = 1, .step = 2, .rank = 3, .part = 4, .layer = 5};
-  std::vector<RandomKey> others(5, key);
-  others[0].seed++, others[1].step++, others[2].rank++, others[3].part++, others[4].layer++;
-  for (const RandomKey& other : others) EXPECT_NE(other.generator_seed(), key.generator_seed());
+  std::vector<RandomKey> changed(5, key);
+  changed[0].seed++, changed[1].step++, changed[2].rank++, changed[3].part++, changed[4].layer++;
+  for (const RandomKey& changed_key : changed) EXPECT_NE(changed_key.generator_seed(), key.generator_seed());
   EXPECT_EQ(key.generator_seed(), RandomKey(key).generator_seed());
   EXPECT_EQ(key.generator_seed(), 9126499083986997651u) << "a promise: checkpoints resume on it";
 }
@@ -91,8 +91,8 @@ TEST(RandomScopeTest, CallsWithinAScopeContinueAndScopesNest) {
   const RandomKey key{.seed = 5};
   const auto two = [&] {
     const RandomScope scope(key);
-    const at::Tensor one = at::rand({3});
-    return std::pair(one, at::rand({3}));
+    const at::Tensor numbers = at::rand({3});
+    return std::pair(numbers, at::rand({3}));
   };
   const auto [first, second] = two();
   EXPECT_FALSE(at::equal(first, second));

@@ -16,7 +16,7 @@ namespace {
 TEST(AllocationProfilerTest, CountsWhatIsGivenOutAndTakenBackOnAnyThread) {
   at::Tensor before = at::empty({100});
   const AllocationProfiler watch;
-  at::Tensor mine = at::empty({10});
+  at::Tensor of_this_thread = at::empty({10});
   at::Tensor theirs;
   std::thread::id other;
   std::thread([&] {

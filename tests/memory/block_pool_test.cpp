@@ -65,23 +65,23 @@ TEST(BlockPoolTest, BlocksOfManyThreadsNeverOverlap) {
   BlockPool pool(512 * kMiB);
   const auto work = [&pool](unsigned seed) {
     std::mt19937 random(seed);
-    std::vector<std::pair<unsigned char*, std::size_t>> mine;
+    std::vector<std::pair<unsigned char*, std::size_t>> blocks;
     for (int i = 0; i < 400; ++i) {
-      if (mine.size() < 12 && random() % 3 != 0) {
+      if (blocks.size() < 12 && random() % 3 != 0) {
         const std::size_t bytes = 1 + random() % kMiB;
         auto* const block = static_cast<unsigned char*>(pool.allocate(bytes));
         ASSERT_NE(block, nullptr);
         std::memset(block, int(seed), bytes);
-        mine.emplace_back(block, bytes);
-      } else if (!mine.empty()) {
-        std::swap(mine[random() % mine.size()], mine.back());
-        const auto [block, bytes] = mine.back();
+        blocks.emplace_back(block, bytes);
+      } else if (!blocks.empty()) {
+        std::swap(blocks[random() % blocks.size()], blocks.back());
+        const auto [block, bytes] = blocks.back();
         ASSERT_TRUE(std::all_of(block, block + bytes, [&](unsigned char byte) { return byte == seed; }));
         pool.free(block);
-        mine.pop_back();
+        blocks.pop_back();
       }
     }
-    for (const auto& [block, bytes] : mine) pool.free(block);
+    for (const auto& [block, bytes] : blocks) pool.free(block);
   };
   std::vector<std::thread> threads;
   for (unsigned seed = 1; seed <= 4; ++seed) threads.emplace_back(work, seed);

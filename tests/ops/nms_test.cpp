@@ -28,10 +28,10 @@ std::vector<std::int64_t> reference(const at::Tensor& boxes, const at::Tensor& s
     const bool taken = std::any_of(kept.begin(), kept.end(), [&](std::int64_t i) {
       const T width = std::max(T(0), std::min(b[i][2], b[j][2]) - std::max(b[i][0], b[j][0]));
       const T height = std::max(T(0), std::min(b[i][3], b[j][3]) - std::max(b[i][1], b[j][1]));
-      volatile T mine = (b[i][2] - b[i][0]) * (b[i][3] - b[i][1]);  // rounded, not fused into the sum
-      volatile T its = (b[j][2] - b[j][0]) * (b[j][3] - b[j][1]);
+      volatile T area_i = (b[i][2] - b[i][0]) * (b[i][3] - b[i][1]);  // rounded, not fused into the sum
+      volatile T area_j = (b[j][2] - b[j][0]) * (b[j][3] - b[j][1]);
       volatile T both = width * height;
-      const T overlap = both / (mine + its - both);
+      const T overlap = both / (area_i + area_j - both);
       return static_cast<double>(overlap) > threshold;
     });
     if (!taken) kept.push_back(j);

@@ -25,7 +25,7 @@ at::Tensor tanh_kernel(const at::Tensor& x) {
 }
 at::Tensor weighted(const at::Tensor& x, const std::optional<at::Tensor>& weight, at::TensorList more) {
   at::Tensor sum = weight.has_value() ? x * *weight : x.clone();
-  for (const at::Tensor& one : more) sum = sum + one * one;
+  for (const at::Tensor& term : more) sum = sum + term * term;
   return sum;
 }
 at::Tensor dtype_of(const at::Tensor& x, const at::Tensor& y) {
@@ -72,7 +72,7 @@ TORCH_LIBRARY(ops_test, library) {
         const at::Tensor &g = gradients[0], &weight = call.tensor(1);
         Tensors result{weight.defined() ? g * weight : g,
                        weight.defined() ? g * call.tensor(0) : at::Tensor()};
-        for (const at::Tensor& one : call.argument<Tensors>(2)) result.push_back(2 * g * one);
+        for (const at::Tensor& term : call.argument<Tensors>(2)) result.push_back(2 * g * term);
         return result;
       });
   define(library, "power(float by, Tensor? more, Tensor x, int[] unused, Tensor[] factors) -> Tensor")
