@@ -65,7 +65,7 @@ std::vector<Measurement> take_turns(const std::vector<Variant>& variants, const 
     }
   }
   std::vector<Measurement> result;
-  for (detail::Rounds& one : rounds) result.push_back(std::move(one).result());
+  for (detail::Rounds& of_variant : rounds) result.push_back(std::move(of_variant).result());
   return result;
 }
 
@@ -132,9 +132,9 @@ Comparison compare(const std::vector<Variant>& variants, const CompareOptions& o
       std::vector<Measurement> measured = take_turns(variants, shape, options.timeit());
       // A copy, since the loop moves each measurement into its row.
       const Measurement first = measured.front();
-      for (Measurement& one : measured) {
-        const double ratio = paired_ratio(first, one);
-        result.rows.push_back({shape, std::move(one), ratio});
+      for (Measurement& measurement : measured) {
+        const double ratio = paired_ratio(first, measurement);
+        result.rows.push_back({shape, std::move(measurement), ratio});
       }
     }
   }
@@ -153,15 +153,16 @@ std::string Comparison::text() const {
     text += "\n";
   };
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const Measurement& one = rows[i].measurement;
+    const Measurement& measurement = rows[i].measurement;
     // Rows come in blocks: all variants of one shape and number of threads.
     if (i % num_variants == 0) {
       const std::string shape = rows[i].shape.empty() ? "" : to_text(rows[i].shape) + ", ";
-      line(shape + threads_text(one.threads), {"best", "median", "p99", "ratio"});
+      line(shape + threads_text(measurement.threads), {"best", "median", "p99", "ratio"});
     }
     char ratio[32];
     std::snprintf(ratio, sizeof ratio, "%.2fx", rows[i].ratio);
-    line(one.label, {to_text(one.best()), to_text(one.median()), to_text(one.percentile(0.99)), ratio});
+    line(measurement.label, {to_text(measurement.best()), to_text(measurement.median()),
+                             to_text(measurement.percentile(0.99)), ratio});
   }
   return text;
 }
@@ -184,12 +185,13 @@ std::string Comparison::markdown() const {
 std::string Comparison::csv() const {
   std::string text = "shape,threads,variant,best_ns,median_ns,p99_ns,spread,rounds,calls,ratio\n";
   for (const Row& row : rows) {
-    const Measurement& one = row.measurement;
+    const Measurement& measurement = row.measurement;
     char numbers[192];
-    std::snprintf(numbers, sizeof numbers, ",%.3f,%.3f,%.3f,%.4f,%zu,%lld,%.4f\n", 1e9 * one.best(),
-                  1e9 * one.median(), 1e9 * one.percentile(0.99), one.spread(), one.seconds.size(),
-                  static_cast<long long>(one.calls), row.ratio);
-    text += base::concat(to_text(row.shape), ",", one.threads, ",", csv_field(one.label), numbers);
+    std::snprintf(numbers, sizeof numbers, ",%.3f,%.3f,%.3f,%.4f,%zu,%lld,%.4f\n", 1e9 * measurement.best(),
+                  1e9 * measurement.median(), 1e9 * measurement.percentile(0.99), measurement.spread(),
+                  measurement.seconds.size(), static_cast<long long>(measurement.calls), row.ratio);
+    text += base::concat(to_text(row.shape), ",", measurement.threads, ",", csv_field(measurement.label),
+                         numbers);
   }
   return text;
 }

@@ -97,7 +97,7 @@ TEST(PlacementsTraceTest, OperatorsOfAPipelineLieWithinItsActionsOnTheirPlacemen
       for (const char* micro_batch : {".0", ".1"}) {
         const auto& action = actions[kind + std::to_string(stage) + micro_batch];
         ASSERT_EQ(action.size(), 1u) << name;
-        EXPECT_GE(std::erase_if(all, [&](const Span& one) { return one.within(action.front()); }), 1u)
+        EXPECT_GE(std::erase_if(all, [&](const Span& span) { return span.within(action.front()); }), 1u)
             << name;
       }
       EXPECT_TRUE(all.empty()) << name << " beside the actions of its stage";

@@ -35,8 +35,8 @@ TEST(ProfileEventsTest, SortsCallsBeforeWhatTheyCalledAndThreadsBeforeGpus) {
 TEST(ProfileEventsTest, WorkOnAGpuCountsForTheOperatorThatStartedIt) {
   const std::vector<OperatorRow> rows = rows_of(recorded());
   const auto row = [&](const std::string& name) {
-    for (const OperatorRow& one : rows) {
-      if (one.name == name) return one;
+    for (const OperatorRow& candidate : rows) {
+      if (candidate.name == name) return candidate;
     }
     ADD_FAILURE() << "no row " << name;
     return OperatorRow();

@@ -26,49 +26,50 @@ TEST(TimeitTest, ChoosesCallsSoThatARoundLastsLongEnough) {
   EXPECT_EQ(seen(3us).calls, 10000);
   EXPECT_EQ(seen(7ms).calls, 5);
   EXPECT_EQ(seen(1s).calls, 1);
-  const Measurement one = seen(3us);
-  EXPECT_EQ(one.seconds.size(), 7u);
-  EXPECT_NEAR(one.best(), 3e-6, 1e-15);
-  EXPECT_NEAR(one.median(), 3e-6, 1e-15);
-  EXPECT_NEAR(one.spread(), 0, 1e-9);
+  const Measurement measurement = seen(3us);
+  EXPECT_EQ(measurement.seconds.size(), 7u);
+  EXPECT_NEAR(measurement.best(), 3e-6, 1e-15);
+  EXPECT_NEAR(measurement.median(), 3e-6, 1e-15);
+  EXPECT_NEAR(measurement.spread(), 0, 1e-9);
 }
 
 TEST(TimeitTest, TheFirstCallDoesNotCountAndBestIsTheFastestRound) {
   FakeClock fake;
   int call = 0;
-  const Measurement one = timeit(
+  const Measurement measurement = timeit(
       [&] {
         ++call;
         fake.now += call == 1 ? 1s : std::chrono::nanoseconds(1000 * (8 - call));  // 6, 5, 4, 3, 2 us
       },
       TimeitOptions().calls(1).rounds(5).clock(fake.clock()));
   EXPECT_EQ(call, 6);
-  EXPECT_NEAR(one.best(), 2e-6, 1e-15);
-  EXPECT_NEAR(one.median(), 4e-6, 1e-15);
-  EXPECT_NEAR(one.percentile(1), 6e-6, 1e-15);
-  EXPECT_NEAR(one.spread(), 0.5, 1e-9);  // from 3 to 5 around 4
+  EXPECT_NEAR(measurement.best(), 2e-6, 1e-15);
+  EXPECT_NEAR(measurement.median(), 4e-6, 1e-15);
+  EXPECT_NEAR(measurement.percentile(1), 6e-6, 1e-15);
+  EXPECT_NEAR(measurement.spread(), 0.5, 1e-9);  // from 3 to 5 around 4
 }
 
 TEST(TimeitTest, AsManyCallsAsAskedForDoNotCount) {
   FakeClock fake;
   for (const int warm_up : {0, 1, 7}) {
     int calls = 0;
-    const Measurement one = timeit([&] { ++calls, fake.now += calls <= warm_up ? 1s : 2us; },
-                                   TimeitOptions().warm_up(warm_up).calls(3).rounds(2).clock(fake.clock()));
+    const Measurement measurement =
+        timeit([&] { ++calls, fake.now += calls <= warm_up ? 1s : 2us; },
+               TimeitOptions().warm_up(warm_up).calls(3).rounds(2).clock(fake.clock()));
     EXPECT_EQ(calls, warm_up + 6);
-    EXPECT_NEAR(one.percentile(1), 2e-6, 1e-15);
+    EXPECT_NEAR(measurement.percentile(1), 2e-6, 1e-15);
   }
 }
 
 TEST(TimeitTest, SamplesAreTimedWhereTheyRun) {
   int round = 0;
-  const Measurement one =
+  const Measurement measurement =
       sample([&] { return ++round * 1e-3; },
              TimeitOptions().label("elsewhere").rounds(3).warm_up(2).calls(10).threads(1));
-  EXPECT_EQ(one.seconds, (std::vector<double>{3e-3, 4e-3, 5e-3}));
-  EXPECT_EQ(one.label, "elsewhere");
-  EXPECT_EQ(one.calls, 10);
-  EXPECT_EQ(one.threads, 1);
+  EXPECT_EQ(measurement.seconds, (std::vector<double>{3e-3, 4e-3, 5e-3}));
+  EXPECT_EQ(measurement.label, "elsewhere");
+  EXPECT_EQ(measurement.calls, 10);
+  EXPECT_EQ(measurement.threads, 1);
   EXPECT_EQ(sample([] { return 1.0; }, TimeitOptions()).calls, 1);
 }
 
@@ -86,9 +87,9 @@ TEST(TimeitTest, PercentilesLieBetweenValuesByProportion) {
 }
 
 TEST(TimeitTest, SaysFiguresSpreadAndThreadsInOneLine) {
-  Measurement one{"mul", {2e-6, 2e-6, 2.5e-6}, 100, 1};
+  Measurement measurement{"mul", {2e-6, 2e-6, 2.5e-6}, 100, 1};
   EXPECT_EQ(
-      one.to_text(),
+      measurement.to_text(),
       "mul: best 2.000 us, median 2.000 us, spread 13 % (the machine was not quiet), 3 rounds of 100 calls, "
       "1 thread");
   std::ostringstream out;
@@ -108,10 +109,10 @@ TEST(TimeitTest, ChoosesTheUnit) {
 TEST(TimeitTest, SetsThreadsForTheMeasurementOnly) {
   const int before = at::get_num_threads();
   int seen = 0;
-  const Measurement one =
+  const Measurement measurement =
       timeit([&] { seen = at::get_num_threads(); }, TimeitOptions().threads(1).calls(1).rounds(1));
   EXPECT_EQ(seen, 1);
-  EXPECT_EQ(one.threads, 1);
+  EXPECT_EQ(measurement.threads, 1);
   EXPECT_EQ(at::get_num_threads(), before);
 }
 
