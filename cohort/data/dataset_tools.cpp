@@ -162,9 +162,9 @@ ChannelStatistics channel_statistics(const std::string& folder, ColorMode color,
                                             std::vector<Histogram>(channels, Histogram{}));
   for_each_item(index.size(), threads, [&](int thread, std::int64_t item) {
     const Image& image = decode(index, item, color);
-    std::vector<Histogram>& mine = parts[static_cast<std::size_t>(thread)];
+    std::vector<Histogram>& histograms = parts[static_cast<std::size_t>(thread)];
     for (std::size_t i = 0; i < image.pixels.size(); i += channels) {
-      for (std::size_t c = 0; c < channels; ++c) ++mine[c][image.pixels[i + c]];
+      for (std::size_t c = 0; c < channels; ++c) ++histograms[c][image.pixels[i + c]];
     }
   });
   ChannelStatistics result;

@@ -90,14 +90,14 @@ void walk(const std::string& root, const std::string& folder, int depth, std::ve
 }
 
 std::string empty_class(const std::string& name, const std::vector<ClassSubfolder>& parts) {
-  std::size_t others = 0;
+  std::size_t num_others = 0;
   std::string example;
   for (const ClassSubfolder& part : parts) {
-    others += part.listing.files.size();
+    num_others += part.listing.files.size();
     if (example.empty() && !part.listing.files.empty()) example = part.listing.files.front();
   }
   std::string text = base::concat("class '", name, "' has no image (.jpg, .jpeg, .png)");
-  if (others > 0) text += base::concat(" among ", others, " files such as ", example);
+  if (num_others > 0) text += base::concat(" among ", num_others, " files such as ", example);
   return text;
 }
 
@@ -178,10 +178,10 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
   FolderIndex index;
   index.root_ = root;
   while (index.root_.size() > 1 && index.root_.back() == '/') index.root_.pop_back();
-  Others others;
+  Others other_files;
   Listing top = list(root);
-  for (const std::string& name : top.files) others.add("outside the class folders", "", name);
-  others.add_no_files("", top);
+  for (const std::string& name : top.files) other_files.add("outside the class folders", "", name);
+  other_files.add_no_files("", top);
   index.classes_ = std::move(top.folders);
   if (index.classes_.empty()) {
     throw DataError(kWhereImageFolder, root + " has no class folders, expected a folder of images per class",
@@ -196,11 +196,11 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
     std::ranges::sort(parts, {}, &ClassSubfolder::folder);
     const std::size_t before = index.labels_.size();
     for (const ClassSubfolder& part : parts) {
-      others.add_no_files(part.folder, part.listing);
+      other_files.add_no_files(part.folder, part.listing);
       for (const std::string& file : part.listing.files) {
         if (!has_image_extension(file)) {
           const std::string ending = ending_of(file);
-          others.add(ending.empty() ? "without an ending" : ending, part.folder, file);
+          other_files.add(ending.empty() ? "without an ending" : ending, part.folder, file);
           continue;
         }
         // All names stand in one string, ended by zeros for openat(): millions of small strings would take
@@ -216,7 +216,7 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
                       "remove the class, or allow empty classes");
     }
   }
-  index.other_files_ = others.take();
+  index.other_files_ = other_files.take();
   report_other_files(index, options.on_other_files);
   return index;
 }

@@ -63,13 +63,13 @@ at::Tensor total_norm(const std::vector<at::Tensor>& gradients, double norm_type
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
-// Foreach operators of LibTorch write to no lazily negative tensor: `one` does.
-template <typename Foreach, typename One>
-void change(const std::vector<at::Tensor>& gradients, const Foreach& foreach, const One& one) {
+// Foreach operators of LibTorch write to no lazily negative tensor: `single` does.
+template <typename Foreach, typename Single>
+void change(const std::vector<at::Tensor>& gradients, const Foreach& foreach, const Single& single) {
   std::vector<at::Tensor> plain;
   for (at::Tensor gradient : gradients) {
     if (gradient.is_neg()) {
-      one(gradient);
+      single(gradient);
     } else {
       plain.push_back(std::move(gradient));
     }

@@ -252,14 +252,14 @@ TEST(LoaderTest, ContinuesFromAStateWithAnyNumberOfWorkers) {
 
 TEST(LoaderTest, ContinuesWithAnotherNumberOfRanks) {
   auto dataset = std::make_shared<Moody>(48);
-  LoaderOptions one{.batch_size = 8, .shuffle = true, .seed = 1};
-  const Taken straight = take_epoch(dataset, one);
+  LoaderOptions options{.batch_size = 8, .shuffle = true, .seed = 1};
+  const Taken straight = take_epoch(dataset, options);
   Taken first;
-  Loader loader(dataset, one);
+  Loader loader(dataset, options);
   take(loader, first, 2);
   std::vector<Taken> rest(2);
   for (std::int64_t rank = 0; rank < 2; ++rank) {
-    LoaderOptions half = one;
+    LoaderOptions half = options;
     half.batch_size = 4;
     half.rank = rank;
     half.world_size = 2;

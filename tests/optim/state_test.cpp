@@ -82,11 +82,11 @@ TEST(OptimizerStateTest, NamesAreThoseOfPyTorch) {
 }
 
 TEST(OptimizerStateTest, WhatDoesNotFitIsListedAndNothingChanges) {
-  Tensors parameters = fresh_parameters(), others = fresh_parameters();
+  Tensors parameters = fresh_parameters(), sgd_parameters = fresh_parameters();
   Adam adam(parameters);
-  SGD sgd(others, SGDOptions(0.1).momentum(0.9));
+  SGD sgd(sgd_parameters, SGDOptions(0.1).momentum(0.9));
   set_gradients(parameters, 1);
-  set_gradients(others, 1);
+  set_gradients(sgd_parameters, 1);
   adam.step();
   sgd.step();
   const OptimizerState before = copy(adam.state());

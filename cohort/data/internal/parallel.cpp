@@ -47,11 +47,11 @@ void for_each_item(std::int64_t count, int threads,
       ~Others() {
         for (const auto& future : futures) future.wait(base::Deadline::never());
       }
-    } others;
-    others.futures.reserve(static_cast<std::size_t>(std::max(0, useful)));
+    } other_threads;
+    other_threads.futures.reserve(static_cast<std::size_t>(std::max(0, useful)));
     for (int thread = 1; thread < useful; ++thread) {
       try {
-        others.futures.push_back(pool.submit("items", [&run, thread] { run(thread); }));
+        other_threads.futures.push_back(pool.submit("items", [&run, thread] { run(thread); }));
       } catch (const SystemError&) {
         break;  // no more threads: those that there are do all of it
       }

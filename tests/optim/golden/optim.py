@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).parent
 STEPS = 1000
 warnings.simplefilter("ignore")
 
-one = dict(total_steps=1000, max_lr=0.5)
+cycle = dict(total_steps=1000, max_lr=0.5)
 SCHEDULES = {
     "constant": lambda o: s.ConstantLR(o, 1.0, 0),
     "constant_factor": lambda o: s.ConstantLR(o, 0.25, 40),
@@ -35,14 +35,14 @@ SCHEDULES = {
         o, [s.LinearLR(o, 0.01, 1.0, 50), s.CosineAnnealingLR(o, 950, 1e-5)], [50]),
     "three_parts": lambda o: s.SequentialLR(
         o, [s.LinearLR(o, 0.1, 1.0, 20), s.StepLR(o, 100, 0.5), s.ExponentialLR(o, 0.99)], [20, 400]),
-    "one_cycle": lambda o: s.OneCycleLR(o, **one),
+    "one_cycle": lambda o: s.OneCycleLR(o, **cycle),
     "one_cycle_linear": lambda o: s.OneCycleLR(
         o, anneal_strategy="linear", pct_start=0.137, div_factor=10.0, final_div_factor=100.0, base_momentum=0.8,
-        max_momentum=0.9, **one),
-    "one_cycle_three": lambda o: s.OneCycleLR(o, three_phase=True, pct_start=0.4, **one),
+        max_momentum=0.9, **cycle),
+    "one_cycle_three": lambda o: s.OneCycleLR(o, three_phase=True, pct_start=0.4, **cycle),
     "one_cycle_three_linear": lambda o: s.OneCycleLR(
-        o, three_phase=True, anneal_strategy="linear", pct_start=0.25, cycle_momentum=False, **one),
-    "one_cycle_falling": lambda o: s.OneCycleLR(o, pct_start=0.0, **one),
+        o, three_phase=True, anneal_strategy="linear", pct_start=0.25, cycle_momentum=False, **cycle),
+    "one_cycle_falling": lambda o: s.OneCycleLR(o, pct_start=0.0, **cycle),
 }
 
 
