@@ -50,8 +50,8 @@ int event() {
 std::atomic<bool> signal_taken{false};
 
 void notify() {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t ignored = ::write(event(), &one, sizeof(one));
+  const std::uint64_t increment = 1;
+  [[maybe_unused]] const ssize_t ignored = ::write(event(), &increment, sizeof(increment));
 }
 
 void on_signal(int) {

@@ -377,31 +377,32 @@ BarrierResult run_barrier(GroupState& state, std::int64_t number, base::Deadline
 
 // Over the store and not over the backend: the store knows who came, and works in a group that is broken.
 void Group::barrier(CallOptions options) const {
-  State& mine = state();
+  State& group_state = state();
   Signature signature("barrier", {});
-  signature.number = mine.barriers.fetch_add(1);
+  signature.number = group_state.barriers.fetch_add(1);
   // A barrier has a position, as every rank makes it: it shows who is behind.
-  const std::uint64_t ticket = mine.flight.begin(signature, mine.positions.fetch_add(1));
-  if (!mine.is_distributed) {
-    mine.group->barrier({});
-    mine.flight.set(ticket, CallState::kDone);
+  const std::uint64_t ticket = group_state.flight.begin(signature, group_state.positions.fetch_add(1));
+  if (!group_state.is_distributed) {
+    group_state.group->barrier({});
+    group_state.flight.set(ticket, CallState::kDone);
     return;
   }
-  mine.flight.set(ticket, CallState::kWaiting);
-  const base::Deadline deadline(options.timeout.count() == 0 ? mine.timeout : options.timeout);
-  const BarrierResult result = run_barrier(mine, signature.number, deadline);
+  group_state.flight.set(ticket, CallState::kWaiting);
+  const base::Deadline deadline(options.timeout.count() == 0 ? group_state.timeout : options.timeout);
+  const BarrierResult result = run_barrier(group_state, signature.number, deadline);
   if (result.error.empty() && result.missing.empty()) {
-    mine.flight.set(ticket, CallState::kDone);
-    mine.count("barrier", {.calls = 1, .waiting = deadline.elapsed(), .total = deadline.elapsed()});
+    group_state.flight.set(ticket, CallState::kDone);
+    group_state.count("barrier", {.calls = 1, .waiting = deadline.elapsed(), .total = deadline.elapsed()});
     return;
   }
-  mine.flight.set(ticket, CallState::kFailed);
+  group_state.flight.set(ticket, CallState::kFailed);
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
-  const std::string where = base::concat("barrier/", signature.number, " of group '", mine.name, "' (rank ",
-                                         mine.rank, "/", mine.size, ", ", waited, " ms)");
+  const std::string where =
+      base::concat("barrier/", signature.number, " of group '", group_state.name, "' (rank ",
+                   group_state.rank, "/", group_state.size, ", ", waited, " ms)");
   const auto who = base::concat(base::format_list("rank", result.missing),
                                 result.missing.size() == 1 ? " has" : " have", " not come");
-  if (const auto watch = mine.registry->watch()) {
+  if (const auto watch = group_state.registry->watch()) {
     watch->failed(base::concat(where, ": ", result.error.empty() ? who : result.error));
     // The table of all ranks is logged before the error, if the store still answers.
     if (!result.is_silent) watch->wait_for_table(base::Deadline(kTableTime));

@@ -195,8 +195,8 @@ struct Agreement {
 };
 
 // Waits for all, and compares what they say of themselves.
-Agreement agree_on(const Store& store, const Job& job, const std::string& mine, const std::string& where,
-                   base::Deadline deadline) {
+Agreement agree_on(const Store& store, const Job& job, const std::string& fingerprint,
+                   const std::string& where, base::Deadline deadline) {
   base::Words words;
   Agreement agreement;
   std::string error;
@@ -212,7 +212,7 @@ Agreement agree_on(const Store& store, const Job& job, const std::string& mine, 
            "one process per rank; for file://, a new file for each job");
     }
     words = base::all_gather_words(kv_store, "here", job.rank, job.world_size,
-                                   mine + "\n" + base::machine_id(), deadline);
+                                   fingerprint + "\n" + base::machine_id(), deadline);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& failure) {
@@ -231,8 +231,8 @@ Agreement agree_on(const Store& store, const Job& job, const std::string& mine, 
   for (std::size_t rank = 0; rank < words.of_rank.size(); ++rank) {
     const std::string& word = words.of_rank[rank];
     const std::size_t end = word.find('\n');
-    if (word.substr(0, end) != mine) {
-      fail(base::concat("ranks disagree: rank ", job.rank, " has ", mine, "; rank ", rank, " has ",
+    if (word.substr(0, end) != fingerprint) {
+      fail(base::concat("ranks disagree: rank ", job.rank, " has ", fingerprint, "; rank ", rank, " has ",
                         word.substr(0, end)),
            "start all ranks alike");
     }
@@ -293,8 +293,8 @@ Group init_process_group(const InitOptions& options) {
   // What listens need not be reached from elsewhere.
   if (is_one_machine) rendezvous.reach = "127.0.0.1";
   if (!choice.backend.empty() && job.rank == 0 && job.world_size > 1) {
-    static std::once_flag said;
-    std::call_once(said, [&] {
+    static std::once_flag is_choice_logged;
+    std::call_once(is_choice_logged, [&] {
       base::log_info(base::concat("process group of ", job.world_size, " ranks over ", choice.backend, ": ",
                                   choice.reason));
     });

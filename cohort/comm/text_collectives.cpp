@@ -71,10 +71,10 @@ std::vector<std::string> all_gather_text(const Group& group, const std::string& 
   const std::vector<std::int64_t> lengths =
       all_gather_number(group, static_cast<std::int64_t>(text.size()), until.left());
   const std::int64_t longest = std::max<std::int64_t>(1, *std::ranges::max_element(lengths));
-  at::Tensor mine = at::zeros({longest}, at::kByte);
-  std::memcpy(mine.mutable_data_ptr(), text.data(), text.size());
+  at::Tensor padded = at::zeros({longest}, at::kByte);
+  std::memcpy(padded.mutable_data_ptr(), text.data(), text.size());
   at::Tensor all = at::empty({group.size() * longest}, at::kByte);
-  group.all_gather(all, mine, until.left()).wait();
+  group.all_gather(all, padded, until.left()).wait();
   std::vector<std::string> texts;
   for (int rank = 0; rank < group.size(); ++rank) {
     texts.emplace_back(static_cast<const char*>(all.const_data_ptr()) + rank * longest,

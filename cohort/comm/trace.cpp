@@ -63,11 +63,11 @@ class Tracing {
       zero = agree_on_zero(ticks(base::Timeline::origin()) + offset) - offset;
     }
     const Clock::time_point local{std::chrono::duration_cast<Clock::duration>(zero - options_.clock_ahead)};
-    const std::string mine = base::Timeline::events(state_.rank, base::concat("rank ", state_.rank), local);
+    const std::string events = base::Timeline::events(state_.rank, base::concat("rank ", state_.rank), local);
     if (state_.rank == 0) {
-      write(path, mine, alone);
+      write(path, events, alone);
     } else if (!alone) {
-      send(mine);
+      send(events);
       wait_for(0, key("result"));
       const std::string error = state_.store->get_to_str(key("result"));
       leave_key(state_, key("result"), deadline_);
@@ -175,9 +175,9 @@ class Tracing {
   }
 
   // The earliest of all ranks' beginnings, so that no event has a negative time.
-  nanoseconds agree_on_zero(nanoseconds mine) {
-    state_.store->set(key("begin", state_.rank), std::to_string(mine.count()));
-    nanoseconds zero = mine;
+  nanoseconds agree_on_zero(nanoseconds own_begin) {
+    state_.store->set(key("begin", state_.rank), std::to_string(own_begin.count()));
+    nanoseconds zero = own_begin;
     for (int rank = 0; rank < state_.size; ++rank) {
       wait_for(rank, key("begin", rank));
       zero = std::min(zero, nanoseconds(std::stoll(state_.store->get_to_str(key("begin", rank)))));
@@ -217,7 +217,7 @@ class Tracing {
   }
 
   // Takes what the others send even when the file cannot be written: they wait for it.
-  void write(const std::filesystem::path& path, const std::string& mine, bool alone) {
+  void write(const std::filesystem::path& path, const std::string& events, bool alone) {
     std::optional<base::AtomicFile> file;
     std::exception_ptr failure;
     std::string words = "written";
@@ -233,7 +233,7 @@ class Tracing {
     attempt([&] {
       file.emplace(path);
       file->write(R"({"displayTimeUnit":"ms","traceEvents":[)");
-      file->write(mine);
+      file->write(events);
     });
     auto dropped = static_cast<std::int64_t>(base::Timeline::dropped());
     for (int rank = 1; !alone && rank < state_.size; ++rank) {

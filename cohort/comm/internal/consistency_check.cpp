@@ -59,19 +59,19 @@ milliseconds left(base::Deadline deadline) {
 
 Fingerprint make_fingerprint(const GroupState& group, const Signature& signature,
                              const CallDetails& details) {
-  Fingerprint mine;
-  mine.steps = group.steps.load();
+  Fingerprint fingerprint;
+  fingerprint.steps = group.steps.load();
   Hash hash;
-  hash.add(signature.call).add(signature.number).add(mine.steps).add(signature.op);
+  hash.add(signature.call).add(signature.number).add(fingerprint.steps).add(signature.op);
   hash.add(std::int64_t{signature.peer}).add(static_cast<std::uint64_t>(details.tensors.size()));
   for (const at::Tensor& tensor : details.tensors) {
     hash.add(static_cast<std::int64_t>(tensor.scalar_type())).add(tensor.dim());
     for (std::int64_t dim = details.from_dim; dim < tensor.dim(); ++dim) hash.add(tensor.size(dim));
   }
-  mine.hash = hash.value();
+  fingerprint.hash = hash.value();
   for (std::size_t i = 0; i < details.in_rows.size(); ++i) {
-    mine.sends += traffic(group.rank, static_cast<int>(i), details.in_rows[i]);
-    mine.receives += traffic(static_cast<int>(i), group.rank, details.out_rows[i]);
+    fingerprint.sends += traffic(group.rank, static_cast<int>(i), details.in_rows[i]);
+    fingerprint.receives += traffic(static_cast<int>(i), group.rank, details.out_rows[i]);
   }
   std::string text = signature.text();
   if (!details.in_rows.empty()) {
@@ -79,17 +79,18 @@ Fingerprint make_fingerprint(const GroupState& group, const Signature& signature
                          base::join(details.out_rows, "+"), " in");
   }
   // Fingerprints have one size on all ranks; what is cut off is still in the hash.
-  if (text.size() >= mine.text.size()) text.replace(mine.text.size() - 4, std::string::npos, "...");
-  std::memcpy(mine.text.data(), text.c_str(), text.size() + 1);
-  return mine;
+  if (text.size() >= fingerprint.text.size())
+    text.replace(fingerprint.text.size() - 4, std::string::npos, "...");
+  std::memcpy(fingerprint.text.data(), text.c_str(), text.size() + 1);
+  return fingerprint;
 }
 
-std::vector<Fingerprint> gather_over_backend(GroupState& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_over_backend(GroupState& group, const Fingerprint& fingerprint,
                                              base::Deadline deadline) {
   const at::NoGradGuard no_grad;
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(Fingerprint));
   at::Tensor from = at::empty({kSize}, at::kByte), to = at::empty({group.size * kSize}, at::kByte);
-  std::memcpy(from.mutable_data_ptr(), &mine, sizeof(Fingerprint));
+  std::memcpy(from.mutable_data_ptr(), &fingerprint, sizeof(Fingerprint));
   c10d::AllgatherOptions settings;
   settings.timeout = left(deadline);
   if (!group.group->COHORT_C10D_ALL_GATHER(to, from, settings)->wait(left(deadline))) {
@@ -101,13 +102,13 @@ std::vector<Fingerprint> gather_over_backend(GroupState& group, const Fingerprin
 }
 
 // A rank that has come to comparison n has read all of comparison n - 1, so that all have read n - 2.
-std::vector<Fingerprint> gather_over_store(GroupState& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_over_store(GroupState& group, const Fingerprint& fingerprint,
                                            base::Deadline deadline) {
   const std::int64_t round = group.compared.fetch_add(1);
   const auto key = [](std::int64_t number) { return base::concat("check/", number); };
   const StoreDeadline until(deadline.later(kLastAnswerTime));
   StoreAdapter kv_store = store_adapter_of(group);
-  const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(Fingerprint));
+  const std::string bytes(reinterpret_cast<const char*>(&fingerprint), sizeof(Fingerprint));
   const base::Words words = gather_words(kv_store, key(round), group.rank, group.size, bytes, deadline);
   if (!words.missing.empty()) {
     throw MissingRanks<TimeoutError>(
@@ -125,10 +126,10 @@ std::vector<Fingerprint> gather_over_store(GroupState& group, const Fingerprint&
   return all;
 }
 
-std::vector<Fingerprint> gather_fingerprints(GroupState& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_fingerprints(GroupState& group, const Fingerprint& fingerprint,
                                              base::Deadline deadline) {
-  return group.device == c10::kCPU ? gather_over_backend(group, mine, deadline)
-                                   : gather_over_store(group, mine, deadline);
+  return group.device == c10::kCPU ? gather_over_backend(group, fingerprint, deadline)
+                                   : gather_over_store(group, fingerprint, deadline);
 }
 
 void compare_calls(const GroupState& group, const std::vector<Fingerprint>& all) {

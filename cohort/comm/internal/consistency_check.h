@@ -25,13 +25,13 @@ static_assert(sizeof(Fingerprint) == 256);
 Fingerprint make_fingerprint(const GroupState& group, const Signature& signature, const CallDetails& details);
 
 /// Gathers the fingerprints of all ranks, where the backend takes CPU tensors over it, else over the store.
-std::vector<Fingerprint> gather_over_backend(GroupState& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_over_backend(GroupState& group, const Fingerprint& fingerprint,
                                              base::Deadline deadline);
-std::vector<Fingerprint> gather_over_store(GroupState& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_over_store(GroupState& group, const Fingerprint& fingerprint,
                                            base::Deadline deadline);
 
 /// By one of the two. Throws: what the backend or the store throws, as when a rank does not come.
-std::vector<Fingerprint> gather_fingerprints(GroupState& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_fingerprints(GroupState& group, const Fingerprint& fingerprint,
                                              base::Deadline deadline);
 
 /// Throws: UsageError that lists what each rank called where that differs; the same on every rank.

@@ -36,9 +36,9 @@ StoreAdapter store_adapter_of(const GroupState& state) {
 }
 
 base::Words gather_words(StoreAdapter kv_store, const std::string& key, int rank, int size,
-                         const std::string& mine, base::Deadline deadline) {
+                         const std::string& word, base::Deadline deadline) {
   try {
-    return base::all_gather_words(kv_store, key, rank, size, mine, deadline);
+    return base::all_gather_words(kv_store, key, rank, size, word, deadline);
   } catch (const TimeoutError&) {  // it is silent
     throw;
   } catch (const std::exception& error) {
@@ -60,15 +60,15 @@ void leave_key(GroupState& state, const std::string& key, base::Deadline deadlin
   }
 }
 
-void GroupState::count(const char* call, const CallCounters& one) {
+void GroupState::count(const char* call, const CallCounters& added) {
   const std::lock_guard lock(mutex_);
   auto found = counters_.find(call);
   if (found == counters_.end()) found = counters_.emplace(call, CallCounters{}).first;
   CallCounters& sum = found->second;
-  sum.calls += one.calls;
-  sum.bytes += one.bytes;
-  sum.waiting += one.waiting;
-  sum.total += one.total;
+  sum.calls += added.calls;
+  sum.bytes += added.bytes;
+  sum.waiting += added.waiting;
+  sum.total += added.total;
 }
 
 std::map<std::string, CallCounters> GroupState::counters() const {

@@ -91,7 +91,7 @@ struct GroupState {
   void share_with_c10d();
   bool is_shared_with_c10d() const { return is_shared_with_c10d_.load(); }
   /// Counts a call that is over. `call` is a literal.
-  void count(const char* call, const CallCounters& one);
+  void count(const char* call, const CallCounters& added);
   std::map<std::string, CallCounters> counters() const;
   /// A row of the timeline that no other call of this group is on, until it is given back.
   int take_row();
@@ -149,7 +149,7 @@ StoreAdapter store_adapter_of(const GroupState& state);
 
 /// As base::all_gather_words; where the store is gone the error says so.
 base::Words gather_words(StoreAdapter kv_store, const std::string& key, int rank, int size,
-                         const std::string& mine, base::Deadline deadline);
+                         const std::string& word, base::Deadline deadline);
 
 /// Called by each rank that needs nothing more of `key` in the store. Where the job's rank 0 keeps the store
 /// and is in the group, it waits for the others, some seconds and up to the deadline: it may end next.

@@ -131,45 +131,45 @@ void PendingState::begin(const CallDetails& details, const Body& body) {
   signature = Signature(signature.call, details);
   signature.number = group->calls.fetch_add(1);
   ticket = group->flight.begin(signature, group->positions.fetch_add(1));
-  std::optional<Fingerprint> mine;
-  if (group->checks(signature.number)) mine = make_fingerprint(*group, signature, details);
-  if (group->is_shared_with_c10d() || (!mine && group->is_queue_empty())) {
-    if (mine) {
+  std::optional<Fingerprint> fingerprint;
+  if (group->checks(signature.number)) fingerprint = make_fingerprint(*group, signature, details);
+  if (group->is_shared_with_c10d() || (!fingerprint && group->is_queue_empty())) {
+    if (fingerprint) {
       const auto since = FlightEntry::Clock::now();
-      compare(*mine);
+      compare(*fingerprint);
       held += FlightEntry::Clock::now() - since;
     }
     return hand_over_collective(body);
   }
   // It does not own the call: one that nobody waits for any more is not begun.
-  beginning = group->enqueue(
-      [call = weak_from_this(), mine, body, of_caller = at::ThreadLocalState(), stream = stream_of(tensors)] {
-        const std::shared_ptr<PendingState> self = call.lock();
-        if (self == nullptr) return;
-        const at::ThreadLocalStateGuard as_caller(of_caller);
-        const c10::OptionalStreamGuard on_stream(stream);
-        self->begin_in_turn(mine, body);
-      });
+  beginning = group->enqueue([call = weak_from_this(), fingerprint, body, of_caller = at::ThreadLocalState(),
+                              stream = stream_of(tensors)] {
+    const std::shared_ptr<PendingState> self = call.lock();
+    if (self == nullptr) return;
+    const at::ThreadLocalStateGuard as_caller(of_caller);
+    const c10::OptionalStreamGuard on_stream(stream);
+    self->begin_in_turn(fingerprint, body);
+  });
 }
 
 // Note [Giving up]: the group's thread and the one who waits both may end a call's time in the queue. One
 // exchange decides which does: what was given up is never handed over, since its tensors are the caller's
 // again; what was handed over is waited for.
-void PendingState::begin_in_turn(const std::optional<Fingerprint>& mine, const Body& body) {
+void PendingState::begin_in_turn(const std::optional<Fingerprint>& fingerprint, const Body& body) {
   has_turn = true;
   group->check_usable();
-  if (mine) compare(*mine);
+  if (fingerprint) compare(*fingerprint);
   if (deadline.expired()) fail(std::runtime_error(kBehind));
   if (step_on(Step::kHandedOver)) return hand_over_collective(body);
   // The other ranks begin it, so what comes after it would meet theirs.
   group->mark_broken(base::concat(describe(), ": ", kBehind), group->end_of_failure(deadline));
 }
 
-void PendingState::compare(const Fingerprint& mine) {
+void PendingState::compare(const Fingerprint& fingerprint) {
   group->flight.set(ticket, CallState::kWaiting);
   std::vector<Fingerprint> all;
   try {
-    all = gather_fingerprints(*group, mine, deadline);
+    all = gather_fingerprints(*group, fingerprint, deadline);
     group->flight.set(ticket, CallState::kBegun);
   } catch (const std::exception& error) {
     fail(error);

@@ -69,8 +69,8 @@ struct PendingState : std::enable_shared_from_this<PendingState> {
     Step expected = Step::kQueued;
     return step_.compare_exchange_strong(expected, next);
   }
-  void begin_in_turn(const std::optional<Fingerprint>& mine, const Body& body);
-  void compare(const Fingerprint& mine);
+  void begin_in_turn(const std::optional<Fingerprint>& fingerprint, const Body& body);
+  void compare(const Fingerprint& fingerprint);
   void count();
   void hand_over(const Body& body);
   void hand_over_collective(const Body& body);

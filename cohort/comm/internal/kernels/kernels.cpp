@@ -112,9 +112,9 @@ const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
     const auto wanted = base::env_string("COHORT_KERNELS");
     base::TextList names;
-    for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
-      if (!wanted || *wanted == (*one)->name) return **one;
-      names.add((*one)->name);
+    for (const Kernels* const* candidate = all_kernels(); *candidate != nullptr; ++candidate) {
+      if (!wanted || *wanted == (*candidate)->name) return **candidate;
+      names.add((*candidate)->name);
     }
     throw ConfigError("comm.kernels",
                       base::concat("COHORT_KERNELS is '", *wanted,
