@@ -59,10 +59,10 @@ void check_launched(int size) {
 }
 
 // The ranks of the group as MPI numbers them, which may be otherwise than the group does.
-std::vector<int> gather_members(const BackendOptions& options, const mpi::Process& mine,
+std::vector<int> gather_members(const BackendOptions& options, const mpi::Process& own_process,
                                 base::Deadline deadline) {
   const base::Words words = gather_words(StoreAdapter(options.store), "rank", options.rank, options.size,
-                                         base::concat(mine.job, " ", mine.rank), deadline);
+                                         base::concat(own_process.job, " ", own_process.rank), deadline);
   if (!words.missing.empty()) {
     throw TimeoutError(
         "comm.mpi",
@@ -75,7 +75,7 @@ std::vector<int> gather_members(const BackendOptions& options, const mpi::Proces
     std::istringstream text(words.of_rank[static_cast<std::size_t>(rank)]);
     mpi::Process theirs;
     text >> theirs.job >> theirs.rank;
-    if (theirs.job != mine.job) {
+    if (theirs.job != own_process.job) {
       throw UsageError(
           "comm.mpi",
           base::concat("ranks ", options.rank, " and ", rank, " were not started by the same mpirun"), kHint);

@@ -60,10 +60,10 @@ struct Shares {
   Shares(std::int64_t numel, std::int64_t itemsize, int ranks) {
     std::int64_t begin = 0;
     for (int rank = 0; rank < ranks; ++rank) {
-      const std::int64_t mine = numel / ranks + (rank < numel % ranks ? 1 : 0);
-      counts.push_back(static_cast<int>(mine * itemsize));
+      const std::int64_t share = numel / ranks + (rank < numel % ranks ? 1 : 0);
+      counts.push_back(static_cast<int>(share * itemsize));
       begins.push_back(static_cast<int>(begin * itemsize));
-      begin += mine;
+      begin += share;
     }
   }
 };
@@ -122,30 +122,31 @@ void add_small_reduce(Steps& steps, const Piece& piece) {
 void add_shared_reduce(Steps& steps, const Piece& piece) {
   const auto shares = std::make_shared<const Shares>(piece.numel, piece.itemsize(), piece.comms->size);
   const auto rank = static_cast<std::size_t>(piece.comms->rank);
-  const int mine = shares->counts[rank];
+  const int share_bytes = shares->counts[rank];
   // As many bytes from each; kept until MPI has read it.
-  const auto from = std::make_shared<std::vector<int>>(shares->counts.size(), mine);
-  const auto at_bytes = std::make_shared<std::vector<int>>(shares->counts.size(), mine);
+  const auto from = std::make_shared<std::vector<int>>(shares->counts.size(), share_bytes);
+  const auto at_bytes = std::make_shared<std::vector<int>>(shares->counts.size(), share_bytes);
   std::exclusive_scan(from->begin(), from->end(), at_bytes->begin(), 0);
-  steps.push_back([piece, shares, from, at_bytes, mine](PendingRequests& pending) {
+  steps.push_back([piece, shares, from, at_bytes, share_bytes](PendingRequests& pending) {
     const Communicators& at = *piece.comms;
     std::byte* const all =
-        at.queue->scratch(static_cast<std::size_t>(mine) * static_cast<std::size_t>(at.size));
+        at.queue->scratch(static_cast<std::size_t>(share_bytes) * static_cast<std::size_t>(at.size));
     check(MPI_Ialltoallv(piece.data, shares->counts.data(), shares->begins.data(), MPI_BYTE, all,
                          from->data(), at_bytes->data(), MPI_BYTE, at.collectives, pending.add()),
           "MPI_Ialltoallv");
   });
-  steps.push_back([piece, shares, mine, rank](PendingRequests& pending) {
+  steps.push_back([piece, shares, share_bytes, rank](PendingRequests& pending) {
     const Communicators& at = *piece.comms;
     std::byte* const all = at.queue->scratch(0);
-    reduce_parts(piece.numbers, all, at.size, mine / piece.itemsize(), all);
+    reduce_parts(piece.numbers, all, at.size, share_bytes / piece.itemsize(), all);
     if (piece.root < 0) {
-      if (mine > 0) std::memcpy(piece.data + shares->begins[rank], all, static_cast<std::size_t>(mine));
+      if (share_bytes > 0)
+        std::memcpy(piece.data + shares->begins[rank], all, static_cast<std::size_t>(share_bytes));
       check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, piece.data, shares->counts.data(),
                             shares->begins.data(), MPI_BYTE, at.collectives, pending.add()),
             "MPI_Iallgatherv");
     } else {
-      check(MPI_Igatherv(all, mine, MPI_BYTE, piece.data, shares->counts.data(), shares->begins.data(),
+      check(MPI_Igatherv(all, share_bytes, MPI_BYTE, piece.data, shares->counts.data(), shares->begins.data(),
                          MPI_BYTE, piece.root, at.collectives, pending.add()),
             "MPI_Igatherv");
     }
@@ -260,8 +261,8 @@ void add_exchange(Steps& steps, const CommunicatorsPtr& comms, std::vector<Messa
               "MPI_Isend");
       });
     }
-    const auto mine = [&](const Message& message) { return message.peer == comms->rank; };
-    const auto own = std::ranges::find_if(to, mine), here = std::ranges::find_if(from, mine);
+    const auto is_own = [&](const Message& message) { return message.peer == comms->rank; };
+    const auto own = std::ranges::find_if(to, is_own), here = std::ranges::find_if(from, is_own);
     if (own != to.end() && here != from.end()) copy_bytes(here->data, own->data);
   });
 }

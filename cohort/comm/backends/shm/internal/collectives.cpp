@@ -50,13 +50,13 @@ struct Reduction {
   Reduce run;
 
   Reduction(Dtype dtype, Op op) : dtype(dtype), op(op), width(size_of(dtype)), run(reducer(dtype, op)) {}
-  void one(std::byte* to, const Pointers& from, int num_from, std::size_t bytes) const {
+  void into_one(std::byte* to, const Pointers& from, int num_from, std::size_t bytes) const {
     void* target = to;
-    many(&target, 1, from, num_from, bytes, false);
+    into_many(&target, 1, from, num_from, bytes, false);
   }
   // The same bits on every rank, whichever thread comes to it: its own state is the caller's or the engine's.
-  void many(void* const* to, int num_to, const Pointers& from, int num_from, std::size_t bytes,
-            bool stream) const {
+  void into_many(void* const* to, int num_to, const Pointers& from, int num_from, std::size_t bytes,
+                 bool stream) const {
     const StandardFloats same_everywhere;
     run(to, num_to, from.data(), num_from, bytes / width, stream);
   }
@@ -69,7 +69,7 @@ void reduce_chunk(Communicator& ranks, const Reduction& reduction, std::byte* to
     // Its own has just been copied from `to`, which is as near.
     from[static_cast<std::size_t>(rank)] = rank == ranks.rank() ? to : ranks.incoming(rank);
   }
-  reduction.one(to, from, ranks.size(), bytes);
+  reduction.into_one(to, from, ranks.size(), bytes);
 }
 
 // Where every rank's memory is, if all of it is in arenas. What was handed over is taken in any case.
@@ -96,14 +96,14 @@ bool any_in_arena(const Communicator& ranks) {
 // Reduces this rank's part of everyone's memory, into everyone's memory.
 void reduce_in_place(const Communicator& ranks, const Reduction& reduction,
                      std::array<void*, kMaxRanks> where, std::size_t bytes) {
-  const ByteRange mine = range_of(bytes, ranks.rank(), ranks.size());
+  const ByteRange own_part = range_of(bytes, ranks.rank(), ranks.size());
   Pointers from{};
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks.size()); ++rank) {
-    where[rank] = static_cast<std::byte*>(where[rank]) + mine.begin;
+    where[rank] = static_cast<std::byte*>(where[rank]) + own_part.begin;
     from[rank] = where[rank];
   }
   const bool stream = bytes * static_cast<std::size_t>(ranks.size()) >= kStreamBytes;
-  reduction.many(where.data(), ranks.size(), from, ranks.size(), mine.size(), stream);
+  reduction.into_many(where.data(), ranks.size(), from, ranks.size(), own_part.size(), stream);
 }
 
 // Into the slot, for each rank but this one its part of the chunk, in its place.
@@ -117,13 +117,14 @@ void offer_parts(Communicator& ranks, const std::byte* chunk, std::size_t bytes)
 
 // Reduces this rank's part of what all offer into `chunk`, and the result into the slot for the next round.
 void reduce_part(Communicator& ranks, const Reduction& reduction, std::byte* chunk, std::size_t bytes) {
-  const ByteRange mine = range_of(bytes, ranks.rank(), ranks.size());
+  const ByteRange own_part = range_of(bytes, ranks.rank(), ranks.size());
   Pointers from{};
   for (int rank = 0; rank < ranks.size(); ++rank) {
-    from[static_cast<std::size_t>(rank)] = (rank == ranks.rank() ? chunk : ranks.incoming(rank)) + mine.begin;
+    from[static_cast<std::size_t>(rank)] =
+        (rank == ranks.rank() ? chunk : ranks.incoming(rank)) + own_part.begin;
   }
-  std::array<void*, 2> to = {chunk + mine.begin, ranks.outgoing() + kChunkBytes};
-  reduction.many(to.data(), 2, from, ranks.size(), mine.size(), false);
+  std::array<void*, 2> to = {chunk + own_part.begin, ranks.outgoing() + kChunkBytes};
+  reduction.into_many(to.data(), 2, from, ranks.size(), own_part.size(), false);
 }
 
 void take_results(Communicator& ranks, std::byte* chunk, std::size_t bytes) {
@@ -333,7 +334,7 @@ Task reduce_scatter(Communicator& ranks, std::byte* to, std::vector<std::byte*> 
     for (std::size_t rank = 0; rank < from.size(); ++rank) {
       parts[rank] = rank == own ? from[own] + start : ranks.incoming(static_cast<int>(rank)) + own * piece;
     }
-    reduction.one(to + start, parts, ranks.size(), bytes);
+    reduction.into_one(to + start, parts, ranks.size(), bytes);
     start += piece;
   } while (start < whole);
 }

@@ -131,8 +131,8 @@ void Communicator::find_cores(KeyValueStore& kv_store, base::Deadline deadline) 
   std::array<std::uint64_t, 2> cores{};
   // A container's share may be less than the cores that it may run on.
   const auto quota = base::core_limits().quota;
-  const base::CpuSet mine = quota && *quota < size_ ? base::CpuSet() : base::CpuSet::of_current_thread();
-  for (const int id : mine.ids())
+  const base::CpuSet own_cores = quota && *quota < size_ ? base::CpuSet() : base::CpuSet::of_current_thread();
+  for (const int id : own_cores.ids())
     cores[static_cast<std::size_t>(id % 128 / 64)] |= std::uint64_t{1} << (id % 64);
   std::memcpy(outgoing(), cores.data(), sizeof(cores));
   arrive({.type = CollectiveType::kRendezvous});
@@ -155,10 +155,10 @@ void Communicator::find_cores(KeyValueStore& kv_store, base::Deadline deadline) 
 }
 
 void Communicator::arrive(const Signature& signature, std::uint64_t word) {
-  Arrival& mine = arrival(rank_);
+  Arrival& own_arrival = arrival(rank_);
   ++round_;
-  mine.rounds[round_ % 2] = {signature.pack(), word};
-  mine.count.store(round_);  // before a look at who sleeps, for all: sequentially consistent
+  own_arrival.rounds[round_ % 2] = {signature.pack(), word};
+  own_arrival.count.store(round_);  // before a look at who sleeps, for all: sequentially consistent
   wake_all();
 }
 
@@ -168,15 +168,15 @@ bool Communicator::Everyone::ready() {
     // Before sleep it is to be seen what others did before they looked who sleeps: sequentially consistent.
     if (ranks_->arrival(next_).count.load() < round) return false;
   }
-  const std::uint64_t mine = ranks_->arrival(ranks_->rank_).rounds[round % 2].signature;
+  const std::uint64_t own_signature = ranks_->arrival(ranks_->rank_).rounds[round % 2].signature;
   for (int rank = 0; rank < ranks_->size_; ++rank) {
     const std::uint64_t theirs = ranks_->arrival(rank).rounds[round % 2].signature;
-    if (theirs == mine) continue;
-    throw UsageError(
-        "comm.shm",
-        base::concat("ranks call different things: rank ", ranks_->rank_, " ", Signature::unpack(mine).text(),
-                     ", rank ", rank, " ", Signature::unpack(theirs).text()),
-        "the same calls in the same order on every rank");
+    if (theirs == own_signature) continue;
+    throw UsageError("comm.shm",
+                     base::concat("ranks call different things: rank ", ranks_->rank_, " ",
+                                  Signature::unpack(own_signature).text(), ", rank ", rank, " ",
+                                  Signature::unpack(theirs).text()),
+                     "the same calls in the same order on every rank");
   }
   return true;
 }
@@ -272,17 +272,17 @@ void Communicator::ask(std::uint64_t mask) {
 
 void Communicator::sleep_until_asked(std::uint32_t times) {
   constexpr std::chrono::hours kLong(1);  // who calls it looks again
-  Sleeper& mine = sleeper(rank_);
-  mine.waits_to_be.store(1);
-  futex_wait(mine.asked, times, kLong);  // not at all where it was asked since
-  mine.waits_to_be.store(0);
+  Sleeper& own_sleeper = sleeper(rank_);
+  own_sleeper.waits_to_be.store(1);
+  futex_wait(own_sleeper.asked, times, kLong);  // not at all where it was asked since
+  own_sleeper.waits_to_be.store(0);
 }
 
 // The others change wake_word for what they do after this; what they did before, `ready` sees.
 void Communicator::begin_sleep() {
-  Sleeper& mine = sleeper(rank_);
-  seen_wake_word_ = mine.wake_word.load();
-  mine.asleep.store(1);
+  Sleeper& own_sleeper = sleeper(rank_);
+  seen_wake_word_ = own_sleeper.wake_word.load();
+  own_sleeper.asleep.store(1);
 }
 
 void Communicator::sleep_on_wake_word(std::chrono::nanoseconds timeout) {
@@ -323,10 +323,10 @@ bool Communicator::did_any_give_up() const {
 }
 
 bool Communicator::give_up(const std::string& why) {
-  Sleeper& mine = sleeper(rank_);
-  if (mine.state.load() == kHere) {
-    mine.why[why.copy(mine.why, sizeof(mine.why) - 1)] = 0;
-    mine.state.store(kGaveUp);
+  Sleeper& own_sleeper = sleeper(rank_);
+  if (own_sleeper.state.load() == kHere) {
+    own_sleeper.why[why.copy(own_sleeper.why, sizeof(own_sleeper.why) - 1)] = 0;
+    own_sleeper.state.store(kGaveUp);
     wake_all();
   }
   // A peer that throws before it writes gives up too.

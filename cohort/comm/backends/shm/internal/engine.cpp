@@ -143,10 +143,10 @@ void Engine::wake_progress_thread() {
 void Engine::ask_others() {
   if (collectives_.empty()) return;
   Operation& first = *collectives_.front();
-  const std::uint64_t others = first.task.can_be_asked();
-  if (others == 0) return;
+  const std::uint64_t ranks_to_ask = first.task.can_be_asked();
+  if (ranks_to_ask == 0) return;
   if (!first.asked_at) first.asked_at = Clock::now();
-  ranks_->ask(others);
+  ranks_->ask(ranks_to_ask);
 }
 
 // They have begun in time what this rank waits for, and may compute: their threads get this long to continue
@@ -314,16 +314,16 @@ void Engine::fail_all(const std::exception_ptr& error, const std::string& why) {
     all.swap(begun_);
     any_begun_.store(false);
   }
-  for (auto& one : collectives_) all.push_back(std::move(one));
-  for (auto& one : running_messages_) all.push_back(std::move(one));
+  for (auto& operation : collectives_) all.push_back(std::move(operation));
+  for (auto& operation : running_messages_) all.push_back(std::move(operation));
   collectives_.clear();
   running_messages_.clear();
   if (!is_memory_ours) {
     base::log_warning(base::concat("comm.shm: a rank hangs as it writes to the tensors of a call of rank ",
                                    ranks_->rank(), ", which failed: their memory is not used again"));
-    for (const auto& one : all) keep_for_ever(one->keep);
+    for (const auto& operation : all) keep_for_ever(operation->keep);
   }
-  for (const auto& one : all) finish(*one, error);
+  for (const auto& operation : all) finish(*operation, error);
 }
 
 // The one whose deadline has passed, whether its turn has come or not.

@@ -163,15 +163,15 @@ std::vector<Contact> read_contacts(KeyValueStore& kv_store, int size, base::Dead
 }
 
 void check_same_machine(const std::vector<Contact>& contacts, int rank) {
-  const Contact& mine = contacts[static_cast<std::size_t>(rank)];
+  const Contact& own_contact = contacts[static_cast<std::size_t>(rank)];
   for (std::size_t other = 0; other < contacts.size(); ++other) {
     const Contact& theirs = contacts[other];
-    if (theirs.machine == mine.machine) continue;
-    throw UsageError(
-        "comm.shm",
-        base::concat("rank ", rank, " is on ", mine.host, ", rank ", other, " on ", theirs.host,
-                     theirs.host == mine.host ? " in another container" : "", ": they cannot share memory"),
-        "backend gloo; or groups of the ranks of one host");
+    if (theirs.machine == own_contact.machine) continue;
+    throw UsageError("comm.shm",
+                     base::concat("rank ", rank, " is on ", own_contact.host, ", rank ", other, " on ",
+                                  theirs.host, theirs.host == own_contact.host ? " in another container" : "",
+                                  ": they cannot share memory"),
+                     "backend gloo; or groups of the ranks of one host");
   }
 }
 
@@ -247,10 +247,10 @@ void PeerConnections::accept_others(const base::Fd& listener, KeyValueStore& kv_
       std::array<char, 128> words{};
       const ssize_t length = ::recv(strangers[i].get(), words.data(), words.size() - 1, 0);
       std::istringstream text(length > 0 ? std::string(words.data(), static_cast<std::size_t>(length)) : "");
-      std::string said;
+      std::string sent_token;
       int peer = -1;
-      text >> said >> peer;
-      if (said == token && peer > rank && peer < static_cast<int>(connections_.size()) &&
+      text >> sent_token >> peer;
+      if (sent_token == token && peer > rank && peer < static_cast<int>(connections_.size()) &&
           !is_here(static_cast<std::size_t>(peer)) && is_our_users(strangers[i])) {
         adopt(peer, std::move(strangers[i]));
       }
