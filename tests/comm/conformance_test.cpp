@@ -161,8 +161,8 @@ TEST_P(ConformanceTest, ReduceScatter) {
 TEST_P(ConformanceTest, AveragesOfWholeNumbersDoNotWrapAndAreRoundedTowardsZero) {
   if (!averages_whole_numbers(backend())) return;
   run([&](Group& group) {
-    const auto average = [&](at::ScalarType dtype, std::int64_t mine) {
-      at::Tensor tensor = at::full({1003}, mine, dtype);
+    const auto average = [&](at::ScalarType dtype, std::int64_t number) {
+      at::Tensor tensor = at::full({1003}, number, dtype);
       group.all_reduce(tensor, ReduceOp::AVG).wait();
       EXPECT_TRUE(tensor.eq(tensor[0]).all().item<bool>());
       return tensor[0].item<std::int64_t>();
@@ -187,33 +187,33 @@ TEST_P(ConformanceTest, BroadcastAllGatherGatherAndScatter) {
       for (const std::int64_t numel : kSizes) {
         const std::string what = base::concat(c10::toString(dtype), ", ", numel);
         const std::vector<at::Tensor> all = inputs(group, numel, dtype);
-        const auto mine = static_cast<std::size_t>(group.rank());
+        const auto own_rank = static_cast<std::size_t>(group.rank());
         const int root = group.size() - 1;
 
-        at::Tensor sent = all[mine].clone();
+        at::Tensor sent = all[own_rank].clone();
         group.broadcast(sent, root).wait();
         EXPECT_TRUE(at::equal(sent, all[static_cast<std::size_t>(root)])) << "broadcast of " << what;
 
         at::Tensor gathered = at::zeros({group.size() * numel}, dtype);
-        group.all_gather(gathered, all[mine]).wait();
+        group.all_gather(gathered, all[own_rank]).wait();
         EXPECT_TRUE(at::equal(gathered, at::cat(all))) << "all_gather of " << what;
 
         std::vector<at::Tensor> parts;
         if (group.rank() == root) {
           for (int rank = 0; rank < group.size(); ++rank) parts.push_back(at::zeros({numel}, dtype));
         }
-        group.gather(parts, all[mine], root).wait();
+        group.gather(parts, all[own_rank], root).wait();
         for (std::size_t rank = 0; rank < parts.size(); ++rank) {
           EXPECT_TRUE(at::equal(parts[rank], all[rank])) << "gather of " << what;
         }
 
-        at::Tensor got = all[mine].clone();
+        at::Tensor got = all[own_rank].clone();
         group
             .scatter(got,
                      group.rank() == root ? std::span<const at::Tensor>(all) : std::span<const at::Tensor>(),
                      root)
             .wait();
-        EXPECT_TRUE(at::equal(got, all[mine])) << "scatter of " << what;
+        EXPECT_TRUE(at::equal(got, all[own_rank])) << "scatter of " << what;
       }
     });
   }
@@ -285,9 +285,9 @@ TEST_P(ConformanceTest, SendAndReceiveInARing) {
     const int next = (group.rank() + 1) % group.size(),
               before = (group.rank() + group.size() - 1) % group.size();
     for (const std::int64_t numel : {std::int64_t{1}, std::int64_t{1003}}) {
-      const at::Tensor mine = input(group.backend(), group.rank(), numel, at::kFloat);
+      const at::Tensor own_input = input(group.backend(), group.rank(), numel, at::kFloat);
       at::Tensor got = at::zeros({numel});
-      Pending sent = group.send(mine, next, 3);
+      Pending sent = group.send(own_input, next, 3);
       group.recv(got, before, 3).wait();
       sent.wait();
       EXPECT_TRUE(at::equal(got, input(group.backend(), before, numel, at::kFloat)));

@@ -238,8 +238,8 @@ TEST(CheckTest, OverTheStoreTheSameIsFoundAndNothingStaysBehind) {
     group.barrier();
     for (int round = 0; round < 6; ++round) {
       // Rank 0 leaves what it has collected.
-      const std::string mine = group.rank() == 0 ? "all" : std::to_string(group.rank());
-      EXPECT_EQ(state.store->check({base::concat("check/", round, "/", mine)}), round >= 4) << round;
+      const std::string key = group.rank() == 0 ? "all" : std::to_string(group.rank());
+      EXPECT_EQ(state.store->check({base::concat("check/", round, "/", key)}), round >= 4) << round;
     }
     state.device = c10::kCPU;
     group.barrier();

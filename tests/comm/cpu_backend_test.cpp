@@ -72,12 +72,12 @@ class CpuBackendTest : public testing::Test {
 
   Recorder backend{1, 3};
   Recorder root{0, 3};
-  Tensors one = list(1, 4), two = list(2, 4), three = list(3, 4), none;
+  Tensors single = list(1, 4), two = list(2, 4), three = list(3, 4), none;
   TensorLists no_lists;
 };
 
 TEST_F(CpuBackendTest, ReductionsArriveWithTheTypeOfEachOutput) {
-  expect_call(backend.allreduce(one, {}), CallType::kAllReduce, OpType::ALLREDUCE, one, {});
+  expect_call(backend.allreduce(single, {}), CallType::kAllReduce, OpType::ALLREDUCE, single, {});
   ASSERT_EQ(backend.last().reductions.size(), 1U);
   EXPECT_EQ(backend.last().reductions[0].dtype, Dtype::kFloat);
   EXPECT_EQ(backend.last().reductions[0].op, Op::kSum);
@@ -95,14 +95,14 @@ TEST_F(CpuBackendTest, ReductionsArriveWithTheTypeOfEachOutput) {
   c10d::ReduceOptions reduce;
   reduce.reduceOp = c10d::ReduceOp::MAX;
   reduce.rootRank = 2;
-  expect_call(backend.reduce(one, reduce), CallType::kReduce, OpType::REDUCE, one, {}, 2);
+  expect_call(backend.reduce(single, reduce), CallType::kReduce, OpType::REDUCE, single, {}, 2);
   EXPECT_EQ(backend.last().reductions[0].op, Op::kMax);
 }
 
 TEST_F(CpuBackendTest, BroadcastHasItsRootAndBarrierNothing) {
   c10d::BroadcastOptions options;
   options.rootRank = 2;
-  expect_call(backend.broadcast(one, options), CallType::kBroadcast, OpType::BROADCAST, one, {}, 2);
+  expect_call(backend.broadcast(single, options), CallType::kBroadcast, OpType::BROADCAST, single, {}, 2);
   EXPECT_TRUE(backend.last().reductions.empty());
   expect_call(backend.barrier({}), CallType::kBarrier, OpType::BARRIER, {}, {});
   EXPECT_EQ(backend.last().num_collectives(), 1U);
@@ -137,13 +137,13 @@ TEST_F(CpuBackendTest, EveryFormOfAllGatherIsOneCallWithAPlaceForEachRank) {
 
 TEST_F(CpuBackendTest, OnlyTheRootOfGatherAndScatterHasParts) {
   TensorLists lists{three};
-  expect_call(backend.gather(no_lists, one, {}), CallType::kGather, OpType::GATHER, {}, one, 0);
+  expect_call(backend.gather(no_lists, single, {}), CallType::kGather, OpType::GATHER, {}, single, 0);
   EXPECT_TRUE(backend.last().output_parts(0, 3).empty());
-  expect_call(backend.scatter(one, no_lists, {}), CallType::kScatter, OpType::SCATTER, one, {}, 0);
+  expect_call(backend.scatter(single, no_lists, {}), CallType::kScatter, OpType::SCATTER, single, {}, 0);
   EXPECT_TRUE(backend.last().input_parts(0, 3).empty());
-  EXPECT_TRUE(same(root.gather(lists, one, {})->result(), three));
+  EXPECT_TRUE(same(root.gather(lists, single, {})->result(), three));
   EXPECT_EQ(root.last().output_parts(0, 3), pointers(three));
-  root.scatter(one, lists, {});
+  root.scatter(single, lists, {});
   EXPECT_TRUE(same(root.last().inputs, three));
   EXPECT_EQ(root.last().input_parts(0, 3), pointers(three));
 }
@@ -191,11 +191,11 @@ TEST_F(CpuBackendTest, AllToAllIsMemoryForEachRank) {
 }
 
 TEST_F(CpuBackendTest, MessagesHavePeerAndTag) {
-  expect_call(backend.send(one, 2, 7), CallType::kSend, OpType::SEND, {}, one, 2);
+  expect_call(backend.send(single, 2, 7), CallType::kSend, OpType::SEND, {}, single, 2);
   EXPECT_EQ(backend.last().tag, 7);
-  expect_call(backend.recv(one, 0, 8), CallType::kRecv, OpType::RECV, one, {}, 0);
+  expect_call(backend.recv(single, 0, 8), CallType::kRecv, OpType::RECV, single, {}, 0);
   EXPECT_EQ(backend.last().tag, 8);
-  expect_call(backend.recvAnysource(one, 9), CallType::kRecv, OpType::RECVANYSOURCE, one, {}, -1);
+  expect_call(backend.recvAnysource(single, 9), CallType::kRecv, OpType::RECVANYSOURCE, single, {}, -1);
   EXPECT_EQ(backend.last().tag, 9);
 }
 
@@ -207,7 +207,7 @@ TEST_F(CpuBackendTest, ACallHasItsTimeoutOrTheBackends) {
   backend.barrier(options);
   EXPECT_EQ(backend.last().timeout, milliseconds(300));
   backend.setTimeout(milliseconds(70));
-  backend.send(one, 0, 0);
+  backend.send(single, 0, 0);
   EXPECT_EQ(backend.last().timeout, milliseconds(70));
   EXPECT_EQ(backend.getBackendOptions()->timeout, milliseconds(70));
   EXPECT_EQ(backend.getBackendOptions()->backend, "recorder");
@@ -218,8 +218,8 @@ TEST_F(CpuBackendTest, AFactorScalesWhatIsReducedInPlaceAndCopiesInputs) {
   const c10d::ReduceOp twice = c10d::makePreMulSum<double>(2.0);
   c10d::AllreduceOptions all;
   all.reduceOp = twice;
-  backend.allreduce(one, all);
-  EXPECT_TRUE(one[0].eq(2).all().item<bool>());
+  backend.allreduce(single, all);
+  EXPECT_TRUE(single[0].eq(2).all().item<bool>());
   EXPECT_EQ(backend.last().reductions[0].op, Op::kSum);
   Tensors output = list(1, 2), input = list(1, 6);
   c10d::ReduceScatterOptions options;
@@ -230,11 +230,11 @@ TEST_F(CpuBackendTest, AFactorScalesWhatIsReducedInPlaceAndCopiesInputs) {
 }
 
 TEST_F(CpuBackendTest, NoTensorIsCopied) {
-  const std::int64_t references = one[0].use_count();
-  backend.allreduce(one, {});
-  EXPECT_EQ(data_of(backend.last().outputs[0]), data_of(one[0]));
+  const std::int64_t references = single[0].use_count();
+  backend.allreduce(single, {});
+  EXPECT_EQ(data_of(backend.last().outputs[0]), data_of(single[0]));
   backend.calls.clear();
-  EXPECT_EQ(one[0].use_count(), references) << "what is over keeps nothing";
+  EXPECT_EQ(single[0].use_count(), references) << "what is over keeps nothing";
 }
 
 // ------------------------------------------------------------------------------------------------ rejections
@@ -256,16 +256,17 @@ TEST_F(CpuBackendTest, TensorsThatAreNoMemoryOfTheCpuAreRejectedByEveryCall) {
   EXPECT_REJECTED(backend.broadcast(sparse, {}), "broadcast: got a sparse tensor, expected a dense one");
   EXPECT_REJECTED(backend.reduce(strided, {}), "reduce: got a tensor of strides");
   EXPECT_REJECTED(backend.allgather(lists, strided, {}), "all_gather: got a tensor of strides");
-  EXPECT_REJECTED(backend.allgather(bad_lists, one, {}), "all_gather: got a tensor of strides [2]");
-  EXPECT_REJECTED(backend._allgather_base(strided[0], one[0], {}), "all_gather: got a tensor of strides");
+  EXPECT_REJECTED(backend.allgather(bad_lists, single, {}), "all_gather: got a tensor of strides [2]");
+  EXPECT_REJECTED(backend._allgather_base(strided[0], single[0], {}), "all_gather: got a tensor of strides");
   EXPECT_REJECTED(backend.gather(no_lists, meta, {}), "gather: got a tensor on meta");
-  EXPECT_REJECTED(root.gather(bad_lists, one, {}), "gather: got a tensor of strides [2]");
+  EXPECT_REJECTED(root.gather(bad_lists, single, {}), "gather: got a tensor of strides [2]");
   EXPECT_REJECTED(backend.scatter(meta, no_lists, {}), "scatter: got a tensor on meta");
-  EXPECT_REJECTED(root.scatter(one, bad_lists, {}), "scatter: got a tensor of strides [2]");
-  EXPECT_REJECTED(backend.reduce_scatter(one, bad_lists, {}), "reduce_scatter: got a tensor of strides [2]");
-  EXPECT_REJECTED(backend._reduce_scatter_base(one[0], strided[0], {}),
+  EXPECT_REJECTED(root.scatter(single, bad_lists, {}), "scatter: got a tensor of strides [2]");
+  EXPECT_REJECTED(backend.reduce_scatter(single, bad_lists, {}),
+                  "reduce_scatter: got a tensor of strides [2]");
+  EXPECT_REJECTED(backend._reduce_scatter_base(single[0], strided[0], {}),
                   "reduce_scatter: got a tensor of strides");
-  EXPECT_REJECTED(backend.alltoall_base(strided[0], one[0], equal, equal, {}),
+  EXPECT_REJECTED(backend.alltoall_base(strided[0], single[0], equal, equal, {}),
                   "all_to_all: got a tensor of strides");
   EXPECT_REJECTED(backend.alltoall(three, bad_lists[0], {}), "all_to_all: got a tensor of strides [2]");
   EXPECT_REJECTED(backend.send(strided, 0, 0), "send: got a tensor of strides");
@@ -274,25 +275,27 @@ TEST_F(CpuBackendTest, TensorsThatAreNoMemoryOfTheCpuAreRejectedByEveryCall) {
 }
 
 TEST_F(CpuBackendTest, NumbersOfTensorsThatDoNotFitAreRejected) {
-  TensorLists short_list{two}, two_lists{three, three}, of_ranks{two, two, one};
+  TensorLists short_list{two}, two_lists{three, three}, of_ranks{two, two, single};
   EXPECT_REJECTED(backend.allreduce(two, {}), "all_reduce: got 2 tensors, expected one");
   EXPECT_REJECTED(backend.allreduce_coalesced(none, {}), "all_reduce: got no tensors, expected one at least");
   EXPECT_REJECTED(backend.broadcast(none, {}), "broadcast: got 0 tensors, expected one");
-  EXPECT_REJECTED(backend.allgather(two_lists, one, {}), "all_gather: got 2 lists of tensors, expected one");
-  EXPECT_REJECTED(backend.allgather(short_list, one, {}),
+  EXPECT_REJECTED(backend.allgather(two_lists, single, {}),
+                  "all_gather: got 2 lists of tensors, expected one");
+  EXPECT_REJECTED(backend.allgather(short_list, single, {}),
                   "all_gather: got 2 tensors, expected one for each of 3");
-  EXPECT_REJECTED(backend.allgather_coalesced(two_lists, one, {}),
+  EXPECT_REJECTED(backend.allgather_coalesced(two_lists, single, {}),
                   "all_gather: got 2 lists, expected one for each of 3 ranks");
   EXPECT_REJECTED(backend.allgather_coalesced(of_ranks, two, {}),
                   "all_gather: got a list of 1 tensors, expected 2");
   EXPECT_REJECTED(backend.allgather_coalesced(of_ranks, none, {}), "all_gather: got no tensors");
-  EXPECT_REJECTED(backend.allgather_into_tensor_coalesced(two, one, {}),
+  EXPECT_REJECTED(backend.allgather_into_tensor_coalesced(two, single, {}),
                   "all_gather: got 2 outputs and 1 inputs");
-  EXPECT_REJECTED(root.gather(no_lists, one, {}), "gather: got 0 lists of tensors, expected one");
-  EXPECT_REJECTED(root.scatter(one, short_list, {}),
+  EXPECT_REJECTED(root.gather(no_lists, single, {}), "gather: got 0 lists of tensors, expected one");
+  EXPECT_REJECTED(root.scatter(single, short_list, {}),
                   "scatter: got 2 tensors, expected one for each of 3 ranks");
-  EXPECT_REJECTED(backend.reduce_scatter(one, two_lists, {}), "reduce_scatter: got 1 outputs and 2 inputs");
-  EXPECT_REJECTED(backend.reduce_scatter(one, short_list, {}),
+  EXPECT_REJECTED(backend.reduce_scatter(single, two_lists, {}),
+                  "reduce_scatter: got 1 outputs and 2 inputs");
+  EXPECT_REJECTED(backend.reduce_scatter(single, short_list, {}),
                   "reduce_scatter: got 2 tensors, expected one for each");
   EXPECT_REJECTED(backend.reduce_scatter_tensor_coalesced(none, none, {}), "reduce_scatter: got 0 outputs");
   EXPECT_REJECTED(backend.alltoall(three, two, {}),
@@ -305,14 +308,15 @@ TEST_F(CpuBackendTest, SizesAndTypesThatDoNotFitAreRejected) {
   TensorLists ints_list{{of(4, at::kInt), of(4, at::kInt), of(4, at::kInt)}},
       of_ranks{two, two, {of(4), of(5)}};
   std::vector<std::int64_t> equal, wrong{1, 2, 3};
-  EXPECT_REJECTED(backend.allgather(ints_list, one, {}), "all_gather: got Int[4] beside Float[4]");
+  EXPECT_REJECTED(backend.allgather(ints_list, single, {}), "all_gather: got Int[4] beside Float[4]");
   EXPECT_REJECTED(backend.allgather_coalesced(of_ranks, two, {}), "all_gather: got Float[5] beside Float[4]");
-  EXPECT_REJECTED(backend._allgather_base(five, one[0], {}), "all_gather: got Float[5] beside Float[4]");
-  EXPECT_REJECTED(backend._allgather_base(ints, one[0], {}), "all_gather: got Int[12] beside Float[4]");
-  EXPECT_REJECTED(root.gather(ints_list, one, {}), "gather: got Int[4] beside Float[4]");
-  EXPECT_REJECTED(root.scatter(one, ints_list, {}), "scatter: got Int[4] beside Float[4]");
-  EXPECT_REJECTED(backend.reduce_scatter(one, ints_list, {}), "reduce_scatter: got Int[4] beside Float[4]");
-  EXPECT_REJECTED(backend._reduce_scatter_base(one[0], five, {}),
+  EXPECT_REJECTED(backend._allgather_base(five, single[0], {}), "all_gather: got Float[5] beside Float[4]");
+  EXPECT_REJECTED(backend._allgather_base(ints, single[0], {}), "all_gather: got Int[12] beside Float[4]");
+  EXPECT_REJECTED(root.gather(ints_list, single, {}), "gather: got Int[4] beside Float[4]");
+  EXPECT_REJECTED(root.scatter(single, ints_list, {}), "scatter: got Int[4] beside Float[4]");
+  EXPECT_REJECTED(backend.reduce_scatter(single, ints_list, {}),
+                  "reduce_scatter: got Int[4] beside Float[4]");
+  EXPECT_REJECTED(backend._reduce_scatter_base(single[0], five, {}),
                   "reduce_scatter: got Float[5] beside Float[4]");
   EXPECT_REJECTED(backend.alltoall_base(ints, twelve, equal, equal, {}),
                   "all_to_all: got Float to exchange for Int, expected one type");
@@ -330,18 +334,18 @@ TEST_F(CpuBackendTest, SizesAndTypesThatDoNotFitAreRejected) {
 TEST_F(CpuBackendTest, RanksAndOperationsThatThereAreNotAreRejectedBeforeATensorIsScaled) {
   c10d::BroadcastOptions broadcast;
   broadcast.rootRank = 3;
-  EXPECT_REJECTED(backend.broadcast(one, broadcast), "broadcast: got rank 3, expected 0 to 2");
+  EXPECT_REJECTED(backend.broadcast(single, broadcast), "broadcast: got rank 3, expected 0 to 2");
   c10d::ReduceOptions reduce;
   reduce.rootRank = -1;
-  EXPECT_REJECTED(backend.reduce(one, reduce), "reduce: got rank -1, expected 0 to 2");
-  EXPECT_REJECTED(backend.send(one, 3, 0), "send: got rank 3, expected 0 to 2");
-  EXPECT_REJECTED(backend.recv(one, -1, 0), "recv: got rank -1, expected 0 to 2");
+  EXPECT_REJECTED(backend.reduce(single, reduce), "reduce: got rank -1, expected 0 to 2");
+  EXPECT_REJECTED(backend.send(single, 3, 0), "send: got rank 3, expected 0 to 2");
+  EXPECT_REJECTED(backend.recv(single, -1, 0), "recv: got rank -1, expected 0 to 2");
   c10d::GatherOptions gather;
   gather.rootRank = 7;
-  EXPECT_REJECTED(backend.gather(no_lists, one, gather), "gather: got rank 7");
+  EXPECT_REJECTED(backend.gather(no_lists, single, gather), "gather: got rank 7");
   c10d::AllreduceOptions all;
   all.reduceOp = c10d::ReduceOp::BAND;
-  EXPECT_REJECTED(backend.allreduce(one, all), "all_reduce does not support BAND of Float");
+  EXPECT_REJECTED(backend.allreduce(single, all), "all_reduce does not support BAND of Float");
   c10d::AllreduceCoalescedOptions coalesced;
   coalesced.reduceOp = c10d::makePreMulSum<double>(2.0);
   Tensors mixed{of(2), of(2).to(at::kFloat8_e4m3fn)};
@@ -355,8 +359,8 @@ TEST_F(CpuBackendTest, RanksAndOperationsThatThereAreNotAreRejectedBeforeATensor
   EXPECT_TRUE(with_ints[0].eq(1).all().item<bool>());
   backend.rejects_everything = true;
   all.reduceOp = c10d::makePreMulSum<double>(2.0);
-  EXPECT_REJECTED(backend.allreduce(one, all), "all_reduce is not for today");
-  EXPECT_TRUE(one[0].eq(1).all().item<bool>());
+  EXPECT_REJECTED(backend.allreduce(single, all), "all_reduce is not for today");
+  EXPECT_TRUE(single[0].eq(1).all().item<bool>());
 }
 
 // ---------------------------------------------------------------------------------------------------- work
@@ -390,9 +394,9 @@ TEST(CpuWorkTest, AFutureThatIsAskedForLaterIsCompleteToo) {
 TEST_F(CpuBackendTest, ACallIsProfiledUntilTheBackendLetsGoOfIt) {
   test::ProfiledCalls profiled("recorder:");
   backend.setGroupUid("a group");
-  backend.send(one, 0, 0);
+  backend.send(single, 0, 0);
   TensorLists lists{three};
-  root.gather(lists, one, {});
+  root.gather(lists, single, {});
   backend.calls.clear();
   auto seen = profiled.finish();
   EXPECT_EQ(seen["recorder:send"].bytes, 16) << "what goes in, where nothing comes out";

@@ -46,11 +46,11 @@ TEST(GroupTest, SubgroupsSpeakAmongThemselvesAndSeveralLiveAtOnce) {
     const Group even = world.subgroup({0, 2}), odd = world.subgroup({1, 3}), rest = world.subgroup({1, 2, 3});
     EXPECT_EQ(static_cast<bool>(even), world.rank() % 2 == 0);
     EXPECT_EQ(static_cast<bool>(odd), world.rank() % 2 == 1);
-    const Group& mine = even ? even : odd;
-    EXPECT_EQ(mine.rank(), world.rank() / 2);
-    EXPECT_EQ(mine.job_ranks()[1] % 2, world.rank() % 2);
+    const Group& own_group = even ? even : odd;
+    EXPECT_EQ(own_group.rank(), world.rank() / 2);
+    EXPECT_EQ(own_group.job_ranks()[1] % 2, world.rank() % 2);
     at::Tensor sum = at::full({1}, world.rank(), at::kInt), all = sum.clone(), some = sum.clone();
-    Pending first = mine.all_reduce(sum), second = world.all_reduce(all);
+    Pending first = own_group.all_reduce(sum), second = world.all_reduce(all);
     if (rest) {
       rest.all_reduce(some).wait();
       EXPECT_EQ(some.item<int>(), 6);
@@ -121,18 +121,18 @@ TEST(GroupTest, TensorsWhoseValuesDoNotLieInMemory) {
           [](const at::Tensor& t) { return t.neg()._neg_view(); },
           [](const at::Tensor& t) { return at::imag(at::complex(t, t.neg()).conj()); },
           [](const at::Tensor& t) { return at::complex(t, t).conj(); }};
-      const at::Tensor mine = at::arange(1, 4).to(at::kFloat) + group.rank(),
+      const at::Tensor own_numbers = at::arange(1, 4).to(at::kFloat) + group.rank(),
                        sum = at::tensor({3.F, 5.F, 7.F});
       for (const auto& form : forms) {
-        at::Tensor t = form(mine);
+        at::Tensor t = form(own_numbers);
         ASSERT_TRUE(t.is_neg() || t.is_conj());
         group.all_reduce(t).wait();
         EXPECT_TRUE(at::equal(t, form(sum))) << t;
-        t = form(mine);
+        t = form(own_numbers);
         group.broadcast(t, 0).wait();
         EXPECT_TRUE(at::equal(t, form(at::arange(1, 4).to(at::kFloat)))) << t;
         at::Tensor all = at::zeros({2, 3}, t.options())._neg_view();
-        group.all_gather(all, form(mine)).wait();
+        group.all_gather(all, form(own_numbers)).wait();
         EXPECT_TRUE(at::equal(all[1], form(at::arange(2, 5).to(at::kFloat)))) << all;
       }
       const at::Tensor nothing = at::_efficientzerotensor({3});
@@ -219,9 +219,9 @@ COHORT_REGISTER_BACKEND("two_gloos", {.make = make_gloo, .fit = [](const Backend
 
 TEST(BackendTest, ARegisteredBackendIsMadeByNameAndChosenWhereItSuits) {
   run_ranks(2, "two_gloos", [](Group& group) {
-    at::Tensor one = at::ones({3});
-    group.all_reduce(one).wait();
-    EXPECT_TRUE(at::equal(one, at::full({3}, 2.0f)));
+    at::Tensor tensor = at::ones({3});
+    group.all_reduce(tensor).wait();
+    EXPECT_TRUE(at::equal(tensor, at::full({3}, 2.0f)));
     EXPECT_EQ(group.backend(), "two_gloos");
   });
   EXPECT_EQ(choose_backend({.device_reason = "the test"}).backend, "two_gloos");

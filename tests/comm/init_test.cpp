@@ -120,11 +120,11 @@ TEST_F(InitTest, MeetsOverTcpAtAnAddressOfIpv6) {
       RendezvousError, base::concat("rank 0 cannot listen on [::1]:", port, " (rank 0/2, "));
   ::close(fd);
   const auto outcome = meet(method, 3, here ? milliseconds(20000) : milliseconds(500));
-  for (const std::string& one : outcome) {
+  for (const std::string& text : outcome) {
     if (here) {
-      EXPECT_EQ(one, "3");
+      EXPECT_EQ(text, "3");
     } else {
-      EXPECT_NE(one.find("[::1]:1"), std::string::npos) << one;
+      EXPECT_NE(text.find("[::1]:1"), std::string::npos) << text;
     }
   }
 }

@@ -20,7 +20,7 @@ template <typename T>
 std::vector<T> numbers(std::size_t n, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<T> list(n);
-  for (T& one : list) one = static_cast<T>(static_cast<int>(random() % 200) - 100);
+  for (T& number : list) number = static_cast<T>(static_cast<int>(random() % 200) - 100);
   return list;
 }
 
@@ -89,17 +89,17 @@ void expect_reduces(const Kernels& kernels, Dtype dtype) {
 
 TEST(KernelsTest, EverySetOfInstructionsReducesEveryTypeAlike) {
   int sets = 0;
-  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one, ++sets) {
-    expect_reduces<float>(**one, Dtype::kFloat);
-    expect_reduces<double>(**one, Dtype::kDouble);
-    expect_reduces<std::int8_t>(**one, Dtype::kInt8);
-    expect_reduces<std::uint8_t>(**one, Dtype::kUint8);
-    expect_reduces<std::int16_t>(**one, Dtype::kInt16);
-    expect_reduces<std::uint16_t>(**one, Dtype::kUint16);
-    expect_reduces<std::int32_t>(**one, Dtype::kInt32);
-    expect_reduces<std::uint32_t>(**one, Dtype::kUint32);
-    expect_reduces<std::int64_t>(**one, Dtype::kInt64);
-    expect_reduces<std::uint64_t>(**one, Dtype::kUint64);
+  for (const Kernels* const* set = all_kernels(); *set != nullptr; ++set, ++sets) {
+    expect_reduces<float>(**set, Dtype::kFloat);
+    expect_reduces<double>(**set, Dtype::kDouble);
+    expect_reduces<std::int8_t>(**set, Dtype::kInt8);
+    expect_reduces<std::uint8_t>(**set, Dtype::kUint8);
+    expect_reduces<std::int16_t>(**set, Dtype::kInt16);
+    expect_reduces<std::uint16_t>(**set, Dtype::kUint16);
+    expect_reduces<std::int32_t>(**set, Dtype::kInt32);
+    expect_reduces<std::uint32_t>(**set, Dtype::kUint32);
+    expect_reduces<std::int64_t>(**set, Dtype::kInt64);
+    expect_reduces<std::uint64_t>(**set, Dtype::kUint64);
   }
   EXPECT_GE(sets, 1);
 }
@@ -118,17 +118,17 @@ void expect_average(const Kernels& kernels, Dtype dtype, std::vector<T> parts, T
 }
 
 TEST(KernelsTest, AveragesOfWholeNumbersAreSummedIn64BitsAndRoundedTowardsZero) {
-  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
-    expect_average<std::int8_t>(**one, Dtype::kInt8, {127, 127, 126}, 126);
-    expect_average<std::int8_t>(**one, Dtype::kInt8, {-128, -128, -127}, -127);
-    expect_average<std::uint8_t>(**one, Dtype::kUint8, std::vector<std::uint8_t>(300, 255), 255);
-    expect_average<std::int16_t>(**one, Dtype::kInt16, {32767, 32767}, 32767);
-    expect_average<std::uint16_t>(**one, Dtype::kUint16, {65535, 65534}, 65534);
-    expect_average<std::int32_t>(**one, Dtype::kInt32, {2147483647, 2147483647, 2147483646}, 2147483646);
-    expect_average<std::int32_t>(**one, Dtype::kInt32, {-2147483647 - 1, -2147483647}, -2147483647);
-    expect_average<std::uint32_t>(**one, Dtype::kUint32, {4294967295U, 4294967295U, 1}, 2863311530U);
-    expect_average<std::int64_t>(**one, Dtype::kInt64, {-3, 0}, -1);
-    expect_average<std::uint64_t>(**one, Dtype::kUint64, {1ULL << 63, 1}, 1ULL << 62);
+  for (const Kernels* const* set = all_kernels(); *set != nullptr; ++set) {
+    expect_average<std::int8_t>(**set, Dtype::kInt8, {127, 127, 126}, 126);
+    expect_average<std::int8_t>(**set, Dtype::kInt8, {-128, -128, -127}, -127);
+    expect_average<std::uint8_t>(**set, Dtype::kUint8, std::vector<std::uint8_t>(300, 255), 255);
+    expect_average<std::int16_t>(**set, Dtype::kInt16, {32767, 32767}, 32767);
+    expect_average<std::uint16_t>(**set, Dtype::kUint16, {65535, 65534}, 65534);
+    expect_average<std::int32_t>(**set, Dtype::kInt32, {2147483647, 2147483647, 2147483646}, 2147483646);
+    expect_average<std::int32_t>(**set, Dtype::kInt32, {-2147483647 - 1, -2147483647}, -2147483647);
+    expect_average<std::uint32_t>(**set, Dtype::kUint32, {4294967295U, 4294967295U, 1}, 2863311530U);
+    expect_average<std::int64_t>(**set, Dtype::kInt64, {-3, 0}, -1);
+    expect_average<std::uint64_t>(**set, Dtype::kUint64, {1ULL << 63, 1}, 1ULL << 62);
   }
 }
 
@@ -147,21 +147,21 @@ TEST(KernelsTest, ComplexNumbersAreMultipliedWithTheSameBitsByEverySetOfInstruct
     want[i + 1] = ri + ir;
   }
   const std::vector<double> turn = {0, 1};
-  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
+  for (const Kernels* const* set = all_kernels(); *set != nullptr; ++set) {
     const auto product = [&](Dtype dtype) {
-      return (*one)->reduce[static_cast<int>(dtype)][static_cast<int>(Op::kProduct)];
+      return (*set)->reduce[static_cast<int>(dtype)][static_cast<int>(Op::kProduct)];
     };
     std::vector<float> out(a.size());
     const void* from[] = {a.data(), b.data()};
     void* to[] = {out.data()};
     product(Dtype::kComplexFloat)(to, 1, from, 2, kNumbers, false);
-    EXPECT_EQ(out, want) << (*one)->name;
+    EXPECT_EQ(out, want) << (*set)->name;
     std::vector<double> result(2);
     const void* turns[] = {turn.data(), turn.data(), turn.data()};
     void* turned[] = {result.data()};
     product(Dtype::kComplexDouble)(turned, 1, turns, 3, 1, false);
-    EXPECT_EQ(result, (std::vector<double>{0, -1})) << (*one)->name;
-    EXPECT_EQ((*one)->reduce[static_cast<int>(Dtype::kComplexFloat)][static_cast<int>(Op::kMax)], nullptr);
+    EXPECT_EQ(result, (std::vector<double>{0, -1})) << (*set)->name;
+    EXPECT_EQ((*set)->reduce[static_cast<int>(Dtype::kComplexFloat)][static_cast<int>(Op::kMax)], nullptr);
   }
 }
 
@@ -206,17 +206,17 @@ TEST(KernelsTest, HalvesAreSummedAsFloatAndRoundedOnce) {
   // Every half comes through unchanged, alone; and sums of three are rounded once.
   std::vector<std::uint16_t> all(65536);
   std::iota(all.begin(), all.end(), 0);
-  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
+  for (const Kernels* const* set = all_kernels(); *set != nullptr; ++set) {
     std::vector<std::uint16_t> out(all.size());
     const void* from[] = {all.data()};
     void* to[] = {out.data()};
-    (*one)->reduce[static_cast<int>(Dtype::kHalf)][static_cast<int>(Op::kSum)](to, 1, from, 1, all.size(),
+    (*set)->reduce[static_cast<int>(Dtype::kHalf)][static_cast<int>(Op::kSum)](to, 1, from, 1, all.size(),
                                                                                false);
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (std::isnan(from_half(all[i]))) {
         ASSERT_TRUE(std::isnan(from_half(out[i]))) << i;
       } else {
-        ASSERT_EQ(out[i], all[i]) << (*one)->name;
+        ASSERT_EQ(out[i], all[i]) << (*set)->name;
       }
     }
     // 2048 + 1 is not a half, 2048 + 1 + 1 is; the smallest ones; one that becomes infinite; one between.
@@ -234,10 +234,10 @@ TEST(KernelsTest, HalvesAreSummedAsFloatAndRoundedOnce) {
       const void* sources[] = {parts[0].data(), parts[1].data(), parts[2].data()};
       std::vector<std::uint16_t> result(11);
       void* target[] = {result.data()};
-      (*one)->reduce[static_cast<int>(Dtype::kHalf)][static_cast<int>(Op::kSum)](target, 1, sources, 3, 11,
+      (*set)->reduce[static_cast<int>(Dtype::kHalf)][static_cast<int>(Op::kSum)](target, 1, sources, 3, 11,
                                                                                  false);
       for (const std::uint16_t got : result)
-        EXPECT_EQ(got, nearest_half(total)) << (*one)->name << " " << total;
+        EXPECT_EQ(got, nearest_half(total)) << (*set)->name << " " << total;
     }
   }
 }
@@ -246,13 +246,13 @@ TEST(KernelsTest, BFloat16IsSummedAsFloatAndRoundedToEven) {
   const auto shorten = [](float value) {
     return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
   };
-  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
+  for (const Kernels* const* set = all_kernels(); *set != nullptr; ++set) {
     const auto sum = [&](float a, float b, float c) {
       const std::uint16_t parts[] = {shorten(a), shorten(b), shorten(c)};
       const void* from[] = {&parts[0], &parts[1], &parts[2]};
       std::uint16_t out = 0;
       void* to[] = {&out};
-      (*one)->reduce[static_cast<int>(Dtype::kBFloat16)][static_cast<int>(Op::kSum)](to, 1, from, 3, 1,
+      (*set)->reduce[static_cast<int>(Dtype::kBFloat16)][static_cast<int>(Op::kSum)](to, 1, from, 3, 1,
                                                                                      false);
       return std::bit_cast<float>(static_cast<std::uint32_t>(out) << 16);
     };
@@ -265,15 +265,15 @@ TEST(KernelsTest, BFloat16IsSummedAsFloatAndRoundedToEven) {
 
 TEST(KernelsTest, WhatIsNotANumberStaysInMinimumAndMaximum) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
+  for (const Kernels* const* set = all_kernels(); *set != nullptr; ++set) {
     for (const Op op : {Op::kMin, Op::kMax}) {
       std::vector<float> a(40, 1), b(40, 2), out(40);
       a[3] = nan;
       b[33] = nan;
       const void* from[] = {a.data(), b.data()};
       void* to[] = {out.data()};
-      (*one)->reduce[0][static_cast<int>(op)](to, 1, from, 2, 40, false);
-      EXPECT_TRUE(std::isnan(out[3]) && std::isnan(out[33])) << (*one)->name;
+      (*set)->reduce[0][static_cast<int>(op)](to, 1, from, 2, 40, false);
+      EXPECT_TRUE(std::isnan(out[3]) && std::isnan(out[33])) << (*set)->name;
       EXPECT_EQ(out[0], op == Op::kMin ? 1 : 2);
     }
   }

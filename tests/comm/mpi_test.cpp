@@ -107,19 +107,19 @@ TEST(MpiOrderChild, DISABLED_Run) {
         for (int rank = 0; rank < 3; ++rank) {
           all.push_back(at::sin(at::arange(numel, at::kDouble) * (1.7 + rank)).to(dtype));
         }
-        const at::Tensor& mine = all[static_cast<std::size_t>(group.rank())];
+        const at::Tensor& own_input = all[static_cast<std::size_t>(group.rank())];
         const at::Tensor sum = (all[0].to(wide) + all[1].to(wide) + all[2].to(wide)).to(dtype);
         const at::Tensor mean = ((all[0].to(wide) + all[1].to(wide) + all[2].to(wide)) / 3).to(dtype);
 
-        at::Tensor reduced = mine.clone(), averaged = mine.clone(), at_root = mine.clone();
+        at::Tensor reduced = own_input.clone(), averaged = own_input.clone(), at_root = own_input.clone();
         group.all_reduce(reduced).wait();
         EXPECT_TRUE(at::equal(reduced, sum)) << dtype << ", " << numel;
         group.all_reduce(averaged, ReduceOp::AVG).wait();
         EXPECT_TRUE(at::equal(averaged, mean)) << dtype << ", " << numel;
         group.reduce(at_root, 1).wait();
-        EXPECT_TRUE(at::equal(at_root, group.rank() == 1 ? sum : mine)) << dtype << ", " << numel;
+        EXPECT_TRUE(at::equal(at_root, group.rank() == 1 ? sum : own_input)) << dtype << ", " << numel;
         at::Tensor part = at::zeros({numel}, dtype);
-        group.reduce_scatter(part, mine.repeat({3})).wait();
+        group.reduce_scatter(part, own_input.repeat({3})).wait();
         EXPECT_TRUE(at::equal(part, sum)) << dtype << ", " << numel;
       }
     }
@@ -168,9 +168,9 @@ TEST(MpiDirectChild, DISABLED_Run) {
     };
     EXPECT_EQ(c10d_group->getBackendName(), "mpi");
 
-    std::vector<at::Tensor> mine{of(rank)};
+    std::vector<at::Tensor> own_input{of(rank)};
     std::vector<std::vector<at::Tensor>> lists{zeros()};
-    c10d_group->allgather(lists, mine)->wait();
+    c10d_group->allgather(lists, own_input)->wait();
     for (int from = 0; from < 3; ++from)
       EXPECT_TRUE(at::equal(lists[0][static_cast<std::size_t>(from)], of(from)));
 
@@ -272,9 +272,9 @@ TEST(MpiTest, CollectivesAreSeenInLibTorchsProfilerWithTheirBytesAndGroup) {
 TEST(MpiGroupsChild, DISABLED_Run) {
   on_ranks(4, [](Group& world) {
     const Group even = world.subgroup({0, 2}), odd = world.subgroup({1, 3}), rest = world.subgroup({1, 2, 3});
-    const Group& mine = even ? even : odd;
+    const Group& own_group = even ? even : odd;
     at::Tensor sum = at::full({1}, world.rank(), at::kInt), all = sum.clone(), some = sum.clone();
-    Pending first = mine.all_reduce(sum), second = world.all_reduce(all);
+    Pending first = own_group.all_reduce(sum), second = world.all_reduce(all);
     if (rest) {
       rest.all_reduce(some).wait();
       EXPECT_EQ(some.item<int>(), 6);

@@ -67,22 +67,22 @@ def moves(rank, size):
     for dtype in TYPES:
         for numel in SIZES:
             case = f"{dtype} {numel}"
-            mine = numbers(rank, numel, dtype)
+            own = numbers(rank, numel, dtype)
 
             gathered = [torch.empty(numel, dtype=dtype) for _ in range(size)]
-            dist.all_gather(gathered, mine)
+            dist.all_gather(gathered, own)
             yield f"all_gather {case}", torch.cat(gathered)
             whole = torch.empty(numel * size, dtype=dtype)
-            dist.all_gather_into_tensor(whole, mine)
+            dist.all_gather_into_tensor(whole, own)
             yield f"all_gather_into_tensor {case}", whole
             gathered = [torch.empty(numel, dtype=dtype) for _ in range(size)]
-            dist.gather(mine, gathered if rank == 0 else None, dst=0)
+            dist.gather(own, gathered if rank == 0 else None, dst=0)
             if rank == 0:
                 yield f"gather {case}", torch.cat(gathered)
             part = torch.empty(numel, dtype=dtype)
-            dist.scatter(part, [mine + i for i in range(size)] if rank == 1 else None, src=1)
+            dist.scatter(part, [own + i for i in range(size)] if rank == 1 else None, src=1)
             yield f"scatter {case}", part
-            tensor = mine.clone()
+            tensor = own.clone()
             dist.broadcast(tensor, size - 1)
             yield f"broadcast {case}", tensor
 
@@ -101,13 +101,13 @@ def moves(rank, size):
             after, before = (rank + 1) % size, (rank - 1) % size
             tensor = torch.empty(numel, dtype=dtype)
             if rank == 0:
-                dist.send(mine, after, tag=numel)
+                dist.send(own, after, tag=numel)
             dist.recv(tensor, before, tag=numel)
             if rank != 0:
-                dist.send(mine, after, tag=numel)
+                dist.send(own, after, tag=numel)
             yield f"send and recv {case}", tensor
             tensor = torch.empty(numel, dtype=dtype)
-            for work in (dist.irecv(tensor, before), dist.isend(mine, after)):
+            for work in (dist.irecv(tensor, before), dist.isend(own, after)):
                 work.wait()
             yield f"isend and irecv {case}", tensor
     if rank == 0:
@@ -261,10 +261,10 @@ def rank_main(rank, size, ports, folders):
 
 
 def run_ranks(size, folders):
-    with socket.socket() as one, socket.socket() as two:
-        for listener in (one, two):
+    with socket.socket() as first, socket.socket() as second:
+        for listener in (first, second):
             listener.bind(("127.0.0.1", 0))
-        ports = f"{one.getsockname()[1]},{two.getsockname()[1]}"
+        ports = f"{first.getsockname()[1]},{second.getsockname()[1]}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     ranks, outputs = [], []
     deadline = time.monotonic() + DEADLINE_S

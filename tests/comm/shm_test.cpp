@@ -145,8 +145,8 @@ TEST(ShmBackendTest, FormsOfC10dThatGroupDoesNotCall) {
         EXPECT_TRUE(got[0].eq(work->sourceRank()).all().item<bool>());
       }
     } else {
-      std::vector<at::Tensor> mine{filled(2, rank)};
-      c10d_group->send(mine, 0, 5)->wait();
+      std::vector<at::Tensor> message{filled(2, rank)};
+      c10d_group->send(message, 0, 5)->wait();
     }
     backend->monitoredBarrier({}, true);
     EXPECT_EQ(backend->getBackendName(), "shm");

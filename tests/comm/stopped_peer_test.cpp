@@ -162,9 +162,9 @@ INSTANTIATE_TEST_SUITE_P(All, StoppedPeerTest,
                                          Case{"gloo", 0, "off", "off"}, Case{"shm", 1, "off", "off"},
                                          Case{"shm", 1, "on", "on"}, Case{"shm", 0, "on", "off"}),
                          [](const auto& info) {
-                           const Case& one = info.param;
-                           return base::concat(one.backend, "_rank", one.stopped, "_watch_", one.watch,
-                                               "_compared_", one.check);
+                           const Case& test_case = info.param;
+                           return base::concat(test_case.backend, "_rank", test_case.stopped, "_watch_",
+                                               test_case.watch, "_compared_", test_case.check);
                          });
 
 }  // namespace

@@ -258,9 +258,9 @@ TEST(StoreTest, ASubgroupMayHaveABackendOfItsOwn) {
     const Group pair = group.subgroup({0, 2}, {.backend = "shm"});
     if (group.rank() == 1) return;
     EXPECT_EQ(pair.backend(), "shm");
-    at::Tensor one = at::ones({1});
-    pair.all_reduce(one).wait();
-    EXPECT_EQ(one.item<float>(), 2);
+    at::Tensor tensor = at::ones({1});
+    pair.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor.item<float>(), 2);
   });
 }
 

@@ -22,8 +22,8 @@ TEST(TensorsTest, WhatMemoryCannotBeIsRejectedNamingBackendAndCall) {
   COHORT_EXPECT_THROW_WITH(check_any(kWho, {at::ones({4, 4}).t()}), c10::Error, "expected a contiguous one");
   COHORT_EXPECT_THROW_WITH(check_one(kWho, {}), c10::Error, "got 0 tensors, expected one");
   COHORT_EXPECT_THROW_WITH(check_one(kWho, {at::ones({4, 4}).t()}), c10::Error, "expected a contiguous one");
-  const Tensors one{at::ones({3, 1})};
-  EXPECT_TRUE(check_one(kWho, one).is_same(one[0]));
+  const Tensors single{at::ones({3, 1})};
+  EXPECT_TRUE(check_one(kWho, single).is_same(single[0]));
 }
 
 TEST(TensorsTest, TensorsThatDoNotGoTogetherAreRejected) {

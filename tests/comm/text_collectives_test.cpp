@@ -27,8 +27,8 @@ TEST(TextCollectivesTest, TextsOfAllLengthsAreGathered) {
 TEST(TextCollectivesTest, WhatIsNotTheSameIsNamedOnEveryRankWithItsFirstLine) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
     comm::require_same(group, "the model", "a\nb\n");
-    const std::string mine = group.rank() == 2 ? "a\nc\n" : "a\nb\n";
-    COHORT_EXPECT_THROW_WITH(comm::require_same(group, "the model", mine), UsageError,
+    const std::string text = group.rank() == 2 ? "a\nc\n" : "a\nb\n";
+    COHORT_EXPECT_THROW_WITH(comm::require_same(group, "the model", text), UsageError,
                              "the model is not the same on all ranks: rank 0 has 'b', rank 2 has 'c'");
     COHORT_EXPECT_THROW_WITH(comm::require_same(group, "it", group.rank() == 1 ? "" : "x"), UsageError,
                              "rank 0 has 'x', rank 1 has nothing");

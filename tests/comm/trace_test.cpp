@@ -116,9 +116,9 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
       test::run_ranks(2, "gloo", [&](Group& group) {
         const milliseconds time(300);
         if (group.rank() == stopped) {
-          std::string mine = clock;
-          if (alike) std::ifstream("/proc/sys/kernel/random/boot_id") >> mine;
-          group.store()->set(base::concat("trace/0/clock/", stopped), mine);
+          std::string clock_text = clock;
+          if (alike) std::ifstream("/proc/sys/kernel/random/boot_id") >> clock_text;
+          group.store()->set(base::concat("trace/0/clock/", stopped), clock_text);
         }
         group.barrier();
         if (group.rank() != stopped) {

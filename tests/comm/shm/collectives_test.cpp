@@ -36,10 +36,10 @@ TEST(ShmTest, SumsOfEverySizeGoInTheOrderOfTheRanks) {
   for (const int size : {1, 2, 3, 4, 5}) {
     run_threads(size, [&](Rank& rank) {
       for (const std::size_t n : kSizes) {
-        std::vector<float> mine(n);
-        for (std::size_t i = 0; i < n; ++i) mine[i] = value(rank.rank(), i);
-        rank.sum(mine, Dtype::kFloat);
-        ASSERT_EQ(mine, sum_of_all(size, n)) << n << " numbers, " << size << " ranks";
+        std::vector<float> numbers(n);
+        for (std::size_t i = 0; i < n; ++i) numbers[i] = value(rank.rank(), i);
+        rank.sum(numbers, Dtype::kFloat);
+        ASSERT_EQ(numbers, sum_of_all(size, n)) << n << " numbers, " << size << " ranks";
       }
     });
   }
@@ -72,11 +72,11 @@ TEST(ShmTest, EveryCollectiveMovesPartsLargerThanASlot) {
       const auto n = static_cast<std::size_t>(size);
       const int root = size - 1;
       const auto of = [](int who, std::size_t i) { return who * 1'000'000 + static_cast<int>(i); };
-      std::vector<int> mine(kNumbers);
-      for (std::size_t i = 0; i < kNumbers; ++i) mine[i] = of(rank.rank(), i);
+      std::vector<int> own_numbers(kNumbers);
+      for (std::size_t i = 0; i < kNumbers; ++i) own_numbers[i] = of(rank.rank(), i);
       const auto pointers = [&](std::vector<std::vector<int>>& lists) {
         std::vector<std::byte*> list;
-        for (auto& one : lists) list.push_back(reinterpret_cast<std::byte*>(one.data()));
+        for (auto& numbers : lists) list.push_back(reinterpret_cast<std::byte*>(numbers.data()));
         return list;
       };
       const auto expect_of = [&](const std::vector<int>& got, int who, const char* call) {
@@ -84,18 +84,18 @@ TEST(ShmTest, EveryCollectiveMovesPartsLargerThanASlot) {
         ASSERT_EQ(got.back(), of(who, kNumbers - 1)) << call;
       };
 
-      std::vector<int> sent = mine;
+      std::vector<int> sent = own_numbers;
       rank.run([&] { return broadcast(rank.ranks(), Rank::span(sent), root); });
       expect_of(sent, root, "broadcast");
 
       std::vector<std::vector<int>> all(n, std::vector<int>(kNumbers));
-      rank.run([&] { return all_gather(rank.ranks(), pointers(all), Rank::span(mine)); });
+      rank.run([&] { return all_gather(rank.ranks(), pointers(all), Rank::span(own_numbers)); });
       for (int who = 0; who < size; ++who) expect_of(all[static_cast<std::size_t>(who)], who, "all_gather");
 
-      for (auto& one : all) one.assign(kNumbers, -1);
+      for (auto& numbers : all) numbers.assign(kNumbers, -1);
       rank.run([&] {
         return gather(rank.ranks(), rank.rank() == root ? pointers(all) : std::vector<std::byte*>(),
-                      Rank::span(mine), root);
+                      Rank::span(own_numbers), root);
       });
       if (rank.rank() == root) {
         for (int who = 0; who < size; ++who) expect_of(all[static_cast<std::size_t>(who)], who, "gather");
@@ -118,7 +118,7 @@ TEST(ShmTest, EveryCollectiveMovesPartsLargerThanASlot) {
       for (std::size_t i = 0; i < kNumbers; i += 101)
         ASSERT_EQ(got[i], size * of(rank.rank(), i)) << "reduce_scatter";
 
-      std::vector<int> reduced = mine;
+      std::vector<int> reduced = own_numbers;
       rank.run([&] {
         return reduce(rank.ranks(), reinterpret_cast<std::byte*>(reduced.data()), kNumbers, Dtype::kInt32,
                       Op::kMax, root);
@@ -139,8 +139,8 @@ TEST(ShmTest, EveryCollectiveMovesPartsLargerThanASlot) {
       }
       rank.run([&] { return all_to_all(rank.ranks(), to, from); });
       for (int who = 0; who < size; ++who) {
-        for (const int one : out[static_cast<std::size_t>(who)])
-          ASSERT_EQ(one, of(who, static_cast<std::size_t>(rank.rank())));
+        for (const int number : out[static_cast<std::size_t>(who)])
+          ASSERT_EQ(number, of(who, static_cast<std::size_t>(rank.rank())));
       }
     });
   }
@@ -152,7 +152,8 @@ TEST(ShmTest, SixteenRanksOnAnyNumberOfCores) {
     for (int round = 0; round < 3; ++round) {
       list.assign(list.size(), rank.rank() + round);
       rank.sum(list, Dtype::kInt32);
-      EXPECT_TRUE(std::all_of(list.begin(), list.end(), [&](int one) { return one == 120 + 16 * round; }));
+      EXPECT_TRUE(
+          std::all_of(list.begin(), list.end(), [&](int number) { return number == 120 + 16 * round; }));
     }
   });
 }

@@ -47,8 +47,8 @@ TEST(ShmTest, SeveralGroupsAndRanksThatComeWhenTheyLikeDoNotDisturbEachOther) {
         if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
         for (const std::size_t g : order) {
           groups[g]->wait(begun[g]);
-          for (const int one : lists[g])
-            ASSERT_EQ(one, 3 * round + 3) << "group " << g << ", round " << round;
+          for (const int number : lists[g])
+            ASSERT_EQ(number, 3 * round + 3) << "group " << g << ", round " << round;
         }
       }
     });
@@ -96,12 +96,12 @@ TEST(ShmTest, WhatNobodyWaitsForIsDoneAndIsToldOnce) {
 TEST(ShmFaultTest, CallsThatDifferAreAnErrorOnEveryRankAndNameBoth) {
   run_threads(2, [](Rank& rank) {
     std::vector<float> list(rank.rank() == 0 ? 10 : 12);
-    const char* mine = rank.rank() == 0 ? "rank 0 all_reduce of 40 bytes float SUM"
-                                        : "rank 1 all_reduce of 48 bytes float SUM";
-    const char* theirs = rank.rank() == 1 ? "rank 0 all_reduce of 40 bytes float SUM"
-                                          : "rank 1 all_reduce of 48 bytes float SUM";
+    const char* own_call = rank.rank() == 0 ? "rank 0 all_reduce of 40 bytes float SUM"
+                                            : "rank 1 all_reduce of 48 bytes float SUM";
+    const char* peer_call = rank.rank() == 1 ? "rank 0 all_reduce of 40 bytes float SUM"
+                                             : "rank 1 all_reduce of 48 bytes float SUM";
     const auto call = [&] { rank.sum(list, Dtype::kFloat); };
-    COHORT_EXPECT_THROW_WITH(call(), Error, std::string(mine) + ", " + theirs);
+    COHORT_EXPECT_THROW_WITH(call(), Error, std::string(own_call) + ", " + peer_call);
     COHORT_EXPECT_THROW_WITH(rank.sum(list, Dtype::kFloat), CommError, "the group failed before");
   });
 }
@@ -258,8 +258,9 @@ TEST(ShmFaultTest, ACancelIsHeardByWhoWaitsAndByOthersThatCancel) {
       std::vector<std::shared_ptr<Operation>> begun;
       for (int& source : sources) begun.push_back(rank.recv(1, list, 0, &source));
       std::vector<std::thread> threads;
-      for (const auto& one : begun) {
-        threads.emplace_back([&] { COHORT_EXPECT_THROW_WITH(rank.wait(one), CommError, "it was aborted"); });
+      for (const auto& operation : begun) {
+        threads.emplace_back(
+            [&] { COHORT_EXPECT_THROW_WITH(rank.wait(operation), CommError, "it was aborted"); });
       }
       std::this_thread::sleep_for(milliseconds(round % 4));
       const base::Deadline waited(seconds(60));

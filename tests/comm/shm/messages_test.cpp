@@ -31,7 +31,7 @@ TEST(ShmMessagesTest, ComeByTagInAnyOrderAndBothWaysAtOnce) {
     EXPECT_EQ(source, other);
     EXPECT_EQ(got_first, std::vector<int>(3, 10 + other));
     EXPECT_EQ(got_large, std::vector<int>(300'000, other));
-    for (const auto& one : {a, b, c}) rank.wait(one);
+    for (const auto& operation : {a, b, c}) rank.wait(operation);
     // An early message that is asked for while it still comes.
     std::vector<int> again(3), last(1, 7), got_last(1);
     const auto d = rank.send(other, large, 4);
@@ -51,8 +51,8 @@ TEST(ShmMessagesTest, ComeByTagInAnyOrderAndBothWaysAtOnce) {
 TEST(ShmMessagesTest, AnySourceTakesTheOneThatComes) {
   run_threads(3, [](Rank& rank) {
     if (rank.rank() != 0) {
-      std::vector<int> mine(5, rank.rank());
-      rank.wait(rank.send(0, mine, 9));
+      std::vector<int> message(5, rank.rank());
+      rank.wait(rank.send(0, message, 9));
       return rank.run([&] { return barrier(rank.ranks()); });
     }
     std::vector<int> seen;

@@ -82,8 +82,8 @@ inline void run_threads(int size, const std::function<void(Rank&)>& body,
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Rank one(kv_store, rank, size, timeout);
-        body(one);
+        Rank this_rank(kv_store, rank, size, timeout);
+        body(this_rank);
       } catch (...) {
         errors[static_cast<std::size_t>(rank)] = std::current_exception();
       }

@@ -62,19 +62,19 @@ TEST(ShmStrangersTest, AProcessOfAnotherUserDoesNotTakeARanksPlace) {
     rank.sum(list, Dtype::kFloat);
   });
   // The place of rank 1, told before it is there.
-  const Contact mine = contact_of(kv_store, 0);
+  const Contact contact = contact_of(kv_store, 0);
   int ready[2];
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t thief = ::fork();
   if (thief == 0) {
     if (::setuid(65534) != 0) ::_exit(2);
-    const base::Fd fd = connect_to(mine.address);
-    const std::string words = mine.token + " 1";
-    const bool said = fd.is_open() && ::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) > 0;
+    const base::Fd fd = connect_to(contact.address);
+    const std::string words = contact.token + " 1";
+    const bool is_sent = fd.is_open() && ::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) > 0;
     [[maybe_unused]] const ssize_t ignored = ::write(ready[1], "x", 1);
     char byte = 0;
     // Turned away: the other end is closed.
-    ::_exit(said && ::recv(fd.get(), &byte, 1, 0) <= 0 ? 0 : 1);
+    ::_exit(is_sent && ::recv(fd.get(), &byte, 1, 0) <= 0 ? 0 : 1);
   }
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
@@ -196,13 +196,13 @@ TEST(ShmStrangersTest, SignalsDoNotCutShortTheLookWhetherAPeerHasDied) {
   std::thread first([&] {
     EXPECT_NO_THROW(peers = std::make_unique<PeerConnections>(kv_store, 0, 2, base::Deadline(seconds(20))));
   });
-  const Contact mine = contact_of(kv_store, 0);
-  const std::string words = mine.token + " 1";
+  const Contact contact = contact_of(kv_store, 0);
+  const std::string words = contact.token + " 1";
   const pid_t peer = ::fork();
   if (peer == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     {
-      const base::Fd fd = connect_to(mine.address);
+      const base::Fd fd = connect_to(contact.address);
       if (::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) < 0) ::_exit(1);
     }
     for (;;) ::pause();  // its connection is closed, and it lives
