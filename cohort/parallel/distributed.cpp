@@ -69,9 +69,9 @@ void Distributed::after_forward(std::span<const at::Tensor> outputs) {
   }
 }
 
-void Distributed::prepare(const std::optional<StepInfo>& mine, std::span<const at::Tensor> outputs) {
+void Distributed::prepare(const std::optional<StepInfo>& info, std::span<const at::Tensor> outputs) {
   if (sends_buffers()) buffers_.stage();
-  mine ? reducer_.prepare(*mine, outputs) : reducer_.prepare(outputs);
+  info ? reducer_.prepare(*info, outputs) : reducer_.prepare(outputs);
 }
 
 void Distributed::synchronize_buffers() {
@@ -85,8 +85,8 @@ void Distributed::step_without_samples() {
 }
 
 // 1 for each rank that has samples, 0 for those that have ended.
-std::vector<std::int64_t> Distributed::who_continues(bool mine) const {
-  return comm::all_gather_number(reducer_.group(), mine ? 1 : 0, {options_.timeout});
+std::vector<std::int64_t> Distributed::who_continues(bool has_samples) const {
+  return comm::all_gather_number(reducer_.group(), has_samples ? 1 : 0, {options_.timeout});
 }
 
 void Distributed::join(const std::function<void()>& loop, const JoinOptions& options) {

@@ -66,9 +66,9 @@ class Distributed {
   Reducer& reducer() { return reducer_; }
 
  private:
-  std::vector<std::int64_t> who_continues(bool mine) const;
+  std::vector<std::int64_t> who_continues(bool has_samples) const;
   bool sends_buffers() const { return options_.broadcast_buffers && reducer_.group().size() > 1; }
-  void prepare(const std::optional<StepInfo>& mine, std::span<const at::Tensor> outputs);
+  void prepare(const std::optional<StepInfo>& info, std::span<const at::Tensor> outputs);
   void shadow();
 
   std::shared_ptr<torch::nn::Module> module_;

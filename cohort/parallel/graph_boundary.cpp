@@ -231,12 +231,12 @@ Tensors PartsBackward::reduce(std::vector<Tensors>&& found) {
   }
   const auto sum = [](std::vector<Sum> share) {
     Tensors sums;
-    for (Sum& one : share) sums.push_back(autograd::pairwise_sum(std::move(one.values)));
+    for (Sum& of_edge : share) sums.push_back(autograd::pairwise_sum(std::move(of_edge.values)));
     return sums;
   };
   std::vector<std::vector<std::size_t>> edges(shares.size());
   for (std::size_t i = 0; i < shares.size(); ++i) {
-    for (const Sum& one : shares[i]) edges[i].push_back(one.edge);
+    for (const Sum& of_edge : shares[i]) edges[i].push_back(of_edge.edge);
   }
   std::vector<Tensors> sums(shares.size());
   if (bytes < kAloneBytes) {

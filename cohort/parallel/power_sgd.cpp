@@ -115,9 +115,9 @@ class Compressed : public Reduction {
     return pieces;
   }
   void sum_factors(at::Tensor Matrix::*which) {
-    std::vector<at::Tensor> mine;
-    for (const Matrix& each : matrices_) mine.push_back(each.*which);
-    const std::vector<at::Tensor> sums = sum(mine, factor_pending_);
+    std::vector<at::Tensor> factors;
+    for (const Matrix& each : matrices_) factors.push_back(each.*which);
+    const std::vector<at::Tensor> sums = sum(factors, factor_pending_);
     for (std::size_t i = 0; i < sums.size(); ++i) matrices_[i].*which = sums[i];
   }
 

@@ -74,7 +74,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
 
   void attach();
   void detach();
-  void arm(const std::optional<StepInfo>& mine, std::span<const at::Tensor> outputs);
+  void arm(const std::optional<StepInfo>& info, std::span<const at::Tensor> outputs);
   std::vector<bool> reached_from(std::span<const at::Tensor> outputs) const;
   std::vector<bool> reached_by_backward() const;
   void on_output(const std::vector<bool>& reached);
@@ -154,15 +154,15 @@ void Reducer::State::detach() {
 // one rank's comes before, another's after a collective of the model's own, such as SyncBatchNorm's. Where
 // all ranks use all parameters, it begins at the first gradient.
 
-void Reducer::State::arm(const std::optional<StepInfo>& mine, std::span<const at::Tensor> outputs) {
+void Reducer::State::arm(const std::optional<StepInfo>& info, std::span<const at::Tensor> outputs) {
   const std::lock_guard lock(mutex);
   if (phase == Phase::kBroken) {
     throw UsageError("parallel.reduce", "a reduction failed before: ranks no longer agree", "a new Reducer");
   }
   if (silent > 0) return;
   if (phase == Phase::kArmed && is_open) throw_left_out();
-  if (mine) check_weight(*mine);
-  step_info = mine;
+  if (info) check_weight(*info);
+  step_info = info;
   is_open = is_header_open = false;
   ends_with = kNoBackward;
   has_outputs = !outputs.empty();
@@ -441,8 +441,8 @@ void Reducer::prepare(std::span<const at::Tensor> outputs) {
   state_->arm(std::nullopt, outputs);
 }
 
-void Reducer::prepare(const StepInfo& mine, std::span<const at::Tensor> outputs) {
-  state_->arm(mine, outputs);
+void Reducer::prepare(const StepInfo& info, std::span<const at::Tensor> outputs) {
+  state_->arm(info, outputs);
 }
 
 bool Reducer::is_prepared() const {

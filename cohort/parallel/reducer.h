@@ -59,7 +59,7 @@ class Reducer {
   void prepare(std::span<const at::Tensor> outputs = {});
   /// The same with a weight: sum_r(weight_r g_r) / sum_r(weight_r). Where the weights are all 0, or a rank's
   /// numbers are not finite, the next backward reduces nothing.
-  void prepare(const StepInfo& mine, std::span<const at::Tensor> outputs = {});
+  void prepare(const StepInfo& info, std::span<const at::Tensor> outputs = {});
 
   /// Whether prepare() was called, and finish() not yet after it.
   bool is_prepared() const;

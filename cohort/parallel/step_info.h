@@ -26,12 +26,12 @@ struct AverageReport {
 };
 
 /// Throws: UsageError for a weight that is negative or not finite.
-void check_weight(const StepInfo& mine);
+void check_weight(const StepInfo& info);
 
 /// Returns this rank's words of a message whose sum over ranks all can read: its StepInfo, and after it
 /// `more` zeros for the caller's own. On the CPU, float64.
 /// Throws: as check_weight().
-at::Tensor make_step_header(const comm::Group& group, const StepInfo& mine, std::int64_t more = 0);
+at::Tensor make_step_header(const comm::Group& group, const StepInfo& info, std::int64_t more = 0);
 /// Reads the sum: everything but AverageReport::bytes.
 AverageReport read_step_header(const at::Tensor& header, int num_ranks);
 

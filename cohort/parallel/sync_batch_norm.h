@@ -28,8 +28,8 @@ class SyncBatchNormImplBase : public torch::nn::NormImplBase<D, Derived, torch::
   /// Makes the parameters, the statistics and the mode those of `norm`, shared, not copied.
   template <typename Norm>
   void share(const Norm& norm) {
-    const auto take = [](at::Tensor& mine, at::Tensor& registered, const at::Tensor& tensor) {
-      mine = registered = tensor;
+    const auto take = [](at::Tensor& member, at::Tensor& registered, const at::Tensor& tensor) {
+      member = registered = tensor;
     };
     if (norm.options.affine()) {
       take(this->weight, this->parameters_["weight"], norm.weight);

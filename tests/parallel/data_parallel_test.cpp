@@ -315,8 +315,8 @@ TEST(DataParallelTest, RandomNumbersAreAFunctionOfTheCallersGeneratorAndTheRepli
   const auto draw = [&](const char* placements, std::uint64_t seed) {
     DataParallel<nn::Sequential> model(net, on(placements));
     at::manual_seed(seed);
-    const at::Tensor one = model.forward(at::ones({4, 50}));
-    return std::pair(one, model.forward(at::ones({4, 50})));
+    const at::Tensor output = model.forward(at::ones({4, 50}));
+    return std::pair(output, model.forward(at::ones({4, 50})));
   };
   const auto [first, second] = draw(kTwo, 1);
   EXPECT_TRUE(at::equal(first, draw(kTwo, 1).first));

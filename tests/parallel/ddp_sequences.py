@@ -81,13 +81,13 @@ def run_sequence(plan, i, rank, group, dtype):
                 found[f"{i}.{number}.buffer.{name}"] = buffer.clone()
                 dist.broadcast(found[f"{i}.{number}.buffer.{name}"], 0, group=group)
 
-    mine = [n for n in range(len(steps)) if not joins or n % (rank + 2) != 1]
+    own_steps = [n for n in range(len(steps)) if not joins or n % (rank + 2) != 1]
     if joins:
         with model.join():
-            for number in mine:
+            for number in own_steps:
                 run_step(number)
     else:
-        for number in mine:
+        for number in own_steps:
             run_step(number)
     return found
 
@@ -109,8 +109,8 @@ def compare(rank, folder):
             kind = types[int(plan[f"{i}.type"])]
             theirs = run_sequence(plan, i, rank, group, kind)
             exact = run_sequence(plan, i, rank, group, torch.float64) if kind != torch.float32 else theirs
-            mine = {k for k in ours if k.startswith(f"{i}.")}
-            assert mine == theirs.keys(), f"{size} ranks, sequence {i}, rank {rank}: {sorted(mine ^ theirs.keys())}"
+            keys = {k for k in ours if k.startswith(f"{i}.")}
+            assert keys == theirs.keys(), f"{size} ranks, sequence {i}, rank {rank}: {sorted(keys ^ theirs.keys())}"
             for key in [k for k in theirs if ".buffer." in k]:
                 where = f"{size} ranks, rank {rank}, {key}"
                 # A C++ module's to(type) converts counts too.
@@ -132,9 +132,9 @@ def compare(rank, folder):
                 squares[kind][1] += ((want.double() - exact[key]) / scale).square().sum().item()
         # Most of it is rounding of the backward itself, so that chance makes either the larger one.
         chance = 1 + 0.5 / int(plan["count"]) ** 0.5
-        for kind, (mine, theirs) in squares.items():
-            print(f"{size} ranks, {kind}: {mine**0.5:.6g} from float64's gradients, Python {theirs**0.5:.6g}")
-            assert mine**0.5 <= theirs**0.5 * chance or kind == torch.float32, f"{kind}: {mine} > {theirs}"
+        for kind, (own_sum, python_sum) in squares.items():
+            print(f"{size} ranks, {kind}: {own_sum**0.5:.6g} from float64's gradients, Python {python_sum**0.5:.6g}")
+            assert own_sum**0.5 <= python_sum**0.5 * chance or kind == torch.float32, f"{kind}: {own_sum} > {python_sum}"
         assert seen > 0
     leave_together(rank, RANKS, folder)
 

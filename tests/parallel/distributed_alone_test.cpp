@@ -54,22 +54,22 @@ TEST(DistributedAloneTest, AForwardTravelsNowhereAndChangesNoGradient) {
       options.find_unused_parameters = finds_unused;
       options.static_graph = graph == "static";
       DistributedDataParallel<OptionalSecond> model(make_optional_second(), group, options);
-      const at::Tensor mine = share_of(wave(9), group.rank(), 3);
+      const at::Tensor share = share_of(wave(9), group.rank(), 3);
       for (int step = 0; step < 25; ++step) {  // through both groupings of the buckets
         model.set_weight(step % 2 == 0 ? std::optional<double>(3) : std::nullopt);
         model->zero_grad();
-        model.forward(mine, !finds_unused || step % 3 == 0).square().mean().backward();
+        model.forward(share, !finds_unused || step % 3 == 0).square().mean().backward();
         std::vector<at::Tensor> gradients;
         for (const at::Tensor& parameter : model->parameters()) {
           gradients.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
         }
         if (group.rank() == 0) {
-          model.forward(mine, false);  // a metric, or a batch that is skipped
+          model.forward(share, false);  // a metric, or a batch that is skipped
           model->eval();
-          model.forward(mine, false);
+          model.forward(share, false);
           model->train();
           const at::NoGradGuard no_grad;
-          model.forward(mine, false);
+          model.forward(share, false);
         }
         for (std::size_t i = 0; i < gradients.size(); ++i) {
           const at::Tensor now = model->parameters()[i].grad();
@@ -172,10 +172,10 @@ TEST(DistributedAloneTest, AStaticGraphMayBeginOnARankWithoutSamples) {
     for (int step = 0; step < 4; ++step) {
       model->zero_grad();
       const bool has_samples = step > 0 || group.rank() == 1;
-      const at::Tensor mine = step == 0 ? wave(4) : share_of(wave(4), group.rank(), 2);
-      model.set_weight(static_cast<double>(mine.size(0)));
+      const at::Tensor share = step == 0 ? wave(4) : share_of(wave(4), group.rank(), 2);
+      model.set_weight(static_cast<double>(share.size(0)));
       if (has_samples) {
-        model.forward(mine).square().mean().backward();
+        model.forward(share).square().mean().backward();
       } else {
         model.step_without_samples();
       }

@@ -95,10 +95,10 @@ TEST(DistributedDataParallelTest, StartsAndContinuesWithTheValuesOfRank0) {
         model->norm->options.momentum(0.0);
         model.forward(x, 1.0, true).sum.square().sum().backward();
         EXPECT_EQ(model->norm->running_mean[0].item<double>(), broadcast ? 0.0 : group.rank());
-        const at::Tensor mine = model->second->weight.grad();
-        at::Tensor others = mine.clone();
-        group.all_reduce(others).wait();
-        EXPECT_FALSE(at::allclose(others / 3, mine)) << "an ignored gradient is this rank's alone";
+        const at::Tensor own_gradient = model->second->weight.grad();
+        at::Tensor sum = own_gradient.clone();
+        group.all_reduce(sum).wait();
+        EXPECT_FALSE(at::allclose(sum / 3, own_gradient)) << "an ignored gradient is this rank's alone";
       });
     }
   }
@@ -110,15 +110,15 @@ TEST(DistributedDataParallelTest, AccumulatesUnderNoSyncAndWeighsRanksByTheirSam
   (whole->forward(wave(7) * 2).square().mean() / 2).backward();
   test::run_ranks(3, "shm", [&](comm::Group& group) {
     DistributedDataParallel<Stack> model(make_stack(), group);
-    const at::Tensor mine = share_of(wave(7), group.rank(), 3);
-    model.set_weight(static_cast<double>(mine.size(0)));
+    const at::Tensor share = share_of(wave(7), group.rank(), 3);
+    model.set_weight(static_cast<double>(share.size(0)));
     for (int step = 0; step < 3; ++step) {
       model->zero_grad();
       {
         const auto silent = model.no_sync();
-        (model.forward(mine).square().mean() / 2).backward();
+        (model.forward(share).square().mean() / 2).backward();
       }
-      (model.forward(mine * 2).square().mean() / 2).backward();
+      (model.forward(share * 2).square().mean() / 2).backward();
       EXPECT_TRUE(at::allclose(model->layers[0]->weight.grad(), whole->layers[0]->weight.grad(), 1e-12, 0));
     }
   });
@@ -292,13 +292,13 @@ TEST(DistributedDataParallelTest, RecomputedPartsAreReducedToo) {
         return std::make_shared<RecomputedImpl>(
             make_stack(1, widths), [&](Stack& net, const at::Tensor& x) { return run(net, x, twice); });
       };
-      const at::Tensor mine = share_of(wave(4), group.rank(), 2);
+      const at::Tensor share = share_of(wave(4), group.rank(), 2);
       DistributedOptions options;
       options.gradient_as_bucket_view = !twice;
       DistributedDataParallel<std::shared_ptr<RecomputedImpl>> model(make(), group, options);
       for (int step = 0; step < 4; ++step) {
         model->zero_grad();
-        model.forward(mine).square().mean().backward();
+        model.forward(share).square().mean().backward();
         for (std::size_t i = 0; i < 2; ++i) {
           EXPECT_TRUE(
               at::allclose(model->net->layers[i]->weight.grad(), whole->layers[i]->weight.grad(), 1e-12, 0))

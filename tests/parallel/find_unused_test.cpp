@@ -87,10 +87,10 @@ void expect_mean(const std::shared_ptr<Heads>& net, const std::vector<std::pair<
   }
   const auto wanted = alone->named_parameters();
   for (const auto& entry : net->named_parameters()) {
-    const at::Tensor &mine = entry.value().grad(), &other = wanted[entry.key()].grad();
-    ASSERT_EQ(mine.defined(), other.defined()) << what << entry.key();
-    if (!mine.defined()) continue;
-    EXPECT_TRUE(at::allclose(mine, other, 1e-10, 1e-12)) << what << entry.key();
+    const at::Tensor &gradient = entry.value().grad(), &expected = wanted[entry.key()].grad();
+    ASSERT_EQ(gradient.defined(), expected.defined()) << what << entry.key();
+    if (!gradient.defined()) continue;
+    EXPECT_TRUE(at::allclose(gradient, expected, 1e-10, 1e-12)) << what << entry.key();
   }
 }
 
@@ -139,8 +139,8 @@ TEST(FindUnusedTest, ALonelyForwardBeforeABackwardLeavesItAsItIs) {
       for (const int parts : {kLeft, kTrunk, kBoth, kNothing}) {
         net->zero_grad();
         const at::Tensor x = (wave(4) * (group.rank() + 1)).requires_grad_();
-        const int mine = group.rank() == 0 ? parts : kRight;
-        const at::Tensor loss = model.forward(x, mine);
+        const int own_parts = group.rank() == 0 ? parts : kRight;
+        const at::Tensor loss = model.forward(x, own_parts);
         if (group.rank() == 0) model.forward(x, lonely);
         loss.backward();
         expect_mean(net, {{wave(4), parts}, {wave(4) * 2, kRight}}, base::concat(lonely, " ", parts, " "));
@@ -284,10 +284,10 @@ TEST(FindUnusedTest, AParameterThatIsReturnedBeginsNoLaterBackwardWithWhatAnEarl
           (scaled_loss(alone->forward(share_of(x, rank, 2), first)) / 2).backward();
         const auto wanted = alone->named_parameters();
         for (const auto& entry : net->named_parameters()) {
-          const at::Tensor &mine = entry.value().grad(), &other = wanted[entry.key()].grad();
-          ASSERT_EQ(mine.defined(), other.defined()) << step << entry.key();
-          if (!mine.defined()) continue;
-          ASSERT_TRUE(at::allclose(mine, other, 1e-10, 1e-12)) << step << entry.key();
+          const at::Tensor &gradient = entry.value().grad(), &expected = wanted[entry.key()].grad();
+          ASSERT_EQ(gradient.defined(), expected.defined()) << step << entry.key();
+          if (!gradient.defined()) continue;
+          ASSERT_TRUE(at::allclose(gradient, expected, 1e-10, 1e-12)) << step << entry.key();
         }
         EXPECT_EQ(torch::autograd::impl::hooks(net->scale).size(), 0u) << "they would grow with the steps";
       }

@@ -48,7 +48,7 @@ TEST(PlacementWorkerTest, ComputesOnItsCoresWithAsManyThreads) {
 TEST(PlacementWorkerTest, LeavesTheNumbersOfThreadsOfOthersAlone) {
   int before = 0, after = 0;
   std::thread([&] { before = at::get_num_threads(); }).join();
-  const int mine = at::get_num_threads();
+  const int own_before = at::get_num_threads();
   at::set_num_threads(3);
   const auto worker = PlacementWorker::of(Placement::parse("cpu:0/threads"));
   EXPECT_EQ(at::get_num_threads(), 3);
@@ -56,7 +56,7 @@ TEST(PlacementWorkerTest, LeavesTheNumbersOfThreadsOfOthersAlone) {
   EXPECT_EQ(after, 3) << "what a new thread gets";
   EXPECT_EQ(worker->run("threads", [] { return at::get_num_threads(); }), 1);
   std::thread([=] { at::set_num_threads(before); }).join();
-  at::set_num_threads(mine);
+  at::set_num_threads(own_before);
 }
 
 TEST(PlacementWorkerTest, IsOneThreadPerNameForAsLongAsSomebodyHasIt) {

@@ -169,14 +169,14 @@ TEST(ReducerStepsTest, BackwardsUnderNoSyncAddUpUntilOneReduces) {
         // Zeroed in place the second time: gradients then add up in the buckets themselves.
         net->zero_grad(step != 1);
         for (int part = 0; part < 3; ++part) {
-          const at::Tensor mine = share_of(wave(4) + part, group.rank(), 2);
+          const at::Tensor share = share_of(wave(4) + part, group.rank(), 2);
           if (part < 2) {
             // Also where one was prepared that no backward followed.
             if (part == 1) reducer.prepare();
             const Reducer::NoSync silent(reducer);
-            loss_of(net, mine).backward();
+            loss_of(net, share).backward();
           } else {
-            const at::Tensor loss = loss_of(net, mine);
+            const at::Tensor loss = loss_of(net, share);
             reducer.prepare();
             loss.backward();
           }
@@ -192,14 +192,14 @@ TEST(ReducerStepsTest, BackwardsUnderNoSyncAddUpUntilOneReduces) {
 
 TEST(ReducerStepsTest, SeveralForwardsBeforeABackwardAndBackwardsOverPartsOfTheModel) {
   test::run_ranks(2, "shm", [](comm::Group& group) {
-    const at::Tensor mine = share_of(wave(4), group.rank(), 2);
+    const at::Tensor share = share_of(wave(4), group.rank(), 2);
     Stack whole = make_stack();
     (loss_of(whole, wave(4)) + loss_of(whole, wave(4) * 2)).backward();
     Stack net = make_stack();
     Reducer reducer(group, parameters_to_reduce(*net));
-    const at::Tensor first = loss_of(net, mine);
+    const at::Tensor first = loss_of(net, share);
     reducer.prepare();
-    const at::Tensor second = loss_of(net, mine * 2);
+    const at::Tensor second = loss_of(net, share * 2);
     reducer.prepare();
     (first + second).backward();
     EXPECT_TRUE(at::allclose(net->layers[0]->weight.grad(), whole->layers[0]->weight.grad(), 1e-12, 0));
@@ -207,10 +207,10 @@ TEST(ReducerStepsTest, SeveralForwardsBeforeABackwardAndBackwardsOverPartsOfTheM
     // Two heads of one step, gone back through one after the other.
     Stack heads = make_stack();
     Reducer each(group, parameters_to_reduce(*heads));
-    const at::Tensor left = heads->layers[0]->forward(mine).square().mean();
+    const at::Tensor left = heads->layers[0]->forward(share).square().mean();
     const at::Tensor right = heads->layers[3]
                                  ->forward(heads->layers[2]->forward(
-                                     heads->layers[1]->forward(heads->layers[0]->forward(mine).detach())))
+                                     heads->layers[1]->forward(heads->layers[0]->forward(share).detach())))
                                  .square()
                                  .mean();
     each.prepare();

@@ -301,9 +301,10 @@ TEST(ReducerTest, TypesFrozenAndSharedParameters) {
     reducer.prepare();
     const double factor = group.rank() + 1;
     (a.mul(factor).sum() + b.mul(factor).sum() + c.mul(factor).sum()).backward();
-    for (const at::Tensor& one : {a, b, c}) {
-      EXPECT_TRUE(at::equal(one.grad(), at::full({3, 4}, 1.5, one.options().requires_grad(false))))
-          << one.dtype();
+    for (const at::Tensor& parameter : {a, b, c}) {
+      EXPECT_TRUE(
+          at::equal(parameter.grad(), at::full({3, 4}, 1.5, parameter.options().requires_grad(false))))
+          << parameter.dtype();
     }
 
     struct Tied : torch::nn::Module {

@@ -62,10 +62,10 @@ inline Stack train(comm::Group& group, const parallel::ReducerOptions& options, 
   parallel::Reducer reducer(group, parallel::parameters_to_reduce(*net), options);
   Descent descent(*net);
   for (int step = 0; step < steps; ++step) {
-    const at::Tensor mine = share_of(wave(7) + step, group.rank(), group.size());
+    const at::Tensor share = share_of(wave(7) + step, group.rank(), group.size());
     descent.zero_grad();
-    const at::Tensor loss = loss_of(net, mine);
-    reducer.prepare(parallel::StepInfo{.weight = static_cast<double>(mine.size(0))}, {{loss}});
+    const at::Tensor loss = loss_of(net, share);
+    reducer.prepare(parallel::StepInfo{.weight = static_cast<double>(share.size(0))}, {{loss}});
     loss.backward();
     EXPECT_EQ(reducer.finish().weight, 7);
     descent.step();

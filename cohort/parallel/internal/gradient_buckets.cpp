@@ -303,37 +303,37 @@ BucketList GradientBuckets::plan() const {
 }
 
 void GradientBuckets::put(Gradient& gradient, double scale, std::size_t owners) {
-  at::Tensor& mine = gradient.parameter.mutable_grad();
-  if (mine.defined() && (mine.layout() != at::kStrided || mine.dtype() != gradient.parameter.dtype())) {
+  at::Tensor& grad = gradient.parameter.mutable_grad();
+  if (grad.defined() && (grad.layout() != at::kStrided || grad.dtype() != gradient.parameter.dtype())) {
     throw UsageError("parallel.reduce",
                      base::concat("the gradient of ", gradient.name, " is ",
-                                  mine.layout() != at::kStrided ? "sparse" : mine.dtype().name(),
+                                  grad.layout() != at::kStrided ? "sparse" : grad.dtype().name(),
                                   ", expected a dense one of ", gradient.parameter.dtype().name()),
                      "NamedParameter::is_sparse");
   }
   const at::NoGradGuard no_grad;
   // Of an earlier step: it keeps its bits, unless another rank uses the parameter.
-  const bool is_left_over = (options_.find_unused_parameters || options_.static_graph) && mine.defined() &&
+  const bool is_left_over = (options_.find_unused_parameters || options_.static_graph) && grad.defined() &&
                             !gradient.is_used && !gradient.is_accumulated;
   if (Bucket& bucket = buckets[gradient.bucket]; bucket.in_place) {
     // Nobody else reads this memory, so the sum may take its place.
-    if (mine.defined() && scale != 0 && !is_left_over && has_layout_of(mine, gradient.parameter) &&
-        mine.storage().use_count() <= owners) {
-      bucket.flat = flat_of(mine);
-      gradient.view = mine;
+    if (grad.defined() && scale != 0 && !is_left_over && has_layout_of(grad, gradient.parameter) &&
+        grad.storage().use_count() <= owners) {
+      bucket.flat = flat_of(grad);
+      gradient.view = grad;
     } else {
       give_memory(bucket);
     }
   }
-  if (is_left_over && is_at(mine, gradient.view)) mine = mine.clone();
-  if (!mine.defined() || scale == 0) {
+  if (is_left_over && is_at(grad, gradient.view)) grad = grad.clone();
+  if (!grad.defined() || scale == 0) {
     gradient.view.zero_();
-  } else if (!is_at(mine, gradient.view)) {
-    scale_into(gradient.view, mine, scale);
+  } else if (!is_at(grad, gradient.view)) {
+    scale_into(gradient.view, grad, scale);
   } else if (scale != 1) {
     scale_into(gradient.view, gradient.view, scale);
   }
-  if (options_.gradient_as_bucket_view && mine.defined() && !is_left_over) mine = gradient.view;
+  if (options_.gradient_as_bucket_view && grad.defined() && !is_left_over) grad = gradient.view;
 }
 
 void GradientBuckets::launch(std::size_t index) {
@@ -376,12 +376,12 @@ void GradientBuckets::wait_for_all() {
 void GradientBuckets::reduce_sparse_ones(double scale) {
   for (Gradient& gradient : gradients) {
     if (!gradient.is_sparse) continue;
-    const at::Tensor& mine = gradient.parameter.grad();
-    if (mine.defined() && !mine.is_sparse()) {
+    const at::Tensor& grad = gradient.parameter.grad();
+    if (grad.defined() && !grad.is_sparse()) {
       throw UsageError("parallel.reduce",
                        base::concat("the gradient of ", gradient.name, " is dense, expected a sparse one"));
     }
-    gradient.view = reduce_sparse(group_, mine, gradient.parameter, scale, options_.timeout);
+    gradient.view = reduce_sparse(group_, grad, gradient.parameter, scale, options_.timeout);
   }
 }
 
@@ -404,13 +404,13 @@ void GradientBuckets::scatter_to_grads(const at::Tensor& used, ReduceReport& rep
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     // No rank has used it, so its gradient stays as it was.
     if (used.defined() && used.const_data_ptr<int>()[i] == 0) continue;
-    at::Tensor& mine = gradients[i].parameter.mutable_grad();
+    at::Tensor& grad = gradients[i].parameter.mutable_grad();
     if (gradients[i].is_sparse || options_.gradient_as_bucket_view) {
-      mine = gradients[i].view;
-    } else if (!mine.defined() || mine._is_zerotensor()) {
-      mine = gradients[i].view.clone();
-    } else if (!is_at(mine, gradients[i].view)) {
-      mine.copy_(gradients[i].view);
+      grad = gradients[i].view;
+    } else if (!grad.defined() || grad._is_zerotensor()) {
+      grad = gradients[i].view.clone();
+    } else if (!is_at(grad, gradients[i].view)) {
+      grad.copy_(gradients[i].view);
     }
   }
   for (Gradient& gradient : gradients) {

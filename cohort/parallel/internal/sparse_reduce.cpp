@@ -25,11 +25,11 @@ at::Tensor joined(const at::Tensor& all, const std::vector<std::int64_t>& rows, 
 
 }  // namespace
 
-at::Tensor reduce_sparse(const comm::Group& group, const at::Tensor& mine, const at::Tensor& parameter,
+at::Tensor reduce_sparse(const comm::Group& group, const at::Tensor& gradient, const at::Tensor& parameter,
                          double scale, std::chrono::milliseconds timeout) {
   const std::int64_t size = group.size();
   // Rows that repeat are added here, so that fewer travel.
-  const at::Tensor own = mine.defined() ? mine.coalesce() : at::Tensor();
+  const at::Tensor own = gradient.defined() ? gradient.coalesce() : at::Tensor();
   // What all must know first: rows here, and how many dimensions they are indexed by (0: no rows).
   const std::int64_t own_rows = own.defined() ? own._nnz() : 0;
   const std::int64_t own_dims = own.defined() ? own.sparse_dim() : 0;
