@@ -48,9 +48,9 @@ class LayerLocks {
       names_[i] = model.layers()[i].name;
       for (const at::Tensor& parameter : model.part(i, i + 1).parameters()) {
         const auto [owner, is_new] = owners.try_emplace(parameter.unsafeGetTensorImpl(), i);
-        const std::size_t mine = number_[i], theirs = number_[owner->second];
+        const std::size_t own_group = number_[i], owner_group = number_[owner->second];
         // Both groups become one, as each layer of either may run with the shared parameter.
-        if (!is_new) std::replace(number_.begin(), number_.end(), mine, theirs);
+        if (!is_new) std::replace(number_.begin(), number_.end(), own_group, owner_group);
       }
     }
   }
@@ -162,12 +162,12 @@ std::vector<Pass> run_passes(const std::shared_ptr<ProfileState>& state, const P
   const base::Deadline deadline = state->deadline;
   const auto timed = parallel::PlacementWorker::of(options.placements.front());
   state->micro_batch = state->micro_batch.detach().to(timed->device());
-  std::vector<std::shared_ptr<parallel::PlacementWorker>> others;
+  std::vector<std::shared_ptr<parallel::PlacementWorker>> workers;
   std::vector<base::Future<void>> company;
   for (std::size_t i = 1; i < options.placements.size(); ++i) {
-    others.push_back(parallel::PlacementWorker::of(options.placements[i]));
-    if (others.back()->device() != timed->device() || others.back() == timed) continue;
-    company.push_back(others.back()->submit("profile", [state] {
+    workers.push_back(parallel::PlacementWorker::of(options.placements[i]));
+    if (workers.back()->device() != timed->device() || workers.back() == timed) continue;
+    company.push_back(workers.back()->submit("profile", [state] {
       do {
         const Pass pass(*state);
       } while (!state->is_over);

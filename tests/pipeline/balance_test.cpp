@@ -192,14 +192,14 @@ struct DrawingImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     std::thread([this] {
       const std::lock_guard lock(mutex);
-      others.push_back(torch::rand({1}).item<float>());
+      thread_draws.push_back(torch::rand({1}).item<float>());
     }).join();
     const at::Tensor more = at::rand(x.sizes(), at::detail::getDefaultCPUGenerator());
     return torch::dropout(x * weight, 0.5, true) + more;
   }
   at::Tensor weight = register_parameter("weight", torch::ones({4}));
   std::mutex mutex;
-  std::vector<float> others;  // under mutex
+  std::vector<float> thread_draws;  // under mutex
 };
 TORCH_MODULE(Drawing);
 
@@ -220,8 +220,8 @@ TEST(BalanceTest, OtherThreadsMissNoNumberAndGetNoneTwice) {
     call();
     std::vector<float> got{torch::rand({1}).item<float>()};
     for (Drawing each : {first, last}) {
-      got.insert(got.end(), each->others.begin(), each->others.end());
-      each->others.clear();
+      got.insert(got.end(), each->thread_draws.begin(), each->thread_draws.end());
+      each->thread_draws.clear();
     }
     EXPECT_GT(got.size(), 6U);
     torch::manual_seed(3);

@@ -14,15 +14,15 @@ std::size_t count(const std::string& text, const std::string& part) {
 TEST(DrawTest, HasABoxForEachComputationOfEachBand) {
   const Plan plan = make_plan({Schedule::kZeroBubble, 2, 0, 3});
   const Simulation simulation = simulate(plan);
-  const std::string one = draw_svg({{"plan", simulation.actions, ""}}, 2, 2);
-  EXPECT_EQ(count(one, "<title>"), 2u * 3u * 3u);
-  EXPECT_EQ(count(one, "<title>W1.2 "), 1u);
-  const std::string two =
+  const std::string one_band = draw_svg({{"plan", simulation.actions, ""}}, 2, 2);
+  EXPECT_EQ(count(one_band, "<title>"), 2u * 3u * 3u);
+  EXPECT_EQ(count(one_band, "<title>W1.2 "), 1u);
+  const std::string two_bands =
       draw_svg({{"plan", simulation.actions, ""}, {"a < b", simulation.actions, " ms"}}, 2, 2);
-  EXPECT_EQ(count(two, "<title>"), 2u * 2u * 3u * 3u);
-  EXPECT_NE(two.find("a &lt; b"), std::string::npos);
-  EXPECT_NE(two.find(" ms</title>"), std::string::npos);
-  EXPECT_EQ(count(two, "<svg"), count(two, "</svg>"));
+  EXPECT_EQ(count(two_bands, "<title>"), 2u * 2u * 3u * 3u);
+  EXPECT_NE(two_bands.find("a &lt; b"), std::string::npos);
+  EXPECT_NE(two_bands.find(" ms</title>"), std::string::npos);
+  EXPECT_EQ(count(two_bands, "<svg"), count(two_bands, "</svg>"));
 }
 
 TEST(DrawTest, NothingStandsOutsideOfTheDrawing) {

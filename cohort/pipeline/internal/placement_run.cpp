@@ -283,49 +283,50 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
   }
   for (std::size_t i = 0; i < leaves.size(); ++i) leaves[i] = leaves[core::first_place(outputs, i)];
   run_.throw_if_failed();
-  Batch::Held& mine = held(action);
-  mine.first_of_loss = at::sequence_number::peek();
-  const at::Tensor value = batch_.loss(mine.loss_gate.attach(leaves), targets);
+  Batch::Held& held_state = held(action);
+  held_state.first_of_loss = at::sequence_number::peek();
+  const at::Tensor value = batch_.loss(held_state.loss_gate.attach(leaves), targets);
   if (!value.defined() || value.numel() != 1) {
     throw UsageError("pipeline.loss", concat("the loss is ", describe({value}), ", expected one number"),
                      "the mean over the samples of a micro-batch");
   }
   // By its share of the samples, so that micro-batches add up to the mean of the batch.
-  mine.loss = value * batch_.weights[micro_batch];
+  held_state.loss = value * batch_.weights[micro_batch];
   for (std::size_t i = leaves.size(); i-- > 0;) {
     if (core::first_place(leaves, i) < i) leaves[i].reset();  // its gradient comes at the first place
   }
-  mine.loss_leaves = std::move(leaves);
-  batch_.losses[micro_batch] = mine.loss.detach();
+  held_state.loss_leaves = std::move(leaves);
+  batch_.losses[micro_batch] = held_state.loss.detach();
 }
 
 // Of the stage's outputs; `carried`: of what passes by, in the order of passing().
 Tensors PlacementRun::gradients_of_outputs(const Action& action, Tensors& carried) {
   const int stage = action.stage;
   const auto micro_batch = static_cast<std::size_t>(action.micro_batch);
-  Batch::Held& mine = held(action);
+  Batch::Held& held_state = held(action);
   if (is_last(stage)) {
     if (!batch_.loss) return std::exchange(batch_.output_gradients[micro_batch], {});
-    const BackwardGate::Open open(mine.loss_gate);
+    const BackwardGate::Open open(held_state.loss_gate);
     // The loss may go back through the stage by another way too: an auxiliary loss that the stage has kept.
     // Where input gradients come apart, what comes by that way would be among those of the weights.
     std::optional<BackwardGate::Open> open_of_stage;
-    if (action.kind == ActionKind::kBackward) open_of_stage.emplace(mine.run->gate());
-    if (mine.loss.requires_grad()) {
-      const at::Tensor loss = std::exchange(mine.loss, {});
+    if (action.kind == ActionKind::kBackward) open_of_stage.emplace(held_state.run->gate());
+    if (held_state.loss.requires_grad()) {
+      const at::Tensor loss = std::exchange(held_state.loss, {});
       // What of the stage it went through, the outputs will go through again.
-      const bool keeps_graph = open_of_stage && reaches_nodes_before(loss, mine.first_of_loss);
+      const bool keeps_graph = open_of_stage && reaches_nodes_before(loss, held_state.first_of_loss);
       torch::autograd::backward({loss}, {}, keeps_graph);
     }
     Tensors gradients;
-    for (const at::Tensor& leaf : mine.loss_leaves) gradients.push_back(leaf.defined() ? leaf.grad() : leaf);
-    mine.loss_leaves.clear();
+    for (const at::Tensor& leaf : held_state.loss_leaves)
+      gradients.push_back(leaf.defined() ? leaf.grad() : leaf);
+    held_state.loss_leaves.clear();
     return gradients;
   }
   Message in = take({stage, true}, action.micro_batch);
   const auto passing = setup_.passing(stage);
   const std::size_t regular = in.tensors.size() - passing.size();
-  Tensors gradients(mine.run->outputs().size());
+  Tensors gradients(held_state.run->outputs().size());
   std::vector<bool> leaves(gradients.size(), false);
   for (std::size_t i = 0; i < passing.size(); ++i) {
     const Skip& skip = setup_.skips[static_cast<std::size_t>(passing[i])];
@@ -349,14 +350,14 @@ Tensors PlacementRun::gradients_of_outputs(const Action& action, Tensors& carrie
 
 void PlacementRun::backward(const Action& action) {
   const int stage = action.stage;
-  Batch::Held& mine = held(action);
+  Batch::Held& held_state = held(action);
   Tensors carried;
   Tensors gradients = gradients_of_outputs(action, carried);
   Tensors of_inputs;
   if (action.kind == ActionKind::kInputGradient) {
-    of_inputs = mine.run->input_gradients(std::move(gradients));
+    of_inputs = held_state.run->input_gradients(std::move(gradients));
   } else {
-    of_inputs = mine.run->backward(gradients);
+    of_inputs = held_state.run->backward(gradients);
     release(action);
   }
   if (stage == 0) {
