@@ -222,9 +222,10 @@ void save(const std::filesystem::path& path, const std::vector<const Cache*>& ca
       if (program == nullptr && !entry->environment().grad) left_out += entry->explain();
       if (program == nullptr || program->recorded().has_backward) continue;
       reject_offsets(program->recorded().tape);
-      json one = to_json(program->recorded(), [&](const at::Tensor& tensor) { return storages.add(tensor); });
-      one["environment"] = environment_json(entry->environment());
-      programs.push_back(std::move(one));
+      json program_json =
+          to_json(program->recorded(), [&](const at::Tensor& tensor) { return storages.add(tensor); });
+      program_json["environment"] = environment_json(entry->environment());
+      programs.push_back(std::move(program_json));
     }
   }
   if (programs.empty()) {

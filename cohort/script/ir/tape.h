@@ -129,8 +129,8 @@ class Tape {
   void mark_written(const std::vector<Written>& written);
   void find_new_layouts(OperatorCall& call, const std::vector<Written>& written);
   std::string difference_of_common_calls(const Tape& before) const;
-  std::string difference_of_calls(const OperatorCall& mine, const OperatorCall& other) const;
-  std::string difference_of_contents(int slot, const Value& mine, const Value& other,
+  std::string difference_of_calls(const OperatorCall& call, const OperatorCall& other) const;
+  std::string difference_of_contents(int slot, const Value& value, const Value& other,
                                      bool may_be_inputs) const;
   bool indexes_by_numbers(const OperatorCall& call) const;
   bool is_of_input(int slot) const;

@@ -46,46 +46,48 @@ std::string Tape::user_of(int slot) const {
   return "no operator";
 }
 
-std::string Tape::difference_of_calls(const OperatorCall& mine, const OperatorCall& other) const {
-  if (mine.op.operator_name() != other.op.operator_name()) {
-    return concat("one recording has ", other.name(), " where the next has ", mine.name());
+std::string Tape::difference_of_calls(const OperatorCall& call, const OperatorCall& other) const {
+  if (call.op.operator_name() != other.op.operator_name()) {
+    return concat("one recording has ", other.name(), " where the next has ", call.name());
   }
-  for (std::size_t i = 0; i < mine.arguments.size(); ++i) {
-    if (same_constant(mine.arguments[i], other.arguments[i])) continue;
-    return concat("argument '", mine.op.schema().arguments()[i].name(), "' of ", mine.name(), " was ",
-                  text_of(other.arguments[i]), " and then ", text_of(mine.arguments[i]));
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    if (same_constant(call.arguments[i], other.arguments[i])) continue;
+    return concat("argument '", call.op.schema().arguments()[i].name(), "' of ", call.name(), " was ",
+                  text_of(other.arguments[i]), " and then ", text_of(call.arguments[i]));
   }
   // C++ may decide by such a number which operators it calls next.
-  for (std::size_t i = 0; i < std::min(mine.other.size(), other.other.size()); ++i) {
-    if (same_constant(mine.other[i], other.other[i])) continue;
-    return concat(mine.name(), " returned ", text_of(other.other[i]), " and then ", text_of(mine.other[i]));
+  for (std::size_t i = 0; i < std::min(call.other.size(), other.other.size()); ++i) {
+    if (same_constant(call.other[i], other.other[i])) continue;
+    return concat(call.name(), " returned ", text_of(other.other[i]), " and then ", text_of(call.other[i]));
   }
-  if (mine.inputs != other.inputs || mine.results != other.results ||
-      mine.other.size() != other.other.size()) {
-    return concat(mine.name(), " works on other tensors");
+  if (call.inputs != other.inputs || call.results != other.results ||
+      call.other.size() != other.other.size()) {
+    return concat(call.name(), " works on other tensors");
   }
-  if (mine.keys != other.keys || mine.grad_mode != other.grad_mode ||
-      mine.below_autocast != other.below_autocast) {
-    return concat(mine.name(), " runs in another mode");
+  if (call.keys != other.keys || call.grad_mode != other.grad_mode ||
+      call.below_autocast != other.below_autocast) {
+    return concat(call.name(), " runs in another mode");
   }
   return {};
 }
 
 // Of a tensor that is a new one in each recording. A single number, and what C++ wrote into an empty tensor,
 // may be a constant; anything else may come from another thread, or from memory that C++ fills.
-std::string Tape::difference_of_contents(int slot, const Value& mine, const Value& other,
+std::string Tape::difference_of_contents(int slot, const Value& value, const Value& other,
                                          bool may_be_inputs) const {
-  const std::string what = concat("a tensor ", mine.layout.str(), " that ", user_of(slot), " uses");
-  if (is_written(mine.storage)) return concat(what, " is a new one in each recording, and is written to");
-  if (!mine.snapshot && mine.tensor.dim() > 0) return concat(what, " comes from no operator of this thread");
-  const bool same = equal_bits(mine.tensor, other.tensor);
-  if (same && mine.tensor.dim() > 0 && may_be_inputs) {
+  const std::string what = concat("a tensor ", value.layout.str(), " that ", user_of(slot), " uses");
+  if (is_written(value.storage)) return concat(what, " is a new one in each recording, and is written to");
+  if (!value.snapshot && value.tensor.dim() > 0)
+    return concat(what, " comes from no operator of this thread");
+  const bool same = equal_bits(value.tensor, other.tensor);
+  if (same && value.tensor.dim() > 0 && may_be_inputs) {
     return concat(what, " was filled by C++, maybe from inputs, whose values were the same each time");
   }
   if (same) return {};
-  if (mine.tensor.dim() > 0) return concat(what, " was filled by C++, with other contents in each recording");
+  if (value.tensor.dim() > 0)
+    return concat(what, " was filled by C++, with other contents in each recording");
   return concat("a number that ", user_of(slot), " uses was ", text_of(other.tensor.item()), " and then ",
-                text_of(mine.tensor.item()));
+                text_of(value.tensor.item()));
 }
 
 std::string Tape::difference_of_common_calls(const Tape& before) const {
@@ -115,32 +117,32 @@ std::string Tape::difference(const Tape& before, bool before_is_program) {
   }
   if (values_.size() != before.values_.size()) return "the recordings have different values";
   // Inputs may begin elsewhere in their storages each time, and views of them with them.
-  const auto same_layout = [&](const Value& mine, const Value& other) {
+  const auto same_layout = [&](const Value& value, const Value& other) {
     Layout expected = other.layout;
-    const int first = storages_[mine.storage].first;
+    const int first = storages_[value.storage].first;
     if (values_[at_slot(first)].source == Source::kInput && !needs_input_storages_) {
       expected.offset += values_[at_slot(first)].layout.offset - before.values_[at_slot(first)].layout.offset;
     }
-    return mine.layout == expected;
+    return value.layout == expected;
   };
   const bool may_be_inputs = !before_is_program && has_inputs_ && inputs_hash_ == before.inputs_hash_;
   for (std::size_t i = 0; i < values_.size(); ++i) {
-    Value& mine = values_[i];
+    Value& value = values_[i];
     const Value& other = before.values_[i];
     const int slot = static_cast<int>(i);
-    const bool same_source = (mine.source == Source::kInput) == (other.source == Source::kInput) &&
-                             (mine.source == Source::kMade) == (other.source == Source::kMade);
-    if (mine.storage != other.storage || !same_layout(mine, other) || !same_source) {
+    const bool same_source = (value.source == Source::kInput) == (other.source == Source::kInput) &&
+                             (value.source == Source::kMade) == (other.source == Source::kMade);
+    if (value.storage != other.storage || !same_layout(value, other) || !same_source) {
       return concat("a tensor of ", user_of(slot), " was ", other.layout.str(), " and then ",
-                    mine.layout.str());
+                    value.layout.str());
     }
     // Captured memory is read where it lies in each run, so its contents may change.
-    const bool is_world = mine.source == Source::kCaptured;
-    if (!is_world || mine.tensor.storage().is_alias_of(other.tensor.storage())) continue;
-    if (std::string found = difference_of_contents(slot, mine, other, may_be_inputs); !found.empty()) {
+    const bool is_world = value.source == Source::kCaptured;
+    if (!is_world || value.tensor.storage().is_alias_of(other.tensor.storage())) continue;
+    if (std::string found = difference_of_contents(slot, value, other, may_be_inputs); !found.empty()) {
       return found;
     }
-    mine.source = Source::kConstant;
+    value.source = Source::kConstant;
   }
   return {};
 }

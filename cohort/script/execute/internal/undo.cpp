@@ -15,13 +15,13 @@ core::GeneratorStates states_of(const Tape& tape) {
   if (std::ranges::none_of(tape.calls(), [](const OperatorCall& call) { return call.may_draw(); })) return {};
   std::vector<c10::Device> devices;
   for (const Value& value : tape.values()) devices.push_back(value.layout.device);
-  std::vector<at::Generator> others = core::generators_of_gpus(devices);
+  std::vector<at::Generator> generators = core::generators_of_gpus(devices);
   for (const OperatorCall& call : tape.calls()) {
     for (const c10::IValue& argument : call.arguments) {
-      if (argument.isGenerator()) others.push_back(argument.toGenerator());
+      if (argument.isGenerator()) generators.push_back(argument.toGenerator());
     }
   }
-  return core::GeneratorStates(others);
+  return core::GeneratorStates(generators);
 }
 
 }  // namespace

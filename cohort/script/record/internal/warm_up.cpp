@@ -130,9 +130,10 @@ int WarmUp::argument_to_write_over(std::size_t instruction, int result) const {
     const int slot = place.slots.front();
     const Memory& memory = memory_of(slot);
     if (!memory.is_internal || memory.last != instruction || layout(slot) != layout(result)) continue;
-    bool others = false;  // another view of it
-    each_slot(call.inputs, [&](int other) { others |= other != slot && &memory_of(other) == &memory; });
-    if (!others) return slot;
+    bool has_other_view = false;
+    each_slot(call.inputs,
+              [&](int other) { has_other_view |= other != slot && &memory_of(other) == &memory; });
+    if (!has_other_view) return slot;
   }
   return kUndefined;
 }
@@ -177,13 +178,13 @@ std::size_t WarmUp::new_piece(std::size_t bytes, std::size_t first, std::size_t 
 // What an operator asks for, from the arena if a piece of it is meant.
 void WarmUp::add_block(std::size_t instruction, const AllocationLog::Allocation& entry, std::size_t piece) {
   if (entry.bytes == 0) piece = kNone;
-  std::vector<Held>& others = held_[instruction];
-  const auto held = std::count_if(others.begin(), others.end(), [&](const Held& other) {
+  std::vector<Held>& held_pieces = held_[instruction];
+  const auto held = std::count_if(held_pieces.begin(), held_pieces.end(), [&](const Held& other) {
     return other.piece != kNone && other.died > entry.born;
   });
   compiled_.instructions[instruction].blocks.push_back(
       {.bytes = entry.bytes, .is_raw = entry.is_raw, .held = static_cast<std::size_t>(held)});
-  others.push_back({piece, entry.died});
+  held_pieces.push_back({piece, entry.died});
 }
 
 // Operators that write into what is there, tensors that need no operator, and views of both.
