@@ -233,13 +233,13 @@ TEST(CapturedInputsTest, ATensorThatALambdaUsesIsItsInputInTheFirstCalls) {
 // What the first other input is: one call that verifies may show nothing yet.
 TEST(CapturedInputsTest, ATensorThatALambdaUsesIsFollowedByOthersOfAnyKind) {
   const at::Tensor table = at::rand({40, 3});
-  const std::vector<std::pair<const char*, std::function<at::Tensor(int call)>>> others = {
+  const std::vector<std::pair<const char*, std::function<at::Tensor(int call)>>> inputs = {
       {"another row of the same memory", [=](int call) { return table[call]; }},
       {"the same numbers, and then others",
        [=](int call) { return call < 12 ? table[0].clone() : table[call] * 1; }},
       {"zeros, and then others", [=](int call) { return call < 12 ? at::zeros({3}) : table[call] * 1; }},
   };
-  for (const auto& [name, other] : others) {
+  for (const auto& [name, other] : inputs) {
     for (const bool has_gradients : {false, true}) {
       for (const int throws_at : {-1, 9}) {
         const at::AutoGradMode mode(has_gradients);

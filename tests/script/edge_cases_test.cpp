@@ -489,9 +489,9 @@ TEST(EdgeCasesTest, GradientsAutocastAndNoGradWithinTheFunction) {
 
 TEST(EdgeCasesTest, GeneratorsOfTheFunctionsOwn) {
   const at::NoGradGuard no_grad;
-  auto mine = at::make_generator<at::CPUGeneratorImpl>(1),
+  auto generator_of_test = at::make_generator<at::CPUGeneratorImpl>(1),
        yours = at::make_generator<at::CPUGeneratorImpl>(1);
-  auto* generator = &mine;
+  auto* generator = &generator_of_test;
   const auto run = [&](const at::Tensor& x) { return x + at::rand({3}, *generator) + at::rand({3}); };
   auto fast = script([&](const at::Tensor& x) { return x + at::rand({3}, yours) + at::rand({3}); });
   for (int i = 0; i < 6; ++i) {

@@ -44,17 +44,17 @@ at::Tensor chain(at::Tensor x, const at::Tensor& weights) {
 TEST(ForkTest, ReturnsWhatThePlainCallReturnsWhileTheCallerContinues) {
   const at::Tensor x = at::rand({8, 8}), weights = at::rand({8, 8});
   std::thread::id ran_on;
-  auto one = fork(
+  auto first = fork(
       [&](const at::Tensor& t) {
         ran_on = std::this_thread::get_id();
         return std::pair(chain(t, weights), std::vector<at::Tensor>{t + 1});
       },
       x);
-  auto two = fork([&](const at::Tensor& t, const at::Tensor& w) { return chain(t, w); }, x, weights);
-  const auto [y, more] = wait(one);
+  auto second = fork([&](const at::Tensor& t, const at::Tensor& w) { return chain(t, w); }, x, weights);
+  const auto [y, more] = wait(first);
   EXPECT_TRUE(same_bits(y, chain(x, weights)));
   EXPECT_TRUE(same_bits(more.at(0), x + 1));
-  EXPECT_TRUE(same_bits(wait(two), y));
+  EXPECT_TRUE(same_bits(wait(second), y));
   EXPECT_NE(ran_on, std::this_thread::get_id());
   COHORT_EXPECT_THROW_WITH(wait(two), UsageError, "taken before");
 }
@@ -215,7 +215,7 @@ TEST(ForkTest, APartThatNobodyWaitsForIsEndedBeforeItsFutureIs) {
   std::counting_semaphore<> began(0);
   std::atomic<bool> ended{false};
   {
-    auto one = fork(
+    auto part = fork(
         [&](const at::Tensor& t) {
           began.release();
           std::this_thread::sleep_for(50ms);
@@ -311,8 +311,8 @@ at::Tensor call_meet(const at::Tensor& x) {
 
 at::Tensor meets(const at::Tensor& x, const at::Tensor& y) {
   auto part = fork([](const at::Tensor& t) { return call_meet(t).sin(); }, x);
-  const at::Tensor mine = call_meet(y).cos();
-  return wait(part) + mine;
+  const at::Tensor of_caller = call_meet(y).cos();
+  return wait(part) + of_caller;
 }
 
 TEST(ForkTest, AReplayRunsAPartBesideWhatFollowsIt) {
@@ -351,8 +351,8 @@ TEST(ForkTest, WhatAReplayedPartThrowsIsThrownAndTheNextCallRuns) {
   const at::NoGradGuard no_grad;
   auto fast = script([](const at::Tensor& x, const at::Tensor& y) {
     auto part = fork([](const at::Tensor& t) { return call_meet(t.exp()); }, x);
-    const at::Tensor mine = y.sin().matmul(y);
-    return wait(part) + mine;
+    const at::Tensor of_caller = y.sin().matmul(y);
+    return wait(part) + of_caller;
   });
   const at::Tensor x = at::rand({8, 8}), y = at::rand({8, 8});
   const at::Tensor expected = fast(x, y);
@@ -370,23 +370,23 @@ TEST(ForkTest, WhatAReplayedPartThrowsIsThrownAndTheNextCallRuns) {
 at::Tensor tangle(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
   const at::Tensor shared = x * 2, kept = x.sin();
   auto reads = fork([&](const at::Tensor& t) { return chain(t, weights[0]); }, shared);
-  at::Tensor mine = chain(x, weights[1]);
-  shared.add_(mine);  // after the part's reading
+  at::Tensor value = chain(x, weights[1]);
+  shared.add_(value);  // after the part's reading
   auto writes = fork(
       [&](const at::Tensor& t) {
         const at::Tensor y = chain(t, weights[2]);
         kept.mul_(y);
         return y;
       },
-      mine);
-  mine = mine + chain(shared, weights[3]) + kept;  // after the part's writing
+      value);
+  value = value + chain(shared, weights[3]) + kept;  // after the part's writing
   auto nested = fork(
       [&](const at::Tensor& t) {
         auto inner = fork([&](const at::Tensor& u) { return chain(u, weights[0]); }, t);
         return wait(inner) + chain(t, weights[1]);
       },
-      mine);
-  const at::Tensor last = chain(mine.exp(), weights[2]);
+      value);
+  const at::Tensor last = chain(value.exp(), weights[2]);
   return wait(nested) + last + wait(reads) + wait(writes) + shared.view({-1}).narrow(0, 0, 1);
 }
 
@@ -394,13 +394,13 @@ at::Tensor tangle(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
 at::Tensor in_order(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
   at::Tensor shared = x * 2, kept = x.sin();
   const at::Tensor reads = chain(shared, weights[0]);
-  at::Tensor mine = chain(x, weights[1]);
-  shared = shared + mine;
-  const at::Tensor writes = chain(mine, weights[2]);
+  at::Tensor value = chain(x, weights[1]);
+  shared = shared + value;
+  const at::Tensor writes = chain(value, weights[2]);
   kept = kept * writes;
-  mine = mine + chain(shared, weights[3]) + kept;
-  const at::Tensor nested = chain(mine, weights[0]) + chain(mine, weights[1]);
-  const at::Tensor last = chain(mine.exp(), weights[2]);
+  value = value + chain(shared, weights[3]) + kept;
+  const at::Tensor nested = chain(value, weights[0]) + chain(value, weights[1]);
+  const at::Tensor last = chain(value.exp(), weights[2]);
   return nested + last + reads + writes + shared.view({-1}).narrow(0, 0, 1);
 }
 

@@ -416,10 +416,10 @@ TEST(FunctionTest, OneProgramRunsOnSeveralThreadsAtOnce) {
   std::atomic<int> wrong{0};
   for (int t = 0; t < 2; ++t) {
     threads.emplace_back([&, t] {
-      const at::Tensor mine = x * (t + 1);
-      const auto expected = torch::autograd::grad({fn(mine).sum()}, {w});
+      const at::Tensor input = x * (t + 1);
+      const auto expected = torch::autograd::grad({fn(input).sum()}, {w});
       for (int i = 0; i < 200; ++i) {
-        if (!same_bits(torch::autograd::grad({fast(mine).sum()}, {w})[0], expected[0])) ++wrong;
+        if (!same_bits(torch::autograd::grad({fast(input).sum()}, {w})[0], expected[0])) ++wrong;
       }
     });
   }

@@ -52,10 +52,10 @@ TEST(InputGuardTest, NoticesTypeSizesStridesGradientAndSharedMemory) {
 // Such an input keeps the function eager: one guard knows it again, and no call throws.
 TEST(GuardTest, InputsThatAreNotStridedAreKnownAgain) {
   const at::Tensor dense = torch::tensor({{1.F, 0.F, 2.F}, {0.F, 0.F, 3.F}});
-  const std::vector<at::Tensor> others = {
+  const std::vector<at::Tensor> inputs = {
       dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc(),
       at::_nested_tensor_from_tensor_list({at::ones({2, 3}), at::ones({1, 3})})};
-  for (const at::Tensor& other : others) {
+  for (const at::Tensor& other : inputs) {
     auto fast = script([](const at::Tensor& x, const at::Tensor& y) { return x.values().sum() * y.sum(); },
                        ScriptOptions().min_operators(0));
     const at::Tensor input = other.is_sparse() ? other.coalesce() : other;
@@ -304,15 +304,15 @@ TEST(GuardTest, ARandomScopeThatBeginsWithinStaysEager) {
 
 TEST(GuardTest, TooManyShapesRunEagerlyAndAreSaidOnce) {
   const at::NoGradGuard no_grad;
-  int said = 0;
+  int num_logged = 0;
   base::set_log_sink([&](base::LogLevel, std::string_view line) {
-    said += line.find("run eagerly") != std::string_view::npos ? 1 : 0;
+    num_logged += line.find("run eagerly") != std::string_view::npos ? 1 : 0;
   });
   auto fast = script([](const at::Tensor& x) { return x + 1; },
                      ScriptOptions().max_programs(2).min_operators(0).name("adds"));
   for (int i = 0; i < 12; ++i) EXPECT_EQ(fast(at::zeros({1 + i % 4})).sum().item<float>(), 1 + i % 4);
   base::set_log_sink(nullptr);
-  EXPECT_EQ(said, 1);
+  EXPECT_EQ(num_logged, 1);
   EXPECT_TRUE(contains(fast.explain(), "there are too many programs")) << fast.explain();
 }
 

@@ -161,9 +161,9 @@ TEST(LossesTest, OfOneResultAfterTheOther) {
         const Tensors results = run({x});
         Tensors found;
         for (const std::size_t i : {0, 2}) {
-          const Tensors one = torch::autograd::grad({results[i].sum()}, {x, w[0]}, {}, /*retain_graph=*/true,
-                                                    false, /*allow_unused=*/true);
-          found.insert(found.end(), one.begin(), one.end());
+          const Tensors of_result = torch::autograd::grad(
+              {results[i].sum()}, {x, w[0]}, {}, /*retain_graph=*/true, false, /*allow_unused=*/true);
+          found.insert(found.end(), of_result.begin(), of_result.end());
         }
         return found;
       };

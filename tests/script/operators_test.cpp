@@ -97,9 +97,11 @@ TEST(ScriptOperatorsTest, ThatWriteToTheirArgumentsDoSoInEachRun) {
 
 TEST(ScriptOperatorsTest, WhoseSizesDependOnValuesStayEagerOrAreFoundOut) {
   const at::NoGradGuard no_grad;
-  const at::Tensor two = at::tensor({1.0F, -1.0F, 2.0F}), one = at::tensor({1.0F, -1.0F, -2.0F});
+  const at::Tensor two_positive = at::tensor({1.0F, -1.0F, 2.0F}),
+                   one_positive = at::tensor({1.0F, -1.0F, -2.0F});
   auto tagged = script([](const at::Tensor& x) { return call("script_test::positive", x).sum(); });
-  for (int i = 0; i < 4; ++i) EXPECT_EQ(tagged(i < 3 ? two : one).item<float>(), i < 3 ? 3 : 1);
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(tagged(i < 3 ? two_positive : one_positive).item<float>(), i < 3 ? 3 : 1);
   EXPECT_TRUE(contains(tagged.explain(), "script_test::positive returns a tensor whose size depends"))
       << tagged.explain();
 
@@ -112,9 +114,9 @@ TEST(ScriptOperatorsTest, WhoseSizesDependOnValuesStayEagerOrAreFoundOut) {
 
   auto untagged = script([](const at::Tensor& x) { return call("script_test::positive_untagged", x).sum(); },
                          ScriptOptions().verify(false));  // which may be due at any call
-  for (int i = 0; i < 4; ++i) EXPECT_EQ(untagged(two.clone()).item<float>(), 3);
-  COHORT_EXPECT_THROW_WITH(untagged(one), UsageError, "script_test::positive_untagged");
-  EXPECT_EQ(untagged(two).item<float>(), 3);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(untagged(two_positive.clone()).item<float>(), 3);
+  COHORT_EXPECT_THROW_WITH(untagged(one_positive), UsageError, "script_test::positive_untagged");
+  EXPECT_EQ(untagged(two_positive).item<float>(), 3);
 }
 
 }  // namespace

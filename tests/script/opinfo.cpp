@@ -70,12 +70,12 @@ Tensors copies_of(const Tensors& tensors) {
   return copies;
 }
 
-bool computes_something(const Case& one) {
-  const Tensors inputs = copies_of(one.inputs());
-  const Tensors results = one(inputs);
+bool computes_something(const Case& sample) {
+  const Tensors inputs = copies_of(sample.inputs());
+  const Tensors results = sample(inputs);
   const auto has_elements = [](const at::Tensor& tensor) { return tensor.defined() && tensor.numel() > 0; };
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (one.is_written()[i] && has_elements(inputs[i])) return true;
+    if (sample.is_written()[i] && has_elements(inputs[i])) return true;
   }
   return std::any_of(results.begin(), results.end(), has_elements);
 }
@@ -200,8 +200,8 @@ Found find_inputs(const c10::OperatorHandle& op) {
     for (const char kind : {'f', 'i', 'c', 'b'}) {
       try {
         for (std::size_t variant = 0; variant < kNumCases; ++variant) {
-          Case one(op, make_all(op, {shape, kind, variant}));
-          if (computes_something(one)) found.cases.push_back(std::move(one));
+          Case sample(op, make_all(op, {shape, kind, variant}));
+          if (computes_something(sample)) found.cases.push_back(std::move(sample));
         }
       } catch (const std::exception& error) {
         if (found.reason.empty()) found.reason = first_line(error);

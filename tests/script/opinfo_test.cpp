@@ -71,9 +71,9 @@ bool same(const Tensors& a, const Tensors& b, bool blank) {
   return true;
 }
 
-Trace call(const Run& run, const opinfo::Case& one, bool with_gradient) {
+Trace call(const Run& run, const opinfo::Case& sample, bool with_gradient) {
   Trace trace;
-  for (const at::Tensor& tensor : one.inputs()) {
+  for (const at::Tensor& tensor : sample.inputs()) {
     at::Tensor& copy = trace.inputs.emplace_back(tensor.clone());
     if (with_gradient && (copy.is_floating_point() || copy.is_complex())) copy.requires_grad_();
   }
@@ -109,9 +109,9 @@ std::string difference(const Trace& eager, const Trace& scripted, bool blank) {
 Sighting watch(const Run& run, const opinfo::Found& found, bool blank, bool with_gradient) {
   Sighting seen;
   Function fast(run, ScriptOptions().max_programs(1).min_operators(0).verify(false));
-  const auto compare = [&](const opinfo::Case& one, const char* what) {
-    const Trace eager = call(run, one, with_gradient);
-    const std::string differs = difference(eager, call(std::ref(fast), one, with_gradient), blank);
+  const auto compare = [&](const opinfo::Case& sample, const char* what) {
+    const Trace eager = call(run, sample, with_gradient);
+    const std::string differs = difference(eager, call(std::ref(fast), sample, with_gradient), blank);
     if (differs.empty()) return;
     seen = {.verdict = Verdict::kDiffers, .reason = concat(what, ": ", differs)};
   };
@@ -121,7 +121,7 @@ Sighting watch(const Run& run, const opinfo::Found& found, bool blank, bool with
       return {.reason = "eager mode itself has other results each time"};
     }
     for (int i = 1; i <= 7; ++i) compare(first, i <= 2 ? "recording" : "replay");
-    for (const opinfo::Case& one : found.cases) compare(one, "replay with other values");
+    for (const opinfo::Case& sample : found.cases) compare(sample, "replay with other values");
   } catch (const std::exception& error) {
     return {.verdict = Verdict::kDiffers, .reason = concat("throws ", error.what())};
   }
@@ -135,12 +135,12 @@ Sighting watch(const Run& run, const opinfo::Found& found, bool blank, bool with
 }
 
 // True if the operator can be differentiated as it was called.
-bool has_gradient(const opinfo::Case& one) {
-  for (std::size_t i = 0; i < one.inputs().size(); ++i) {
-    if (one.is_written()[i]) return false;
+bool has_gradient(const opinfo::Case& sample) {
+  for (std::size_t i = 0; i < sample.inputs().size(); ++i) {
+    if (sample.is_written()[i]) return false;
   }
   try {
-    const Trace trace = call(one, one, /*with_gradient=*/true);
+    const Trace trace = call(sample, sample, /*with_gradient=*/true);
     for (const at::Tensor& gradient : trace.gradients) {
       if (gradient.defined()) return true;
     }
@@ -182,8 +182,8 @@ using ByVerdict = std::map<Verdict, std::vector<Sighting>>;
 ByVerdict watch_all() {
   ByVerdict seen;
   for (const c10::OperatorName& name : opinfo::names()) {
-    Sighting one = watch(name);
-    seen[one.verdict].push_back(std::move(one));
+    Sighting sighting = watch(name);
+    seen[sighting.verdict].push_back(std::move(sighting));
   }
   return seen;
 }
@@ -204,15 +204,17 @@ std::string document(ByVerdict& seen) {
   std::size_t with_gradient = 0;
   std::vector<std::string> same_names;
   std::map<std::string, std::vector<std::string>> rejected, not_called;
-  for (const Sighting& one : seen[Verdict::kSame]) {
-    same_names.push_back(one.name + (one.has_gradient ? "*" : ""));
-    with_gradient += one.has_gradient ? 1 : 0;
+  for (const Sighting& sighting : seen[Verdict::kSame]) {
+    same_names.push_back(sighting.name + (sighting.has_gradient ? "*" : ""));
+    with_gradient += sighting.has_gradient ? 1 : 0;
   }
-  for (const Sighting& one : seen[Verdict::kRejected]) rejected[one.reason].push_back(one.name);
-  for (const Sighting& one : seen[Verdict::kNotCalled]) {
+  for (const Sighting& sighting : seen[Verdict::kRejected])
+    rejected[sighting.reason].push_back(sighting.name);
+  for (const Sighting& sighting : seen[Verdict::kNotCalled]) {
     const bool no_kernel =
-        starts_with(one.reason, "Could not run") || one.reason.find("not implemented") < 99;
-    not_called[no_kernel ? "no kernel for these tensors on the CPU" : one.reason].push_back(one.name);
+        starts_with(sighting.reason, "Could not run") || sighting.reason.find("not implemented") < 99;
+    not_called[no_kernel ? "no kernel for these tensors on the CPU" : sighting.reason].push_back(
+        sighting.name);
   }
   std::string text = concat(
       "# Operators in script mode\n\n"
@@ -256,21 +258,22 @@ void expect_as_documented(const ByVerdict& seen) {
   const auto replayed = names_in(page.str(), "Replayed bit for bit"),
              rejected = names_in(page.str(), "Rejected");
   EXPECT_GE(replayed.size(), 2000U);
-  const auto depends_on_memory = [](const Sighting& one) {
-    return is_blank(one.name.substr(0, one.name.find('.')));
+  const auto depends_on_memory = [](const Sighting& sighting) {
+    return is_blank(sighting.name.substr(0, sighting.name.find('.')));
   };
   constexpr const char* kHint =
       "; if that is meant, COHORT_WRITE_OPERATORS=docs/reference/script_operators.md";
-  for (const Sighting& one : seen.at(Verdict::kRejected)) {
-    if (depends_on_memory(one)) continue;
-    EXPECT_EQ(rejected.count(one.name), 1U)
-        << one.name << " is rejected, and documented otherwise: " << one.reason << kHint;
+  for (const Sighting& sighting : seen.at(Verdict::kRejected)) {
+    if (depends_on_memory(sighting)) continue;
+    EXPECT_EQ(rejected.count(sighting.name), 1U)
+        << sighting.name << " is rejected, and documented otherwise: " << sighting.reason << kHint;
   }
-  for (const Sighting& one : seen.at(Verdict::kSame)) {
-    if (depends_on_memory(one)) continue;
-    EXPECT_EQ(rejected.count(one.name), 0U) << one.name << " replays, and is documented as rejected" << kHint;
-    EXPECT_TRUE(one.has_gradient || replayed.count(one.name + "*") == 0)
-        << one.name << " is documented as replaying its backward too" << kHint;
+  for (const Sighting& sighting : seen.at(Verdict::kSame)) {
+    if (depends_on_memory(sighting)) continue;
+    EXPECT_EQ(rejected.count(sighting.name), 0U)
+        << sighting.name << " replays, and is documented as rejected" << kHint;
+    EXPECT_TRUE(sighting.has_gradient || replayed.count(sighting.name + "*") == 0)
+        << sighting.name << " is documented as replaying its backward too" << kHint;
   }
 }
 
@@ -279,11 +282,11 @@ void expect_inputs_vary(const ByVerdict& seen) {
   const auto& known = opinfo::inputs_of("*fixed");
   std::size_t num_known = 0;
   for (const auto& [verdict, operators] : seen) {
-    for (const Sighting& one : operators) {
-      const bool may = known.count(one.name) != 0;
+    for (const Sighting& sighting : operators) {
+      const bool may = known.count(sighting.name) != 0;
       num_known += may ? 1 : 0;
-      EXPECT_EQ(one.num_fixed != 0, may)
-          << one.name
+      EXPECT_EQ(sighting.num_fixed != 0, may)
+          << sighting.name
           << ": tests/script/opinfo_inputs.txt has to give alternatives, or the reason under *fixed";
     }
   }
@@ -293,7 +296,8 @@ void expect_inputs_vary(const ByVerdict& seen) {
 TEST(OpinfoTest, OperatorsReplayBitForBitOrAreRejectedWithAReason) {
   ByVerdict seen = watch_all();
   const std::string text = document(seen);
-  for (const Sighting& one : seen[Verdict::kDiffers]) ADD_FAILURE() << one.name << ": " << one.reason;
+  for (const Sighting& sighting : seen[Verdict::kDiffers])
+    ADD_FAILURE() << sighting.name << ": " << sighting.reason;
   EXPECT_GE(seen[Verdict::kSame].size(), 2000U) << text;  // LibTorch 2.13: 2375
   EXPECT_GE(seen[Verdict::kRejected].size(), 50U) << text;
   expect_inputs_vary(seen);

@@ -21,8 +21,8 @@ TEST(ParallelRegionsTest, PartsThatTakeTheSameViewOfAnInput) {
         [&](const at::Tensor& x) {
           auto left = fork([a](const at::Tensor& t) mutable { return a->forward(t).sin(); }, x);
           auto right = fork([b](const at::Tensor& t) mutable { return b->forward(t).cos(); }, x);
-          const at::Tensor mine = x.transpose(1, 2).exp();
-          return wait(left) + wait(right) + mine.transpose(1, 2);
+          const at::Tensor of_caller = x.transpose(1, 2).exp();
+          return wait(left) + wait(right) + of_caller.transpose(1, 2);
         },
         ScriptOptions().verify(verify));
     for (int i = 0; i < 400; ++i) {
@@ -44,9 +44,9 @@ TEST(ParallelRegionsTest, APartThatReturnsAViewOfItsInput) {
   auto fast = script(
       [&](const at::Tensor& x) {
         auto future = fork(part, x);
-        const at::Tensor mine = x + 1;
+        const at::Tensor of_caller = x + 1;
         const auto found = wait(future);
-        return found[1] * 3 + mine - found[0];
+        return found[1] * 3 + of_caller - found[0];
       },
       ScriptOptions().verify(false));
   for (int i = 0; i < 400; ++i) {
@@ -61,10 +61,10 @@ TEST(ParallelRegionsTest, APartAfterAnotherOfWhichItTakesTheResult) {
   const auto second = [](const at::Tensor& x) { return (x - 1).tanh() * 2; };
   auto fast = script([&](const at::Tensor& x) {
     const at::Tensor h = x * 2;
-    auto one = fork(first, h);
-    const at::Tensor mine = h * 3;
-    auto two = fork(second, wait(one));
-    return wait(two) + mine;
+    auto part = fork(first, h);
+    const at::Tensor of_caller = h * 3;
+    auto next_part = fork(second, wait(part));
+    return wait(next_part) + of_caller;
   });
   for (int i = 0; i < 50; ++i) {
     const at::Tensor x = at::randn({4, 4});

@@ -164,24 +164,24 @@ TEST(RandomProgramsTest, ScriptedPartsDoWhatThePlainCallsDo) {
       const auto program = [&](unsigned number) {
         return of_three(RandomProgram(seed * 3 + number, captured, options));
       };
-      return [one = program(0), two = program(1), three = program(2), forks](
+      return [first_program = program(0), second_program = program(1), third_program = program(2), forks](
                  const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
         test::Tensors all;
         const auto add = [&](const test::Tensors& some) {
           for (const at::Tensor& each : some) all.push_back(each * 1.5);
         };
         if (forks) {
-          auto first = fork(one, a, b, c), second = fork(two, a, b, c);
-          add(three(a, b, c));
+          auto first = fork(first_program, a, b, c), second = fork(second_program, a, b, c);
+          add(third_program(a, b, c));
           add(wait(first));
-          auto third = fork(three, b, a, c);
+          auto third = fork(third_program, b, a, c);
           add(wait(second));
           add(wait(third));
         } else {
-          const test::Tensors first = one(a, b, c), second = two(a, b, c);
-          add(three(a, b, c));
+          const test::Tensors first = first_program(a, b, c), second = second_program(a, b, c);
+          add(third_program(a, b, c));
           add(first);
-          const test::Tensors third = three(b, a, c);
+          const test::Tensors third = third_program(b, a, c);
           add(second);
           add(third);
         }

@@ -69,10 +69,10 @@ TEST(RecorderTest, LeavesNothingBehindWhenTheFunctionThrows) {
 TEST(RecorderTest, NestedRecordingsHaveTheirOwnOperators) {
   Tape outer, inner;
   {
-    const Recording one(outer);
+    const Recording recording(outer);
     const at::Tensor x = at::ones({2});
     {
-      const Recording two(inner);
+      const Recording nested_recording(inner);
       x.mul(x);
     }
     EXPECT_TRUE(Recording::is_active());
