@@ -121,11 +121,12 @@ void add_new(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("new", "Begin a project of your own");
   command->require_subcommand(1);
   const auto add = [&](const char* kind, const char* what) {
-    CLI::App* const one = command->add_subcommand(kind, what);
-    one->add_option("name", arguments->name, "Of its files and its folder; small letters, digits and _")
+    CLI::App* const subcommand = command->add_subcommand(kind, what);
+    subcommand
+        ->add_option("name", arguments->name, "Of its files and its folder; small letters, digits and _")
         ->required();
-    one->add_option("--dir", arguments->folder, "Where the new folder comes")->capture_default_str();
-    return one;
+    subcommand->add_option("--dir", arguments->folder, "Where the new folder comes")->capture_default_str();
+    return subcommand;
   };
   CLI::App* project =
       add("project", "A model and a data set for `cohort train`: CMakeLists.txt, source, configuration");

@@ -42,9 +42,10 @@ std::vector<train::Prediction> predictions_of(PredictArguments& arguments) {
 
 int predict_command(PredictArguments arguments) {
   // All are computed before the first is printed: output is whole, or an error.
-  for (const train::Prediction& one : predictions_of(arguments)) {
-    std::printf("%s", one.path.c_str());
-    for (const auto& [name, probability] : one.classes) std::printf("\t%s %.4f", name.c_str(), probability);
+  for (const train::Prediction& prediction : predictions_of(arguments)) {
+    std::printf("%s", prediction.path.c_str());
+    for (const auto& [name, probability] : prediction.classes)
+      std::printf("\t%s %.4f", name.c_str(), probability);
     std::printf("\n");
   }
   return 0;

@@ -176,7 +176,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
   const config::Config given = read_config(arguments);
   const fs::path own = folder_to_resume(arguments, given);
-  const std::string said = text_of_folder(arguments, own, given.run.dir);
+  const std::string folder_message = text_of_folder(arguments, own, given.run.dir);
   const config::Config full = in_folder(given, own);
   const config::Config config = arguments.fast_dev_run ? train::limit_to_fast_dev_run(full) : full;
   if (arguments.dump_config) {
@@ -187,8 +187,8 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   }
   // Before anything of the run is made: the folder is the children's affair, not the launcher's.
   if (const auto ranks = ranks_to_start(arguments, config)) return start_job(*ranks);
-  if (!said.empty() && !arguments.fast_dev_run && comm::job_from_environment().rank == 0) {
-    base::log_info(said);
+  if (!folder_message.empty() && !arguments.fast_dev_run && comm::job_from_environment().rank == 0) {
+    base::log_info(folder_message);
   }
   // Where the `tee` behind a pipe is ended by the same Ctrl-C, the run saves and ends as it does on a
   // terminal. A handler, since programs that are started inherit what is ignored.

@@ -37,8 +37,8 @@ std::string run_new(const std::vector<std::string>& arguments) {
 
 TEST(NewCommandTest, WritesAProjectOnce) {
   TempDir dir;
-  const std::string mine = (dir / "mine").string();
-  const std::string out = run_new({"operator", "half_of", "--dir", mine});
+  const std::string folder = (dir / "mine").string();
+  const std::string out = run_new({"operator", "half_of", "--dir", folder});
   for (const char* file : {"CMakeLists.txt", "half_of.h", "half_of.cpp", "half_of_test.cpp"}) {
     const std::string text = read_file(dir / "mine" / "half_of" / file);
     EXPECT_TRUE(message_contains(text, "half_of")) << file;
@@ -48,7 +48,7 @@ TEST(NewCommandTest, WritesAProjectOnce) {
   EXPECT_TRUE(
       message_contains(read_file(dir / "mine" / "half_of" / "CMakeLists.txt"), "find_package(Cohort 0."));
   EXPECT_FALSE(fs::exists(dir / "mine" / "half_of" / "half_of.cu"));
-  COHORT_EXPECT_THROW_WITH(run_new({"operator", "half_of", "--dir", mine}), UsageError,
+  COHORT_EXPECT_THROW_WITH(run_new({"operator", "half_of", "--dir", folder}), UsageError,
                            "mine/half_of is there already");
 }
 

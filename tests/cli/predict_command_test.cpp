@@ -113,8 +113,8 @@ TEST_F(PredictCommandTest, ALastBatchIsFilledUp) {
   const std::string all = predict(words);
   EXPECT_EQ(std::count(all.begin(), all.end(), '\n'), 5);
   for (const std::string& image : images) {
-    const std::string one = predict({"--program", file, "--top", "1", image});
-    EXPECT_NE(all.find(one), std::string::npos) << one << "not in\n" << all;
+    const std::string line = predict({"--program", file, "--top", "1", image});
+    EXPECT_NE(all.find(line), std::string::npos) << line << "not in\n" << all;
   }
 }
 

@@ -291,9 +291,9 @@ TEST_F(TrainRanksTest, SigtermStopsAllRanksAfterTheSameStepAndTheCommandContinue
   const std::string longer = "train.epochs=60";
   const Outcome begun = run(train_on(2, "longer", {longer, "--resume", "auto"}));
   ASSERT_EQ(begun.status, 0) << begun.err;
-  const std::size_t said = begun.err.find("nothing to resume");
-  ASSERT_NE(said, std::string::npos) << begun.err;
-  EXPECT_EQ(begun.err.find("nothing to resume", said + 1), std::string::npos) << "each rank says it";
+  const std::size_t place = begun.err.find("nothing to resume");
+  ASSERT_NE(place, std::string::npos) << begun.err;
+  EXPECT_EQ(begun.err.find("nothing to resume", place + 1), std::string::npos) << "each rank says it";
   Program program(dir.path(), train_on(2, "stopped", {longer}));
   wait_for_checkpoint(program, "stopped");
   program.signal(SIGTERM);
@@ -327,17 +327,17 @@ TEST_F(TrainRanksTest, ARunContinuesWithAnotherNumberOfRanksAndKeepsItsGlobalBat
     };
     EXPECT_EQ(run(train_on(2, folder + " straight", with({}))).status, 0);
     EXPECT_EQ(run(train_on(2, folder, with({"train.max_steps=7"}))).status, 0);
-    const Outcome one = run(train(folder, with({"--resume", "auto", "train.max_steps=11"})));
-    EXPECT_EQ(one.status, 0) << one.err;
-    EXPECT_TRUE(
-        message_contains(one.err, "was made by 2 ranks, and continues with 1: a step keeps its 16 samples"));
+    const Outcome alone = run(train(folder, with({"--resume", "auto", "train.max_steps=11"})));
+    EXPECT_EQ(alone.status, 0) << alone.err;
+    EXPECT_TRUE(message_contains(alone.err,
+                                 "was made by 2 ranks, and continues with 1: a step keeps its 16 samples"));
     const Outcome again = run(train(folder, with({"--resume", "auto", "train.max_steps=12"})));
     EXPECT_EQ(again.status, 0) << again.err;  // the same command once more
     const Outcome three = run(train_on(3, folder, with({"--resume", "auto"})));
     EXPECT_EQ(three.status, 0) << three.err;
     EXPECT_TRUE(message_contains(three.err, "was made by 1 ranks, and continues with 3"));
     EXPECT_TRUE(message_contains(read_file(dir / folder / "metrics.csv"), "\n5,20,"));
-    return one.err;
+    return alone.err;
   };
   // A schedule whose length the limits of steps do not change.
   const std::string plain = continue_run("plain", {"model.name=vgg11", "schedule.name=constant"});
@@ -376,13 +376,13 @@ TEST_F(TrainRanksTest, WithoutABatchEachRankSaysSoAndNoneDiesOfIt) {
 TEST_F(TrainRanksTest, SeveralRanksEvaluateAsOneDoesAndSayItOnce) {
   ASSERT_EQ(run(train("run", {"train.max_steps=3"})).status, 0);
   const std::vector<std::string> eval{"eval", "--run", "run", "--checkpoint", "last"};
-  const Outcome one = run(eval);
-  ASSERT_EQ(one.status, 0) << one.err;
+  const Outcome alone = run(eval);
+  ASSERT_EQ(alone.status, 0) << alone.err;
   std::vector<std::string> words{"run", "--nproc-per-node", "2", "--prefix", "off", "--", COHORT_PROGRAM};
   words.insert(words.end(), eval.begin(), eval.end());
-  const Outcome two = run(words);
-  ASSERT_EQ(two.status, 0) << two.err;
-  EXPECT_EQ(two.out, one.out);
+  const Outcome together = run(words);
+  ASSERT_EQ(together.status, 0) << together.err;
+  EXPECT_EQ(together.out, alone.out);
 }
 
 // A run that saves may have removed what rank 0 has read before rank 1 looks for it.

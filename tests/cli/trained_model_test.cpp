@@ -127,16 +127,16 @@ class TrainedModelTest : public testing::Test {
 TEST_F(TrainedModelTest, EveryCheckpointIsEvaluatedWithTheConfigurationThatMadeIt) {
   run.start(words({"train.epochs=2"}));
   int epochs = 2;
-  const std::vector<std::string> others = {"data.mean=[-1.5]",
-                                           "data.std=[0.05]",
-                                           "data.val_transforms=[{RandomHorizontalFlip: {p: 1}}]",
-                                           "train.precision=bf16",
-                                           "train.max_eval_steps=1",
-                                           "train.label_smoothing=0.3",
-                                           "data.val=" + (data() / "val2").string()};
-  for (const std::string& other : others) {
-    SCOPED_TRACE(other);
-    run.start(words({"train.epochs=" + std::to_string(++epochs), "run.resume=auto", other}));
+  const std::vector<std::string> settings = {"data.mean=[-1.5]",
+                                             "data.std=[0.05]",
+                                             "data.val_transforms=[{RandomHorizontalFlip: {p: 1}}]",
+                                             "train.precision=bf16",
+                                             "train.max_eval_steps=1",
+                                             "train.label_smoothing=0.3",
+                                             "data.val=" + (data() / "val2").string()};
+  for (const std::string& setting : settings) {
+    SCOPED_TRACE(setting);
+    run.start(words({"train.epochs=" + std::to_string(++epochs), "run.resume=auto", setting}));
     expect_evaluated_as_in_training();
   }
 }

@@ -109,7 +109,7 @@ TEST_F(GpuModesTest, APipelineOverAGpuAndACoreInEverySchedule) {
       SCOPED_TRACE(way + " " + to_string(schedule));
       const bool is_interleaved = schedule == Schedule::kInterleaved, is_alone = placements.size() == 1;
       if (is_interleaved && is_alone) continue;
-      const auto mine = pipeline::test::conv_net();
+      const auto pipelined_net = pipeline::test::conv_net();
       const std::vector<std::size_t> at = is_alone         ? std::vector<std::size_t>{}
                                           : is_interleaved ? std::vector<std::size_t>{3, 6, 9}
                                                            : std::vector<std::size_t>{6};
@@ -117,10 +117,10 @@ TEST_F(GpuModesTest, APipelineOverAGpuAndACoreInEverySchedule) {
       options.placements = placements;
       options.num_micro_batches = 4;
       options.schedule = schedule;
-      pipeline::Pipeline pipe(pipeline::test::cut(mine, at), options);
+      pipeline::Pipeline pipe(pipeline::test::cut(pipelined_net, at), options);
       const at::Tensor loss = pipe.step(x, y, pipeline::test::mse);
       expect_close(losses, {loss});
-      expect_close(expected, gradients_of(mine->parameters()));
+      expect_close(expected, gradients_of(pipelined_net->parameters()));
     }
   }
 }

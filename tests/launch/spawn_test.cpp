@@ -145,13 +145,13 @@ TEST_F(SpawnTest, AProgramThatARankStartsIsNotTakenForOne) {
   const auto shared = SharedFolder();
   const std::string& folder = shared.path();
   if (std::getenv("SPAWN_TEST_STARTED") != nullptr) {
-    std::string said = "nothing";
+    std::string message = "nothing";
     try {
       spawn([](int) {}, 1, options());
     } catch (const UsageError& error) {
-      said = error.what();
+      message = error.what();
     }
-    std::ofstream(folder + "/said") << said;
+    std::ofstream(folder + "/said") << message;
     return;
   }
   SpawnOptions with = options();
@@ -166,9 +166,9 @@ TEST_F(SpawnTest, AProgramThatARankStartsIsNotTakenForOne) {
       },
       1, with);
   std::ifstream file(folder + "/said");
-  std::string said;
-  std::getline(file, said);
-  EXPECT_NE(said.find("RANK is set"), std::string::npos) << said;
+  std::string message;
+  std::getline(file, message);
+  EXPECT_NE(message.find("RANK is set"), std::string::npos) << message;
 }
 
 TEST_F(SpawnTest, TheStoreOfASpawnedJobListensOnLoopbackOnly) {
@@ -219,7 +219,7 @@ TEST_F(SpawnTest, ARankThatExitsIsNamed) {
 
 TEST_F(SpawnTest, RanksThatDoNotEndAreKilledAtTheDeadlineAndNamed) {
   // A short deadline may find rank 1, which has to begin and to end first, on its way still.
-  std::string said, expected;
+  std::string message, expected;
   for (const int timeout : {1500, 6000, 24'000}) {
     SpawnOptions with = options();
     with.timeout = milliseconds(timeout);
@@ -233,12 +233,12 @@ TEST_F(SpawnTest, RanksThatDoNotEndAreKilledAtTheDeadlineAndNamed) {
           },
           2, with);
     } catch (const TimeoutError& error) {
-      said = error.what();
+      message = error.what();
     }
     EXPECT_EQ(children(), 0) << "a rank was left behind";
-    if (said.find(expected) != std::string::npos) break;
+    if (message.find(expected) != std::string::npos) break;
   }
-  EXPECT_TRUE(test::message_contains(said, expected));
+  EXPECT_TRUE(test::message_contains(message, expected));
 }
 
 TEST_F(SpawnTest, RanksDieWithTheProcessThatSpawnedThem) {

@@ -242,17 +242,17 @@ TEST(WorkerTest, AGuardThatIsStoppedHoldsNobodyUp) {
 TEST(WorkerTest, AProgramThatDoesNotBeginInTimeIsAnError) {
   WorkerOptions options = shell("true");
   options.start_by = base::Deadline(milliseconds(0));
-  std::string said;
+  std::string message;
   // It may have begun before its starter looks.
-  for (int tries = 0; said.empty() && tries < 1000; ++tries) {
+  for (int tries = 0; message.empty() && tries < 1000; ++tries) {
     try {
       Worker worker(options);
       EXPECT_TRUE(test::comes_true([&] { return worker.reap(); }));
     } catch (const SystemError& error) {
-      said = error.what();
+      message = error.what();
     }
   }
-  EXPECT_NE(said.find("cannot start /bin/sh"), std::string::npos) << said;
+  EXPECT_NE(message.find("cannot start /bin/sh"), std::string::npos) << message;
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
 }
 

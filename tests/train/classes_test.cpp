@@ -167,13 +167,13 @@ TEST_F(ClassesTest, ResumingWithOtherFilesIsAWarning) {
     run.resume(words({steps}));
     return log.text();
   };
-  const std::string said = "there are as many samples, with other names or sizes";
-  EXPECT_EQ(log_of("train.max_steps=8").find(said), std::string::npos);
+  const std::string message = "there are as many samples, with other names or sizes";
+  EXPECT_EQ(log_of("train.max_steps=8").find(message), std::string::npos);
   fs::rename(data("train") / "bee" / "3.png", data("train") / "bee" / "x.png");
-  EXPECT_TRUE(message_contains(log_of("train.max_steps=9"), said));
-  EXPECT_EQ(log_of("train.max_steps=10").find(said), std::string::npos) << "logged once";
+  EXPECT_TRUE(message_contains(log_of("train.max_steps=9"), message));
+  EXPECT_EQ(log_of("train.max_steps=10").find(message), std::string::npos) << "logged once";
   fs::resize_file(data("train") / "bee" / "x.png", fs::file_size(data("train") / "bee" / "x.png") + 1);
-  EXPECT_TRUE(message_contains(log_of("train.max_steps=11"), said));
+  EXPECT_TRUE(message_contains(log_of("train.max_steps=11"), message));
 }
 
 TEST_F(ClassesTest, AFolderWhoseNameIsNoUtf8IsSavedAndReadBack) {

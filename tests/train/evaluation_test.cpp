@@ -297,7 +297,7 @@ TEST(EvaluationTest, ABestThatCannotBeLookedAtForAMomentIsStillTheBest) {
 }
 
 TEST(EvaluationTest, ALastBatchOfOneSampleIsSaidWhereTheModelHasBatchNorm) {
-  const std::string said = ", so that a forward gets a single one, and the model has batch norm";
+  const std::string reason = ", so that a forward gets a single one, and the model has batch norm";
   const auto log_of = [](const std::vector<std::string>& overrides) {
     const SmallRun run;
     const Logged log;
@@ -312,13 +312,13 @@ TEST(EvaluationTest, ALastBatchOfOneSampleIsSaidWhereTheModelHasBatchNorm) {
     all.push_back(more);
     return all;
   };
-  EXPECT_TRUE(message_contains(log_of(norm), "the last batch of each epoch has 1 sample" + said));
+  EXPECT_TRUE(message_contains(log_of(norm), "the last batch of each epoch has 1 sample" + reason));
   EXPECT_TRUE(message_contains(log_of(with("train.accumulate=2")),
-                               "the last batch of each epoch has 5 samples in 2 parts" + said));
-  EXPECT_TRUE(message_contains(log_of(with("train.batch_size=1")), "each batch has 1 sample" + said));
+                               "the last batch of each epoch has 5 samples in 2 parts" + reason));
+  EXPECT_TRUE(message_contains(log_of(with("train.batch_size=1")), "each batch has 1 sample" + reason));
   for (const char* harmless : {"data.drop_last=true", "data.synthetic_train=20", "data.synthetic_train=22",
                                "model.name=vgg11", "train.max_steps=3"}) {
-    EXPECT_EQ(log_of(with(harmless)).find(said), std::string::npos) << harmless;
+    EXPECT_EQ(log_of(with(harmless)).find(reason), std::string::npos) << harmless;
   }
 }
 

@@ -234,14 +234,14 @@ class ResumeKeysTest : public testing::Test {
                    const std::vector<std::string>& overrides, const std::string& log) const {
     const std::size_t begin = log.find(kChanges);
     ASSERT_NE(begin, std::string::npos) << log;
-    const std::string said = log.substr(begin, log.find('\n', begin) - begin);
+    const std::string changes = log.substr(begin, log.find('\n', begin) - begin);
     config::Config written = config::load_config((run.path() / "config.yaml").string()),
                    wanted = run.config(overrides);
     bool cannot_matter = true, changes_model = false;
     for (const std::string& name : names) {
       const config::ConfigKey& key = *config::find_key(name);
       const bool takes_effect = key.on_resume == config::OnResume::kTakesEffect;
-      EXPECT_EQ(said.find(name + " ") != std::string::npos, takes_effect) << said;
+      EXPECT_EQ(changes.find(name + " ") != std::string::npos, takes_effect) << changes;
       EXPECT_TRUE(config::same_value(key, written, wanted)) << "config.yaml does not say what ran";
       cannot_matter = cannot_matter && !takes_effect;
       changes_model = changes_model || kChangesTheModel.contains(name);
