@@ -48,8 +48,8 @@ double bandwidth(const comm::Group& group) {
   std::vector<char> to(kBytes, 0);
   const auto slowest_rank = [&] {
     group.barrier();
-    const double mine = bench::seconds_of([&] { std::memcpy(to.data(), from.data(), kBytes); });
-    at::Tensor took = at::full({1}, mine, at::kDouble);
+    const double own_seconds = bench::seconds_of([&] { std::memcpy(to.data(), from.data(), kBytes); });
+    at::Tensor took = at::full({1}, own_seconds, at::kDouble);
     group.all_reduce(took, comm::ReduceOp::MAX).wait();
     return took.item<double>();
   };
@@ -126,12 +126,13 @@ void run_rank(std::size_t largest, bool with_mpi) {
     const int calls = bytes <= 64 << 10 ? 2000 : bytes <= 4 << 20 ? 200 : 20;
     const double bound = 2.0 * gloo.size() * static_cast<double>(bytes) / bytes_per_second;
     double base = 0;
-    const auto say = [&](const bench::Measurement& one) {
-      if (base == 0) base = one.median();
+    const auto say = [&](const bench::Measurement& measurement) {
+      if (base == 0) base = measurement.median();
       if (!speaks) return;
       std::printf("%8s  %-12s %9.2f %9.2f %9.2f   %6.1fx  %.2f\n", size_text(bytes).c_str(),
-                  one.label.c_str(), 1e6 * one.best(), 1e6 * one.median(), 1e6 * one.percentile(0.99),
-                  base / one.median(), bound / one.median());
+                  measurement.label.c_str(), 1e6 * measurement.best(), 1e6 * measurement.median(),
+                  1e6 * measurement.percentile(0.99), base / measurement.median(),
+                  bound / measurement.median());
       std::fflush(stdout);
     };
     for (const Variant& variant : variants) {

@@ -92,7 +92,8 @@ Arguments parse(int argc, char** argv) {
       if (name == "--workers") {
         arguments.workers.clear();
         std::istringstream list(value);
-        for (std::string one; std::getline(list, one, ',');) arguments.workers.push_back(std::stoi(one));
+        for (std::string count; std::getline(list, count, ',');)
+          arguments.workers.push_back(std::stoi(count));
       } else if (name == "--rounds") {
         arguments.rounds = std::stoi(value);
       } else if (name == "--batch") {

@@ -47,14 +47,14 @@ at::Tensor in_operators(const at::Tensor& boxes, const at::Tensor& scores) {
   std::vector<at::Tensor> kept;
   while (order.numel() > 0) {
     kept.push_back(order.narrow(0, 0, 1));
-    const at::Tensor one = boxes.index_select(0, kept.back()), rest = boxes.index_select(0, order);
-    const at::Tensor low = at::maximum(one.narrow(1, 0, 2), rest.narrow(1, 0, 2));
-    const at::Tensor high = at::minimum(one.narrow(1, 2, 2), rest.narrow(1, 2, 2));
+    const at::Tensor box = boxes.index_select(0, kept.back()), rest = boxes.index_select(0, order);
+    const at::Tensor low = at::maximum(box.narrow(1, 0, 2), rest.narrow(1, 0, 2));
+    const at::Tensor high = at::minimum(box.narrow(1, 2, 2), rest.narrow(1, 2, 2));
     const at::Tensor both = (high - low).clamp_min(0).prod(1);
     const auto area = [](const at::Tensor& some) {
       return (some.narrow(1, 2, 2) - some.narrow(1, 0, 2)).prod(1);
     };
-    at::Tensor keep = both / (area(one) + area(rest) - both) <= kThreshold;
+    at::Tensor keep = both / (area(box) + area(rest) - both) <= kThreshold;
     keep[0] = false;
     order = order.masked_select(keep);
   }

@@ -203,10 +203,11 @@ void print(const bench::Comparison& figures, std::map<std::string, Memory>& memo
       "| --- | --- | --- | --- | --- | --- | --- |\n");
   const auto mib = [](std::int64_t bytes) { return double(bytes) / (1 << 20); };
   for (const auto& row : figures.rows) {
-    const bench::Measurement& one = row.measurement;
-    Memory& own = memory[one.label];
-    std::printf("| %s | %.1f | %.1f | %.1f | %.2f | %.0f | ", one.label.c_str(), batch / one.median(),
-                batch / one.percentile(1), batch / one.best(), row.ratio, mib(own.peak));
+    const bench::Measurement& measurement = row.measurement;
+    Memory& own = memory[measurement.label];
+    std::printf("| %s | %.1f | %.1f | %.1f | %.2f | %.0f | ", measurement.label.c_str(),
+                batch / measurement.median(), batch / measurement.percentile(1), batch / measurement.best(),
+                row.ratio, mib(own.peak));
     if (own.made.empty()) {
       std::printf("|\n");
     } else {

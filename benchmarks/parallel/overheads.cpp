@@ -58,9 +58,10 @@ int main(int argc, char** argv) {
   }
   const bench::Measurement alone = run("backward alone", parameters, steps, [] {});
   std::printf("%-34s %9s %9s %9s %22s\n", "", "min us", "median us", "p99 us", "us per tensor, above");
-  const auto report = [&](const bench::Measurement& one) {
-    std::printf("%-34s %9.1f %9.1f %9.1f %22.3f\n", one.label.c_str(), 1e6 * one.best(), 1e6 * one.median(),
-                1e6 * one.percentile(0.99), 1e6 * (one.median() - alone.median()) / kTensors);
+  const auto report = [&](const bench::Measurement& measurement) {
+    std::printf("%-34s %9.1f %9.1f %9.1f %22.3f\n", measurement.label.c_str(), 1e6 * measurement.best(),
+                1e6 * measurement.median(), 1e6 * measurement.percentile(0.99),
+                1e6 * (measurement.median() - alone.median()) / kTensors);
   };
   report(alone);
   for (const int size : {1, 2}) {

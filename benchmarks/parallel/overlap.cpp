@@ -114,11 +114,12 @@ void measure(const Workload& work, int steps, std::chrono::microseconds latency,
     const double eager = figures.rows[0].measurement.median(),
                  replayed = figures.rows[4].measurement.median();
     for (std::size_t i = 0; i < figures.rows.size(); ++i) {
-      const Measurement& one = figures.rows[i].measurement;
+      const Measurement& measurement = figures.rows[i].measurement;
       const double compute = i < 4 ? eager : replayed;
       std::printf("%7.0f%% %10.1f  %-28s %9.1f %9.1f %9.1f %7.1f%%\n", share * 100, communication * 1e3,
-                  one.label.c_str(), one.best() * 1e3, one.median() * 1e3, one.percentile(0.99) * 1e3,
-                  100 * (compute + communication - one.median()) / communication);
+                  measurement.label.c_str(), measurement.best() * 1e3, measurement.median() * 1e3,
+                  measurement.percentile(0.99) * 1e3,
+                  100 * (compute + communication - measurement.median()) / communication);
     }
     std::fflush(stdout);
   }

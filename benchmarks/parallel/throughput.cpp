@@ -100,9 +100,9 @@ void train(const BenchmarkOptions& plan) {
   for (Way& way : ways) {
     variants.push_back(Variant::sampled(way.name, [&] {
       world.barrier();
-      const double mine = seconds_of([&] { run(way, plan.steps); });
+      const double own_seconds = seconds_of([&] { run(way, plan.steps); });
       double rate = 0;
-      for (const std::int64_t us : comm::all_gather_number(world, std::llround(1e6 * mine))) {
+      for (const std::int64_t us : comm::all_gather_number(world, std::llround(1e6 * own_seconds))) {
         rate += static_cast<double>(plan.steps * plan.work.batch) / (static_cast<double>(us) * 1e-6);
       }
       return 1 / rate;  // seconds per image
@@ -117,9 +117,10 @@ void train(const BenchmarkOptions& plan) {
   std::printf("%-20s %10s %10s %10s  %s\n", "images/s", "least", "median", "best", "to independent (median)");
   const double alone = figures.rows[0].measurement.median();
   for (const auto& row : figures.rows) {
-    const Measurement& one = row.measurement;
-    std::printf("%-20s %10.2f %10.2f %10.2f  %.3f\n", one.label.c_str(), 1 / one.percentile(1),
-                1 / one.median(), 1 / one.best(), alone / one.median());
+    const Measurement& measurement = row.measurement;
+    std::printf("%-20s %10.2f %10.2f %10.2f  %.3f\n", measurement.label.c_str(),
+                1 / measurement.percentile(1), 1 / measurement.median(), 1 / measurement.best(),
+                alone / measurement.median());
   }
 }
 

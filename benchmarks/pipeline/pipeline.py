@@ -125,8 +125,8 @@ def replicas(given):
         for thread in threads:
             thread.join()
         with torch.no_grad():
-            for mine, other in zip(nets[0].parameters(), nets[1].parameters()):
-                mine.grad += other.grad
+            for first, second in zip(nets[0].parameters(), nets[1].parameters()):
+                first.grad += second.grad
         optimizer.step()
 
     return seconds(step, given.repeats)
@@ -193,14 +193,14 @@ def turn(given):
     if not given.beside:
         rows["one thread, the whole batch"] = lambda: whole(given, 1, False)
         rows["two threads in operators, the whole batch"] = lambda: whole(given, 2, False)
-    found, mine = {}, {}
+    of_python, of_cohort = {}, {}
     for i, (what, measure) in enumerate(rows.items()):
         if given.beside and i == len(rows) // 2:
-            mine = ours(given)
-        found[what] = measure()
-    for what, value in {**found, **mine}.items():
+            of_cohort = ours(given)
+        of_python[what] = measure()
+    for what, value in {**of_python, **of_cohort}.items():
         report(what, value)
-    return found, mine
+    return of_python, of_cohort
 
 
 def main():
@@ -215,7 +215,7 @@ def main():
     turns = [turn(given) for _ in range(given.turns)]
     for what in turns[0][0] if given.beside else ():
         for pipeline in turns[0][1]:
-            ratios = [theirs[what] / mine[pipeline] for theirs, mine in turns]
+            ratios = [of_python[what] / of_cohort[pipeline] for of_python, of_cohort in turns]
             every = " ".join(f"{each:.2f}" for each in ratios)
             print(f"{pipeline} is {statistics.median(ratios):.2f} times as fast as {what} ({every})")
 

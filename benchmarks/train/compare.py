@@ -87,8 +87,8 @@ def main():
     print(f"python, tuned malloc, best of its workers: {tuned:.0f} images/s, {tuned / best:.2f}x")
     print(f"peak PSS: cohort {our_peak / 2**20:.0f} MiB, python {their_peak / 2**20:.0f} MiB, {our_peak / their_peak:.2f}")
 
-    one = ["train.max_steps=1", "train.eval_every=0", "run.tensorboard=false"]
-    start = min(cohort(arguments, *one, "data.workers=0")[1] for _ in range(3))
+    one_step = ["train.max_steps=1", "train.eval_every=0", "run.tensorboard=false"]
+    start = min(cohort(arguments, *one_step, "data.workers=0")[1] for _ in range(3))
     first = min(peer(arguments, "--first-step")[0][0]["first_step_seconds"] for _ in range(3))
     print(f"to the end of the first step: cohort {start:.2f} s (whole process, with its checkpoint), python {first:.2f} s")
 

@@ -83,8 +83,8 @@ void train(int steps) {
   const std::vector<at::Tensor> expected = train_alone(group.size(), steps);
   double difference = 0;
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    const at::Tensor mine = ddp->parameters()[i].detach().cpu();
-    difference = std::max(difference, (mine - expected[i]).abs().max().item<double>());
+    const at::Tensor parameter = ddp->parameters()[i].detach().cpu();
+    difference = std::max(difference, (parameter - expected[i]).abs().max().item<double>());
   }
   TORCH_CHECK(difference < 1e-6, "one process has other parameters: they differ by ", difference);
   cohort::comm::require_same(group, "the sum of the weights",

@@ -30,9 +30,9 @@ namespace script = cohort::script;
 bool same_numbers = true;
 
 // Script mode records for two calls and replays from the third on, so five calls say whether it replays well.
-template <typename One, typename Other>
-void expect_same(One&& one, Other&& other) {
-  for (int call = 0; call < 5; ++call) same_numbers = same_numbers && torch::equal(one(), other());
+template <typename First, typename Second>
+void expect_same(First&& first, Second&& second) {
+  for (int call = 0; call < 5; ++call) same_numbers = same_numbers && torch::equal(first(), second());
 }
 
 void print(const std::string& title, const bench::Comparison& figures) {

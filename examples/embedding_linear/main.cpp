@@ -86,10 +86,10 @@ int main(int argc, char** argv) {
                      DeviceMapped(torch::nn::Linear(kWidth, kClasses), on_head));
     torch::manual_seed(1);
     const torch::nn::EmbeddingBag same_embedding = table();
-    HybridImpl one(Plain<torch::nn::EmbeddingBag>{same_embedding},
-                   Plain<torch::nn::Linear>{torch::nn::Linear(kWidth, kClasses)});
+    HybridImpl on_one_device(Plain<torch::nn::EmbeddingBag>{same_embedding},
+                             Plain<torch::nn::Linear>{torch::nn::Linear(kWidth, kClasses)});
 
-    const double loss = train(model, steps, true), expected = train(one, steps, false);
+    const double loss = train(model, steps, true), expected = train(on_one_device, steps, false);
     const auto moved = (embedding->weight.detach().cpu() != before).any(1).sum().item<std::int64_t>();
     std::printf("rows without a gradient: %d of %d, unchanged\n", int(kRows - moved), int(kRows));
     const bool is_same = std::abs(loss - expected) < 1e-5 && moved <= kUsed;

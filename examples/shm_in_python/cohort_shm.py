@@ -36,14 +36,14 @@ def compile_module(include, lib):
     if os.path.exists(module) and all(os.path.getmtime(module) > os.path.getmtime(path) for path in made_from):
         return module
     os.makedirs(folder, exist_ok=True)
-    mine = f"{module}.{os.getpid()}"  # several ranks may do this at once
-    command = os.environ.get("CXX", "c++").split() + ["-std=c++20", "-shared", "-fPIC", SOURCE, "-o", mine, "-I", include]
+    temporary = f"{module}.{os.getpid()}"  # several ranks may do this at once
+    command = os.environ.get("CXX", "c++").split() + ["-std=c++20", "-shared", "-fPIC", SOURCE, "-o", temporary, "-I", include]
     for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]:
         command += ["-isystem", path]
     for path in [lib, *cpp_extension.library_paths()]:
         command += ["-L", path, f"-Wl,-rpath,{path}"]
     subprocess.run([*command, "-lcohort_shm", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"], check=True)
-    os.replace(mine, module)
+    os.replace(temporary, module)
     return module
 
 

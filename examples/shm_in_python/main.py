@@ -36,10 +36,10 @@ for step in range(1, options.steps + 1):
         if dist.get_rank() == 0:
             print(f"step {step:4d}  loss {mean.item():.4f}", flush=True)
 
-mine = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
-of_rank_0 = mine.clone()
+parameters = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+of_rank_0 = parameters.clone()
 dist.broadcast(of_rank_0, 0)
-assert torch.equal(mine, of_rank_0), f"rank {dist.get_rank()} has other parameters than rank 0"
+assert torch.equal(parameters, of_rank_0), f"rank {dist.get_rank()} has other parameters than rank 0"
 dist.barrier()
 if dist.get_rank() == 0:
     print(f"the parameters are the same on all {dist.get_world_size()} ranks")
