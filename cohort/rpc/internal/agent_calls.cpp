@@ -111,6 +111,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
       });
     }
     pending_.emplace(id, std::move(pending));
+    ++counts_.sent[static_cast<std::size_t>(worker->info.id)];
   }
   Writer out = begin_message(MessageKind::kCall, id);
   out.text(function);
@@ -120,10 +121,17 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   out.append(std::move(arguments));
   send_when_settled(
       target.worker, out.take(),
-      [self = shared_from_this(), id](const std::exception_ptr& error) { self->fail(id, error); },
-      [self = shared_from_this(), id] {  // not once its caller has given up
-        const std::lock_guard lock(self->mutex_);
-        return self->pending_.count(id) > 0;
+      [self = shared_from_this(), id, worker = target.worker](const std::exception_ptr& error) {
+        self->count_unsent(worker);
+        self->fail(id, error);
+      },
+      [self = shared_from_this(), id, worker = target.worker] {  // not once its caller has given up
+        {
+          const std::lock_guard lock(self->mutex_);
+          if (self->pending_.count(id) > 0) return true;
+        }
+        self->count_unsent(worker);
+        return false;
       });
   return future;
 }
@@ -140,6 +148,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     owner = worker.info;
     id = next_call_++;
     statistics_.count_made(base::Deadline::Clock::now());
+    ++counts_.sent[static_cast<std::size_t>(owner.id)];
   }
   const MakeTrace trace(function, self_.name, target.worker, id);
   std::optional<RecordedPlace> place;
@@ -160,10 +169,21 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   encode(out, state_for(function));
   out.append(std::move(arguments));
   send_when_settled(target.worker, out.take(),
-                    [references = references_, reference](const std::exception_ptr& error) {
-                      references->lose(*reference, error);
+                    [self = shared_from_this(), worker = target.worker,
+                     reference](const std::exception_ptr& error) {
+                      self->count_unsent(worker);
+                      self->references_->lose(*reference, error);
                     });
   return reference;
+}
+
+// A call was made, and will never be sent.
+void AgentState::count_unsent(const std::string& worker) {
+  {
+    const std::lock_guard lock(mutex_);
+    --counts_.sent[static_cast<std::size_t>(workers_.at(worker).info.id)];
+  }
+  changed_.notify_all();
 }
 
 void AgentState::send_when_settled(const std::string& worker, Encoded message,
@@ -245,6 +265,7 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
     if (call.empty()) return;  // it had its deadline
     const Pending& ended = call.mapped();
     statistics_.count_end(*ended.statistics, now - ended.begun, error != nullptr);
+    ++num_finishing_;
   }
   timers_->remove(call.mapped().timer);
   Pending& pending = call.mapped();
@@ -258,6 +279,10 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
       if (pending.recorded != nullptr) attach(pending, result);
       return std::move(result);
     });
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    --num_finishing_;
   }
   changed_.notify_all();
   call = {};

@@ -60,13 +60,15 @@ constexpr std::size_t kMaxCancelled = 4096;  // calls that were cancelled and ha
 
 void AgentState::take(const std::string& from, net::Message message) {
   const DeliveryScope delivery;
+  bool is_call = false;
   try {
     std::shared_ptr<void> credit = std::move(message.credit);
     auto [encoded, wires] = to_encoded(message);
-    encoded.references = receive_references(wires, from);
     Reader in(encoded);
     const auto kind = static_cast<MessageKind>(in.number<std::uint8_t>());
     const auto id = in.number<std::uint64_t>();
+    is_call = kind == MessageKind::kCall || kind == MessageKind::kMake;
+    encoded.references = receive_references(wires, from);
     if (kind == MessageKind::kResult || kind == MessageKind::kError) check_answer(from, id);
     switch (kind) {
       case MessageKind::kCall:
@@ -90,7 +92,7 @@ void AgentState::take(const std::string& from, net::Message message) {
       case MessageKind::kContextEnds:
         return end_context(decode<ContextId>(in));
       case MessageKind::kLeaving:
-        return on_leaving(from);
+        return on_leaving(from, decode<std::optional<IdleReport>>(in));
     }
     throw CommError("rpc.receive", base::concat("a message is of kind ", static_cast<int>(kind)));
   } catch (const CommError& error) {
@@ -99,6 +101,15 @@ void AgentState::take(const std::string& from, net::Message message) {
   } catch (const std::exception& error) {
     base::log_error(base::concat("a message of ", from, " cannot be handled: ", base::message_of(error)));
   }
+  if (is_call) note_arrival(from);  // shutdown() is not to wait for it
+}
+
+void AgentState::note_arrival(const std::string& caller) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++counts_.received[static_cast<std::size_t>(workers_.at(caller).info.id)];
+  }
+  changed_.notify_all();
 }
 
 References::List AgentState::receive_references(const std::vector<WireReference>& wires,
@@ -157,7 +168,8 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
   const auto now = base::Deadline::Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    if (job.result == nullptr && cancelled_.erase(job.key) > 0) return;
+    ++counts_.received[static_cast<std::size_t>(workers_.at(job.key.first).info.id)];
+    if (job.result == nullptr && cancelled_.erase(job.key) > 0) return changed_.notify_all();
     Running running;
     running.is_kept = job.result != nullptr;
     job.call.stop = running.stop.get_token();

@@ -95,6 +95,9 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   std::vector<std::string> addresses;
   {
     const std::lock_guard lock(mutex_);
+    const auto size = static_cast<std::size_t>(world_size);
+    counts_ = {std::vector<std::uint64_t>(size), std::vector<std::uint64_t>(size)};
+    reports_.resize(size);
     for (int id = 0; id < world_size; ++id) {
       const json word = json::parse(words[static_cast<std::size_t>(id)]);
       const bool is_local = hosts[static_cast<std::size_t>(id)] == host && !word.value("local", "").empty();
@@ -274,6 +277,7 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
     if (found == workers_.end() || found->second.peer != peer) return;  // it was never taken as a worker's
     found->second.down = why;
     worker = found->second.info.id;
+    reports_.remove(static_cast<std::size_t>(worker));
     for (const auto& [id, pending] : pending_) {
       if (pending.worker == name) calls.emplace_back(id, describe(id, pending));
     }
@@ -289,10 +293,12 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
   changed_.notify_all();
 }
 
-void AgentState::on_leaving(const std::string& worker) {
+void AgentState::on_leaving(const std::string& worker, std::optional<IdleReport> report) {
   {
     const std::lock_guard lock(mutex_);
-    workers_.at(worker).has_come_to_shutdown = true;
+    Worker& known = workers_.at(worker);
+    known.has_come_to_shutdown = true;
+    reports_.set(static_cast<std::size_t>(known.info.id), std::move(report));
   }
   changed_.notify_all();
 }
@@ -301,14 +307,21 @@ void AgentState::on_leaving(const std::string& worker) {
 std::string AgentState::missing_at_shutdown() const {
   std::vector<std::string> parts;
   for (const auto& [name, worker] : workers_) {
-    if (name != self_.name && !worker.has_come_to_shutdown && worker.down.empty()) {
+    if (name == self_.name || !worker.down.empty()) continue;
+    if (!worker.has_come_to_shutdown) {
       parts.push_back(name + ", which has not come to shutdown()");
+    } else if (!reports_.has(static_cast<std::size_t>(worker.info.id))) {
+      parts.push_back(name + ", which has calls under way");
     }
   }
   for (const auto& [id, pending] : pending_)
     parts.push_back(describe(id, pending) + ", which is not answered");
   for (const auto& [key, running] : running_) {
     parts.push_back(base::concat("the handler of call ", key.second, " of ", key.first));
+  }
+  if (const auto call = reports_.find_call(); call && parts.empty()) {
+    parts.push_back(
+        base::concat("a call of ", names_[call->first], " that has not come to ", names_[call->second]));
   }
   return base::join(parts);
 }
@@ -345,18 +358,46 @@ void AgentState::leave(base::Deadline deadline) {
     const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
     throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", missing_at_shutdown()));
   };
-  // A worker says that it leaves only once its own calls are answered. Until all have said so it stays, and
-  // answers theirs.
-  wait_for([this] { return pending_.empty(); });
-  for (const WorkerInfo& worker : workers()) {
-    if (worker != self_) send(worker.name, begin_message(MessageKind::kLeaving).take());
+  // Calls may lead to further calls that nobody waits for. So a worker says each time that it has nothing to do, with
+  // the numbers of its calls, and stays until those of all workers fit together.
+  {
+    const std::lock_guard lock(mutex_);
+    last_report_.reset();
   }
-  wait_for([this] { return missing_at_shutdown().empty(); });
+  send_leaving(std::nullopt);
+  for (bool is_over = false; !is_over;) {
+    std::optional<IdleReport> report;
+    wait_for([&] {
+      report = next_report();
+      is_over = !report && last_report_ == counts_ && reports_.is_over();
+      return report || is_over;
+    });
+    if (report) send_leaving(report);
+  }
   for (const std::string& object : references_->describe_objects()) {
     base::log_info(base::concat("at the end of ", self_.name, ": ", object));
   }
   node_->close(deadline);
   stop();
+}
+
+// Under the mutex: what the others have yet to hear, once this worker has nothing to do.
+std::optional<IdleReport> AgentState::next_report() {
+  if (!pending_.empty() || !running_.empty() || num_finishing_ > 0 || last_report_ == counts_) {
+    return std::nullopt;
+  }
+  last_report_ = counts_;
+  reports_.set(static_cast<std::size_t>(self_.id), counts_);
+  return counts_;
+}
+
+void AgentState::send_leaving(const std::optional<IdleReport>& report) {
+  for (const WorkerInfo& worker : workers()) {
+    if (worker == self_) continue;
+    Writer out = begin_message(MessageKind::kLeaving);
+    encode(out, report);
+    send(worker.name, out.take());
+  }
 }
 
 // The sources of events end first, then what waits for events, then the threads that handlers run on.

@@ -23,6 +23,7 @@
 #include "cohort/rpc/internal/call_trace.h"
 #include "cohort/rpc/internal/context_scope.h"
 #include "cohort/rpc/internal/contexts.h"
+#include "cohort/rpc/internal/idle_reports.h"
 #include "cohort/rpc/internal/references.h"
 #include "cohort/rpc/internal/timers.h"
 #include "cohort/rpc/remote_exception.h"
@@ -135,7 +136,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_error(std::uint64_t id, const RemoteException& exception);
   bool on_cancel(const RunningKey& key);
   void remember_cancelled(const RunningKey& key);
-  void on_leaving(const std::string& worker);
+  void on_leaving(const std::string& worker, std::optional<IdleReport> report);
   void answer(const RunningKey& key, Encoded result, std::exception_ptr error,
               std::optional<bool> is_late = std::nullopt);
   std::optional<std::stop_source> end(const RunningKey& key);
@@ -151,6 +152,10 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::string describe(std::uint64_t id, const Pending& pending) const;
   const Worker& find_worker(const std::string& name) const;
   void leave(base::Deadline deadline);
+  void count_unsent(const std::string& worker);
+  void note_arrival(const std::string& caller);
+  std::optional<IdleReport> next_report();
+  void send_leaving(const std::optional<IdleReport>& report);
   std::string missing_at_shutdown() const;
 
   const WorkerInfo self_;
@@ -181,6 +186,11 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::deque<RunningKey> cancelled_order_;
   std::uint64_t next_call_ = 1;
   CallStatistics statistics_;
+  // For the end: IdleReports.
+  IdleReport counts_;                    // of the calls of this worker
+  std::optional<IdleReport> last_report_;  // that was sent
+  IdleReports reports_;
+  int num_finishing_ = 0;  // calls that are answered, but whose callbacks may not have run yet
 };
 
 }  // namespace cohort::rpc
