@@ -293,7 +293,7 @@ TEST(RRefTest, CallsThatGiveUpLeaveNothing) {
     }));
     closed.open();
     busy.get();
-    COHORT_EXPECT_THROW_WITH(late.to_here(), TimeoutError, "twice did not begin in time");
+    COHORT_EXPECT_THROW_WITH(late.to_here(), TimeoutError, "twice was not done in time");
   }
   EXPECT_TRUE(is_empty(job, 2));
   job.shutdown();

@@ -174,9 +174,15 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     running.is_kept = job.result != nullptr;
     job.call.stop = running.stop.get_token();
     if (!job.call.deadline.is_never()) {
-      running.timer = timers_->add(job.call.deadline.end(), [self = weak_from_this(), key = job.key] {
+      std::function<void()> expire = [self = weak_from_this(), key = job.key] {
         if (const auto state = self.lock()) state->on_cancel(key);
-      });
+      };
+      if (job.result != nullptr) {
+        expire = [self = weak_from_this(), job] {
+          if (const auto state = self.lock()) state->expire_object(job);
+        };
+      }
+      running.timer = timers_->add(job.call.deadline.end(), std::move(expire));
     }
     running_.emplace(job.key, std::move(running));
     statistics_.count_handled(now);
@@ -383,6 +389,14 @@ void AgentState::answer(const RunningKey& key, Encoded result, std::exception_pt
     send_when_settled(key.first, out.take(), send_error);
   }
   changed_.notify_all();
+}
+
+// An object that was not made in time has an error in its place, also while its function still runs.
+void AgentState::expire_object(const Job& job) {
+  references_->set_value(
+      *job.result, {},
+      std::make_exception_ptr(TimeoutError("rpc.remote", job.function + " was not done in time")));
+  on_cancel(job.key);
 }
 
 // False where no such call runs.

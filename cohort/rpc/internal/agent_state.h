@@ -121,6 +121,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   base::WaitHelper helper_of(const std::string& worker);
   void run(const Job& job, Encoded arguments);
   void fail_job(const Job& job, const std::exception_ptr& error);
+  void expire_object(const Job& job);
   void run_fetch(const Job& job, const Encoded& arguments, const RemoteFunction& function);
   void run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function);
   SendGradients gradient_sender(const std::string& worker, std::uint64_t id,

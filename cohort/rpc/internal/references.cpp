@@ -130,9 +130,11 @@ void References::set_value(const Reference& reference, ObjectValue value, std::e
   std::shared_ptr<Object> object;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = objects_.find(reference.object_); found != objects_.end()) object = found->second;
+    const auto found = objects_.find(reference.object_);
+    if (found == objects_.end()) return;  // the agent has been stopped
+    if (std::exchange(found->second->is_set, true)) return;  // its time was over
+    object = found->second;
   }
-  if (object == nullptr) return;  // the agent has been stopped
   object->value = std::move(value);
   object->promise.set_error(std::move(error));
 }

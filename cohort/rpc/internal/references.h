@@ -50,7 +50,7 @@ class References : public std::enable_shared_from_this<References> {
   std::shared_ptr<Reference> create_here(ObjectValue value, std::string made_at);
   /// At the owner: `holder` asks for an object. The reference is for whoever makes its value.
   std::shared_ptr<Reference> make(const WireReference& asked, std::int32_t holder, std::string made_at);
-  /// The value of an object here, or the error in its place. Once.
+  /// The value of an object here, or the error in its place. The first one stays.
   void set_value(const Reference& reference, ObjectValue value, std::exception_ptr error);
 
   /// Throws: UsageError for a reference of another agent of this process.
@@ -76,7 +76,8 @@ class References : public std::enable_shared_from_this<References> {
   friend class Reference;
   struct Object {
     std::string made_at;
-    ObjectValue value;  // before the promise is set
+    bool is_set = false;  // under the mutex: somebody sets the value, or has set it
+    ObjectValue value;    // before the promise is set
     base::Promise<void> promise{"the value of a remote object"};
     base::Future<void> ready = promise.future();
   };
