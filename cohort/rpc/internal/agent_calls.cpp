@@ -145,6 +145,9 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     const std::lock_guard lock(mutex_);
     const Worker& worker = find_worker(target.worker);
     check_function(worker, function);
+    if (is_stopped_) {
+      throw UsageError("rpc.call", base::concat(function, " on ", target.worker, ": this agent has been stopped"));
+    }
     owner = worker.info;
     id = next_call_++;
     statistics_.count_made(base::Deadline::Clock::now());

@@ -20,6 +20,15 @@ namespace cohort::rpc {
 
 using State = ReferenceProtocol::State;
 
+namespace {
+
+[[noreturn]] void throw_stopped(const Reference& reference) {
+  throw UsageError("rpc.rref",
+                   base::concat(reference.describe(), " is used, but its agent has been stopped"));
+}
+
+}  // namespace
+
 // Runs `step(effects)` under the mutex, and then what it leads to.
 template <typename Step>
 auto References::run(const Step& step) {
@@ -92,6 +101,7 @@ void References::clear() {
   std::map<ObjectId, std::shared_ptr<Object>> objects;
   std::multimap<ReferenceProtocol::HoldId, std::shared_ptr<Waiter>> waiters;
   const std::lock_guard lock(mutex_);
+  is_cleared_ = true;
   objects.swap(objects_);
   waiters.swap(waiters_);
 }
@@ -166,7 +176,8 @@ void References::when_settled(const List& references, std::function<void()> fn) 
 }
 
 // Under the mutex.
-void References::check_not_lost(const Reference& reference) const {
+void References::check_usable(const Reference& reference) const {
+  if (is_cleared_) throw_stopped(reference);
   if (protocol_.state(reference.hold_) != State::kLost) return;
   if (const auto error = errors_.find(reference.hold_); error != errors_.end()) {
     std::rethrow_exception(error->second);
@@ -182,7 +193,7 @@ void References::check_not_lost(const Reference& reference) const {
 std::vector<WireReference> References::send(const List& references, std::int32_t to) {
   if (references.empty()) return {};
   const std::lock_guard lock(mutex_);
-  for (const auto& reference : references) check_not_lost(*reference);
+  for (const auto& reference : references) check_usable(*reference);
   std::vector<WireReference> wires;
   for (const auto& reference : references) wires.push_back(protocol_.send(reference->hold_, to));
   return wires;
@@ -214,7 +225,7 @@ void References::on_down(std::int32_t worker, const std::string& why) {
 
 std::shared_ptr<References::Object> References::object_of(const Reference& reference) const {
   const std::lock_guard lock(mutex_);
-  check_not_lost(reference);
+  check_usable(reference);
   const auto found = objects_.find(reference.object_);
   if (found == objects_.end()) {
     throw UsageError("rpc.rref",
@@ -281,7 +292,7 @@ bool Reference::is_of(const ReferenceHost& agent) const {
 
 bool Reference::is_confirmed() const {
   const std::lock_guard lock(home_->mutex_);
-  home_->check_not_lost(*this);
+  home_->check_usable(*this);
   return home_->protocol_.state(hold_) == State::kConfirmed;
 }
 
@@ -292,12 +303,10 @@ std::string Reference::describe() const {
 std::shared_ptr<ReferenceHost> Reference::host() const {
   {
     const std::lock_guard lock(home_->mutex_);
-    home_->check_not_lost(*this);
+    home_->check_usable(*this);
   }
   auto host = home_->host_.lock();
-  if (host == nullptr) {
-    throw UsageError("rpc.rref", base::concat(describe(), " is used, but its agent has been stopped"));
-  }
+  if (host == nullptr) throw_stopped(*this);
   return host;
 }
 

@@ -95,11 +95,12 @@ class References : public std::enable_shared_from_this<References> {
   auto run(const Step& step);
   std::shared_ptr<Reference> wrap(ReferenceProtocol::HoldId hold, const WireReference& wire);
   std::shared_ptr<Object> object_of(const Reference& reference) const;
-  void check_not_lost(const Reference& reference) const;
+  void check_usable(const Reference& reference) const;
 
   const std::int32_t self_;
   const std::weak_ptr<ReferenceHost> host_;
   mutable std::mutex mutex_;  // of all below
+  bool is_cleared_ = false;
   ReferenceProtocol protocol_;
   std::map<ObjectId, std::shared_ptr<Object>> objects_;
   std::map<ReferenceProtocol::HoldId, Origin> origins_;  // of the references that somebody here has
