@@ -87,6 +87,17 @@ void Agent::shutdown(base::Deadline deadline) {
   state_->shutdown(deadline);
 }
 
+std::chrono::milliseconds Agent::timeout() const {
+  return state_->timeout();
+}
+
+void Agent::set_timeout(std::chrono::milliseconds timeout) {
+  if (timeout.count() < 0) {
+    throw UsageError("rpc.timeout", base::concat("got a timeout of ", timeout.count(), " ms"), "0 for none");
+  }
+  state_->set_timeout(timeout);
+}
+
 AgentMetrics Agent::metrics() const {
   return state_->metrics();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -59,7 +60,8 @@ class Agent {
   }
 
   /// Returns a reference to the result of a function that runs on a worker, at once. The result stays there. What the function
-  /// throws is thrown by whoever uses the reference. It has as long as it needs, or as target.within() says.
+  /// throws is thrown by whoever uses the reference. It has as long as it needs, or as target.within() says; if the result is
+  /// not there by then, each use throws TimeoutError.
   /// Throws: as rpc_async().
   template <auto function, typename... Args>
   auto remote(const Target& target, Args&&... args) {
@@ -78,6 +80,11 @@ class Agent {
   /// Threads: any. A second call first waits for the end of the first, by its own deadline.
   /// Throws: TimeoutError that names who has not come, and what this one waits for.
   void shutdown(base::Deadline deadline);
+
+  /// The timeout of calls that have none of their own; zero: they have none.
+  std::chrono::milliseconds timeout() const;
+  /// Changes it for calls that begin later. Throws: UsageError for a negative one. Threads: any.
+  void set_timeout(std::chrono::milliseconds timeout);
 
   /// What this worker has sent and handled, and what it keeps, now. To count costs a call less than a microsecond.
   AgentMetrics metrics() const;

@@ -29,7 +29,7 @@ struct Target {
       : worker(name), line(line) {}  // NOLINT: a name is a target
   Target(std::string name, Line line = Line::current()) : worker(std::move(name)), line(line) {}
   Target(const WorkerInfo& info, Line line = Line::current()) : worker(info.name), line(line) {}
-  /// Returns a target whose calls end after `time` instead of the agent's timeout.
+  /// Returns a target whose calls end after `time` instead of the agent's timeout; zero: never.
   Target within(std::chrono::milliseconds time) const {
     Target target = *this;
     target.timeout = time;
@@ -46,7 +46,8 @@ inline Target to(std::string worker, Target::Line line = Target::Line::current()
 
 /// How a worker joins, listens and runs handlers.
 struct AgentOptions {
-  std::chrono::milliseconds timeout = std::chrono::seconds(60);  ///< of a call that has none of its own
+  /// Of a call that has none of its own; zero: none. Agent::set_timeout() changes it.
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// Handlers at a time; those that wait for calls do not count. Where it is above 1, one more may run that is quick.
   int num_threads = 16;
   /// Where the other workers reach this one, as net::Node::listen() takes it. auto: those of this host by a local socket, to

@@ -16,6 +16,9 @@ std::stop_token stop_token() {
 base::Deadline remaining_deadline() {
   return current == nullptr ? base::Deadline::never() : current->deadline;
 }
+base::Deadline deadline_of(std::chrono::milliseconds timeout) {
+  return timeout.count() == 0 ? base::Deadline::never() : base::Deadline(timeout);
+}
 
 CallScope::CallScope(const CallContext& context) : outer_(current) {
   current = &context;

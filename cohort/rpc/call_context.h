@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <stop_token>
 #include <string>
@@ -24,6 +25,9 @@ std::stop_token stop_token();
 
 /// When the caller of the handler that runs here gets its error; never, outside of handlers.
 base::Deadline remaining_deadline();
+
+/// The deadline of a call that begins now with this timeout; a timeout of zero is none.
+base::Deadline deadline_of(std::chrono::milliseconds timeout);
 
 /// Makes a call the current one while it lives.
 class CallScope {

@@ -67,8 +67,8 @@ void AgentState::check_function(const Worker& worker, const char* function) cons
 
 base::Future<Encoded> AgentState::call(const Target& target, const char* function, Encoded arguments) {
   references_->check_own(arguments.references);
-  const milliseconds timeout = target.timeout.value_or(options_.timeout);
-  const base::Deadline deadline = base::Deadline(timeout).sooner(remaining_deadline());
+  const milliseconds timeout = target.timeout.value_or(this->timeout());
+  const base::Deadline deadline = deadline_of(timeout).sooner(remaining_deadline());
   Pending pending("the result of a remote call", helper_of(target.worker));
   pending.worker = target.worker;
   pending.function = function;
@@ -164,7 +164,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   const WireReference wire = references_->describe(*reference);
   Writer out = begin_message(MessageKind::kMake, id);
   out.text(function);
-  out.number(nanoseconds_left(target.timeout ? base::Deadline(*target.timeout) : base::Deadline::never()));
+  out.number(nanoseconds_left(deadline_of(target.timeout.value_or(milliseconds(0)))));
   out.number(wire.object.number);
   out.number(wire.fork.number);
   out.text(asked_at);

@@ -55,6 +55,7 @@ class AgentState::Handler : public net::Handler {
 AgentState::AgentState(WorkerInfo self, AgentOptions options)
     : self_(std::move(self)),
       options_(std::move(options)),
+      timeout_(options_.timeout),
       contexts_(self_.id),
       trace_(self_.name),
       statistics_(base::Deadline::Clock::now()) {}

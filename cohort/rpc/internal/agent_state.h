@@ -56,7 +56,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
 
   void send_reference_message(std::int32_t to, const ReferenceMessage& message) override;
   WorkerInfo worker(std::int32_t id) const override;
-  std::chrono::milliseconds timeout() const override { return options_.timeout; }
+  std::chrono::milliseconds timeout() const override { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   bool is_recording() const override;
   void free_later(std::shared_ptr<void> what) override;
 
@@ -161,6 +162,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
 
   const WorkerInfo self_;
   const AgentOptions options_;
+  std::atomic<std::chrono::milliseconds> timeout_;
   std::unique_ptr<base::ThreadPool> pool_;
   std::unique_ptr<Timers> timers_;
   std::unique_ptr<net::Node> node_;  // from join() on

@@ -316,9 +316,9 @@ ObjectValue Reference::value(Timeout timeout) const {
     // Another function of the pool may run meanwhile: the value may be what that function makes.
     const base::ThreadPool::Waiting waiting;
     // A handler has the time of the call that it answers.
-    const base::Deadline deadline = timeout                     ? base::Deadline(*timeout)
+    const base::Deadline deadline = timeout                     ? deadline_of(*timeout)
                                     : current_call() != nullptr ? base::Deadline::never()
-                                                                : base::Deadline(host()->timeout());
+                                                                : deadline_of(host()->timeout());
     base::Future<void>(object->ready).get(deadline.sooner(remaining_deadline()));
   } else {
     base::Future<void>(object->ready).get(base::Deadline::never());
