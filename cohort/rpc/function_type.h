@@ -13,25 +13,6 @@
 /// Functions as workers call them: parameters and result, and how those travel. Include cohort/rpc/function.h.
 namespace cohort::rpc {
 
-namespace function_detail {
-
-template <typename T>
-inline constexpr bool is_future = false;
-template <typename T>
-inline constexpr bool is_future<Future<T>> = true;
-template <typename T>
-struct AwaitedType {
-  using Type = T;
-};
-template <typename T>
-struct AwaitedType<Future<T>> {
-  using Type = T;
-};
-template <typename T>
-using Awaited = typename AwaitedType<T>::Type;
-
-}  // namespace function_detail
-
 /// Parts of the type of a function that can be called. A member function's first parameter is a reference to its object.
 template <typename R, typename... P>
 struct FunctionType<R (*)(P...)> {
