@@ -71,11 +71,11 @@ std::vector<WorkerInfo> Agent::workers(const std::string& pattern) const {
 }
 
 base::Future<Encoded> Agent::call(const Target& target, const char* function, Encoded arguments) {
-  return state_->call(target, function, std::move(arguments));
+  return state_->call(state_->with_name(target), function, std::move(arguments));
 }
 
 std::shared_ptr<Reference> Agent::make(const Target& target, const char* function, Encoded arguments) {
-  return state_->make(target, function, std::move(arguments),
+  return state_->make(state_->with_name(target), function, std::move(arguments),
                       base::concat(target.line.file_name(), ':', target.line.line()));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -10,16 +11,18 @@
 #include <vector>
 
 #include "cohort/base/secret.h"
+#include "cohort/core/nested.h"
 
 /// Workers, whom to call, and what can be chosen. Include cohort/rpc/agent.h.
 namespace cohort::rpc {
 
-/// A worker as the others know it.
+/// A worker as the others know it. Travels as an argument.
 struct WorkerInfo {
   std::string name;
   int id = 0;  ///< from 0 on
-  bool operator==(const WorkerInfo&) const = default;
+  auto operator<=>(const WorkerInfo&) const = default;
 };
+COHORT_NESTED(WorkerInfo, name, id)
 
 /// Whom to call, and how long to wait. Knows the line that made it.
 struct Target {
@@ -28,6 +31,7 @@ struct Target {
   Target(const char* name, Line line = Line::current())
       : worker(name), line(line) {}  // NOLINT: a name is a target
   Target(std::string name, Line line = Line::current()) : worker(std::move(name)), line(line) {}
+  Target(int id, Line line = Line::current()) : id(id), line(line) {}  // NOLINT: so is its number
   Target(const WorkerInfo& info, Line line = Line::current()) : worker(info.name), line(line) {}
   /// Returns a target whose calls end after `time` instead of the agent's timeout; zero: never.
   Target within(std::chrono::milliseconds time) const {
@@ -36,12 +40,17 @@ struct Target {
     return target;
   }
   std::string worker;
+  std::optional<int> id;  ///< in place of the name
   std::optional<std::chrono::milliseconds> timeout;  ///< else the agent's
   Line line;
 };
 /// The worker of that name as a target, which knows the line of this call.
 inline Target to(std::string worker, Target::Line line = Target::Line::current()) {
   return Target(std::move(worker), line);
+}
+/// The same, by the worker's id.
+inline Target to(int id, Target::Line line = Target::Line::current()) {
+  return Target(id, line);
 }
 
 /// How a worker joins, listens and runs handlers.

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -32,6 +33,8 @@ class ContextScope;
 class ContextState;
 class DistributedOptimizer;
 class SeedScope;
+template <typename T>
+class RRef;
 
 namespace dist_autograd {
 
@@ -74,6 +77,11 @@ class Context {
 /// Throws: UsageError for a root without a gradient, or a graph that is gone without `keep_graph`; what a worker threw, with
 /// worker and call; PeerError for one that died.
 void backward(Context& context, const std::vector<at::Tensor>& roots, BackwardOptions options = {});
+/// The same from a loss that lies on any worker, which this thread fetches. Throws, besides: as RRef.
+template <std::same_as<at::Tensor> T>
+void backward(Context& context, const RRef<T>& root, BackwardOptions options = {}) {
+  backward(context, {root.to_here()}, options);
+}
 
 /// The gradients of this worker's leaves.
 Gradients get_gradients(const Context& context);

@@ -53,7 +53,7 @@ class Reference {
   /// At the owner: whether a context records a fetch of the value by this thread, as gradients come for it. Waits for the value,
   /// and throws, as value().
   bool is_recorded(Timeout timeout) const;
-  /// "object 3 of ps/0".
+  /// "object 0.3 of ps/0": the id of the worker that asked for it, and its number there.
   std::string describe() const;
 
   /// At the owner: the value once it is made, or what its maker threw. Throws: UsageError elsewhere; TimeoutError.
@@ -81,5 +81,7 @@ std::shared_ptr<Reference> make_reference(ObjectValue value, Target::Line line);
 
 /// The value that a reference points to, encoded, from its owner.
 base::Future<Encoded> fetch_value(const std::shared_ptr<Reference>& reference, Reference::Timeout timeout);
+/// Nothing, encoded, once the object is made; or what its maker threw.
+base::Future<Encoded> await_value(const std::shared_ptr<Reference>& reference, Reference::Timeout timeout);
 
 }  // namespace cohort::rpc

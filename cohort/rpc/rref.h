@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -102,6 +103,15 @@ class RRef {
     get();
     return Future<T>(fetch_value(reference_, timeout_));
   }
+
+  /// A Future that is there once the object is made: nothing of it is copied. Its get() throws what the function threw that
+  /// was to make the object.
+  Future<void> when_made() const {
+    get();
+    return Future<void>(await_value(reference_, timeout_));
+  }
+  /// "object 0.3 of ps/0": the id of the worker that asked for it, and its number there.
+  std::string describe() const { return get().describe(); }
 
   /// Calls a member function of the object, on its owner.
   template <auto function, typename... Args>

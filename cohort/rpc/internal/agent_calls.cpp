@@ -53,6 +53,17 @@ std::string AgentState::describe(std::uint64_t id, const Pending& pending) const
   return base::concat(pending.function, " on ", pending.worker, ", call ", id);
 }
 
+Target AgentState::with_name(Target target) const {
+  if (!target.id) return target;
+  const std::lock_guard lock(mutex_);
+  if (*target.id < 0 || static_cast<std::size_t>(*target.id) >= names_.size()) {
+    throw UsageError("rpc.call", base::concat("there is no worker ", *target.id, "; the ids are 0 to ",
+                                              names_.size() - 1));
+  }
+  target.worker = names_[static_cast<std::size_t>(*target.id)];
+  return target;
+}
+
 // Under the mutex.
 void AgentState::check_function(const Worker& worker, const char* function) const {
   const std::string& signature = find_function(function).signature;

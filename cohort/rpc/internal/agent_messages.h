@@ -28,6 +28,8 @@ inline bool is_answer(MessageKind kind) {
 inline constexpr const char* kBackwardPart = "rpc::backward_part";
 /// The function that gives the value of an object, for to_here(). Its results have no gradient.
 inline constexpr const char* kFetch = "rpc::fetch";
+/// The function that answers once an object is made, for when_made().
+inline constexpr const char* kAwait = "rpc::await";
 
 inline Writer begin_message(MessageKind kind, std::uint64_t call = 0) {
   Writer out;

@@ -52,6 +52,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
 
   const WorkerInfo& self() const { return self_; }
   std::vector<WorkerInfo> workers() const;
+  /// The same target, by the worker's name. Throws: UsageError for an unknown id.
+  Target with_name(Target target) const;
   AgentMetrics metrics() const;
 
   void send_reference_message(std::int32_t to, const ReferenceMessage& message) override;
