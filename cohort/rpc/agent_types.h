@@ -40,7 +40,7 @@ struct Target {
     return target;
   }
   std::string worker;
-  std::optional<int> id;  ///< in place of the name
+  std::optional<int> id;                             ///< in place of the name
   std::optional<std::chrono::milliseconds> timeout;  ///< else the agent's
   Line line;
 };

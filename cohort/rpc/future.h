@@ -200,6 +200,7 @@ Future<Collected<T>> collect_all(const std::vector<Future<T>>& futures) {
     futures[i].on_ready([collecting, i, future = futures[i]] {
       try {
         if constexpr (std::is_void_v<T>) {
+          static_cast<void>(i);
           future.own().get();
         } else {
           collecting->values[i] = future.own().get();

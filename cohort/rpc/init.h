@@ -18,7 +18,7 @@ namespace cohort::rpc {
 
 /// How the process's agent is made.
 struct RpcOptions {
-  AgentOptions agent;  ///< passed to Agent() as they are
+  AgentOptions agent = {};  ///< passed to Agent() as they are
   comm::Group
       group;  ///< whose ranks are the workers; none: all ranks of the job, as comm::init_process_group() finds them
 };

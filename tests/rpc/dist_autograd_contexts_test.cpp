@@ -30,6 +30,9 @@ at::Tensor shared_weight;  // a parameter of w2
 at::Tensor times_shared(const at::Tensor& x) {
   return x * shared_weight;
 }
+at::Tensor sum_of_shared(const at::Tensor& x) {
+  return (x * shared_weight).sum();
+}
 at::Tensor shared_parameter() {
   return shared_weight;
 }
@@ -83,6 +86,7 @@ at::Tensor sum_of_types(const at::Tensor& a, const at::Tensor& b) {
 }
 
 COHORT_REMOTE(times_shared);
+COHORT_REMOTE(sum_of_shared);
 COHORT_REMOTE(shared_parameter);
 COHORT_REMOTE(shared_gradient);
 COHORT_REMOTE(times_shared_by_two);
@@ -138,6 +142,28 @@ TEST_F(DistAutogradContextsTest, ABackwardMayBeginAtSeveralRoots) {
                    b = job[0].rpc_sync<times_shared>("w2", x.exp()).sum(), c = (x * 4).sum();
   dist_autograd::backward(context, {a, b, c});
   EXPECT_TRUE(at::allclose(gradient_at(context, x), (1 + x.detach().exp()) * shared_weight.detach() + 4));
+}
+
+TEST_F(DistAutogradContextsTest, ABackwardMayBeginAtALossOfAnotherWorker) {
+  Context context(job[0]);
+  const RRef<at::Tensor> loss = job[0].remote<sum_of_shared>("w2", x);
+  dist_autograd::backward(context, loss, {.keep_graph = true});
+  dist_autograd::backward(context, loss);
+  EXPECT_TRUE(at::equal(gradient_at(context, x), 2 * shared_weight.detach()));
+  EXPECT_TRUE(at::equal(*job[0].rpc_sync<shared_gradient>("w2", context.id()), 2 * x.detach()));
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, RRef<at::Tensor>()), UsageError, "an empty RRef");
+}
+
+TEST_F(DistAutogradContextsTest, ABackwardMayBeginAtAnObjectOfItsOwnWorker) {
+  Context context(job[0]);
+  const at::Tensor y = job[0].rpc_sync<times_shared>("w2", x);
+  const RRef<at::Tensor> loss = job[0].make_rref(y.sum());
+  dist_autograd::backward(context, loss, {.keep_graph = true});
+  dist_autograd::backward(context, loss);
+  EXPECT_TRUE(at::equal(gradient_at(context, x), 2 * shared_weight.detach()));
+  const RRef<at::Tensor> constant = job[0].make_rref(at::ones({})), several = job[0].make_rref(x);
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, constant), UsageError, "needs no gradient");
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, several), UsageError, "2 elements");
 }
 
 TEST_F(DistAutogradContextsTest, NestedCallsKeepTheirGraphForASecondBackward) {

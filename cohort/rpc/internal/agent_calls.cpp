@@ -157,7 +157,8 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     const Worker& worker = find_worker(target.worker);
     check_function(worker, function);
     if (is_stopped_) {
-      throw UsageError("rpc.call", base::concat(function, " on ", target.worker, ": this agent has been stopped"));
+      throw UsageError("rpc.call",
+                       base::concat(function, " on ", target.worker, ": this agent has been stopped"));
     }
     owner = worker.info;
     id = next_call_++;
@@ -182,12 +183,12 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   encode(out, place);
   encode(out, state_for(function));
   out.append(std::move(arguments));
-  send_when_settled(target.worker, out.take(),
-                    [self = shared_from_this(), worker = target.worker,
-                     reference](const std::exception_ptr& error) {
-                      self->count_unsent(worker);
-                      self->references_->lose(*reference, error);
-                    });
+  send_when_settled(
+      target.worker, out.take(),
+      [self = shared_from_this(), worker = target.worker, reference](const std::exception_ptr& error) {
+        self->count_unsent(worker);
+        self->references_->lose(*reference, error);
+      });
   return reference;
 }
 

@@ -192,7 +192,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::uint64_t next_call_ = 1;
   CallStatistics statistics_;
   // For the end: IdleReports.
-  IdleReport counts_;                    // of the calls of this worker
+  IdleReport counts_;                      // of the calls of this worker
   std::optional<IdleReport> last_report_;  // that was sent
   IdleReports reports_;
   int num_finishing_ = 0;  // calls that are answered, but whose callbacks may not have run yet

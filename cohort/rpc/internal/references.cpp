@@ -141,7 +141,7 @@ void References::set_value(const Reference& reference, ObjectValue value, std::e
   {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(reference.object_);
-    if (found == objects_.end()) return;  // the agent has been stopped
+    if (found == objects_.end()) return;                     // the agent has been stopped
     if (std::exchange(found->second->is_set, true)) return;  // its time was over
     object = found->second;
   }
