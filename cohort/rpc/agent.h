@@ -75,8 +75,8 @@ class Agent {
     return RRef<Kept<T>>(make_here(make_object_value(std::move(object)), line));
   }
 
-  /// Waits until all workers have come here and every call is answered, and leaves. Calls of others are answered
-  /// meanwhile. After this worker has left, a further call does nothing. Collective.
+  /// Waits until all workers have come here and every call is answered, also those that handlers make and do not wait for, and
+  /// leaves. Calls of others are answered meanwhile. After this worker has left, a further call does nothing. Collective.
   /// Threads: any. A second call first waits for the end of the first, by its own deadline.
   /// Throws: TimeoutError that names who has not come, and what this one waits for.
   void shutdown(base::Deadline deadline);
