@@ -56,7 +56,7 @@ TEST(ForkTest, ReturnsWhatThePlainCallReturnsWhileTheCallerContinues) {
   EXPECT_TRUE(same_bits(more.at(0), x + 1));
   EXPECT_TRUE(same_bits(wait(second), y));
   EXPECT_NE(ran_on, std::this_thread::get_id());
-  COHORT_EXPECT_THROW_WITH(wait(two), UsageError, "taken before");
+  COHORT_EXPECT_THROW_WITH(wait(second), UsageError, "taken before");
 }
 
 TEST(ForkTest, GradientsReachInputsAndParametersAsInOneGraph) {
