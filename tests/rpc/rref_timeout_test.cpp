@@ -80,7 +80,7 @@ class RRefTimeoutTest : public testing::Test {
       std::size_t left = 0;
       for (std::size_t id = 0; id < 3; ++id) {
         const AgentMetrics metrics = job[id].metrics();
-        left += metrics.handlers_running + metrics.references + metrics.objects.size();
+        left += metrics.calls_unanswered + metrics.references + metrics.objects.size();
       }
       return left == 0;
     }));
