@@ -39,6 +39,9 @@ int wait_at_target_gate() {
 int throws_lines() {
   throw std::invalid_argument("first line\n\tsecond \"line\"\\n\n\nlast line");
 }
+at::Tensor same_tensor(const at::Tensor& x) {
+  return x;
+}
 int zero() {
   return 0;
 }
@@ -52,6 +55,7 @@ COHORT_REMOTE(name_of_caller);
 COHORT_REMOTE(same_worker);
 COHORT_REMOTE(wait_at_target_gate);
 COHORT_REMOTE(throws_lines);
+COHORT_REMOTE(same_tensor);
 COHORT_REMOTE(zero);
 COHORT_REMOTE(compute_long);
 
@@ -74,6 +78,8 @@ TEST(AgentTargetsTest, ACallMayNameAWorkerByItsId) {
     EXPECT_EQ(job[1].rpc_sync<name_of_caller>(id), "w1");
     EXPECT_EQ(job[1].rpc_async<name_of_caller>(to(id).within(seconds(20))).get(), "w1");
     EXPECT_EQ(job[1].remote<name_of_caller>(id).owner(), (WorkerInfo{name, id}));
+    const at::Tensor sparse = job[1].rpc_sync<same_tensor>(id, at::eye(3).to_sparse());
+    EXPECT_TRUE(sparse.is_sparse() && at::equal(sparse.to_dense(), at::eye(3)));
   }
   for (const int id : {-1, 3}) {
     const std::string error = "there is no worker " + std::to_string(id) + "; the ids are 0 to 2";
@@ -145,20 +151,23 @@ TEST(AgentTargetsTest, ATextOfSeveralLinesArrivesWithItsLines) {
 
 TEST(AgentTargetsTest, ManyCallsOfAllWorkersAreUnderWayAtTheSameTime) {
   Job job(3);
-  const at::Tensor x = at::ones({100, 100});
-  const double expected = compute_long(x);
+  const at::Tensor x = at::ones({100, 100}), sparse = at::eye(100).to_sparse();
+  const double expected = compute_long(x), of_sparse = compute_long(sparse);
   std::vector<std::thread> threads;
   for (std::size_t id = 0; id < 3; ++id) {
     threads.emplace_back([&, id] {
       const int next = static_cast<int>((id + 1) % 3);
       std::vector<Future<int>> light;
-      std::vector<Future<double>> heavy;
+      std::vector<Future<double>> heavy, heavy_sparse;
       for (int i = 0; i < 1'000; ++i) {
         light.push_back(job[id].rpc_async<zero>(next));
-        if (i % 50 == 0) heavy.push_back(job[id].rpc_async<compute_long>(next, x));
+        if (i % 50 != 0) continue;
+        heavy.push_back(job[id].rpc_async<compute_long>(next, x));
+        heavy_sparse.push_back(job[id].rpc_async<compute_long>(next, sparse));
       }
       EXPECT_EQ(wait_all(light), std::vector<int>(1'000, 0));
       EXPECT_EQ(wait_all(heavy), std::vector<double>(20, expected));
+      EXPECT_EQ(wait_all(heavy_sparse), std::vector<double>(20, of_sparse));
     });
   }
   for (std::thread& thread : threads) thread.join();

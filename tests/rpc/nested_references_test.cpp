@@ -32,6 +32,19 @@ at::Tensor fetch_second(const RRef<TensorReferences>& list) {
 }
 COHORT_REMOTE(fetch_second);
 
+at::Tensor two_times(const at::Tensor& x) {
+  return x * 2;
+}
+COHORT_REMOTE(two_times);
+
+TensorReferences two_times_each(const std::string& here, const std::string& there,
+                                const std::vector<at::Tensor>& values) {
+  TensorReferences references;
+  for (const at::Tensor& value : values) references.push_back(agent_of(here).remote<two_times>(there, value));
+  return references;
+}
+COHORT_REMOTE(two_times_each);
+
 // An object that holds a reference to the next one, on the next worker; the last one a value.
 struct ChainLink {
   std::vector<RRef<ChainLink>> next;
@@ -86,6 +99,22 @@ TEST_F(NestedReferencesTest, ManyListsOfReferencesAreMadeBeforeTheFirstIsFetched
     const TensorReferences references = lists[static_cast<std::size_t>(i)].to_here();
     EXPECT_TRUE(at::equal(references.at(0).to_here(), x * i + 1)) << i;
     EXPECT_TRUE(at::equal(references.at(1).to_here(), x * i + 2)) << i;
+  }
+}
+
+TEST_F(NestedReferencesTest, ListsOfReferencesMayPointToSparseTensors) {
+  const at::Tensor a = at::eye(3).to_sparse(), b = (at::eye(3) * 5).to_sparse();
+  std::vector<RRef<TensorReferences>> lists;
+  for (int i = 0; i < 20; ++i) {
+    lists.push_back(job[0].remote<two_times_each>("w1", "w1", "w2", std::vector<at::Tensor>{a, b}));
+  }
+  for (const RRef<TensorReferences>& list : lists) {
+    const TensorReferences references = list.to_here();
+    ASSERT_EQ(references.size(), 2U);
+    const at::Tensor first = references[0].to_here(), second = references[1].to_here();
+    EXPECT_TRUE(first.is_sparse() && second.is_sparse());
+    EXPECT_TRUE(at::equal(first.to_dense(), at::eye(3) * 2));
+    EXPECT_TRUE(at::equal(second.to_dense(), at::eye(3) * 10));
   }
 }
 
