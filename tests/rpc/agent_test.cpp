@@ -87,8 +87,8 @@ test::Gate* gate_of_handlers = nullptr;
 void wait_at_gate(const at::Tensor&) {
   gate_of_handlers->wait();
 }
-at::Tensor sparse() {
-  return at::eye(3).to_sparse();
+at::Tensor without_data() {
+  return at::empty({3}, at::kMeta);
 }
 std::string blob(const std::string& text) {
   return text;
@@ -104,7 +104,7 @@ COHORT_REMOTE(left_in_ms);
 COHORT_REMOTE(left_in_ms_there);
 COHORT_REMOTE(answers_later);
 COHORT_REMOTE(sum_of_batch);
-COHORT_REMOTE(sparse);
+COHORT_REMOTE(without_data);
 COHORT_REMOTE(wait_at_gate);
 COHORT_REMOTE(blob);
 COHORT_REMOTE_LAMBDA(square, [](double x) { return x * x; });
@@ -142,8 +142,8 @@ TEST(AgentTest, ErrorsArriveWithTypeWorkerAndCall) {
                            "fails on w0, call 3: far");
   COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<whoami>("w7"), UsageError,
                            "there is no worker 'w7'; the workers are w0, w1");
-  COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<sparse>("w1"), UsageError, "cannot travel");
-  COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<add>("w1", at::eye(2).to_sparse(), at::ones({1})), UsageError,
+  COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<without_data>("w1"), UsageError, "cannot travel");
+  COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<add>("w1", at::empty({1}, at::kMeta), at::ones({1})), UsageError,
                            "cannot travel");
   EXPECT_EQ(job[0].metrics().calls_pending, 0U);
   job.shutdown();

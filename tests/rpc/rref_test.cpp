@@ -239,8 +239,8 @@ TEST(RRefTest, WhatTheMakerThrowsIsThrownAtTheUse) {
     COHORT_EXPECT_THROW_WITH(none.rpc_sync<&Table::sum>(), DataError, "no rows");
     const RRef<Table> null = job[0].remote<&make_table>("w1", -1);
     COHORT_EXPECT_THROW_WITH(null.rpc_sync<&Table::sum>(), UsageError, "returned null");
-    const RRef<at::Tensor> sparse = job[0].remote<&twice>("w1", at::eye(2).to_sparse());
-    COHORT_EXPECT_THROW_WITH(sparse.to_here(), UsageError, "cannot travel");
+    const RRef<at::Tensor> unsent = job[0].remote<&twice>("w1", at::empty({2}, at::kMeta));
+    COHORT_EXPECT_THROW_WITH(unsent.to_here(), UsageError, "cannot travel");
     COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<&make_table>("w1", 3), UsageError, "returns an object");
     COHORT_EXPECT_THROW_WITH(job[0].remote<&make_table>("w7", 3), UsageError, "there is no worker 'w7'");
     COHORT_EXPECT_THROW_WITH(RRef<Table>().rpc_sync<&Table::sum>(), UsageError, "an empty RRef");
