@@ -243,11 +243,7 @@ void AgentState::send(const std::string& worker, Encoded encoded) {
 
 void AgentState::send_reference_message(std::int32_t to, const ReferenceMessage& message) {
   Writer out = begin_message(MessageKind::kReference);
-  out.number(static_cast<std::uint8_t>(message.kind));
-  out.number(message.object.creator);
-  out.number(message.object.number);
-  out.number(message.fork.maker);
-  out.number(message.fork.number);
+  write_reference_message(out, message);
   send(worker(to).name, out.take());
 }
 

@@ -120,12 +120,7 @@ References::List AgentState::receive_references(const std::vector<WireReference>
 }
 
 void AgentState::on_reference(const std::string& from, Reader& in) {
-  ReferenceMessage message{};
-  message.kind = static_cast<ReferenceMessage::Kind>(in.number<std::uint8_t>());
-  message.object.creator = in.number<std::int32_t>();
-  message.object.number = in.number<std::uint64_t>();
-  message.fork.maker = in.number<std::int32_t>();
-  message.fork.number = in.number<std::uint64_t>();
+  const ReferenceMessage message = read_reference_message(in);
   in.finish();
   references_->on_message(id_of(from), message);
 }

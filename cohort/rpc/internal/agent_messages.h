@@ -2,7 +2,9 @@
 
 #include <cstdint>
 
+#include "cohort/base/error.h"
 #include "cohort/rpc/encoded.h"
+#include "cohort/rpc/internal/reference_protocol.h"
 
 /// What agents tell each other: a kind, the number of a call, and what belongs to it.
 namespace cohort::rpc {
@@ -36,6 +38,28 @@ inline Writer begin_message(MessageKind kind, std::uint64_t call = 0) {
   out.number(static_cast<std::uint8_t>(kind));
   out.number(call);
   return out;
+}
+
+inline void write_reference_message(Writer& out, const ReferenceMessage& message) {
+  out.number(static_cast<std::uint8_t>(message.kind));
+  out.number(message.object.creator);
+  out.number(message.object.number);
+  out.number(message.fork.maker);
+  out.number(message.fork.number);
+}
+/// Throws: CommError for what write_reference_message() does not write.
+inline ReferenceMessage read_reference_message(Reader& in) {
+  const auto kind = in.number<std::uint8_t>();
+  if (kind > static_cast<std::uint8_t>(ReferenceMessage::Kind::kDrop)) {
+    throw CommError("rpc.receive", base::concat("a message about a reference is of kind ", int{kind}),
+                    "the same program on all workers");
+  }
+  ReferenceMessage message{static_cast<ReferenceMessage::Kind>(kind), {}, {}};
+  message.object.creator = in.number<std::int32_t>();
+  message.object.number = in.number<std::uint64_t>();
+  message.fork.maker = in.number<std::int32_t>();
+  message.fork.number = in.number<std::uint64_t>();
+  return message;
 }
 
 }  // namespace cohort::rpc
