@@ -2,19 +2,14 @@
 // 4 MB there and back, and a step of distributed autograd. Each round makes two fresh processes, so that no thread of the
 // other library is there. A round's figure is its median. Run: OMP_NUM_THREADS=1 rpc_calls [ROUNDS [PART OF A NAME]]
 #include <ATen/ATen.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
 #include "cohort/bench/compare.h"
@@ -24,12 +19,14 @@
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "libtorch_rpc.h"
+#include "two_processes.h"
 
 namespace {
 
 namespace bench = cohort::bench;
 namespace rpc = cohort::rpc;
-using Store = c10::intrusive_ptr<c10d::Store>;
+using bench_rpc::in_two_processes;
+using bench_rpc::Store;
 
 constexpr int kBurst = 64;
 
@@ -98,35 +95,6 @@ double run_libtorch(const Work& work, int rank, const Store& store, const std::s
   LibtorchRpc agent(store, rank, transports);
   const double time = rank == 0 ? median_time(work, [&] { work.by_libtorch(agent); }) : 0;
   agent.shutdown();
-  return time;
-}
-
-// Runs body(rank, store) in two processes, and returns what rank 0's returned. This process has no threads yet.
-double in_two_processes(const std::function<double(int, const Store&)>& body) {
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("rpc_calls_" + std::to_string(getpid()));
-  std::filesystem::remove(path);
-  int ends[2];
-  if (pipe(ends) != 0) throw std::runtime_error("no pipe can be had");
-  for (int rank = 0; rank < 2; ++rank) {
-    if (fork() != 0) continue;
-    try {
-      const double time = body(rank, c10::make_intrusive<c10d::FileStore>(path.string(), 2));
-      if (rank == 0 && write(ends[1], &time, sizeof time) != sizeof time) _exit(1);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-      _exit(1);
-    }
-    _exit(0);
-  }
-  close(ends[1]);
-  double time = 0;
-  const bool is_there = read(ends[0], &time, sizeof time) == sizeof time;
-  close(ends[0]);
-  while (wait(nullptr) > 0) {
-  }
-  std::filesystem::remove(path);
-  if (!is_there) throw std::runtime_error("a process failed");
   return time;
 }
 
