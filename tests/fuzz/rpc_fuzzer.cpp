@@ -55,8 +55,7 @@ COHORT_NESTED(FuzzedArguments, numbers, map, variant, array, tensor, tensors)
 
 namespace {
 
-constexpr std::int64_t kMaxDense =
-    4096;  // elements and entries of a sparse tensor that LibTorch makes dense here
+constexpr std::int64_t kMaxDense = 4096;  // elements and entries of what LibTorch makes dense here
 constexpr int kOptionsKind = 32, kStateKind = 33, kTreeKind = 34;  // arguments of functions
 
 void check(bool holds) {
