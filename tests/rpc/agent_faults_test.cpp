@@ -61,6 +61,9 @@ int one_more(int number) {
 at::Tensor scaled_by(const at::Tensor& x, double factor) {
   return x * factor;
 }
+void cannot_read_file() {
+  throw DataError("test.read", "the file is cut off");
+}
 struct AlwaysFails : torch::autograd::Function<AlwaysFails> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*, std::vector<at::Tensor>) {
@@ -80,6 +83,7 @@ COHORT_REMOTE(pass_fault_gate);
 COHORT_REMOTE(hold_at_fault_gate);
 COHORT_REMOTE(one_more);
 COHORT_REMOTE(scaled_by);
+COHORT_REMOTE(cannot_read_file);
 COHORT_REMOTE(always_fails);
 COHORT_REMOTE(always_fails_below);
 
@@ -214,20 +218,37 @@ TEST_P(AgentFaultsTest, AnExceptionInABackwardTwoCallsBelowNamesTheWayAndLeavesN
   }
 }
 
-TEST_P(AgentFaultsTest, AnotherVersionOfTheProgramIsAnErrorAtTheCall) {
-  Job job(2, options(), std::make_unique<OtherProgramStore>());
-  COHORT_EXPECT_THROW_WITH(job[0].rpc_async<one_more>("w1", 1), UsageError,
-                           "w1 has no function one_more: here (int32) -> int32");
-  const char* const other =
-      "w1 has another function scaled_by: here (Tensor, float64) -> Tensor, there (Tensor, int64) -> Tensor";
-  const at::Tensor x = at::ones({2});
-  COHORT_EXPECT_THROW_WITH(job[0].rpc_async<scaled_by>("w1", x, 2.0), UsageError, other);
-  COHORT_EXPECT_THROW_WITH(job[0].remote<scaled_by>("w1", x, 2.0), UsageError, other);
-  EXPECT_EQ(job[0].metrics().calls_made, 0U);
-  EXPECT_TRUE(at::equal(job[0].rpc_sync<echo_and_count>("w1", x), x)) << "both have it";
-  EXPECT_EQ(job[1].rpc_sync<one_more>("w0", 1), 2);
-  for (std::size_t id = 0; id < 2; ++id) EXPECT_TRUE(has_nothing_left(job[id]));
+TEST_P(AgentFaultsTest, AnExceptionInAHandlerNamesWorkerAndCallAndLeavesNothing) {
+  Job job(2, options());
+  for (int fault = 0; fault < test::num_faults(); ++fault) {
+    const std::uint64_t next_call = job[0].metrics().calls_made + 1;
+    COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<cannot_read_file>("w1"), DataError,
+                             base::concat("cannot_read_file on w1, call ", next_call, ": "));
+    COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<cannot_read_file>("w1"), DataError,
+                             "[test.read] the file is cut off");
+    EXPECT_EQ(job[0].rpc_sync<one_more>("w1", fault), fault + 1);
+    for (std::size_t id = 0; id < 2; ++id) EXPECT_TRUE(has_nothing_left(job[id]));
+  }
   job.shutdown();
+}
+
+TEST_P(AgentFaultsTest, AnotherVersionOfTheProgramIsAnErrorAtTheCall) {
+  for (int fault = 0; fault < test::num_faults(); ++fault) {
+    Job job(2, options(), std::make_unique<OtherProgramStore>());
+    COHORT_EXPECT_THROW_WITH(job[0].rpc_async<one_more>("w1", 1), UsageError,
+                             "w1 has no function one_more: here (int32) -> int32");
+    const char* const other =
+        "w1 has another function scaled_by: here (Tensor, float64) -> Tensor, there (Tensor, int64) -> "
+        "Tensor";
+    const at::Tensor x = at::ones({2});
+    COHORT_EXPECT_THROW_WITH(job[0].rpc_async<scaled_by>("w1", x, 2.0), UsageError, other);
+    COHORT_EXPECT_THROW_WITH(job[0].remote<scaled_by>("w1", x, 2.0), UsageError, other);
+    EXPECT_EQ(job[0].metrics().calls_made, 0U);
+    EXPECT_TRUE(at::equal(job[0].rpc_sync<echo_and_count>("w1", x), x)) << "both have it";
+    EXPECT_EQ(job[1].rpc_sync<one_more>("w0", 1), 2);
+    for (std::size_t id = 0; id < 2; ++id) EXPECT_TRUE(has_nothing_left(job[id]));
+    job.shutdown();
+  }
 }
 
 TEST_P(AgentFaultsTest, AnArgumentOf100MegabytesComesBackWhileSmallCallsRun) {
