@@ -155,7 +155,7 @@ struct ModelRunnerType {
 };
 
 /// Returns what the placements of `device_map` keep, and what the rest does, where one layer after the other
-/// runs: of the plain runner after apply_device_map(), or of model_parallel.
+/// runs: of the plain runner after apply_device_map(), or of model_parallel, whose map names each layer.
 RunnerMemory memory_by_placement(const PlainMemory& plain,
                                  const std::map<std::string, base::Placement>& device_map);
 

@@ -195,6 +195,8 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
   if (options.measure) check_measurable(type, step.runner_options(), options);
   const parallel::RunnerMemory memory = ask_runner(plan, type, options, step, sizes);
   add_places(plan, memory, sizes.part);
+  // A runner that reads the device map places the layers itself, as in a run.
+  if (type.reads_device_map) options.place.clear();
   if (options.measure) measure_plan(plan, {step, options.place, sizes, memory});
   return plan;
 }

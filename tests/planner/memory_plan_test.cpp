@@ -180,17 +180,6 @@ TEST(MemoryPlanTest, AStepThatReportsNoLayersIsOneLine) {
   EXPECT_FALSE(linear->weight.grad().defined());
 }
 
-TEST(MemoryPlanTest, ModelParallelIsPlannedByItsConfiguration) {
-  const MemoryPlan plan =
-      plan_of({"distributed.model=model_parallel", "distributed.device_map.layer1=cpu:0/a",
-               "distributed.device_map.layer4=cpu:0/b"},
-              {.measure = true});
-  EXPECT_EQ(plan.runner, "model_parallel");
-  ASSERT_EQ(plan.places.size(), 4U);
-  EXPECT_EQ(plan.places[1].name, "cpu:0/a");
-  EXPECT_EQ(plan.places[1].predicted.gradients, plan.places[1].measured.gradients);
-}
-
 struct Pipelined {
   const char* name;
   const char* schedule;

@@ -13,7 +13,7 @@ namespace cohort::planner {
 /// What is measured. Ownership: references.
 struct MeasureInputs {
   const train::ExampleStep& step;
-  const std::map<std::string, base::Placement>& place;  ///< MemoryOptions::place
+  const std::map<std::string, base::Placement>& place;  ///< layers that the runner does not place
   const train::BatchPlan& sizes;
   const parallel::RunnerMemory& planned;  ///< whose places are the first of the plan's; with `measured`
 };

@@ -6,8 +6,10 @@
 #include "cohort/train/internal/model_runners.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -179,11 +181,21 @@ RunnerMemory plan_data_parallel(const PlainMemory& plain, const ModelRunnerOptio
   return memory;
 }
 
+// Each layer where the run has it, also those that the device map does not name.
 RunnerMemory plan_model_parallel(const PlainMemory& plain, const ModelRunnerOptions& options) {
-  RunnerMemory memory = parallel::memory_by_placement(plain, options.device_map);
-  // parallel::apply_device_map() has placed the layers of the model that is measured.
-  memory.measured->make = [](torch::nn::AnyModule model, const auto& /*after_forward*/) {
-    return parallel::make_model_runner(std::move(model), {});
+  const LayerCut cut(options, plain.model.ptr(), false);
+  std::map<std::string, base::Placement> places;
+  for (const PlacedLayers& part : cut.placed) {
+    for (std::size_t i = part.first; i < part.last; ++i) places.emplace(cut.layers[i].first, part.placement);
+  }
+  RunnerMemory memory = parallel::memory_by_placement(plain, places);
+  // In the order in which a batch reaches them; the calling thread's place is the first.
+  std::ranges::stable_sort(memory.places, {}, [&](const PlannedPlace& place) {
+    const auto is_there = [&](const PlacedLayers& part) { return part.placement == place.placement; };
+    return place.placement ? std::ranges::find_if(cut.placed, is_there) - cut.placed.begin() : -1;
+  });
+  memory.measured->make = [options](torch::nn::AnyModule model, const auto& /*after_forward*/) {
+    return make_model_parallel(std::move(model), options);
   };
   return memory;
 }
