@@ -46,7 +46,7 @@ double time_of(const StageCosts& costs) {
 class Cutter {
  public:
   Cutter(const std::vector<LayerProfile>& layers, const BalanceOptions& options)
-      : layers_(layers), options_(options) {
+      : layers_(layers), options_(options), schedule_(schedule_type(options.schedule)) {
     plan_.schedule = options.schedule;
     plan_.num_stages = options.num_stages;
     plan_.num_placements = options.num_placements == 0 ? options.num_stages : options.num_placements;
@@ -60,8 +60,8 @@ class Cutter {
     double parameters = 0;
     for (std::size_t i = first; i < last; ++i) parameters += static_cast<double>(layers_[i].parameter_bytes);
     const int chunks = plan_.num_stages / plan_.num_placements;
-    const double held =
-        memory_formula(plan_, stage % plan_.num_placements, costs_of(layers_, first, last)) / chunks;
+    const int placement = stage % plan_.num_placements;
+    const double held = memory_formula(plan_, schedule_, placement, costs_of(layers_, first, last)) / chunks;
     // The parameter, its gradient, and what the optimizer keeps of it.
     return parameters * (2 + options_.optimizer_factor) + held;
   }
@@ -102,6 +102,7 @@ class Cutter {
  private:
   const std::vector<LayerProfile>& layers_;
   const BalanceOptions& options_;
+  const ScheduleType schedule_;  // asked for once: the registry copies it under a lock
   PlanOptions plan_;
 };
 

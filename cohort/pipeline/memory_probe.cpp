@@ -14,6 +14,7 @@
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/internal/batch.h"
+#include "cohort/pipeline/internal/check.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -68,10 +69,12 @@ std::int64_t gradient_bytes(const PipelineParts& parts, int placement) {
 std::vector<memory::StepMemory> probe_memory(
     const PipelineParts& given, const std::function<void(const parallel::ModelRunner&, std::int64_t)>& step,
     std::int64_t samples, bool again) {
+  check_options(given.stages, given.options);
   PipelineParts parts = given;
   PipelineOptions& options = parts.options;
   const std::int64_t count = std::ssize(split_sizes(samples, options));
   options.num_micro_batches = static_cast<int>(count);
+  options.split_size = 0;  // the probes have fewer samples, in as many micro-batches
   // A pipeline over GPUs is measured on the CPU. Each placement needs a thread of its own there, since blocks
   // are counted by thread.
   for (std::size_t i = 0; i < options.placements.size(); ++i) {

@@ -16,7 +16,8 @@ namespace cohort::pipeline {
 /// made there, such as the batch, and losses that are added up. With `again` it is a step whose gradients are
 /// added to those of one before, which do not count. For `samples` or numbers that leave the same rest when
 /// cut into micro-batches. GPUs' placements run on the CPU. The parameters' gradients are gone afterwards.
-/// Threads: as memory::AllocationProfiler.
+/// Threads: as memory::AllocationProfiler. Throws: UsageError for options that no Pipeline takes, such as
+/// neither num_micro_batches nor split_size.
 std::vector<memory::StepMemory> probe_memory(
     const PipelineParts& parts,
     const std::function<void(const parallel::ModelRunner& call, std::int64_t samples)>& step,

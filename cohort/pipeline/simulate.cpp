@@ -348,9 +348,13 @@ double bubble_formula(const PlanOptions& options, const StageCosts& costs) {
   return idle / (idle + options.num_micro_batches * step);
 }
 
-// A placement holds the micro-batches of its warm-up and one more, and the weight gradients that may wait.
 double memory_formula(const PlanOptions& options, int placement, const StageCosts& costs) {
-  const ScheduleType schedule = schedule_type(options.schedule);
+  return memory_formula(options, schedule_type(options.schedule), placement, costs);
+}
+
+// A placement holds the micro-batches of its warm-up and one more, and the weight gradients that may wait.
+double memory_formula(const PlanOptions& options, const ScheduleType& schedule, int placement,
+                      const StageCosts& costs) {
   const PlaceInPipeline place = place_in(options, placement);
   const ActionOrder order = action_order(options, schedule, placement);
   const int all = place.num_micro_batches * place.num_stages;

@@ -54,5 +54,8 @@ double bubble_formula(const PlanOptions& options, const StageCosts& costs = {});
 /// P - p with p weight parts, for placement p, in the order of Schedule. For M large enough.
 /// Throws: UsageError for no micro-batch, or fewer stages than placements.
 double memory_formula(const PlanOptions& options, int placement, const StageCosts& costs = {});
+/// The same with `schedule`, the type of options.schedule, for a caller that asks often.
+double memory_formula(const PlanOptions& options, const ScheduleType& schedule, int placement,
+                      const StageCosts& costs);
 
 }  // namespace cohort::pipeline

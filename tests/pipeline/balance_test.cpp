@@ -47,6 +47,30 @@ TEST(BalanceTest, MakesTheSlowestStageAsFastAsItCanBe) {
       << uneven.text();
 }
 
+// Each time the registry is asked it copies this.
+struct CountedOrder {
+  CountedOrder() = default;
+  CountedOrder(const CountedOrder& /*from*/) { ++copies; }
+  CountedOrder& operator=(const CountedOrder&) = delete;
+  ActionOrder operator()(const PlaceInPipeline& place) const {
+    return ActionOrder{.group = place.num_micro_batches, .warm_up = place.num_micro_batches};
+  }
+  static inline int copies = 0;
+};
+COHORT_REGISTER_PIPELINE_SCHEDULE("counted_order", {.order = CountedOrder()});
+
+TEST(BalanceTest, AsksForItsScheduleNoMoreOftenForMoreLayers) {
+  const auto copies_for = [](std::size_t num_layers) {
+    const int before = CountedOrder::copies;
+    balance(layers(std::vector<double>(num_layers, 1)),
+            {.num_stages = 2, .num_micro_batches = 2, .schedule = Schedule("counted_order")});
+    return CountedOrder::copies - before;
+  };
+  const int for_few = copies_for(3);
+  EXPECT_GT(for_few, 0);
+  EXPECT_EQ(copies_for(12), for_few);
+}
+
 TEST(BalanceTest, StaysWithinTheMemoryOfAPlacement) {
   auto list = layers({1, 1, 1, 1});
   list[0].parameter_bytes = list[1].parameter_bytes = 1000000;

@@ -1,6 +1,8 @@
 #include "cohort/pipeline/memory_probe.h"
 
+#include "cohort/base/error.h"
 #include "tests/pipeline/nets.h"
+#include "tests/support/throws.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -49,6 +51,23 @@ TEST(PipelineMemoryTest, EachPlacementHoldsMoreOfMoreSamples) {
   }
   // The calling thread makes the batch.
   EXPECT_GE(memories[2].peak(1000), 1000 * (10 + 5) * 4);
+}
+
+TEST(PipelineMemoryTest, MicroBatchesAreCutByTheirNumberOrByTheirSize) {
+  auto model = mlp();
+  PipelineParts parts = two_stages(model);
+  const auto step = [](const parallel::ModelRunner& runner, std::int64_t samples) {
+    runner.step(at::zeros({samples, 10}), at::zeros({samples, 5}), mean_square, 1);
+  };
+  const auto by_number = probe_memory(parts, step, 64, false);
+  parts.options.num_micro_batches = 0;
+  COHORT_EXPECT_THROW_WITH(probe_memory(parts, step, 64, false), UsageError,
+                           "got num_micro_batches = 0 and split_size = 0, expected one of them above 0");
+  parts.options.split_size = 16;
+  const auto by_size = probe_memory(parts, step, 64, false);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_NEAR(double(by_size[i].activations(64)) / double(by_number[i].activations(64)), 1, 0.01) << i;
+  }
 }
 
 }  // namespace
