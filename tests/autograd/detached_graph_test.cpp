@@ -396,5 +396,16 @@ TEST(DetachedGraphTest, ABackwardFromATensorThatFnPutAsideThrowsWhereTheCutIsFor
   EXPECT_TRUE(at::equal(of_part[0], gradient * (made.x * 2).exp() * 2 * 3));
 }
 
+TEST(PairwiseSumTest, TakesSparseAndDenseValuesInEitherOrder) {
+  const at::Tensor dense = at::arange(6, at::kFloat).view({3, 2}).sin(),
+                   sparse = (at::eye(3, 2) / 3).to_sparse();
+  const at::Tensor expected = dense + sparse.to_dense(), before = dense.clone();
+  EXPECT_TRUE(at::equal(pairwise_sum({dense, sparse}), expected));
+  EXPECT_TRUE(at::equal(pairwise_sum({sparse, dense}), expected));
+  EXPECT_TRUE(at::equal(dense, before)) << "a value that the caller holds stays";
+  EXPECT_TRUE(at::equal(pairwise_sum({sparse, sparse, dense}), 2 * sparse.to_dense() + dense));
+  EXPECT_EQ(pairwise_sum({sparse, sparse}).layout(), at::kSparse);
+}
+
 }  // namespace
 }  // namespace cohort::autograd
