@@ -75,6 +75,7 @@ class AutocastState {
     }
   }
   bool enabled() const { return enabled_[0] || enabled_[1]; }
+  bool caches() const { return cache_; }
   void restore() const {
     at::autocast::set_autocast_cache_enabled(cache_);
     for (std::size_t i = 0; i < kDevices.size(); ++i) {
@@ -90,18 +91,20 @@ class AutocastState {
   std::array<at::ScalarType, 2> dtypes_{};
 };
 
-// Autocast as it was in the first run, with casts of its own, until the end of the scope.
+// Autocast as it was in the first run, with casts of its own, until the end of the scope. A first run without
+// the cache has a second run without it, which leaves the cache to the thread that uses it.
 class AutocastScope {
  public:
-  explicit AutocastScope(const AutocastState& state) : used_(state.enabled() || before_.enabled()) {
+  explicit AutocastScope(const AutocastState& state)
+      : used_(state.enabled() || before_.enabled()), clears_(state.caches()) {
     if (!used_) return;
-    at::autocast::clear_cache();
+    if (clears_) at::autocast::clear_cache();
     at::autocast::increment_nesting();
     state.restore();
   }
   ~AutocastScope() {
     if (!used_) return;
-    at::autocast::clear_cache();
+    if (clears_) at::autocast::clear_cache();
     at::autocast::decrement_nesting();
     before_.restore();
   }
@@ -110,7 +113,7 @@ class AutocastScope {
 
  private:
   AutocastState before_;
-  bool used_;
+  bool used_, clears_;
 };
 
 // Note [Buffers of second runs]

@@ -6,6 +6,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -30,6 +31,7 @@ struct CallerState::Impl {
   bool is_in_scope() const { return generator.defined() || global != at::detail::getDefaultCPUGenerator(); }
 
   at::ThreadLocalState state;
+  bool caches_casts = at::autocast::is_autocast_cache_enabled();  // LibTorch's state lacks this one
   at::Generator generator = core::RandomScope::current(), global = core::RandomScope::global();
   std::optional<c10::Stream> own;  // of the worker's device
   std::vector<c10::Stream> all;    // of every GPU
@@ -51,7 +53,9 @@ CallerState::~CallerState() = default;
 CallerState::CallerState(CallerState&&) noexcept = default;
 
 struct CallerState::Scope::Impl {
-  explicit Impl(const CallerState::Impl& given) : state(given.state) {
+  explicit Impl(const CallerState::Impl& given)
+      : state(given.state), cached_casts_before(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(given.caches_casts);
     for (const c10::Stream& stream : given.all) before.push_back(cuda().exchangeStream(stream));
     if (given.own) own.emplace(*given.own);  // its device too
     if (given.is_in_scope()) random.emplace(given.generator, given.global);
@@ -59,12 +63,14 @@ struct CallerState::Scope::Impl {
   ~Impl() {
     own.reset();
     for (auto each = before.rbegin(); each != before.rend(); ++each) cuda().exchangeStream(*each);
+    at::autocast::set_autocast_cache_enabled(cached_casts_before);
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   static c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(c10::kCUDA); }
 
   at::ThreadLocalStateGuard state;
+  bool cached_casts_before;
   std::vector<c10::Stream> before;
   std::optional<c10::StreamGuard> own;
   std::optional<core::RandomScope> random;

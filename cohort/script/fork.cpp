@@ -8,6 +8,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -49,6 +50,20 @@ class Watched {
   const core::RandomScope scope_{generator_};
 };
 
+// LibTorch's thread-local state lacks this switch of autocast.
+class CacheOfCasts {
+ public:
+  explicit CacheOfCasts(bool is_on) : before_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(is_on);
+  }
+  ~CacheOfCasts() { at::autocast::set_autocast_cache_enabled(before_); }
+  CacheOfCasts(const CacheOfCasts&) = delete;
+  CacheOfCasts& operator=(const CacheOfCasts&) = delete;
+
+ private:
+  bool before_;
+};
+
 // The backward of a part: through its own graph, on the thread that calls it.
 class ForkedBackward : public Node {
  public:
@@ -88,6 +103,7 @@ struct ForkedPart::Task {
   void compute() {
     const Run function = std::exchange(run, nullptr);  // what it captured is destroyed on this thread
     const at::ThreadLocalStateGuard as_the_caller(state);
+    const CacheOfCasts cache(caches_casts);
     const Watched random;
     if (with_graph == Graph::kAsCaller && at::GradMode::is_enabled()) {
       graph = std::make_shared<autograd::DetachedGraph>(
@@ -124,6 +140,7 @@ struct ForkedPart::Task {
   const Tensors inputs;
   const Graph with_graph;
   const at::ThreadLocalState state;
+  const bool caches_casts = at::autocast::is_autocast_cache_enabled();
   std::atomic_flag has_begun;
   base::Promise<void> ended{"a forked part"};
   Tensors results;  // once it has ended, as what follows

@@ -198,6 +198,25 @@ TEST(RecomputeTest, TheSecondRunHasTheFirstOnesAutocast) {
   }
 }
 
+TEST(RecomputeTest, ARunWithoutAutocastsCacheLeavesTheCastsInIt) {
+  const at::Tensor weight = at::ones({2, 2}).requires_grad_(), own = at::ones({2, 2}).requires_grad_();
+  const at::Tensor input = at::ones({2, 2});
+  const auto cast_of = [](const at::Tensor& product) {
+    return product.grad_fn()->next_edge(1).function.get();
+  };
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor first = at::mm(input, weight);
+  at::autocast::set_autocast_cache_enabled(false);  // as on a thread that does not have the cache
+  const auto fn = [&](const at::Tensor& x) { return at::mm(x, own); };
+  recompute(fn, at::ones({2, 2}).requires_grad_()).sum().backward();
+  at::autocast::set_autocast_cache_enabled(true);
+  const at::Tensor second = at::mm(input, weight);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_EQ(cast_of(first), cast_of(second));
+  at::autocast::clear_cache();
+  EXPECT_TRUE(own.grad().defined());
+}
+
 TEST(RecomputeTest, RunningStatisticsMoveOnce) {
   const auto make = [] {
     at::manual_seed(2);

@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <stdexcept>
+#include <thread>
 
 #include "cohort/base/error.h"
 #include "tests/support/throws.h"
@@ -65,6 +67,71 @@ TEST(AutocastTest, TheOutermostGuardDropsCachedCastsOfParameters) {
   }
   Autocast next(at::kCPU, at::kBFloat16);
   EXPECT_EQ(forward(), 6.0f);
+}
+
+// The cast of the second factor, which needs a gradient.
+const torch::autograd::Node* cast_of(const at::Tensor& product) {
+  return product.grad_fn()->next_edge(1).function.get();
+}
+
+TEST(AutocastTest, AScopeThatCastsNothingLeavesTheCacheToTheScopesInIt) {
+  at::Tensor weight = at::ones({2, 2}).set_requires_grad(true);
+  const at::Tensor input = at::ones({2, 2});
+  for (const float value : {1.0f, 3.0f}) {
+    {
+      at::NoGradGuard no_grad;
+      weight.fill_(value);
+    }
+    const Autocast off(at::kCPU, at::kBFloat16, false);
+    const Autocast on(at::kCPU, at::kBFloat16);
+    const at::Tensor first = at::mm(input, weight), second = at::mm(input, weight);
+    EXPECT_EQ(first[0][0].item<float>(), 2 * value);
+    EXPECT_EQ(cast_of(first), cast_of(second));
+  }
+}
+
+TEST(AutocastTest, WithoutCacheAParameterIsCastAtEachUse) {
+  const at::Tensor weight = at::ones({2, 2}).set_requires_grad(true), input = at::ones({2, 2});
+  {
+    const Autocast outer(at::kCPU, at::kBFloat16, true, false);
+    const at::Tensor first = at::mm(input, weight), second = at::mm(input, weight);
+    EXPECT_NE(cast_of(first), cast_of(second));
+    const Autocast inner(at::kCPU, at::kBFloat16);
+    EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
+  }
+  EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
+}
+
+TEST(AutocastTest, AScopeOfAnotherThreadLeavesCastsInUse) {
+  const at::Tensor weight = at::ones({2, 2}).set_requires_grad(true), input = at::ones({2, 2});
+  const Autocast autocast(at::kCPU, at::kBFloat16);
+  const at::Tensor first = at::mm(input, weight);
+  std::thread([&] {
+    const Autocast elsewhere(at::kCPU, at::kBFloat16);
+    EXPECT_EQ(product_dtype(input), at::kBFloat16);
+  }).join();
+  const at::Tensor second = at::mm(input, weight);
+  EXPECT_EQ(cast_of(first), cast_of(second));
+}
+
+TEST(AutocastTest, AThreadSeesItsStepsWhileAnotherThreadsScopeLasts) {
+  at::Tensor weight = at::ones({2, 2}).set_requires_grad(true);
+  const at::Tensor input = at::ones({2, 2});
+  const Autocast autocast(at::kCPU, at::kBFloat16);
+  EXPECT_EQ(at::mm(input, weight)[0][0].item<float>(), 2.0f);
+  std::thread([&] {
+    for (const float value : {3.0f, 4.0f}) {
+      {
+        at::NoGradGuard no_grad;
+        weight.fill_(value);
+      }
+      const Autocast elsewhere(at::kCPU, at::kBFloat16);
+      const at::Tensor first = at::mm(input, weight), second = at::mm(input, weight);
+      EXPECT_EQ(first[0][0].item<float>(), 2 * value);
+      EXPECT_NE(cast_of(first), cast_of(second)) << "this thread has no cache";
+    }
+    EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
+  }).join();
 }
 
 TEST(AutocastTest, RejectsOtherDtypes) {

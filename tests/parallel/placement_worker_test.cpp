@@ -110,6 +110,12 @@ TEST(PlacementWorkerTest, FunctionsFindTheCallersState) {
   at::autocast::set_autocast_enabled(at::kCPU, false);
   at::autocast::clear_cache();
   EXPECT_EQ(type, at::kBFloat16);
+  const auto caches = [] { return at::autocast::is_autocast_cache_enabled(); };
+  at::autocast::set_autocast_cache_enabled(false);
+  const bool caches_without = worker->run("cache", caches);
+  at::autocast::set_autocast_cache_enabled(true);
+  EXPECT_FALSE(caches_without);
+  EXPECT_TRUE(worker->run("cache", caches));
   EXPECT_EQ(worker->run("autocast", [] { return at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type(); }),
             at::kFloat);
 }

@@ -1,6 +1,7 @@
 #include "cohort/script/fork.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -116,6 +117,14 @@ TEST(ForkTest, TakesTheModesOfTheCaller) {
     EXPECT_FALSE(wait(fork(see, x)).second);
     EXPECT_FALSE(wait(fork(see, x)).first.requires_grad());
   }
+  const auto caches = [](const at::Tensor& t) {
+    return std::pair(t * 2, at::autocast::is_autocast_cache_enabled());
+  };
+  {
+    const optim::Autocast uncached(at::kCPU, at::kBFloat16, true, /*cache_enabled=*/false);
+    EXPECT_FALSE(wait(fork(caches, x)).second);
+  }
+  EXPECT_TRUE(wait(fork(caches, x)).second);
   const c10::InferenceMode inference;
   const optim::Autocast autocast(at::kCPU, at::kBFloat16);
   const at::Tensor y = wait(fork(see, x)).first;
