@@ -5,9 +5,11 @@
 #include "cohort/optim/fused.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
@@ -61,15 +63,28 @@ at::Tensor fitted(const at::Tensor& state, const at::Tensor& like, const std::st
   return result;
 }
 
-void check_gradient(const at::Tensor& gradient, const at::Tensor& parameter, const std::string& type) {
-  if (gradient.layout() != at::kStrided)
-    throw UsageError("optim.step",
-                     concat(type, " does not step sparse gradients: got layout ", gradient.layout(),
-                            " for a parameter of shape ", parameter.sizes()),
-                     "an embedding with sparse(false), or an optimizer of your own for it");
+void check_shape(const at::Tensor& gradient, const at::Tensor& parameter) {
   if (gradient.sizes() != parameter.sizes())
     throw UsageError("optim.step", concat("a gradient has shape ", gradient.sizes(), ", its parameter ",
                                           parameter.sizes()));
+}
+
+void check_gradient(const at::Tensor& gradient, const at::Tensor& parameter, const std::string& type) {
+  if (gradient.layout() != at::kStrided)
+    throw UsageError("optim.step",
+                     concat(type, " does not step sparse gradients with these options: got layout ",
+                            gradient.layout(), " for a parameter of shape ", parameter.sizes()),
+                     "an embedding with sparse(false), or for it SGD without momentum and weight decay");
+  check_shape(gradient, parameter);
+}
+
+// Zero values where `found_inf` is not 0, so that the step changes nothing. The host does not wait for it.
+at::Tensor zero_where(const at::Tensor& found_inf, const at::Tensor& sparse) {
+  const at::Tensor values = sparse._values();
+  const at::Tensor is_finite = found_inf.to(values.device()).eq(0);
+  return at::_sparse_coo_tensor_unsafe(sparse._indices(),
+                                       at::where(is_finite, values, at::zeros_like(values)), sparse.sizes(),
+                                       sparse.options(), sparse.is_coalesced());
 }
 
 }  // namespace
@@ -100,7 +115,13 @@ void FusedOptimizer::step_with(const at::Tensor& found_inf) {
   }
   LateScalar flag(found_inf);
   // Nothing was written so far: an error above leaves the parameters as they were.
-  //
+  for (std::size_t g = 0; g < plans_.size(); ++g) {
+    for (const at::Tensor& parameter : plans_[g].sparse) {
+      const at::Tensor& gradient = parameter.grad();
+      run_sparse(param_groups()[g], parameter,
+                 found_inf.defined() ? zero_where(found_inf, gradient) : gradient);
+    }
+  }
   // Autograd's wrappers of the kernels copy every list, and have nothing to do but count versions: we do
   // that.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -147,12 +168,21 @@ void FusedOptimizer::synchronize_state() {
   }
 }
 
+bool FusedOptimizer::is_sparse(const at::Tensor& parameter, const ParamGroup& group) const {
+  const at::Tensor& gradient = parameter.grad();
+  return gradient.defined() && gradient.layout() == at::kSparse && steps_sparse(group);
+}
+
 // Fetches the gradients into the plan. Returns false if the plan does not fit what it finds.
 bool FusedOptimizer::gather(GroupBuckets& plan, std::size_t g) const {
   const ParamGroup& group = param_groups()[g];
   if (!plan.valid || plan.states != states_used(group)) return false;
   for (const at::Tensor& parameter : plan.idle)
     if (parameter.grad().defined()) return false;
+  for (const at::Tensor& parameter : plan.sparse) {
+    if (!is_sparse(parameter, group)) return false;
+    check_shape(parameter.grad(), parameter);
+  }
   for (FusedBucket& bucket : plan.buckets) {
     bucket.grads.clear();
     for (std::size_t k = 0; k < bucket.owners.size(); ++k) {
@@ -160,6 +190,7 @@ bool FusedOptimizer::gather(GroupBuckets& plan, std::size_t g) const {
       const at::Tensor& stepped = bucket.params[k];
       const at::Tensor& gradient = owner.grad();
       if (!gradient.defined() || !owner.is_same(group.params[bucket.indices[k]])) return false;
+      if (is_sparse(owner, group)) return false;
       check_gradient(gradient, owner, type());
       const at::Tensor& reference = plan.states > 0 ? bucket.states[0][k] : stepped;
       if (!same_kind(owner, bucket.params[0]) || !same_kind(reference, owner) ||
@@ -186,11 +217,16 @@ void FusedOptimizer::rebuild(GroupBuckets& plan, std::size_t g) {
   plan.valid = false;
   plan.buckets.clear();
   plan.idle.clear();
+  plan.sparse.clear();
   plan.states = states_used(group);
   for (std::size_t i = 0; i < group.params.size(); ++i) {
     const at::Tensor& parameter = group.params[i];
     if (!parameter.grad().defined()) {
       plan.idle.push_back(parameter);
+      continue;
+    }
+    if (is_sparse(parameter, group)) {
+      plan.sparse.push_back(parameter);
       continue;
     }
     check_gradient(parameter.grad(), parameter, type());

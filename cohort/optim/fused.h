@@ -56,6 +56,11 @@ class FusedOptimizer : public Optimizer {
  protected:
   /// Calls the kernel. `bucket.step` already counts this step.
   virtual void run(const ParamGroup& group, FusedBucket& bucket) = 0;
+  /// Returns whether run_sparse() steps gradients of layout Sparse (COO) with the options of `group`.
+  virtual bool steps_sparse(const ParamGroup& /*group*/) const { return false; }
+  /// Steps a parameter whose gradient is sparse. It has no state.
+  virtual void run_sparse(const ParamGroup& /*group*/, const at::Tensor& /*parameter*/,
+                          const at::Tensor& /*gradient*/) {}
   /// Throws UsageError for options that can never work.
   virtual void check_options(const ParamGroup& group) const = 0;
   void synchronize_state() override;
@@ -69,11 +74,13 @@ class FusedOptimizer : public Optimizer {
     bool valid = false;
     std::size_t states = 0;
     std::vector<FusedBucket> buckets;
-    std::vector<at::Tensor> idle;  // parameters without a gradient
+    std::vector<at::Tensor> idle;    // parameters without a gradient
+    std::vector<at::Tensor> sparse;  // parameters with a sparse gradient
   };
 
   void step_with(const at::Tensor& found_inf);
   void run_bucket(std::size_t group, FusedBucket& bucket, const at::Tensor& found_inf);
+  bool is_sparse(const at::Tensor& parameter, const ParamGroup& group) const;
   bool gather(GroupBuckets& plan, std::size_t group) const;
   void rebuild(GroupBuckets& plan, std::size_t group);
   void release() noexcept;

@@ -47,6 +47,16 @@ void SGD::run(const ParamGroup& group, FusedBucket& bucket) {
                   group.dampening, *group.nesterov, *group.maximize, first, {}, bucket.found_inf);
 }
 
+// PyTorch cannot decay weights by a sparse gradient either. Its momentum keeps a sparse buffer, whose entries
+// grow with each row that ever had a gradient, and which a checkpoint cannot hold.
+bool SGD::steps_sparse(const ParamGroup& group) const {
+  return group.momentum == 0 && group.weight_decay == 0;
+}
+
+void SGD::run_sparse(const ParamGroup& group, const at::Tensor& parameter, const at::Tensor& gradient) {
+  parameter.add_(gradient, *group.maximize ? group.lr : -group.lr);
+}
+
 void SGD::check_options(const ParamGroup& group) const {
   if (!(group.lr >= 0)) throw UsageError("optim.sgd", concat("lr is ", group.lr, ", expected 0 or more"));
   if (!(group.momentum >= 0))

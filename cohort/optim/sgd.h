@@ -19,7 +19,9 @@ struct SGDOptions {
 
 /// Stochastic gradient descent, bit-equal to PyTorch's torch.optim.SGD(fused=True). torch::optim::SGD has the
 /// same bits but for the last numel % 16 elements of a tensor, where the fused kernel rounds a product that
-/// LibTorch's vectors do not. Throws: UsageError for options out of range and for sparse gradients.
+/// LibTorch's vectors do not. Sparse gradients (COO) are stepped without momentum and weight decay, with the
+/// bits of torch.optim.SGD: only rows that have a gradient change. Throws: UsageError for options out of
+/// range, and for sparse gradients with momentum or weight decay.
 class SGD : public FusedOptimizer {
  public:
   explicit SGD(std::vector<at::Tensor> params, const SGDOptions& options = SGDOptions());
@@ -32,6 +34,8 @@ class SGD : public FusedOptimizer {
   std::vector<GroupOption> group_options() const override;
   std::size_t states_used(const ParamGroup& group) const override;
   void run(const ParamGroup& group, FusedBucket& bucket) override;
+  bool steps_sparse(const ParamGroup& group) const override;
+  void run_sparse(const ParamGroup& group, const at::Tensor& parameter, const at::Tensor& gradient) override;
   void check_options(const ParamGroup& group) const override;
 };
 

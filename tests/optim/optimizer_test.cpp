@@ -324,12 +324,63 @@ TEST(OptimizerTest, MomentumMayBeSwitchedOnLater) {
 
 TEST(OptimizerTest, SparseGradientsAreRejectedAndNothingChanges) {
   Tensors parameters = {value(0, 0).set_requires_grad(true), at::ones({3, 2}).set_requires_grad(true)};
-  SGD optimizer(parameters, SGDOptions(0.1));
   parameters[0].mutable_grad() = value(0, 1);
   parameters[1].mutable_grad() = at::ones({3, 2}).to_sparse();
-  COHORT_EXPECT_THROW_WITH(optimizer.step(), UsageError, "sgd does not step sparse gradients");
-  EXPECT_TRUE(same_bits(parameters[0], value(0, 0)));
-  EXPECT_EQ(parameters[0].grad().use_count(), 1);
+  const auto expect_rejected = [&](Optimizer&& optimizer) {
+    COHORT_EXPECT_THROW_WITH(optimizer.step(), UsageError,
+                             optimizer.type() + " does not step sparse gradients");
+    EXPECT_TRUE(same_bits(parameters[0], value(0, 0)));
+    EXPECT_EQ(parameters[0].grad().use_count(), 1);
+  };
+  expect_rejected(SGD(parameters, SGDOptions(0.1).momentum(0.9)));
+  expect_rejected(SGD(parameters, SGDOptions(0.1).weight_decay(0.1)));
+  expect_rejected(Adam(parameters));
+  parameters[1].mutable_grad() = at::ones({3, 2}).to_sparse_csr();
+  expect_rejected(SGD(parameters, SGDOptions(0.1)));
+}
+
+// As an embedding gives it: a row for each use, also of a word that is used twice.
+at::Tensor gradient_of_uses(int step) {
+  const at::Tensor words = at::tensor({0, 2, 0, 5}, at::kLong).view({1, 4});
+  return at::sparse_coo_tensor(words, (at::arange(16, at::kFloat).view({4, 4}) + step).sin(), {8, 4});
+}
+
+TEST(OptimizerTest, SGDStepsSparseGradientsAsTorchDoes) {
+  const auto make = [] {
+    return Tensors{at::arange(32, at::kFloat).view({8, 4}).cos().set_requires_grad(true),
+                   at::ones({16}).set_requires_grad(true)};
+  };
+  const Tensors ours = make(), theirs = make();
+  SGD optimizer(ours, SGDOptions(0.1));
+  torch::optim::SGD peer(theirs, torch::optim::SGDOptions(0.1));
+  for (int step = 0; step < 5; ++step) {
+    for (const Tensors* parameters : {&ours, &theirs}) {
+      at::Tensor& gradient = (*parameters)[0].mutable_grad();
+      gradient = gradient_of_uses(step);
+      if (step == 2) gradient = gradient.to_dense();  // the layout may change between steps
+      if (step == 3) gradient.reset();
+      (*parameters)[1].mutable_grad() = at::arange(16, at::kFloat).sin();
+    }
+    optimizer.step();
+    peer.step();
+    expect_same_vectors(ours, theirs);
+  }
+}
+
+TEST(OptimizerTest, ASparseStepMaximizesAndIsCounted) {
+  const Tensors parameters{at::ones({8, 4}).set_requires_grad(true)};
+  SGD optimizer(parameters, SGDOptions(0.5).maximize(true));
+  parameters[0].mutable_grad() = gradient_of_uses(0);
+  const at::Tensor expected = at::ones({8, 4}).add_(gradient_of_uses(0), 0.5);
+  const auto version = parameters[0]._version();
+  optimizer.step();
+  EXPECT_TRUE(same_bits(parameters[0], expected));
+  EXPECT_GT(parameters[0]._version(), version);
+  // A flag as that of an accelerator: nothing changes where a gradient is not finite.
+  parameters[0].mutable_grad() =
+      at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), at::full({1, 4}, test::kInfinity), {8, 4});
+  optimizer.step_unless({.on_device = at::ones({})});
+  EXPECT_TRUE(at::equal(parameters[0], expected));
 }
 
 TEST(OptimizerTest, RejectsParametersThatCannotBeStepped) {
