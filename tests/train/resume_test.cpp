@@ -153,8 +153,17 @@ TEST(ResumeTest, WhereNothingIsLeftToDoItIsSaidAndNothingIsWritten) {
 
 TEST(ResumeTest, AnEpochWithoutAStepLeftIsReportedWithTheRateThatRan) {
   const SmallRun run;
-  run.start({"schedule.name=cosine", "train.max_steps=10", "train.epochs=4"});
+  run.start({"schedule.name=cosine", "train.max_steps=10", "train.epochs=4", "run.save_every_steps=9"});
   const std::string rate = epochs_of(run).at(1).at("lr");
+  // As a signal after the epoch's last step leaves it, before evaluation.
+  const fs::path before = run.path() / "checkpoints" / "step_00000009";
+  const nlohmann::json meters = checkpoint::read_manifest(before).state.at("run").at("meters");
+  change(last(run), [&](nlohmann::json& state) {
+    state["meters"] = meters;
+    state["epoch"] = state["loader"]["epoch"] = 1;
+    state["loader"]["samples_consumed"] = 20;
+    state["reported_step"] = 5;
+  });
   run.resume({"schedule.name=cosine", "train.epochs=5"});
   ASSERT_EQ(epochs_of(run).size(), 5u);
   EXPECT_EQ(epochs_of(run).at(1).at("lr"), rate);

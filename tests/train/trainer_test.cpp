@@ -177,6 +177,43 @@ TEST(TrainerTest, ALastEvaluationThatWasStoppedIsDoneOnResume) {
   }
 }
 
+TEST(TrainerTest, AStepLimitAtTheEndOfAnEpochCompletesIt) {
+  for (const bool drop_last : {false, true}) {
+    SCOPED_TRACE(drop_last);
+    // With drop_last some samples are left, which are no step.
+    data::Loader loader(
+        make_data(),
+        {.batch_size = drop_last ? kBatch + 1 : kBatch, .shuffle = true, .drop_last = drop_last, .seed = 5});
+    data::Loader eval = make_loader(0, false);
+    const std::int64_t steps = loader.batches_per_epoch();
+    ASSERT_EQ(loader.samples_per_epoch() % loader.options().batch_size != 0, drop_last);
+    Job straight, first, second;
+    Trainer(three_epochs()).fit(*straight.task, loader, &eval);
+    TempDir folder;
+    const auto in_folder = three_epochs().run_dir(folder.path());
+    const auto fit = [&](Job& job, const TrainerOptions& options, Recorder& heard) {
+      const auto recorder = std::make_shared<Recorder>();
+      Trainer trainer(options);
+      trainer.add_callback(recorder);
+      const FitResult result = trainer.fit(*job.task, loader, &eval);
+      heard = *recorder;
+      return result;
+    };
+    Recorder heard;
+    const FitResult limited = fit(first, TrainerOptions(in_folder).max_steps(2 * steps), heard);
+    EXPECT_EQ(limited.epochs, 2);
+    EXPECT_EQ(limited.steps, 2 * steps);
+    EXPECT_EQ(limited.last_checkpoint.filename(), "epoch_0002");
+    ASSERT_EQ(heard.epochs.size(), 2U);
+    EXPECT_TRUE(heard.epochs[1].evaluated);
+    const FitResult resumed = fit(second, TrainerOptions(in_folder).resume("last"), heard);
+    EXPECT_EQ(resumed.epochs, 3);
+    ASSERT_EQ(heard.epochs.size(), 1U) << "the second epoch was reported before";
+    EXPECT_EQ(heard.epochs[0].epoch, 3);
+    EXPECT_TRUE(same_parameters(straight.net, second.net));
+  }
+}
+
 TEST(TrainerTest, EvaluatesAndSavesTheFirstTheLastAndEveryNthEpoch) {
   TempDir folder;
   Job job;

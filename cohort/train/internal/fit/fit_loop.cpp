@@ -144,6 +144,12 @@ class FitLoop {
   /// Samples of one step over all ranks.
   std::int64_t global_batch_size() const { return train_.options().global_batch_size; }
 
+  /// All steps of the epoch were made.
+  bool no_step_left() const {
+    const std::int64_t left = train_.samples_per_epoch() - progress_.state.loader.samples_consumed;
+    return left <= 0 || (train_.options().drop_last && left < global_batch_size());
+  }
+
   void run_epoch() {
     progress_.begin_epoch(train_);
     task_.set_training(true);
@@ -169,9 +175,10 @@ class FitLoop {
       save_if_due();
       if (saver_.policy.last_save() != last_save) mark = Clock::now();  // saving is not training time
     }
+    if (control_.stopping() && !complete) return;  // its last step may be made: it ends on resume
     // An epoch that a step limit cuts short is evaluated and saved like any other, but does not count as
-    // complete.
-    if (complete || (progress_.step_limit_reached() && !control_.stopping())) end_epoch(complete);
+    // complete. At the limit the loader is not asked for a batch that would not be used.
+    end_epoch(complete || no_step_left());
   }
 
   std::optional<data::Batch> next_batch() {
@@ -245,7 +252,7 @@ class FitLoop {
     take_pending_step();
     RunState& state = progress_.state;
     EpochReport report = reports_.epoch_report(progress_, steps_.lr());
-    const bool is_last = report.epoch == options_.epochs() || !complete;
+    const bool is_last = report.epoch == options_.epochs() || progress_.step_limit_reached();
     if (evaluation_.is_due(report.epoch, is_last)) {
       const auto metrics = evaluation_.evaluate([this] {
         poll_control_requests();
@@ -273,9 +280,7 @@ class FitLoop {
   }
 
   void save_if_due() {
-    const RunState& state = progress_.state;
-    const bool ends_epoch = state.loader.samples_consumed >= train_.samples_per_epoch();
-    if (saver_.policy.is_due_after_step(state.step, ends_epoch)) save(false);
+    if (saver_.policy.is_due_after_step(progress_.state.step, no_step_left())) save(false);
   }
 
   void save(bool is_best) {
