@@ -31,7 +31,7 @@ class SavePolicy {
   /// All ranks agreed to save when a step may be saved.
   void request() { is_requested_ = true; }
 
-  /// After step `step`: returns true if it is to be saved now. `ends_epoch`: no sample of the epoch is left.
+  /// After step `step`: returns true if it is to be saved now. `ends_epoch`: no step of the epoch is left.
   bool is_due_after_step(std::int64_t step, bool ends_epoch) {
     const bool by_step = options_.save_every_steps() > 0 && step % options_.save_every_steps() == 0;
     if (!by_step && !is_requested_) return false;
