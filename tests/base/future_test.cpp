@@ -10,6 +10,7 @@
 
 #include "cohort/base/apart.h"
 #include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
 #include "tests/support/patience.h"
 #include "tests/support/throws.h"
 
@@ -107,6 +108,18 @@ TEST(FutureTest, CallbacksRunOnceItIsThere) {
   Future<void> lost = Promise<void>("lost").future();
   lost.on_ready([&] { ++after; });
   EXPECT_EQ(after, 2) << "for an error too";
+}
+
+// A helper that has always something to do must not keep the thread that waits.
+TEST(FutureTest, AHelperIsToldOfTheDeadline) {
+  const WaitHelper helper = [](const std::function<bool()>& is_done) {
+    const Deadline limit(3s);
+    while (!is_done() && !limit.expired()) sleep(1ms, limit);
+  };
+  Promise<int> promise("a number", helper);
+  const Deadline limit(3s);
+  EXPECT_FALSE(promise.future().wait(Deadline(10ms)));
+  EXPECT_FALSE(limit.expired()) << "the helper did not come back";
 }
 
 // Results that are set while somebody begins to wait, gives up or looks.

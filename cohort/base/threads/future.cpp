@@ -15,7 +15,7 @@ namespace cohort::base::future_detail {
 bool State::wait(Deadline deadline) {
   const auto is_done = [this] { return done(); };
   if (done()) return true;
-  if (helper_ && !deadline.expired()) helper_(is_done);
+  if (helper_ && !deadline.expired()) helper_([&] { return done() || deadline.expired(); });
   std::unique_lock lock(mutex_);
   return base::wait(finished_, lock, is_done, deadline);
 }

@@ -25,7 +25,7 @@
 namespace cohort::base {
 
 /// Called by each thread that begins to wait for a result, before it sleeps: it may bring the result about itself. Comes
-/// back soon, whether `is_done()` or not, and does not throw.
+/// back soon, and at once when `is_done()`: the result is there, or the wait's deadline has passed. Does not throw.
 using WaitHelper = std::function<void(const std::function<bool()>& is_done)>;
 
 namespace future_detail {
