@@ -88,6 +88,19 @@ TEST(RingTest, AnOtherSideThatLiesIsAnError) {
   COHORT_EXPECT_THROW_WITH(write_some(ring.writer, 0, 1, 1), CommError, "bytes that were not written");
 }
 
+// Each counter belongs to one side, but both can write there.
+TEST(RingTest, AnOtherSideThatChangesThisSidesCounterKeepsNobodyAwake) {
+  RingPair ring(8);
+  EXPECT_EQ(write_some(ring.writer, 0, 8, 1), 8U);
+  ring.state.written = 4;
+  EXPECT_FALSE(ring.writer.has_room());
+  ring.state.written = 8;
+  ring.reader.consume(8);
+  ring.state.read = 5;
+  EXPECT_FALSE(ring.reader.has_bytes());
+  EXPECT_TRUE(ring.reader.sleep());
+}
+
 // Two threads that sleep whenever they have nothing to do: a lost bell would leave both asleep.
 TEST(RingTest, TwoThreadsLoseNoByteAndNoBell) {
   constexpr std::uint64_t kBytes = 500'000;

@@ -1,15 +1,27 @@
 #include "cohort/net/internal/socket.h"
 
+#include <dirent.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <cstring>
 
 #include "cohort/base/secret.h"
 
 namespace cohort::net {
 namespace {
+
+int num_open_files() {
+  int count = 0;
+  DIR* const folder = ::opendir("/proc/self/fd");
+  while (::readdir(folder) != nullptr) ++count;
+  ::closedir(folder);
+  return count;
+}
 
 // A node that took another error for its own shortage of descriptors would drop a handshake.
 TEST(SocketTest, AConnectionOfAnotherUserIsRejectedWithItsOwnError) {
@@ -34,6 +46,37 @@ TEST(SocketTest, AConnectionOfAnotherUserIsRejectedWithItsOwnError) {
   const int error = errno;
   EXPECT_FALSE(none.is_open());
   EXPECT_EQ(error, EAGAIN);
+}
+
+// The padding of a control message for one descriptor has room for another one.
+TEST(SocketTest, OfTwoDescriptorsThatComeTogetherNoneIsLeftOpen) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const base::Fd from(ends[0]), to(ends[1]);
+  const std::array<int, 2> sent{from.get(), to.get()};
+  char byte = 'x';
+  iovec part{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof sent)] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof sent);
+  std::memcpy(CMSG_DATA(header), sent.data(), sizeof sent);
+  ASSERT_EQ(::sendmsg(from.get(), &message, MSG_NOSIGNAL), 1);
+
+  const int before = num_open_files();
+  std::array<std::byte, 8> bytes{};
+  base::Fd came;
+  EXPECT_EQ(receive_with_descriptor(to.get(), bytes, came), 1);
+  EXPECT_TRUE(came.is_open());
+  EXPECT_EQ(num_open_files(), before + 1);
+  came.close();
+  EXPECT_EQ(num_open_files(), before);
 }
 
 }  // namespace

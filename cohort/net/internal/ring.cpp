@@ -31,8 +31,7 @@ std::size_t RingWriter::room() const {
 }
 
 bool RingWriter::has_room() const {
-  return state_->written.load(std::memory_order_relaxed) - state_->read.load(std::memory_order_acquire) !=
-         bytes_.size();
+  return written_ - state_->read.load(std::memory_order_acquire) != bytes_.size();
 }
 
 std::size_t RingWriter::write(std::span<const iovec> parts) {
@@ -67,7 +66,7 @@ bool RingWriter::wait_for_room() {
 }
 
 bool RingReader::has_bytes() const {
-  return state_->written.load(std::memory_order_acquire) != state_->read.load(std::memory_order_relaxed);
+  return state_->written.load(std::memory_order_acquire) != read_;
 }
 
 std::span<const std::byte> RingReader::peek() const {

@@ -24,7 +24,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
 /// Bytes that one process writes and another one reads, in memory that both map. Neither waits: who has nothing to do
 /// asks for the bell, which is another way to tell it (a byte over a socket).
 ///
-/// Neither trusts what the other wrote. Threads: one at a time on each side, but has_bytes() and has_room(): any.
+/// Neither trusts what the other wrote: each counts for itself, and reads of the shared state the other's counter alone.
+/// Threads: one at a time on each side.
 class RingWriter {
  public:
   RingWriter(RingState& state, std::span<std::byte> bytes) : state_(&state), bytes_(bytes) {}

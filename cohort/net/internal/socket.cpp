@@ -186,7 +186,7 @@ ssize_t send_with_descriptor(int socket, std::string_view bytes, int fd) {
   return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// There is room for one descriptor: the kernel closes further ones.
+// There is room for one descriptor: the kernel closes further ones. CMSG_SPACE() would have room for two, by its padding.
 ssize_t receive_with_descriptor(int socket, std::span<std::byte> bytes, base::Fd& fd) {
   iovec part{bytes.data(), bytes.size()};
   int came = -1;
@@ -195,7 +195,7 @@ ssize_t receive_with_descriptor(int socket, std::span<std::byte> bytes, base::Fd
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = sizeof control;
+  message.msg_controllen = CMSG_LEN(sizeof came);
   const ssize_t size = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (size < 0) return size;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
