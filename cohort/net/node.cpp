@@ -43,6 +43,10 @@ void Node::replace_thread() {
   loop_->replace_thread();
 }
 
+void Node::will_wait() {
+  loop_->will_wait();
+}
+
 bool Node::is_own_thread() const {
   return loop_->is_own_thread();
 }

@@ -51,6 +51,9 @@ class Node {
   /// Another thread takes the place of the node's own, if that is in a function of the handler: it will wait, or has run for
   /// long. The function's thread ends after it. Does nothing where the node's thread is elsewhere. Threads: any.
   void replace_thread();
+  /// Before a function of the handler waits for a message: another thread hands messages over meanwhile. The node's own
+  /// thread is replaced; one in Peer::poll_until() leaves the rest to it. Elsewhere it does nothing.
+  void will_wait();
   /// Whether this is the node's own thread, in a function of the handler.
   bool is_own_thread() const;
 

@@ -53,11 +53,12 @@ class Peer {
   virtual bool is_down() const = 0;
   /// For who waits for an answer: reads what comes from the peer, and hands messages over on this thread, until `is_done()`
   /// or until nothing has come for NodeOptions::spin. So the answer need not wake a thread. Over a socket it does nothing.
+  /// Messages may come without an end, so whoever has a deadline lets `is_done()` look at it.
   virtual void poll_until(const std::function<bool()>& is_done) = 0;
 };
 
 /// What a node calls, one call at a time: on its own thread, or one that is in Peer::poll_until(). Must neither wait nor throw.
-/// A function that runs for long holds the others up; see Node::replace_thread().
+/// A function that runs for long holds the others up; see Node::replace_thread() and Node::will_wait().
 class Handler {
  public:
   virtual ~Handler() = default;

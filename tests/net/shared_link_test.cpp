@@ -2,12 +2,15 @@
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <random>
 #include <semaphore>
+#include <string_view>
 #include <thread>
 
 #include "cohort/base/secret.h"
@@ -23,6 +26,7 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
+using std::chrono::seconds;
 using test::message_of;
 using test::patience;
 using test::Recorder;
@@ -51,6 +55,19 @@ std::vector<int> local_sockets() {
   }
   ::closedir(folder);
   return found;
+}
+
+// The descriptors of this process that are memory for links.
+int num_memory_files() {
+  int count = 0;
+  DIR* const folder = ::opendir("/proc/self/fd");
+  while (const dirent* const entry = ::readdir(folder)) {
+    std::array<char, 64> target{};
+    const ssize_t size = ::readlinkat(::dirfd(folder), entry->d_name, target.data(), target.size());
+    if (size > 0 && std::string_view(target.data(), static_cast<std::size_t>(size)).starts_with("/memfd:")) ++count;
+  }
+  ::closedir(folder);
+  return count;
 }
 
 void expect_whole(const std::vector<Message>& messages, std::size_t count) {
@@ -96,6 +113,7 @@ TEST(SharedLinkTest, WithoutMemoryOfEitherSideTheSocketServes) {
     for (int i = 0; i < 20; ++i) peer->send(message_of(0, std::to_string(i), 300'000));
     ASSERT_TRUE(test::comes_true([&] { return a.heard->count() == 20; }));
     expect_whole(a.heard->take(), 20);
+    EXPECT_EQ(num_memory_files(), 0) << "of no use once it is mapped, or rejected";
   }
 }
 
@@ -175,6 +193,82 @@ TEST(SharedLinkTest, AFunctionThatWaitsGivesItsThreadsPlaceToAnother) {
     EXPECT_EQ(heard->order, (std::vector<std::string>{"0", "1", "2"}));
     b.stop();
   }
+}
+
+// Waits for the second message of a pair in the function of the first one.
+struct WaitsForTheNext : Handler {
+  void on_message(const std::shared_ptr<Peer>&, Message message) override {
+    if (message.header == "second") return second.release();
+    if (std::this_thread::get_id() == waiting) ++num_here;
+    node->will_wait();
+    has_come = has_come && second.try_acquire_for(std::chrono::seconds(2));
+    ++num_pairs;
+  }
+  Node* node = nullptr;
+  std::thread::id waiting = std::this_thread::get_id();
+  std::counting_semaphore<> second{0};
+  std::atomic<bool> has_come{true};
+  std::atomic<int> num_pairs{0}, num_here{0};
+};
+
+TEST(SharedLinkTest, AFunctionMayWaitOnAThreadThatReadsForItself) {
+  const auto heard = std::make_shared<WaitsForTheNext>();
+  NodeOptions options = with_spin(std::chrono::seconds(10));
+  options.name = "a";
+  Node a(options, heard);
+  heard->node = &a;
+  Worker b("b", with_spin(microseconds(50)), true);
+  const auto peer = a.connect(b.node->listen(any_local_address()), patience());
+  test::wait_until([&] {  // the node's own thread may come first
+    const int count = heard->num_pairs;
+    peer->send(message_of(0, "first"));
+    peer->send(message_of(0, "second"));
+    peer->poll_until([&] { return heard->num_pairs > count; });
+    return heard->num_here > 0 || !heard->has_come;
+  });
+  EXPECT_TRUE(heard->has_come);
+  a.stop();
+}
+
+// Is in the function of a message for longer than a peer may be silent, once, on the thread that waits.
+struct LongOnce : Handler {
+  void on_message(const std::shared_ptr<Peer>&, Message) override {
+    ++count;
+    if (std::this_thread::get_id() != waiting || was_long.exchange(true)) return;
+    base::sleep(seconds(2), patience());
+  }
+  std::thread::id waiting = std::this_thread::get_id();
+  std::atomic<bool> was_long{false};
+  std::atomic<int> count{0};
+};
+
+TEST(SharedLinkTest, APeerIsNotSilentWhileTheThreadThatReadsItIsInAFunction) {
+  const auto heard = std::make_shared<LongOnce>();
+  NodeOptions options = with_spin(seconds(10)), options_of_b = with_spin(microseconds(50));
+  options.name = "a";
+  options.heartbeat = options_of_b.heartbeat = milliseconds(100);
+  options.silence = seconds(1);
+  Node a(options, heard);
+  Worker b("b", options_of_b, true);
+  const auto peer = a.connect(b.node->listen(any_local_address()), patience());
+  test::wait_until([&] {  // the node's own thread may come first
+    const int count = heard->count;
+    peer->send(message_of(0, "message"));
+    peer->poll_until([&] { return heard->count > count; });
+    return heard->was_long.load();
+  });
+  EXPECT_FALSE(peer->is_down());
+}
+
+// Whoever looks while the condition is asked may hold what the condition needs.
+TEST(SharedLinkTest, TheConditionOfAThreadThatWaitsMayUseTheNode) {
+  Worker a("a", with_spin(microseconds(200))), b("b", with_spin(microseconds(50)), true);
+  const auto peer = a.node->connect(b.node->listen(any_local_address()), patience());
+  for (std::uint64_t i = 1; i <= 20; ++i) {
+    peer->send(message_of(0, "message"));
+    peer->poll_until([&] { return peer->metrics().messages_received >= i; });
+  }
+  EXPECT_TRUE(test::comes_true([&] { return a.heard->count() == 20; }));
 }
 
 }  // namespace

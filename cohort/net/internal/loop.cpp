@@ -27,6 +27,7 @@ namespace {
 
 constexpr std::size_t kBufferBytes = 256 * 1024;
 constexpr std::size_t kMaxParts = 1024;  // of a system call (IOV_MAX)
+constexpr std::chrono::seconds kPatience(5);  // for functions of the handler, at the end
 
 std::string new_incarnation() {
   return std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" +
@@ -74,22 +75,28 @@ void Loop::start() {
 // Under the mutex.
 void Loop::start_thread() {
   thread_ = std::thread([self = shared_from_this(), generation = ++generation_] { self->run(generation); });
+  runs_ = true;
 }
 
+// Functions of the handler may still run, on any thread. One that takes longer than kPatience is left.
 void Loop::stop() {
-  std::thread thread;
-  {
-    const std::lock_guard lock(mutex_);
-    is_stopped_ = true;
-    thread.swap(thread_);
-  }
+  const base::Deadline deadline(kPatience);
+  std::unique_lock lock(mutex_);
+  is_stopped_ = true;
   io_.stop();
+  std::thread thread;
+  thread.swap(thread_);
   if (thread.get_id() == std::this_thread::get_id()) {
     thread.detach();  // a handler held the last node; the thread keeps the loop until it ends
   } else if (thread.joinable()) {
-    thread.join();
+    if (base::wait(changed_, lock, [this] { return !runs_; }, deadline)) {
+      lock.unlock();
+      thread.join();
+      lock.lock();
+    } else {
+      thread.detach();
+    }
   }
-  std::unique_lock lock(mutex_);
   for (const auto& connection : handshakes_) close_connection(*connection);
   for (const auto& peer : peers_) {
     if (peer->connection) close_connection(*peer->connection);
@@ -102,37 +109,44 @@ void Loop::stop() {
   listeners_.clear();
   awake_.clear();
   changed_.notify_all();
-  // Functions of the handler may still run elsewhere. One that takes longer is left.
+  if (hands_over_ == std::thread::id()) hand_over(lock);  // what was left to the loop
   const int self = is_replaced_thread() ? 1 : 0;
   const auto is_quiet = [&] {
     return num_replaced_ <= self &&
            (hands_over_ == std::thread::id() || hands_over_ == std::this_thread::get_id());
   };
-  base::wait(changed_, lock, is_quiet, base::Deadline(std::chrono::seconds(5)));
+  base::wait(changed_, lock, is_quiet, deadline);
 }
 
-// With the lock held before and after. Who is asked to come back early (`is_done`) leaves the rest to the loop.
+// With the lock held before and after. Who is asked to come back early (`is_done`) leaves the rest to the loop, unless that has
+// been stopped.
 void Loop::hand_over(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done) {
   const auto self = std::this_thread::get_id();
   if (hands_over_ != std::thread::id() && hands_over_ != self) return;
   const bool is_inner = hands_over_ == self;  // a handler's function waits in poll_until()
   hands_over_ = self;
   while (!events_.empty() && hands_over_ == self) {
-    if (is_done && is_done()) {
-      asio::post(io_, [loop = weak_from_this()] {
-        if (const auto self = loop.lock()) self->locked([] {});
-      });
-      break;
-    }
     Event event = std::move(events_.front());
     events_.pop_front();
     lock.unlock();
     deliver(std::move(event));
+    const bool is_over = is_done && is_done();
     lock.lock();
+    if (is_over && hands_over_ == self && !is_stopped_) {
+      if (!events_.empty()) post_hand_over();
+      break;
+    }
   }
   if (is_inner || hands_over_ != self) return;
   hands_over_ = std::thread::id();
   if (is_stopped_) changed_.notify_all();
+}
+
+// Under the mutex: the node's own thread hands over what there is.
+void Loop::post_hand_over() {
+  asio::post(io_, [loop = weak_from_this()] {
+    if (const auto self = loop.lock()) self->locked([] {});
+  });
 }
 
 void Loop::deliver(Event event) {
@@ -204,7 +218,13 @@ void Loop::flush(PeerState& state) {
 // What follows from a session's state: its end, a new link, the time of its next tick.
 void Loop::settle(const std::shared_ptr<PeerState>& peer, Time now) {
   PeerState& state = *peer;
-  if (now >= state.session.next_time()) {
+  const bool is_time = now >= state.session.next_time();
+  if (is_time && state.session.is_up() && state.connection && state.connection->shared) {
+    // A thread in poll_until() that is in a function of the handler reads nothing, and has the peer ring no bell. Such a peer
+    // is not silent.
+    read_ring(state.connection, now);
+  }
+  if (is_time) {
     state.session.tick(now);
     flush(state);
   }

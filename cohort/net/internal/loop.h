@@ -92,6 +92,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool is_down(const PeerState& peer);
   void poll_until(const PeerState& peer, const std::function<bool()>& is_done);
   void replace_thread();
+  void will_wait();
   bool is_own_thread() const;
 
  private:
@@ -105,6 +106,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   template <typename Fn>
   void locked(const Fn& fn);
   void hand_over(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done = nullptr);
+  void post_hand_over();
   void deliver(Event event);
   bool is_replaced_thread() const;
   bool may_look();
@@ -160,6 +162,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::mutex mutex_;  // of all below, and of the peers' states
   std::condition_variable changed_;
   std::thread thread_;
+  bool runs_ = false;              // the node's own thread has not ended
   int num_replaced_ = 0;           // threads that were the node's own, and are in a function of the handler
   std::vector<std::byte> buffer_;  // of whoever reads
   std::deque<Event> events_;       // to be handed over, in this order

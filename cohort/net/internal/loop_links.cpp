@@ -325,6 +325,8 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
     state.session.link_down(now);
   }
   if (!hello.has_shared_link) connection->shared.reset();
+  connection->memory_to_send.close();
+  connection->memory_that_came.close();
   connection->handshake.reset();
   if (state.session.ended()) {
     close_connection(*connection);
@@ -374,7 +376,8 @@ void Loop::on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t p
   const auto is_open = [&] {
     return connection && !connection->is_closed && !connection->handshake && !peer->session.ended();
   };
-  while (is_open() && (connection->shared ? read_ring(connection, now) : read_socket(connection, now))) {
+  if (is_open() && connection->shared) read_ring(connection, now);  // all that the ring has
+  while (is_open() && !connection->shared && read_socket(connection, now)) {
   }
   peer->session.end(DownKind::kDied, base::concat("died (process ", process, ")"));
   settle(peer, now);

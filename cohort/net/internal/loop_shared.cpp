@@ -7,13 +7,14 @@
 //
 // A function of the handler may run on the node's own thread, and turn out to be long. replace_thread() then starts
 // another one, which is the node's own from then on: `generation_` says which. The old one ends after the function.
+// A function may also wait on a thread in poll_until(). will_wait() then leaves handing over to the node's own thread.
 #include <pthread.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <asio/post.hpp>
 #include <cerrno>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -26,6 +27,8 @@ namespace {
 
 constexpr std::size_t kConsumeBytes = 32 * 1024;  // after so many the writer may use the room again
 constexpr int kConsumesInTurn = 32;               // of one ring, before others have theirs
+static_assert(kConsumesInTurn >= kRingBytes / kConsumeBytes + 2, "one turn reads all that a ring has");
+constexpr int kReadsOfBells = 8;  // of one socket, in turn
 constexpr int kLooksBetweenSockets = 16;
 
 // Of the thread that runs a loop: which one, and in whose place.
@@ -69,7 +72,11 @@ void Loop::run(int generation) {
   }
   own_thread = {};
   const std::lock_guard lock(mutex_);
-  if (generation != generation_) --num_replaced_;
+  if (generation != generation_) {
+    --num_replaced_;
+  } else {
+    runs_ = false;
+  }
   changed_.notify_all();
 }
 
@@ -80,7 +87,7 @@ void Loop::replace_thread() {
   old.swap(thread_);
   try {
     start_thread();
-  } catch (const std::system_error&) {  // no thread can be had: the function holds the others up
+  } catch (const std::exception&) {  // no thread can be had: the function holds the others up
     --generation_;
     thread_.swap(old);
     return;
@@ -88,6 +95,15 @@ void Loop::replace_thread() {
   old.detach();
   ++num_replaced_;
   hands_over_ = std::thread::id();
+}
+
+void Loop::will_wait() {
+  if (is_own_thread()) return replace_thread();
+  const std::lock_guard lock(mutex_);
+  if (hands_over_ != std::this_thread::get_id()) return;
+  hands_over_ = std::thread::id();
+  post_hand_over();
+  if (is_stopped_) changed_.notify_all();
 }
 
 // From here to poll(): under the mutex.
@@ -139,16 +155,15 @@ bool Loop::read_ring(const std::shared_ptr<Connection>& connection, Time now) {
 
 void Loop::read_bells(const std::shared_ptr<Connection>& connection, Time now) {
   bool is_over = false;
-  while (true) {
+  for (int i = 0; i < kReadsOfBells; ++i) {
     const ssize_t size =
         ::recv(connection->file.native_handle(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (size > 0 || (size < 0 && errno == EINTR)) continue;
     is_over = size == 0 || errno != EAGAIN;
     break;
   }
-  // What the peer wrote before it went is read first.
-  while (read_ring(connection, now) && is_over && !connection->peer->session.ended()) {
-  }
+  // What the peer wrote before it went is read first: by one turn, however much somebody still writes.
+  read_ring(connection, now);
   if (is_over) return lose(connection, now, "the connection was closed");
   connection->waits_to_write = false;
   keep_awake(connection);
@@ -204,7 +219,7 @@ bool Loop::let_all_sleep() {
 }
 
 void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_done) {
-  if (options_.spin.count() <= 0) return;
+  if (options_.spin.count() <= 0 || is_done()) return;
   std::unique_lock lock(mutex_);
   const std::shared_ptr<Connection> connection = state.connection;
   if (!connection || connection->is_closed || connection->handshake || !connection->shared) return;
@@ -212,17 +227,18 @@ void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_do
   ++connection->num_pollers;
   connection->shared->reader().wake();
   Time end = Time::clock::now() + options_.spin;
-  while (!is_done() && !connection->is_closed) {
-    if (poll(connection)) {
+  for (bool is_over = false; !is_over && !connection->is_closed;) {
+    const bool has_moved = poll(connection);
+    if (has_moved) {
       hand_over(lock, is_done);
       end = Time::clock::now() + options_.spin;
     } else if (Time::clock::now() >= end) {
       break;
-    } else {
-      lock.unlock();
-      std::this_thread::yield();
-      lock.lock();
     }
+    lock.unlock();  // `is_done()` may take another mutex
+    if (!has_moved) std::this_thread::yield();
+    is_over = is_done();
+    lock.lock();
   }
   --num_waiters_;
   if (let_sleep(connection)) return;
