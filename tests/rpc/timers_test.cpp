@@ -4,6 +4,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
+#include <mutex>
+#include <vector>
 
 #include "cohort/base/threads/wait.h"
 #include "tests/support/comes_true.h"
@@ -61,6 +64,18 @@ TEST(TimersTest, OneThatWasRemovedDoesNotRunAndIsDropped) {
   timers.add(Clock::now() + milliseconds(60), [&] { is_later = true; });
   EXPECT_TRUE(test::comes_true([&] { return is_later.load(); }));
   EXPECT_FALSE(has_run);
+}
+
+TEST(TimersTest, AFunctionMayDestroyTheTimers) {
+  auto timers = std::make_unique<Timers>();
+  std::atomic<bool> has_run{false};
+  const auto token = std::make_shared<int>(1);
+  timers->add(Clock::now() + std::chrono::hours(1), [token] {});
+  timers->add(Clock::now() + milliseconds(30), [&] {
+    timers.reset();
+    has_run = true;
+  });
+  EXPECT_TRUE(test::comes_true([&] { return has_run && token.use_count() == 1; })) << "the thread ends";
 }
 
 TEST(TimersTest, WhatIsLeftIsDropped) {

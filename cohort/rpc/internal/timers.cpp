@@ -6,7 +6,7 @@
 
 namespace cohort::rpc {
 
-Timers::Timers() : thread_([this] { run(); }) {}
+Timers::Timers() : thread_([shared = shared_] { run(*shared); }) {}
 
 Timers::~Timers() {
   stop();
@@ -14,10 +14,11 @@ Timers::~Timers() {
 
 void Timers::stop() {
   {
-    const std::lock_guard lock(mutex_);
-    stops_ = true;
+    const std::lock_guard lock(shared_->mutex);
+    shared_->stops = true;
   }
-  changed_.notify_one();
+  shared_->changed.notify_one();
+  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -25,48 +26,50 @@ Timers::Key Timers::add(Time time, std::function<void()> fn) {
   Key key;
   bool wakes = false;
   {
-    const std::lock_guard lock(mutex_);
-    key = {time, next_++};
-    functions_.emplace(key, std::move(fn));
-    wakes = time < sleeps_until_;
+    const std::lock_guard lock(shared_->mutex);
+    key = {time, shared_->next++};
+    shared_->functions.emplace(key, std::move(fn));
+    wakes = time < shared_->sleeps_until;
   }
-  if (wakes) changed_.notify_one();
+  if (wakes) shared_->changed.notify_one();
   return key;
 }
 
 void Timers::remove(const Key& key) {
   std::function<void()> dropped;  // without the mutex
-  const std::lock_guard lock(mutex_);
-  const auto found = functions_.find(key);
-  if (found == functions_.end()) return;
+  const std::lock_guard lock(shared_->mutex);
+  const auto found = shared_->functions.find(key);
+  if (found == shared_->functions.end()) return;
   dropped = std::move(found->second);
-  functions_.erase(found);
+  shared_->functions.erase(found);
 }
 
 // A function that is removed wakes nobody: the thread wakes at its time, and finds the next. So calls that are answered in
 // time, which is nearly all, cost no wake.
-void Timers::run() {
-  std::unique_lock lock(mutex_);
-  while (!stops_) {
-    const Time next = functions_.empty() ? Time::max() : functions_.begin()->first.first;
+void Timers::run(Shared& shared) {
+  auto& functions = shared.functions;
+  std::unique_lock lock(shared.mutex);
+  while (!shared.stops) {
+    const Time next = functions.empty() ? Time::max() : functions.begin()->first.first;
     const Time now = base::Deadline::Clock::now();
     if (now < next) {
-      sleeps_until_ = next;
+      shared.sleeps_until = next;
       const auto is_earlier = [&] {
-        return stops_ || (!functions_.empty() && functions_.begin()->first.first < next);
+        return shared.stops || (!functions.empty() && functions.begin()->first.first < next);
       };
       if (next == Time::max()) {
-        base::wait_for_task(changed_, lock, is_earlier);
+        base::wait_for_task(shared.changed, lock, is_earlier);
       } else {
-        base::wait(changed_, lock, is_earlier, base::Deadline(next - now));
+        base::wait(shared.changed, lock, is_earlier, base::Deadline(next - now));
       }
-      sleeps_until_ = Time::min();
+      shared.sleeps_until = Time::min();
       continue;
     }
-    const std::function<void()> fn = std::move(functions_.begin()->second);
-    functions_.erase(functions_.begin());
+    std::function<void()> fn = std::move(functions.begin()->second);
+    functions.erase(functions.begin());
     lock.unlock();
     fn();
+    fn = nullptr;  // without the mutex: what it holds may have destructors
     lock.lock();
   }
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -22,7 +23,8 @@ class Timers {
   ~Timers();
   Timers(const Timers&) = delete;
   Timers& operator=(const Timers&) = delete;
-  /// Ends the thread, once the function that it runs has returned: whose owner may then be destroyed. Not by such a function.
+  /// Ends the thread, once the function that it runs has returned: whose owner may then be destroyed. By such a function: the
+  /// thread ends after it.
   void stop();
 
   /// Has `fn`, which must neither wait nor throw, called then.
@@ -31,14 +33,18 @@ class Timers {
   void remove(const Key& key);
 
  private:
-  void run();
+  // The thread's too: a function that it runs may destroy the timers.
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::map<Key, std::function<void()>> functions;
+    std::uint64_t next = 0;
+    Time sleeps_until = Time::min();  // the thread; a time before that wakes it
+    bool stops = false;
+  };
+  static void run(Shared& shared);
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<Key, std::function<void()>> functions_;
-  std::uint64_t next_ = 0;
-  Time sleeps_until_ = Time::min();  // the thread; a time before that wakes it
-  bool stops_ = false;
+  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   std::thread thread_;
 };
 
