@@ -8,12 +8,14 @@
 #include <string>
 #include <thread>
 
+#include "cohort/base/error.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/gate.h"
 #include "tests/support/patience.h"
+#include "tests/support/throws.h"
 
 namespace cohort::rpc {
 namespace {
@@ -52,6 +54,11 @@ at::Tensor twice_as_much(const at::Tensor& x) {
 void wait_for_gate() {
   gate_of_quick->wait();
 }
+// Quick, but for where it waits for a further function of w0.
+int quick_or_waits_for_w0(bool waits) {
+  if (waits) agent_of("w1").rpc_sync<wait_for_gate>("w0");
+  return 1;
+}
 COHORT_REMOTE(thread_of_handler);
 COHORT_REMOTE(quick_or_waits);
 COHORT_REMOTE(open_gate_of_quick);
@@ -59,6 +66,7 @@ COHORT_REMOTE(number_of_w0);
 COHORT_REMOTE(quick_or_calls);
 COHORT_REMOTE(twice_as_much);
 COHORT_REMOTE(wait_for_gate);
+COHORT_REMOTE(quick_or_waits_for_w0);
 
 AgentOptions options_with_spin(microseconds spin) {
   AgentOptions options;
@@ -125,6 +133,24 @@ TEST(AgentThreadsTest, AThreadThatWaitsReadsForOthersAndLeavesTheirGraphsAlone) 
   gate.open();
   without_grad.join();
   job.shutdown();
+}
+
+// The call of a handler fails before the threads of handlers are waited for.
+TEST(AgentThreadsTest, AnAgentThatStopsDoesNotWaitForTheCallsOfItsHandlers) {
+  AgentOptions options = options_with_spin(microseconds(0));
+  options.silence = seconds(1);
+  Job job(2, options);
+  test::Gate gate;
+  gate_of_quick = &gate;
+  for (int i = 0; i < kMany; ++i) job[0].rpc_sync<quick_or_waits_for_w0>("w1", false);
+  auto waiting = job[0].rpc_async<quick_or_waits_for_w0>("w1", true);
+  ASSERT_TRUE(test::comes_true([&] { return job[0].metrics().calls_unanswered == 1; }));
+  const base::Deadline limit(seconds(3));
+  job.drop(1);
+  EXPECT_FALSE(limit.expired());
+  gate.open();
+  // It hears of w1's end, not of the error that the handler got.
+  COHORT_EXPECT_THROW_WITH(waiting.get(), PeerError, "w1 could not be reached");
 }
 
 }  // namespace

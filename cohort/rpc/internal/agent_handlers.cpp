@@ -58,6 +58,16 @@ constexpr std::size_t kMaxCancelled = 4096;  // calls that were cancelled and ha
 
 }  // namespace
 
+void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
+  const DeliveryScope delivery;
+  {
+    // Also of a worker that is known: connect() may have its peer, and not have noted it yet.
+    const std::lock_guard lock(mutex_);
+    if (!has_joined_) return early_down_.emplace_back(peer, why), void();
+  }
+  end_worker(peer, why);
+}
+
 void AgentState::take(const std::string& from, net::Message message) {
   const DeliveryScope delivery;
   bool is_call = false;
@@ -368,6 +378,10 @@ void AgentState::keep(const Job& job, ObjectValue value, const std::exception_pt
 void AgentState::answer(const RunningKey& key, Encoded result, std::exception_ptr error,
                         std::optional<bool> is_late) {
   if (!end(key)) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_stopped_) return;
+  }
   run_unless_failed(error, [&] { references_->check_own(result.references); });
   // Also for a result that cannot travel: the caller learns why.
   const auto send_error = [self = shared_from_this(), key](const std::exception_ptr& thrown) {

@@ -258,15 +258,6 @@ bool AgentState::is_worker(const std::shared_ptr<net::Peer>& peer) const {
   return found != workers_.end() && found->second.peer == peer;
 }
 
-void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
-  {
-    // Also of a worker that is known: connect() may have its peer, and not have noted it yet.
-    const std::lock_guard lock(mutex_);
-    if (!has_joined_) return early_down_.emplace_back(peer, why), void();
-  }
-  end_worker(peer, why);
-}
-
 void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
   const std::string& name = peer->name();
   std::vector<std::pair<std::uint64_t, std::string>> calls;
@@ -401,10 +392,19 @@ void AgentState::send_leaving(const std::optional<IdleReport>& report) {
   }
 }
 
-// The sources of events end first, then what waits for events, then the threads that handlers run on.
+// What waits for events ends first, since a handler that waits may have a thread of the node; then the sources of events, what
+// came meanwhile, and the threads that handlers run on.
 void AgentState::stop() {
+  end_calls();
   if (node_) node_->stop();
   if (timers_) timers_->stop();
+  end_calls();
+  if (pool_) pool_->stop(std::chrono::seconds(5));
+  if (references_) references_->clear();
+}
+
+// From here on no call begins, and none is answered: others see that this worker is gone.
+void AgentState::end_calls() {
   std::map<std::uint64_t, Pending> calls;
   std::vector<std::stop_source> handlers;
   {
@@ -418,8 +418,6 @@ void AgentState::stop() {
     call.fail(std::make_exception_ptr(
         UsageError("rpc.call", describe(id, call) + ": this agent has been stopped")));
   }
-  if (pool_) pool_->stop(std::chrono::seconds(5));
-  if (references_) references_->clear();
 }
 
 std::vector<WorkerInfo> AgentState::workers() const {

@@ -113,6 +113,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   bool is_worker(const std::shared_ptr<net::Peer>& peer) const;
   void take(const std::string& from, net::Message message);
   void on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why);
+  void end_calls();
   void end_worker(const std::shared_ptr<net::Peer>& peer, const std::string& why);
   void on_call(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void on_make(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);

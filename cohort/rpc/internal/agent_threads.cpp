@@ -18,6 +18,18 @@ constexpr int kRunsBefore = 16;           // so many in a row before one runs on
 constexpr int kRunsAfterLong = 100;       // after one that was longer, if only since it had no core
 constexpr microseconds kPatience(1'000);  // until another thread takes the node's place
 
+// A handler runs on the node's thread while it lives.
+class RunsHere {
+ public:
+  explicit RunsHere(std::atomic<bool>& runs) : runs_(runs) { runs_ = true; }
+  ~RunsHere() { runs_ = false; }
+  RunsHere(const RunsHere&) = delete;
+  RunsHere& operator=(const RunsHere&) = delete;
+
+ private:
+  std::atomic<bool>& runs_;
+};
+
 }  // namespace
 
 base::WaitHelper AgentState::helper_of(const std::string& worker) {
@@ -31,8 +43,7 @@ base::WaitHelper AgentState::helper_of(const std::string& worker) {
   return [self = weak_from_this(), peer](const std::function<bool()>& is_done) {
     if (peer != nullptr) peer->poll_until(is_done);
     if (is_done()) return;
-    if (const auto state = self.lock(); state != nullptr && state->node_->is_own_thread())
-      state->node_->replace_thread();
+    if (const auto state = self.lock()) state->node_->will_wait();
   };
 }
 
@@ -47,11 +58,10 @@ void AgentState::run_here(const Job& job, Encoded arguments) {
   const auto replace = [self = weak_from_this()] {
     if (const auto state = self.lock()) state->node_->replace_thread();
   };
-  runs_here_ = true;
+  const RunsHere runs(runs_here_);
   const Timers::Key timer = timers_->add(base::Deadline::Clock::now() + kPatience, replace);
   run(job, std::move(arguments));
   timers_->remove(timer);
-  runs_here_ = false;
 }
 
 void AgentState::run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<void> credit) {
