@@ -64,7 +64,8 @@ int num_memory_files() {
   while (const dirent* const entry = ::readdir(folder)) {
     std::array<char, 64> target{};
     const ssize_t size = ::readlinkat(::dirfd(folder), entry->d_name, target.data(), target.size());
-    if (size > 0 && std::string_view(target.data(), static_cast<std::size_t>(size)).starts_with("/memfd:")) ++count;
+    if (size > 0 && std::string_view(target.data(), static_cast<std::size_t>(size)).starts_with("/memfd:"))
+      ++count;
   }
   ::closedir(folder);
   return count;

@@ -26,7 +26,7 @@ namespace cohort::net::node_detail {
 namespace {
 
 constexpr std::size_t kBufferBytes = 256 * 1024;
-constexpr std::size_t kMaxParts = 1024;  // of a system call (IOV_MAX)
+constexpr std::size_t kMaxParts = 1024;       // of a system call (IOV_MAX)
 constexpr std::chrono::seconds kPatience(5);  // for functions of the handler, at the end
 
 std::string new_incarnation() {
