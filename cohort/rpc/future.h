@@ -40,6 +40,9 @@ struct AwaitedType<Future<T>> {
 template <typename T>
 using Awaited = typename AwaitedType<T>::Type;
 
+// Calls `fn` as a thread would call it that is in no handler and no context, and has LibTorch's modes at their defaults.
+void call_without_caller(const std::function<void()>& fn);
+
 }  // namespace function_detail
 
 /// The result of a remote call, or of a handler that answers later. A copy is of the same result: its tensors share memory.
@@ -73,8 +76,9 @@ class Future {
 
   /// Returns a future of what `fn` returns: a value that travels, nothing, or the result of another Future. What `fn` throws is
   /// thrown by its get(). `fn` is called once this result, or the error, is there, with a future of its own of it. It runs where
-  /// a function of on_ready() does, so it must not wait, but may begin calls. A context of distributed autograd may not record
-  /// those. May be called several times.
+  /// a function of on_ready() does, so it must not wait, but may begin calls. It has nothing of the thread's state, also where
+  /// this result is there already: gradients are on, no context of distributed autograd records its calls, they get no random
+  /// key, and no deadline of a handler. May be called several times.
   template <typename Fn>
   auto then(Fn fn) const;
 
@@ -154,15 +158,18 @@ auto Future<T>::then(Fn fn) const {
   const auto promise = std::make_shared<Promise<Later>>();
   on_ready([source = *this, promise, function = std::make_shared<Fn>(std::move(fn))] {
     try {
-      if constexpr (function_detail::is_future<Returned>) {
-        const Future<Later> inner = (*function)(source.own());
-        inner.on_ready([inner, promise] { promise->set_from(inner); });
-      } else if constexpr (std::is_void_v<Returned>) {
-        (*function)(source.own());
-        promise->set_value();
-      } else {
-        promise->set_value((*function)(source.own()));
-      }
+      // Whether the result is there already is chance: it must not decide what the function's calls inherit.
+      function_detail::call_without_caller([&] {
+        if constexpr (function_detail::is_future<Returned>) {
+          const Future<Later> inner = (*function)(source.own());
+          inner.on_ready([inner, promise] { promise->set_from(inner); });
+        } else if constexpr (std::is_void_v<Returned>) {
+          (*function)(source.own());
+          promise->set_value();
+        } else {
+          promise->set_value((*function)(source.own()));
+        }
+      });
     } catch (...) {
       promise->set_error(std::current_exception());
     }

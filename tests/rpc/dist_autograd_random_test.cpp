@@ -128,5 +128,25 @@ TEST(DistAutogradRandomTest, AStepOfAnOptimizerChangesNothingOfWhatIsDrawnLater)
   job.shutdown();
 }
 
+// They run on this thread or on another one, by chance.
+TEST(DistAutogradRandomTest, CallsThatFollowFromAResultChangeNothingOfWhatIsDrawnLater) {
+  Job job(2);
+  Promise<int> number;
+  number.set_value(1);
+  const auto draw = [&](bool calls_more) {
+    Context context(job[0], {.random = core::RandomKey{.seed = 1}});
+    if (calls_more) {
+      const at::Tensor more =
+          number.future()
+              .then([&](Future<int>) { return job[0].rpc_async<drop_half>("w1", sixty_four_ones()); })
+              .get();
+      EXPECT_FALSE(more.requires_grad()) << "the context has not recorded the call";
+    }
+    return job[0].rpc_sync<drop_half>("w1", sixty_four_ones());
+  };
+  EXPECT_TRUE(at::equal(draw(true), draw(false)));
+  job.shutdown();
+}
+
 }  // namespace
 }  // namespace cohort::rpc

@@ -1,6 +1,7 @@
 #include "cohort/rpc/future.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,6 +14,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/agent.h"
+#include "cohort/rpc/internal/caller_state.h"
 #include "tests/rpc/job.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
@@ -117,6 +119,31 @@ TEST(RpcFutureTest, AFunctionThatReturnsAFutureGivesItsResult) {
   EXPECT_EQ(result.get(soon()), 42);
   third.set_error(std::make_exception_ptr(std::out_of_range("far")));
   EXPECT_THROW(failed.get(soon()), std::out_of_range);
+}
+
+// A result that is there already has the function called by this thread; one that is not, by another.
+TEST(RpcFutureTest, AFunctionHasNothingOfTheThreadThatCallsThen) {
+  Promise<int> promise;
+  promise.set_value(1);
+  const at::NoGradGuard no_grad;
+  const SeedScope seeds(5);
+  CallContext handler;
+  handler.caller = "w7";
+  const CallScope call(handler);
+  bool has_gradients = false, has_seed = true, has_call = true;
+  promise.future()
+      .then([&](Future<int>) {
+        has_gradients = at::GradMode::is_enabled();
+        has_seed = SeedScope::next().has_value();
+        has_call = current_call() != nullptr;
+      })
+      .get(soon());
+  EXPECT_TRUE(has_gradients);
+  EXPECT_FALSE(has_seed);
+  EXPECT_FALSE(has_call);
+  EXPECT_FALSE(at::GradMode::is_enabled()) << "the thread has its own state again";
+  EXPECT_TRUE(SeedScope::next().has_value());
+  EXPECT_EQ(current_call(), &handler);
 }
 
 // The thread that sets the value calls functions while others take it.
