@@ -128,6 +128,18 @@ TEST(DistAutogradRandomTest, AStepOfAnOptimizerChangesNothingOfWhatIsDrawnLater)
   job.shutdown();
 }
 
+TEST(DistAutogradRandomTest, WaitingForAnObjectChangesNothingOfWhatIsDrawnLater) {
+  Job job(2);
+  const auto draw = [&](bool waits) {
+    Context context(job[0], {.random = core::RandomKey{.seed = 1}});
+    const RRef<at::Tensor> object = job[0].remote<drop_half>("w1", sixty_four_ones());
+    if (waits) object.when_made().get();
+    return at::cat({object.to_here(), job[0].rpc_sync<drop_half>("w1", sixty_four_ones())});
+  };
+  EXPECT_TRUE(at::equal(draw(true), draw(false)));
+  job.shutdown();
+}
+
 // They run on this thread or on another one, by chance.
 TEST(DistAutogradRandomTest, CallsThatFollowFromAResultChangeNothingOfWhatIsDrawnLater) {
   Job job(2);

@@ -29,9 +29,10 @@ std::int64_t nanoseconds_left(base::Deadline deadline) {
   return std::chrono::duration_cast<nanoseconds>(deadline.remaining()).count();
 }
 
-// What the handler takes over from this thread. Gradients and values of objects travel as if from anywhere.
+// What the handler takes over from this thread. Calls of the module itself are the same from anywhere, and take no seed.
 CallerState state_for(std::string_view function) {
-  return function == kBackwardPart || function == kFetch ? CallerState() : CallerState::of_next_call();
+  const bool is_own = function == kBackwardPart || function == kFetch || function == kAwait;
+  return is_own ? CallerState() : CallerState::of_next_call();
 }
 
 std::exception_ptr error_of(const RemoteException& exception, const std::string& where) {
