@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/rpc/agent.h"
 #include "tests/rpc/job.h"
 #include "tests/support/patience.h"
@@ -20,6 +22,7 @@
 namespace cohort::rpc {
 namespace {
 
+using std::chrono::milliseconds;
 using test::agent_of;
 using test::Job;
 using test::patience;
@@ -82,6 +85,28 @@ TEST(AgentShutdownTest, CallsThatWereNeverSentAreNotWaitedFor) {
   EXPECT_THROW(job[0].rpc_sync<negative_of>("w1", no_memory), UsageError);
   EXPECT_THROW(job[0].remote<negative_of>("w1", no_memory).to_here(), UsageError);
   job.shutdown();
+}
+
+// A worker whose shutdown() has thrown may call on: the others stay until it comes again.
+TEST(AgentShutdownTest, NobodyLeavesBeforeAWorkerThatHasGivenUp) {
+  Job job(3);
+  COHORT_EXPECT_THROW_WITH(job[0].shutdown(base::Deadline(milliseconds(100))), TimeoutError,
+                           "w1, which has not come to shutdown()");
+  std::atomic<int> num_left{0};
+  std::vector<std::thread> threads;
+  for (const std::size_t id : {1, 2}) {
+    threads.emplace_back([&, id] {
+      job[id].shutdown(patience());
+      ++num_left;
+    });
+  }
+  base::sleep(milliseconds(200), patience());  // both have said that they have nothing to do
+  EXPECT_EQ(num_left, 0);
+  for (const char* worker : {"w1", "w2"}) {
+    EXPECT_NO_THROW(job[0].rpc_sync<negative_of>(worker, at::ones({2})));
+  }
+  job[0].shutdown(patience());
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(AgentShutdownTest, AReferenceMayOutliveItsAgent) {

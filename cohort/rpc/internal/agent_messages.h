@@ -17,7 +17,7 @@ enum class MessageKind : std::uint8_t {
   kCancel,       ///< nobody waits for the call any more
   kReference,    ///< ReferenceMessage
   kContextEnds,  ///< ContextId
-  kLeaving,      ///< this worker has come to shutdown(); or IdleReport: and has nothing to do
+  kLeaving,  ///< this worker has come to shutdown(), or has given up; or IdleReport: and has nothing to do
 };
 
 /// Whether the receiver has asked for it, or keeps count of it, or makes room by it: such messages need no room of the window.

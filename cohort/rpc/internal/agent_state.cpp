@@ -303,7 +303,7 @@ std::string AgentState::missing_at_shutdown() const {
     if (!worker.has_come_to_shutdown) {
       parts.push_back(name + ", which has not come to shutdown()");
     } else if (!reports_.has(static_cast<std::size_t>(worker.info.id))) {
-      parts.push_back(name + ", which has calls under way");
+      parts.push_back(name + ", which has calls under way, or has given up");
     }
   }
   for (const auto& [id, pending] : pending_)
@@ -311,6 +311,7 @@ std::string AgentState::missing_at_shutdown() const {
   for (const auto& [key, running] : running_) {
     parts.push_back(base::concat("the handler of call ", key.second, " of ", key.first));
   }
+  if (num_finishing_ > 0) parts.emplace_back("a function that a result of a call leads to");
   if (const auto call = reports_.find_call(); call && parts.empty()) {
     parts.push_back(
         base::concat("a call of ", names_[call->first], " that has not come to ", names_[call->second]));
@@ -348,7 +349,10 @@ void AgentState::leave(base::Deadline deadline) {
     std::unique_lock lock(mutex_);
     if (base::wait(changed_, lock, condition, deadline)) return;
     const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
-    throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", missing_at_shutdown()));
+    const std::string missing = missing_at_shutdown();
+    lock.unlock();
+    send_leaving(std::nullopt);  // this worker may call on, so the others are to wait for its next shutdown()
+    throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", missing));
   };
   // Calls may lead to further calls that nobody waits for. So a worker says each time that it has nothing to do, with
   // the numbers of its calls, and stays until those of all workers fit together.

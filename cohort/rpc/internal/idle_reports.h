@@ -24,7 +24,7 @@ class IdleReports {
  public:
   /// For workers 0 to `size` - 1.
   void resize(std::size_t size) { workers_.resize(size); }
-  /// Takes over a report; none: the worker has come to shutdown() anew, and is not known to be idle.
+  /// Takes over a report; none: the worker has come to shutdown() anew, or has given up, and is not known to be idle.
   /// Throws: CommError for a report about another number of workers.
   void set(std::size_t worker, std::optional<IdleReport> report);
   /// The worker is gone. Calls to it and from it do not count any more.
