@@ -41,10 +41,16 @@ void check_name(const std::string& name) {
   }
 }
 
+void check_timeout(std::chrono::milliseconds timeout) {
+  if (timeout.count() >= 0) return;
+  throw UsageError("rpc.timeout", base::concat("got a timeout of ", timeout.count(), " ms"), "0 for none");
+}
+
 }  // namespace
 
 Agent::Agent(std::string name, int id, int world_size, base::KeyValueStore& store, AgentOptions options) {
   check_name(name);
+  check_timeout(options.timeout);
   state_ = std::make_shared<AgentState>(WorkerInfo{std::move(name), id}, std::move(options));
   try {
     state_->join(world_size, store);
@@ -92,9 +98,7 @@ std::chrono::milliseconds Agent::timeout() const {
 }
 
 void Agent::set_timeout(std::chrono::milliseconds timeout) {
-  if (timeout.count() < 0) {
-    throw UsageError("rpc.timeout", base::concat("got a timeout of ", timeout.count(), " ms"), "0 for none");
-  }
+  check_timeout(timeout);
   state_->set_timeout(timeout);
 }
 

@@ -30,7 +30,7 @@ class Agent {
  public:
   /// Joins the workers of the job: returns once this one is connected with all. `store` is one that all have.
   /// Collective. Throws: UsageError for a name that is taken, empty, longer than 127 bytes, of other characters than
-  /// letters, digits and _-:./, or that is a device; RendezvousError that names who is missing.
+  /// letters, digits and _-:./, or that is a device, or for a negative timeout; RendezvousError that names who is missing.
   Agent(std::string name, int id, int world_size, base::KeyValueStore& store, AgentOptions options = {});
   /// Without shutdown() the other workers see a death.
   ~Agent();

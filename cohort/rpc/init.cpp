@@ -96,7 +96,7 @@ void shutdown(std::chrono::milliseconds timeout) {
 }
 
 AgentMetrics metrics() {
-  return agent().metrics();
+  return shared_agent()->metrics();
 }
 
 std::vector<WorkerInfo> workers(const std::string& pattern) {

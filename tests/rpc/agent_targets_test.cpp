@@ -142,6 +142,13 @@ TEST(AgentTargetsTest, TheAgentsTimeoutEndsCallsThatHaveNoneOfTheirOwn) {
   job.shutdown();
 }
 
+TEST(AgentTargetsTest, AnAgentIsNotMadeWithANegativeTimeout) {
+  test::MapStore store;
+  AgentOptions options;
+  options.timeout = milliseconds(-1);
+  COHORT_EXPECT_THROW_WITH(Agent("w0", 0, 1, store, options), UsageError, "got a timeout of -1 ms");
+}
+
 TEST(AgentTargetsTest, ATextOfSeveralLinesArrivesWithItsLines) {
   Job job(2);
   COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<throws_lines>("w1"), std::invalid_argument,

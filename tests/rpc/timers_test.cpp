@@ -78,6 +78,17 @@ TEST(TimersTest, AFunctionMayDestroyTheTimers) {
   EXPECT_TRUE(test::comes_true([&] { return has_run && token.use_count() == 1; })) << "the thread ends";
 }
 
+TEST(TimersTest, WhatAFunctionHoldsMayAddAnotherAsItIsDropped) {
+  auto timers = std::make_unique<Timers>();
+  std::atomic<bool> is_later{false};
+  std::shared_ptr<void> adds(nullptr, [&](void*) { timers->add(Clock::now(), [&] { is_later = true; }); });
+  timers->add(Clock::now() + milliseconds(10), [adds] {});
+  adds.reset();
+  if (test::comes_true([&] { return is_later.load(); })) return;
+  static_cast<void>(timers.release());  // its thread waits for itself, and would not end
+  FAIL() << "the function was dropped under the mutex";
+}
+
 TEST(TimersTest, WhatIsLeftIsDropped) {
   const auto token = std::make_shared<int>(1);
   {

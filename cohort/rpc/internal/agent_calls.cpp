@@ -164,7 +164,6 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     owner = worker.info;
     id = next_call_++;
     statistics_.count_made(base::Deadline::Clock::now());
-    ++counts_.sent[static_cast<std::size_t>(owner.id)];
   }
   const MakeTrace trace(function, self_.name, target.worker, id);
   std::optional<RecordedPlace> place;
@@ -184,6 +183,10 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   encode(out, place);
   encode(out, state_for(function));
   out.append(std::move(arguments));
+  {
+    const std::lock_guard lock(mutex_);
+    ++counts_.sent[static_cast<std::size_t>(owner.id)];
+  }
   send_when_settled(
       target.worker, out.take(),
       [self = shared_from_this(), worker = target.worker, reference](const std::exception_ptr& error) {

@@ -173,8 +173,13 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
   const auto now = base::Deadline::Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    ++counts_.received[static_cast<std::size_t>(workers_.at(job.key.first).info.id)];
-    if (job.result == nullptr && cancelled_.erase(job.key) > 0) return changed_.notify_all();
+    // Together with running_, so that no report has one of both. Last, as take() counts what throws.
+    std::uint64_t& num_received =
+        counts_.received[static_cast<std::size_t>(workers_.at(job.key.first).info.id)];
+    if (job.result == nullptr && cancelled_.erase(job.key) > 0) {
+      ++num_received;
+      return changed_.notify_all();
+    }
     Running running;
     running.is_kept = job.result != nullptr;
     job.call.stop = running.stop.get_token();
@@ -192,6 +197,7 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     running_.emplace(job.key, std::move(running));
     statistics_.count_handled(now);
     ++num_queued_;
+    ++num_received;
   }
   if (arguments.references.empty()) {
     if (may_run_here(job.function)) {

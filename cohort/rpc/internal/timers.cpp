@@ -69,7 +69,7 @@ void Timers::run(Shared& shared) {
     functions.erase(functions.begin());
     lock.unlock();
     fn();
-    fn = nullptr;  // without the mutex: what it holds may have destructors
+    fn = nullptr;  // without the mutex: what it holds may have a destructor that adds or removes one
     lock.lock();
   }
 }
