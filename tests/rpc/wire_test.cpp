@@ -165,6 +165,10 @@ TEST(WireTest, WhatCannotTravelIsAnErrorAtTheSender) {
   COHORT_EXPECT_THROW_WITH(to_message(0, {"", {at::eye(3).to_sparse_csr()}}), UsageError, "cannot travel");
   COHORT_EXPECT_THROW_WITH(to_message(0, {"", {at::empty({2}, at::TensorOptions(at::kMeta))}}), UsageError,
                            "cannot travel");
+  const at::Tensor outside = at::_sparse_coo_tensor_unsafe(at::full({1, 1}, 5, at::kLong), at::ones({1}), {3},
+                                                           at::TensorOptions().layout(at::kSparse), false);
+  COHORT_EXPECT_THROW_WITH(to_message(0, {"", {outside}}), UsageError,
+                           "a sparse tensor has index 5 in a dimension of size 3");
 }
 
 TEST(WireTest, WhatNoSenderWritesIsAnError) {

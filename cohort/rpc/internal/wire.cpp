@@ -87,8 +87,8 @@ at::Tensor tensor_of(const net::Payload& payload, at::IntArrayRef sizes, at::Sca
   return at::from_blob(data, sizes, [owner = payload.owner](void*) {}, options);
 }
 
-// Returns whether they stand in their order, each once.
-bool check_indices(const at::Tensor& indices, at::IntArrayRef sizes) {
+// Says which index is outside of its dimension; empty where none is.
+std::string describe_wrong_index(const at::Tensor& indices, at::IntArrayRef sizes) {
   const std::int64_t num_dims = indices.size(0), num_entries = indices.size(1);
   const auto* const data = indices.const_data_ptr<std::int64_t>();
   for (std::int64_t d = 0; d < num_dims; ++d) {
@@ -96,9 +96,17 @@ bool check_indices(const at::Tensor& indices, at::IntArrayRef sizes) {
     for (std::int64_t i = 0; i < num_entries; ++i) {
       const std::int64_t index = data[d * num_entries + i];
       if (index >= 0 && index < size) continue;
-      reject_message(base::concat("a sparse tensor has index ", index, " in a dimension of size ", size));
+      return base::concat("a sparse tensor has index ", index, " in a dimension of size ", size);
     }
   }
+  return "";
+}
+
+// Returns whether they stand in their order, each once.
+bool check_indices(const at::Tensor& indices, at::IntArrayRef sizes) {
+  if (const std::string wrong = describe_wrong_index(indices, sizes); !wrong.empty()) reject_message(wrong);
+  const std::int64_t num_dims = indices.size(0), num_entries = indices.size(1);
+  const auto* const data = indices.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 1; i < num_entries; ++i) {
     std::int64_t d = 0;
     while (d < num_dims && data[d * num_entries + i] == data[d * num_entries + i - 1]) ++d;
@@ -185,7 +193,12 @@ net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory me
     if (tensor.is_sparse()) {
       table.count(static_cast<std::uint64_t>(tensor.sparse_dim()));
       table.count(static_cast<std::uint64_t>(tensor._nnz()));
-      add_payload(message, tensor._indices(), memory);
+      // The receiver would drop the whole message: its caller would learn nothing.
+      const at::Tensor indices = tensor._indices().to(at::kCPU).contiguous();
+      if (const std::string wrong = describe_wrong_index(indices, tensor.sizes()); !wrong.empty()) {
+        throw UsageError("rpc.send", wrong, "at::sparse_coo_tensor, which checks them");
+      }
+      add_payload(message, indices, memory);
       add_payload(message, tensor._values(), memory);
     } else {
       add_payload(message, tensor, memory);

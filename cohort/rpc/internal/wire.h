@@ -19,7 +19,7 @@ enum class Memory : std::uint8_t { kShared, kOwn };
 
 /// The tensors and bytes of a value: its references are the caller's to add, who knows their forks.
 /// Throws: UsageError for a tensor that cannot travel: another layout than dense and sparse (COO), quantized, on a
-/// meta device.
+/// meta device, sparse with an index outside of its sizes.
 net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory memory = Memory::kShared);
 void add_references(net::Message& message, const std::vector<WireReference>& references);
 
