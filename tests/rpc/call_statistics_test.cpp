@@ -1,4 +1,4 @@
-#include "cohort/rpc/internal/call_statistics.h"
+#include "cohort/rpc/internal/telemetry/call_statistics.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "cohort/rpc/internal/call_trace.h"
+#include "cohort/rpc/internal/telemetry/call_trace.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

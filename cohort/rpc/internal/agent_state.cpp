@@ -1,5 +1,5 @@
-// How an agent meets the other workers, sees their ends, and leaves. Its calls: agent_calls.cpp,
-// agent_handlers.cpp.
+// How an agent meets the other workers and sees their ends. Its own end: agent_shutdown.cpp. Its calls:
+// agent_calls.cpp, agent_handlers.cpp.
 //
 // Workers meet over the store in two rounds: which host each is on, then name, address and functions of each.
 // The first round says which pairs use local sockets, and whether those are enough. A worker that has joined
@@ -10,7 +10,7 @@
 // incarnation is heard under the worker's name. Any other process is ignored, whenever it connects and whatever its
 // name is. Who knows an incarnation may have it from the handshake: against strangers there is the job's secret.
 //
-// Nothing here waits but join() and shutdown(): results are set by the node's thread, handlers run on the pool,
+// Nothing waits but join() and shutdown(): results are set by the node's thread, handlers run on the pool,
 // deadlines on the timers' thread. Promises are set, messages sent and handlers stopped without the mutex, because
 // each of these may call back into the agent. The exception is a promise whose future nobody has yet.
 #include "cohort/rpc/internal/agent_state.h"
@@ -22,7 +22,6 @@
 #include "cohort/base/cpu.h"
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
-#include "cohort/base/log.h"
 #include "cohort/base/secret.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
@@ -33,7 +32,6 @@
 namespace cohort::rpc {
 
 using nlohmann::json;
-using std::chrono::milliseconds;
 
 class AgentState::Handler : public net::Handler {
  public:
@@ -283,145 +281,6 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
   references_->on_down(worker, why);
   free_later(contexts_.on_down(worker));
   changed_.notify_all();
-}
-
-void AgentState::on_leaving(const std::string& worker, std::optional<IdleReport> report) {
-  {
-    const std::lock_guard lock(mutex_);
-    Worker& known = workers_.at(worker);
-    known.has_come_to_shutdown = true;
-    reports_.set(static_cast<std::size_t>(known.info.id), std::move(report));
-  }
-  changed_.notify_all();
-}
-
-// Under the mutex.
-std::string AgentState::missing_at_shutdown() const {
-  std::vector<std::string> parts;
-  for (const auto& [name, worker] : workers_) {
-    if (name == self_.name || !worker.down.empty()) continue;
-    if (!worker.has_come_to_shutdown) {
-      parts.push_back(name + ", which has not come to shutdown()");
-    } else if (!reports_.has(static_cast<std::size_t>(worker.info.id))) {
-      parts.push_back(name + ", which has calls under way, or has given up");
-    }
-  }
-  for (const auto& [id, pending] : pending_)
-    parts.push_back(describe(id, pending) + ", which is not answered");
-  for (const auto& [key, running] : running_) {
-    parts.push_back(base::concat("the handler of call ", key.second, " of ", key.first));
-  }
-  if (num_finishing_ > 0) parts.emplace_back("a function that a result of a call leads to");
-  if (const auto call = reports_.find_call(); call && parts.empty()) {
-    parts.push_back(
-        base::concat("a call of ", names_[call->first], " that has not come to ", names_[call->second]));
-  }
-  return base::join(parts);
-}
-
-// One thread at a time leaves.
-void AgentState::shutdown(base::Deadline deadline) {
-  {
-    std::unique_lock lock(mutex_);
-    if (!base::wait(changed_, lock, [this] { return !is_leaving_; }, deadline)) {
-      throw TimeoutError("rpc.shutdown",
-                         "another thread is in shutdown(), and waits for " + missing_at_shutdown());
-    }
-    if (is_stopped_) return;
-    is_leaving_ = true;
-  }
-  std::exception_ptr error;
-  try {
-    leave(deadline);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    is_leaving_ = false;
-  }
-  changed_.notify_all();
-  if (error) std::rethrow_exception(error);
-}
-
-void AgentState::leave(base::Deadline deadline) {
-  const auto wait_for = [&](const auto& condition) {
-    std::unique_lock lock(mutex_);
-    if (base::wait(changed_, lock, condition, deadline)) return;
-    const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
-    const std::string missing = missing_at_shutdown();
-    lock.unlock();
-    send_leaving(std::nullopt);  // this worker may call on, so the others are to wait for its next shutdown()
-    throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", missing));
-  };
-  // Calls may lead to further calls that nobody waits for. So a worker says each time that it has nothing to do, with
-  // the numbers of its calls, and stays until those of all workers fit together.
-  {
-    const std::lock_guard lock(mutex_);
-    last_report_.reset();
-  }
-  send_leaving(std::nullopt);
-  for (bool is_over = false; !is_over;) {
-    std::optional<IdleReport> report;
-    wait_for([&] {
-      report = next_report();
-      is_over = !report && last_report_ == counts_ && reports_.is_over();
-      return report || is_over;
-    });
-    if (report) send_leaving(report);
-  }
-  for (const std::string& object : references_->describe_objects()) {
-    base::log_info(base::concat("at the end of ", self_.name, ": ", object));
-  }
-  node_->close(deadline);
-  stop();
-}
-
-// Under the mutex: what the others have yet to hear, once this worker has nothing to do.
-std::optional<IdleReport> AgentState::next_report() {
-  if (!pending_.empty() || !running_.empty() || num_finishing_ > 0 || last_report_ == counts_) {
-    return std::nullopt;
-  }
-  last_report_ = counts_;
-  reports_.set(static_cast<std::size_t>(self_.id), counts_);
-  return counts_;
-}
-
-void AgentState::send_leaving(const std::optional<IdleReport>& report) {
-  for (const WorkerInfo& worker : workers()) {
-    if (worker == self_) continue;
-    Writer out = begin_message(MessageKind::kLeaving);
-    encode(out, report);
-    send(worker.name, out.take());
-  }
-}
-
-// What waits for events ends first, since a handler that waits may have a thread of the node; then the sources of events, what
-// came meanwhile, and the threads that handlers run on.
-void AgentState::stop() {
-  end_calls();
-  if (node_) node_->stop();
-  if (timers_) timers_->stop();
-  end_calls();
-  if (pool_) pool_->stop(std::chrono::seconds(5));
-  if (references_) references_->clear();
-}
-
-// From here on no call begins, and none is answered: others see that this worker is gone.
-void AgentState::end_calls() {
-  std::map<std::uint64_t, Pending> calls;
-  std::vector<std::stop_source> handlers;
-  {
-    const std::lock_guard lock(mutex_);
-    is_stopped_ = true;
-    calls.swap(pending_);
-    for (auto& [key, running] : running_) handlers.push_back(running.stop);
-  }
-  for (std::stop_source& handler : handlers) handler.request_stop();  // which may answer its call
-  for (auto& [id, call] : calls) {
-    call.fail(std::make_exception_ptr(
-        UsageError("rpc.call", describe(id, call) + ": this agent has been stopped")));
-  }
 }
 
 std::vector<WorkerInfo> AgentState::workers() const {

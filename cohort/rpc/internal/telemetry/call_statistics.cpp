@@ -2,7 +2,7 @@
 // nanosecond to centuries, in a kilobyte. Old calls are forgotten by halves: once the newest half has 1,024
 // calls it takes the place of the half before it. A list of the last times would be exact, but each reader
 // would have to sort it.
-#include "cohort/rpc/internal/call_statistics.h"
+#include "cohort/rpc/internal/telemetry/call_statistics.h"
 
 #include <bit>
 #include <cmath>

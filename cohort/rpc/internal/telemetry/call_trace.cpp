@@ -3,7 +3,7 @@
 //
 // Caller and callee know an arrow by the caller's name and the number of the call. Within a context of
 // distributed autograd the arrow continues from the handler to the backward of the call. Else it ends there.
-#include "cohort/rpc/internal/call_trace.h"
+#include "cohort/rpc/internal/telemetry/call_trace.h"
 
 #include <algorithm>
 #include <chrono>
