@@ -92,6 +92,8 @@ TEST(AgentShutdownTest, NobodyLeavesBeforeAWorkerThatHasGivenUp) {
   Job job(3);
   COHORT_EXPECT_THROW_WITH(job[0].shutdown(base::Deadline(milliseconds(100))), TimeoutError,
                            "w1, which has not come to shutdown()");
+  // Until both have heard it. A call would tell them too: its number is not in the last report.
+  base::sleep(milliseconds(200), patience());
   std::atomic<int> num_left{0};
   std::vector<std::thread> threads;
   for (const std::size_t id : {1, 2}) {
