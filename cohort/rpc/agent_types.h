@@ -39,9 +39,18 @@ struct Target {
     target.timeout = time;
     return target;
   }
+  /// Returns a target whose calls run one after the other, in the order in which this worker makes them: each begins once the
+  /// handler of the one before has answered. A call that fails or expires before it begins leaves its place. Calls of other
+  /// workers, of other channels, and without one do not wait. A handler must not wait for a call of its own channel.
+  Target in_order(std::string name) const {
+    Target target = *this;
+    target.channel = std::move(name);
+    return target;
+  }
   std::string worker;
   std::optional<int> id;                             ///< in place of the name
   std::optional<std::chrono::milliseconds> timeout;  ///< else the agent's
+  std::optional<std::string> channel;                ///< of calls that have an order
   Line line;
 };
 /// The worker of that name as a target, which knows the line of this call.

@@ -83,7 +83,7 @@ DistributedOptimizer::DistributedOptimizer(const std::vector<RRef<at::Tensor>>& 
   for (const RRef<at::Tensor>& parameter : parameters) by_owner[parameter.owner().name].push_back(parameter);
   for (const auto& [name, own] : by_owner) {
     owners_.push_back({name, RRef<OwnerOptimizer>(own.front().reference()->make(
-                                 std::nullopt, name_of<&make_owner_optimizer>(),
+                                 {}, name_of<&make_owner_optimizer>(),
                                  encode_arguments<&make_owner_optimizer>(own, options)))});
   }
   ask_initial_lrs();

@@ -37,6 +37,11 @@ struct ObjectValue {
 class Reference {
  public:
   using Timeout = std::optional<std::chrono::milliseconds>;  // else the agent's
+  /// Of a call: as Target has them.
+  struct CallOptions {
+    Timeout timeout = {};
+    std::optional<std::string> channel = {};
+  };
   Reference(std::shared_ptr<References> home, std::uint64_t hold, ObjectId object, WorkerInfo owner);
   ~Reference();
   Reference(const Reference&) = delete;
@@ -62,9 +67,9 @@ class Reference {
   void on_value(std::function<void()> fn) const;
 
   /// Calls a function on the owner. Throws: OwnerLostError; a call that is under way then ends with PeerError.
-  base::Future<Encoded> call(Timeout timeout, const char* function, Encoded arguments) const;
+  base::Future<Encoded> call(CallOptions options, const char* function, Encoded arguments) const;
   /// A reference to the result of a function that runs on the owner.
-  std::shared_ptr<Reference> make(Timeout timeout, const char* function, Encoded arguments) const;
+  std::shared_ptr<Reference> make(CallOptions options, const char* function, Encoded arguments) const;
 
  private:
   friend class References;

@@ -79,6 +79,12 @@ class RRef {
     rref.timeout_ = time;
     return rref;
   }
+  /// The same reference, with functions that run one after the other, as Target::in_order() says.
+  RRef in_order(std::string channel) const {
+    RRef rref = *this;
+    rref.channel_ = std::move(channel);
+    return rref;
+  }
 
   /// The object, on its owner, once it is made. Throws: UsageError on another worker.
   std::shared_ptr<Value> local_value() const {
@@ -117,7 +123,7 @@ class RRef {
   template <auto function, typename... Args>
   auto rpc_async(Args&&... args) const {
     using Returned = typename FunctionType<decltype(function)>::Returned;
-    return Future<Returned>(get().call(timeout_, name_of<function>(),
+    return Future<Returned>(get().call({timeout_, channel_}, name_of<function>(),
                                        encode_arguments<function>(*this, std::forward<Args>(args)...)));
   }
   /// The same, and blocks for the result. Throws: what the function threw.
@@ -129,7 +135,7 @@ class RRef {
   template <auto function, typename... Args>
   auto remote(Args&&... args) const {
     using Returned = typename FunctionType<decltype(function)>::Returned;
-    return RRef<Kept<Returned>>(get().make(timeout_, name_of<function>(),
+    return RRef<Kept<Returned>>(get().make({timeout_, channel_}, name_of<function>(),
                                            encode_arguments<function>(*this, std::forward<Args>(args)...)));
   }
 
@@ -148,6 +154,7 @@ class RRef {
 
   std::shared_ptr<Reference> reference_;
   std::optional<std::chrono::milliseconds> timeout_;
+  std::optional<std::string> channel_;
 };
 
 /// The reference, not the object.

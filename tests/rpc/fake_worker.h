@@ -44,6 +44,7 @@ inline rpc::Encoded call_message(const char* function, std::uint64_t call, rpc::
   rpc::Writer out = rpc::begin_message(rpc::MessageKind::kCall, call);
   out.text(function);
   out.number(std::numeric_limits<std::int64_t>::max());
+  rpc::encode(out, std::optional<std::string>());  // channel
   rpc::encode(out, std::optional<rpc::RecordedPlace>());
   rpc::encode(out, rpc::CallerState());
   out.append(std::move(arguments));

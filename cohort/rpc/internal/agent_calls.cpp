@@ -5,6 +5,11 @@
 // learns so. Within a context of distributed autograd a call is recorded: arguments travel without their graph,
 // and results get a history by which gradients travel back as another call (kBackwardPart). A call that passes
 // its deadline fails here at once; kCancel then asks the worker to stop its handler.
+//
+// Calls that have an order are sent in it, so a call with references holds up those after it. Module net keeps the order of
+// the messages of its own channel. The worker that is called has them run in the order in which they come (Note [Order of
+// calls], agent_handlers.cpp). So nothing is numbered, and a call that is never sent leaves no gap.
+#include <functional>
 #include <limits>
 #include <string_view>
 #include <utility>
@@ -23,6 +28,8 @@ using std::chrono::nanoseconds;
 // Short messages share a channel, so they stay in order and go before long ones; a long one has a channel of its own.
 constexpr std::uint32_t kShortChannel = 0;
 constexpr std::size_t kShortBytes = 64 * 1024;
+// So many follow, one for each long message in turn, and then as many for calls that have an order.
+constexpr std::uint32_t kLongChannels = 1'000'000;
 
 std::int64_t nanoseconds_left(base::Deadline deadline) {
   if (deadline.is_never()) return std::numeric_limits<std::int64_t>::max();
@@ -33,6 +40,11 @@ std::int64_t nanoseconds_left(base::Deadline deadline) {
 CallerState state_for(std::string_view function) {
   const bool is_own = function == kBackwardPart || function == kFetch || function == kAwait;
   return is_own ? CallerState() : CallerState::of_next_call();
+}
+
+// Names that meet in one channel are in order too.
+std::uint32_t net_channel_of(const std::string& channel) {
+  return 1 + kLongChannels + static_cast<std::uint32_t>(std::hash<std::string>()(channel) % kLongChannels);
 }
 
 std::exception_ptr error_of(const RemoteException& exception, const std::string& where) {
@@ -128,6 +140,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   Writer out = begin_message(MessageKind::kCall, id);
   out.text(function);
   out.number(nanoseconds_left(deadline));
+  encode(out, target.channel);
   encode(out, place);
   encode(out, state_for(function));
   out.append(std::move(arguments));
@@ -144,7 +157,8 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
         }
         self->count_unsent(worker);
         return false;
-      });
+      },
+      target.channel);
   return future;
 }
 
@@ -180,6 +194,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   out.number(wire.object.number);
   out.number(wire.fork.number);
   out.text(asked_at);
+  encode(out, target.channel);
   encode(out, place);
   encode(out, state_for(function));
   out.append(std::move(arguments));
@@ -192,7 +207,8 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
       [self = shared_from_this(), worker = target.worker, reference](const std::exception_ptr& error) {
         self->count_unsent(worker);
         self->references_->lose(*reference, error);
-      });
+      },
+      nullptr, target.channel);
   return reference;
 }
 
@@ -207,23 +223,32 @@ void AgentState::count_unsent(const std::string& worker) {
 
 void AgentState::send_when_settled(const std::string& worker, Encoded message,
                                    std::function<void(std::exception_ptr)> on_error,
-                                   std::function<bool()> is_wanted) {
-  const auto send_it = [self = shared_from_this(), worker, on_error = std::move(on_error)](Encoded settled) {
+                                   std::function<bool()> is_wanted,
+                                   const std::optional<std::string>& channel) {
+  const auto send_it = [self = shared_from_this(), worker, channel,
+                        on_error = std::move(on_error)](Encoded settled) {
     try {
-      self->send(worker, std::move(settled));
+      self->send(worker, std::move(settled), channel);
     } catch (...) {  // a tensor that cannot travel, an object that is gone
       on_error(std::current_exception());
     }
   };
-  if (message.references.empty()) return send_it(std::move(message));
+  if (message.references.empty() && !channel) return send_it(std::move(message));
   const References::List references = message.references;
-  references_->when_settled(references,
-                            [send_it, message = std::move(message), is_wanted = std::move(is_wanted)] {
-                              if (!is_wanted || is_wanted()) send_it(message);
-                            });
+  const auto send_if_wanted = [send_it, message = std::move(message), is_wanted = std::move(is_wanted)] {
+    if (!is_wanted || is_wanted()) send_it(message);
+  };
+  if (!channel) return references_->when_settled(references, send_if_wanted);
+  sends_->take({worker, *channel}, [self = shared_from_this(), references,
+                                    send_if_wanted](const std::shared_ptr<base::Turns::Turn>& turn) {
+    self->references_->when_settled(references, [send_if_wanted, turn] {
+      send_if_wanted();
+      turn->end();
+    });
+  });
 }
 
-void AgentState::send(const std::string& worker, Encoded encoded) {
+void AgentState::send(const std::string& worker, Encoded encoded, const std::optional<std::string>& channel) {
   std::shared_ptr<net::Peer> peer;
   std::int32_t id = 0;
   {
@@ -239,7 +264,11 @@ void AgentState::send(const std::string& worker, Encoded encoded) {
   // In a call of itself both sides have values of their own, as anywhere else.
   net::Message message = to_message(kShortChannel, encoded, peer == nullptr ? Memory::kOwn : Memory::kShared);
   add_references(message, references_->send(encoded.references, id));
-  if (message.num_bytes() > kShortBytes) message.channel = static_cast<std::uint32_t>(1 + call % 1'000'000);
+  if (channel) {
+    message.channel = net_channel_of(*channel);
+  } else if (message.num_bytes() > kShortBytes) {
+    message.channel = static_cast<std::uint32_t>(1 + call % kLongChannels);
+  }
   if (is_answer(kind)) message.channel += net::kAnswerChannels;
   if (peer != nullptr) return peer->send(std::move(message));
   if (worker == self_.name) take(self_.name, std::move(message));

@@ -5,6 +5,12 @@
 // its kCancel, which is remembered, so that its handler does not begin. A call
 // made by remote() is no caller's alone, so it continues when its caller is gone: others may hold its result.
 // References that came as arguments may have to wait for their owners before the handler begins.
+//
+// Note [Order of calls]: calls of one caller and one channel come in the order in which they were made. `handlers_` has each
+// wait until the handler before it has answered: also one that its caller has given up, as two handlers of a channel never
+// run at a time. A call that waits keeps its place while the owners of its references are asked, and its room in the
+// caller's window. So the window bounds the memory of calls that wait. None of them can take the room of an earlier one of
+// its channel, for that one has come before.
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -141,6 +147,7 @@ void AgentState::on_call(const std::string& caller, std::uint64_t id, Reader& in
   job.key = {caller, id};
   job.function = in.text();
   const auto left = in.number<std::int64_t>();
+  job.channel = decode<std::optional<std::string>>(in);
   job.place = decode<std::optional<RecordedPlace>>(in);
   job.state = decode<CallerState>(in);
   begin(std::move(job), left, in.rest(), std::move(credit));
@@ -158,6 +165,7 @@ void AgentState::on_make(const std::string& caller, std::uint64_t id, Reader& in
   asked.object.number = in.number<std::uint64_t>();
   asked.fork.number = in.number<std::uint64_t>();
   const std::string line = in.text();
+  job.channel = decode<std::optional<std::string>>(in);
   job.place = decode<std::optional<RecordedPlace>>(in);
   job.state = decode<CallerState>(in);
   job.result = references_->make(asked, asked.fork.maker, base::concat(line, " by ", job.function));
@@ -199,6 +207,17 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     ++num_queued_;
     ++num_received;
   }
+  if (!job.channel) return start(job, std::move(arguments), std::move(credit));
+  const base::Turns::Key key(job.key.first, *job.channel);
+  handlers_->take(key, [self = shared_from_this(), job = std::move(job), arguments = std::move(arguments),
+                        credit = std::move(credit)](std::shared_ptr<base::Turns::Turn> turn) mutable {
+    job.turn = std::move(turn);
+    self->start(job, std::move(arguments), std::move(credit));
+  });
+}
+
+// A handler that may begin.
+void AgentState::start(const Job& job, Encoded arguments, std::shared_ptr<void> credit) {
   if (arguments.references.empty()) {
     if (may_run_here(job.function)) {
       credit.reset();
@@ -207,10 +226,10 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     return run_on_pool(job, std::move(arguments), std::move(credit));
   }
   const References::List references = arguments.references;
-  references_->when_settled(references, [self = shared_from_this(), job = std::move(job),
-                                         arguments = std::move(arguments)]() mutable {
-    self->run_on_pool(job, std::move(arguments), nullptr);
-  });
+  references_->when_settled(references,
+                            [self = shared_from_this(), job, arguments = std::move(arguments)]() mutable {
+                              self->run_on_pool(job, std::move(arguments), nullptr);
+                            });
 }
 
 namespace {
@@ -243,6 +262,11 @@ void invoke_and_keep(const RemoteFunction& function, const Encoded& arguments, c
   function.invoke_and_keep(arguments, keep);
 }
 
+// The next call of the channel begins.
+void end_turn(const std::shared_ptr<base::Turns::Turn>& turn) {
+  if (turn != nullptr) turn->end();
+}
+
 // Calls `fn`, and sets `error` to what it throws; where there is one, does not call it.
 template <typename Fn>
 void run_unless_failed(std::exception_ptr& error, const Fn& fn) {
@@ -268,7 +292,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
   const CountOnThread count(num_on_threads_);
   --num_queued_;
   if (job.call.stop.stop_requested()) {  // nobody waits any more: it does not begin
-    if (job.result == nullptr) return;
+    if (job.result == nullptr) return end_turn(job.turn);
     return keep(job, {},
                 std::make_exception_ptr(TimeoutError("rpc.remote", job.function + " did not begin in time")));
   }
@@ -284,9 +308,11 @@ void AgentState::run(const Job& job, Encoded arguments) {
     } else if (job.place) {
       run_in_context(job, std::move(arguments), found);
     } else if (job.result == nullptr) {
-      found.invoke(arguments, [self, key = job.key](Encoded result, const std::exception_ptr& error) {
-        self->answer(key, std::move(result), error);
-      });
+      found.invoke(arguments,
+                   [self, key = job.key, turn = job.turn](Encoded result, const std::exception_ptr& error) {
+                     self->answer(key, std::move(result), error);
+                     end_turn(turn);
+                   });
     } else {
       invoke_and_keep(found, arguments, [self, job](ObjectValue value, const std::exception_ptr& error) {
         self->keep(job, std::move(value), error);
@@ -318,6 +344,7 @@ void AgentState::run_fetch(const Job& job, const Encoded& arguments, const Remot
           for (at::Tensor* const parameter : parameters) *parameter = parameter->clone().requires_grad_();
         });
         self->answer(job.key, std::move(value), error, job.place ? std::optional(false) : std::nullopt);
+        end_turn(job.turn);
       });
 }
 
@@ -333,6 +360,7 @@ void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteF
       bool is_late = false;
       run_unless_failed(error, [&] { is_late = part->end(result); });
       self->answer(job.key, std::move(result), error, is_late);
+      end_turn(job.turn);
     });
   }
   invoke_and_keep(function, arguments, [self, job, part](ObjectValue value, std::exception_ptr error) {
@@ -358,8 +386,9 @@ Encoded AgentState::backward_part(const Encoded& arguments) {
 }
 
 void AgentState::fail_job(const Job& job, const std::exception_ptr& error) {
-  if (job.result == nullptr) return answer(job.key, {}, error);
-  keep(job, {}, error);
+  if (job.result != nullptr) return keep(job, {}, error);
+  answer(job.key, {}, error);
+  end_turn(job.turn);
 }
 
 // Takes the call out, if somebody still waits for it, and returns what asks its handler to stop.
@@ -378,6 +407,7 @@ void AgentState::keep(const Job& job, ObjectValue value, const std::exception_pt
   references_->set_value(*job.result, std::move(value), error);
   end(job.key);
   changed_.notify_all();
+  end_turn(job.turn);
 }
 
 // `is_late`: of a call within a context.

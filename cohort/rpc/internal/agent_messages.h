@@ -10,11 +10,11 @@
 namespace cohort::rpc {
 
 enum class MessageKind : std::uint8_t {
-  kCall = 1,     ///< function, nanoseconds left, place in a context, CallerState, arguments
-  kMake,         ///< the same before the arguments, and where it is written: a reference keeps the result
-  kResult,       ///< value
-  kError,        ///< RemoteException
-  kCancel,       ///< nobody waits for the call any more
+  kCall = 1,  ///< function, nanoseconds left, channel, place in a context, CallerState, arguments
+  kMake,    ///< the same up to the time left, object, fork, line, and the rest: a reference keeps the result
+  kResult,  ///< value
+  kError,   ///< RemoteException
+  kCancel,  ///< nobody waits for the call any more
   kReference,    ///< ReferenceMessage
   kContextEnds,  ///< ContextId
   kLeaving,  ///< this worker has come to shutdown(), or has given up; or IdleReport: and has nothing to do

@@ -151,6 +151,8 @@ void AgentState::end_calls() {
     calls.swap(pending_);
     for (auto& [key, running] : running_) handlers.push_back(running.stop);
   }
+  sends_->clear();
+  handlers_->clear();
   for (std::stop_source& handler : handlers) handler.request_stop();  // which may answer its call
   for (auto& [id, call] : calls) {
     call.fail(std::make_exception_ptr(

@@ -14,6 +14,7 @@
 
 #include "cohort/base/key_value_store.h"
 #include "cohort/base/threads/thread_pool.h"
+#include "cohort/base/threads/turns.h"
 #include "cohort/net/node.h"
 #include "cohort/rpc/agent_types.h"
 #include "cohort/rpc/call_context.h"
@@ -98,9 +99,11 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
     RunningKey key;
     std::string function;
     CallContext call;
-    std::shared_ptr<Reference> result;   // null: the caller gets it
-    std::optional<RecordedPlace> place;  // within a context of distributed autograd
-    CallerState state;                   // of the thread that made the call
+    std::shared_ptr<Reference> result;        // null: the caller gets it
+    std::optional<RecordedPlace> place;       // within a context of distributed autograd
+    CallerState state;                        // of the thread that made the call
+    std::optional<std::string> channel;       // of calls that have an order
+    std::shared_ptr<base::Turns::Turn> turn;  // in it, from start() on
   };
   class Handler;
 
@@ -118,6 +121,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_call(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void on_make(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
+  void start(const Job& job, Encoded arguments, std::shared_ptr<void> credit);
   bool may_run_here(const std::string& function) const;
   void run_here(const Job& job, Encoded arguments);
   void run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<void> credit);
@@ -148,10 +152,11 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void finish(std::uint64_t id, Encoded result, const std::exception_ptr& error);
   void fail(std::uint64_t id, const std::exception_ptr& error) { finish(id, {}, error); }
   void expire(std::uint64_t id);
-  void send(const std::string& worker, Encoded message);
+  void send(const std::string& worker, Encoded message, const std::optional<std::string>& channel = {});
   void send_when_settled(const std::string& worker, Encoded message,
                          std::function<void(std::exception_ptr)> on_error,
-                         std::function<bool()> is_wanted = nullptr);
+                         std::function<bool()> is_wanted = nullptr,
+                         const std::optional<std::string>& channel = {});
   void attach(Pending& pending, Encoded& result);
   void check_function(const Worker& worker, const char* function) const;
   std::string describe(std::uint64_t id, const Pending& pending) const;
@@ -171,6 +176,9 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::unique_ptr<net::Node> node_;  // from join() on
   std::shared_ptr<References> references_;
   Contexts contexts_;
+  // By worker and channel: messages that are sent, and handlers that run.
+  const std::shared_ptr<base::Turns> sends_ = std::make_shared<base::Turns>(),
+                                     handlers_ = std::make_shared<base::Turns>();
   CallTrace trace_;
   std::atomic<bool> runs_here_{false};  // a handler that has begun on the node's thread
   std::atomic<std::size_t> num_queued_{0}, num_on_threads_{0};  // handlers

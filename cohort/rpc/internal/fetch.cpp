@@ -69,12 +69,12 @@ Encoded only(const std::shared_ptr<Reference>& reference) {
 }  // namespace
 
 base::Future<Encoded> fetch_value(const std::shared_ptr<Reference>& reference, Reference::Timeout timeout) {
-  return reference->call(timeout, kFetch, only(reference));
+  return reference->call({.timeout = timeout}, kFetch, only(reference));
 }
 
 base::Future<Encoded> await_value(const std::shared_ptr<Reference>& reference, Reference::Timeout timeout) {
   const at::NoGradGuard not_recorded;
-  return reference->call(timeout, kAwait, only(reference));
+  return reference->call({.timeout = timeout}, kAwait, only(reference));
 }
 
 }  // namespace cohort::rpc

@@ -27,6 +27,13 @@ namespace {
                    base::concat(reference.describe(), " is used, but its agent has been stopped"));
 }
 
+Target target_of(const WorkerInfo& owner, Reference::CallOptions options) {
+  Target target(owner);
+  target.timeout = options.timeout;
+  target.channel = std::move(options.channel);
+  return target;
+}
+
 }  // namespace
 
 // Runs `step(effects)` under the mutex, and then what it leads to.
@@ -340,16 +347,14 @@ void Reference::on_value(std::function<void()> fn) const {
   home_->object_of(*this)->ready.on_ready(std::move(fn));
 }
 
-base::Future<Encoded> Reference::call(Timeout timeout, const char* function, Encoded arguments) const {
-  Target target(owner_);
-  target.timeout = timeout;
-  return host()->call(target, function, std::move(arguments));
+base::Future<Encoded> Reference::call(CallOptions options, const char* function, Encoded arguments) const {
+  return host()->call(target_of(owner_, std::move(options)), function, std::move(arguments));
 }
 
-std::shared_ptr<Reference> Reference::make(Timeout timeout, const char* function, Encoded arguments) const {
-  Target target(owner_);
-  target.timeout = timeout;
-  return host()->make(target, function, std::move(arguments), "a call of " + describe());
+std::shared_ptr<Reference> Reference::make(CallOptions options, const char* function,
+                                           Encoded arguments) const {
+  return host()->make(target_of(owner_, std::move(options)), function, std::move(arguments),
+                      "a call of " + describe());
 }
 
 }  // namespace cohort::rpc
