@@ -1,30 +1,37 @@
 #include "cohort/rpc/function.h"
 
+#include <memory>
+#include <utility>
+
 #include "cohort/base/error.h"
 #include "cohort/base/registry.h"
 
 namespace cohort::rpc {
 namespace {
 
-base::Registry<RemoteFunction>& functions() {
-  static auto* const registry = new base::Registry<RemoteFunction>("remote function", "rpc.functions", {});
+// The registry gives out copies. It keeps each pointer for ever, so its function may be used without a copy of one's own: each
+// call looks for its function twice.
+using FunctionPointer = std::shared_ptr<const RemoteFunction>;
+
+base::Registry<FunctionPointer>& functions() {
+  static auto* const registry = new base::Registry<FunctionPointer>("remote function", "rpc.functions", {});
   return *registry;
 }
 
 }  // namespace
 
 bool add_function_at_load(const char* name, RemoteFunction function, const char* file, int line) noexcept {
-  functions().add_at_load(name, std::move(function), file, line);
+  functions().add_at_load(name, std::make_shared<const RemoteFunction>(std::move(function)), file, line);
   return true;
 }
 
-RemoteFunction find_function(const std::string& name) {
-  return functions().get(name);
+const RemoteFunction& find_function(const std::string& name) {
+  return *functions().get(name);
 }
 
 std::map<std::string, std::string> all_signatures() {
   std::map<std::string, std::string> signatures;
-  for (const std::string& name : functions().names()) signatures[name] = functions().get(name).signature;
+  for (const std::string& name : functions().names()) signatures[name] = find_function(name).signature;
   return signatures;
 }
 

@@ -141,6 +141,12 @@ TEST(FunctionTest, UnknownNamesAreErrors) {
                            "(int32) -> int32 is called that is not registered");
 }
 
+TEST(FunctionTest, AFunctionStaysWhereItIs) {
+  const RemoteFunction* const found = &find_function("scaled");
+  EXPECT_EQ(&find_function("scaled"), found) << "no call copies it";
+  EXPECT_NE(&find_function("words"), found);
+}
+
 TEST(FunctionTest, DifferencesShowBothSignatures) {
   EXPECT_EQ(differences({{"a", "() -> void"}, {"b", "(int32) -> void"}, {"c", "() -> void"}},
                         {{"a", "() -> void"}, {"b", "(int64) -> void"}, {"d", "() -> void"}}),

@@ -298,7 +298,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
   }
   const auto begin = base::Deadline::Clock::now();
   try {
-    const RemoteFunction found = find_function(job.function);
+    const RemoteFunction& found = find_function(job.function);
     const CallScope scope(job.call);
     const HandlerScope agent(this);
     const CallerStateScope state(job.state);
