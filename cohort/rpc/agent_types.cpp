@@ -48,8 +48,8 @@ std::string to_string(const AgentMetrics& metrics) {
               text_of_time(function.p50), ", p99 ", text_of_time(function.p99), ", max ",
               text_of_time(function.max));
   }
-  lines.add(metrics.contexts, " contexts, ", metrics.references, " references, ", metrics.objects.size(),
-            " objects");
+  lines.add(metrics.contexts, " contexts, ", metrics.backwards, " backwards, ", metrics.references,
+            " references, ", metrics.objects.size(), " objects");
   for (const std::string& rref : metrics.rrefs) lines.add("reference to ", rref);
   for (const std::string& object : metrics.objects) lines.add(object);
   return lines.text();

@@ -114,6 +114,7 @@ struct AgentMetrics {
   std::uint64_t bytes_sent = 0, bytes_received = 0, bytes_on_the_way = 0, bytes_queued = 0;
   std::size_t messages_queued = 0;
   std::size_t contexts = 0;    ///< of distributed autograd, that this worker takes part in
+  std::size_t backwards = 0;   ///< that run: those of this worker, and those of calls that it answered
   std::size_t references = 0;  ///< that this worker has, to objects of any worker
   /// Each reference that is in use here: to which object, and which line made it or who sent it.
   std::vector<std::string> rrefs;

@@ -1,12 +1,15 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/rpc/dist_autograd.h"
 #include "cohort/rpc/init.h"
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
@@ -46,6 +49,19 @@ RRef<at::Tensor> counted_on_w1;
 void keep_counted(const RRef<at::Tensor>& tensor) {
   counted_on_w1 = tensor;
 }
+// Its backward waits.
+struct WaitsInBackward : torch::autograd::Function<WaitsInBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return 2 * x; }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          const std::vector<at::Tensor>& gradients) {
+    gate_of_counted->wait();
+    return {2 * gradients.at(0)};
+  }
+};
+at::Tensor twice_counted(const at::Tensor& x) {
+  return WaitsInBackward::apply(x);
+}
+COHORT_REMOTE(twice_counted);
 COHORT_REMOTE(take_ms);
 COHORT_REMOTE(wait_counted);
 COHORT_REMOTE(answer_counted);
@@ -184,6 +200,28 @@ TEST(AgentMetricsTest, ReferencesSayWhereTheyComeFrom) {
   job.shutdown();
 }
 
+TEST(AgentMetricsTest, BackwardsThatRunAreCounted) {
+  Job job(3);
+  test::Gate gate;
+  gate_of_counted = &gate;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  dist_autograd::Context context(job[0]);
+  const at::Tensor y = job[0].rpc_sync<twice_counted>("w1", x);
+  EXPECT_EQ(job[0].metrics().backwards + job[1].metrics().backwards, 0U);
+  std::thread during_backward([&] {
+    EXPECT_TRUE(comes_true([&] { return job[1].metrics().backwards == 1; }));
+    EXPECT_EQ(job[0].metrics().backwards, 1U);
+    EXPECT_EQ(job[2].metrics().backwards, 0U) << "it has no part in it";
+    gate.open();
+  });
+  dist_autograd::backward(context, {y.sum()});
+  during_backward.join();
+  EXPECT_EQ(job[0].metrics().backwards + job[1].metrics().backwards, 0U);
+  EXPECT_EQ(job[0].metrics().contexts, 1U);
+  EXPECT_TRUE(at::equal(dist_autograd::get_gradients(context).at(0).second, at::full({2}, 2.)));
+  job.shutdown();
+}
+
 TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
   AgentMetrics metrics;
   metrics.calls_made = 1200;
@@ -196,6 +234,7 @@ TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
   metrics.functions.push_back({"embed", 1200, 3, nanoseconds(97'300), milliseconds(2), seconds(1500)});
   metrics.traffic.push_back({"ps/0", 12'300'000, 999, 0, 4'000'000'000'000'000, 7});
   metrics.contexts = 1;
+  metrics.backwards = 2;
   metrics.references = 4;
   metrics.rrefs = {"object 0.1 of ps/0, made at main.cpp:12 by embed"};
   metrics.objects = {"object 1.1, made at main.cpp:13, held by ps/0"};
@@ -204,7 +243,7 @@ TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
             "calls handled: 40, 0.0 a second, 5 unanswered, 2 queued, 1 on threads\n"
             "ps/0: sent 12.3 MB, received 999.0 B, on the way 0.0 B, queued 4000.0 TB in 7 messages\n"
             "embed: 1200 calls, 3 errors, p50 97.3 us, p99 2.0 ms, max 1500.0 s\n"
-            "1 contexts, 4 references, 1 objects\n"
+            "1 contexts, 2 backwards, 4 references, 1 objects\n"
             "reference to object 0.1 of ps/0, made at main.cpp:12 by embed\n"
             "object 1.1, made at main.cpp:13, held by ps/0");
 }

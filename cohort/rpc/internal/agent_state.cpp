@@ -321,6 +321,7 @@ AgentMetrics AgentState::metrics() const {
   metrics.handlers_queued = num_queued_;
   metrics.handlers_on_threads = num_on_threads_;
   metrics.contexts = contexts_.size();
+  metrics.backwards = contexts_.num_backwards();
   for (const auto& [name, worker] : workers_) {
     if (worker.peer == nullptr) continue;
     const net::PeerMetrics of_peer = worker.peer->metrics();

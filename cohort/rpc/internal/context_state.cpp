@@ -269,6 +269,11 @@ Tensors ContextState::backward_graph(const Part& part, bool keep_graph, Tensors 
   return of_inputs;
 }
 
+int ContextState::num_running() const {
+  const std::lock_guard lock(mutex_);
+  return num_running_;
+}
+
 void ContextState::backward(const Tensors& roots, const Tensors& late,
                             dist_autograd::BackwardOptions options) {
   std::uint64_t number = 0;

@@ -90,6 +90,9 @@ class ContextState {
   /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one.
   Backward current_backward() const;
 
+  /// Backwards that run: of the context, and of parts here.
+  int num_running() const;
+
   /// Which gradients: of leaves that the root's program used, or that calls used here.
   enum class Of : std::uint8_t { kAll, kProgram, kCalls };
   /// Sums, in an order that does not depend on when they came.

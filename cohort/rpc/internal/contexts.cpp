@@ -70,5 +70,11 @@ std::size_t Contexts::size() const {
   const std::lock_guard lock(mutex_);
   return contexts_.size();
 }
+std::size_t Contexts::num_backwards() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t sum = 0;
+  for (const auto& [id, context] : contexts_) sum += static_cast<std::size_t>(context->num_running());
+  return sum;
+}
 
 }  // namespace cohort::rpc

@@ -29,6 +29,8 @@ class Contexts {
   /// The contexts of a worker that is dead, likewise.
   std::shared_ptr<void> on_down(std::int32_t worker);
   std::size_t size() const;
+  /// ContextState::num_running() of all.
+  std::size_t num_backwards() const;
   const void* mark() const { return mark_.get(); }
 
  private:
