@@ -39,9 +39,10 @@ struct Target {
     target.timeout = time;
     return target;
   }
-  /// Returns a target whose calls run one after the other, in the order in which this worker makes them: each begins once the
-  /// handler of the one before has answered. A call that fails or expires before it begins leaves its place. Calls of other
-  /// workers, of other channels, and without one do not wait. A handler must not wait for a call of its own channel.
+  /// Returns a target whose calls run one after the other, in the order in which this worker makes them:
+  /// each begins once the handler of the one before has answered. A call that fails or expires before it
+  /// begins leaves its place. Calls of other workers, of other channels, and without one do not wait. A
+  /// handler must not wait for a call of its own channel.
   Target in_order(std::string name) const {
     Target target = *this;
     target.channel = std::move(name);

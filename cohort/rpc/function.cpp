@@ -9,8 +9,8 @@
 namespace cohort::rpc {
 namespace {
 
-// The registry gives out copies. It keeps each pointer for ever, so its function may be used without a copy of one's own: each
-// call looks for its function twice.
+// The registry gives out copies. It keeps each pointer for ever, so its function may be used without a copy
+// of one's own: each call looks for its function twice.
 using FunctionPointer = std::shared_ptr<const RemoteFunction>;
 
 base::Registry<FunctionPointer>& functions() {

@@ -102,8 +102,8 @@ void invoke(const Encoded& encoded,
 /// Registers a function as the program, or a library, is loaded. Returns true.
 bool add_function_at_load(const char* name, RemoteFunction function, const char* file, int line) noexcept;
 
-/// Returns the function of this name, which stays where it is until the program ends. Throws: UsageError for an unknown one,
-/// naming the nearest, or for one that was registered twice.
+/// Returns the function of this name, which stays where it is until the program ends. Throws: UsageError
+/// for an unknown one, naming the nearest, or for one that was registered twice.
 const RemoteFunction& find_function(const std::string& name);
 
 /// Returns the signatures by name: what workers compare when they meet.

@@ -1,6 +1,6 @@
-// A turn may end while its function still runs: a call that is cancelled ends at once, and so would all that wait for it, each
-// within the one before. So one thread at a time begins the functions of a key, in a loop. A turn that ends meanwhile
-// leaves the next one to that thread.
+// A turn may end while its function still runs: a call that is cancelled ends at once, and so would all
+// that wait for it, each within the one before. So one thread at a time begins the functions of a key, in a
+// loop. A turn that ends meanwhile leaves the next one to that thread.
 #include "cohort/base/threads/turns.h"
 
 namespace cohort::base {

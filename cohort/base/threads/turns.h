@@ -12,9 +12,9 @@
 
 namespace cohort::base {
 
-/// Has functions of one key begin one after another, in the order in which they were given: each once the turn of the one
-/// before has ended, which may be long after its function has returned. Keys do not wait for each other. A key takes memory
-/// while it has a turn. Threads: any.
+/// Has functions of one key begin one after another, in the order in which they were given: each once the
+/// turn of the one before has ended, which may be long after its function has returned. Keys do not wait
+/// for each other. A key takes memory while it has a turn. Threads: any.
 class Turns : public std::enable_shared_from_this<Turns> {
  public:
   using Key = std::pair<std::string, std::string>;  ///< a worker, a channel

@@ -6,9 +6,10 @@
 // and results get a history by which gradients travel back as another call (kBackwardPart). A call that passes
 // its deadline fails here at once; kCancel then asks the worker to stop its handler.
 //
-// Calls that have an order are sent in it, so a call with references holds up those after it. Module net keeps the order of
-// the messages of its own channel. The worker that is called has them run in the order in which they come (Note [Order of
-// calls], agent_handlers.cpp). So nothing is numbered, and a call that is never sent leaves no gap.
+// Calls that have an order are sent in it, so a call with references holds up those after it. Module net
+// keeps the order of the messages of its own channel. The worker that is called has them run in the order
+// in which they come (Note [Order of calls], agent_handlers.cpp). So nothing is numbered, and a call that
+// is never sent leaves no gap.
 #include <functional>
 #include <limits>
 #include <string_view>

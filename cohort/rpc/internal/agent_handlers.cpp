@@ -6,11 +6,12 @@
 // made by remote() is no caller's alone, so it continues when its caller is gone: others may hold its result.
 // References that came as arguments may have to wait for their owners before the handler begins.
 //
-// Note [Order of calls]: calls of one caller and one channel come in the order in which they were made. `handlers_` has each
-// wait until the handler before it has answered: also one that its caller has given up, as two handlers of a channel never
-// run at a time. A call that waits keeps its place while the owners of its references are asked, and its room in the
-// caller's window. So the window bounds the memory of calls that wait. None of them can take the room of an earlier one of
-// its channel, for that one has come before.
+// Note [Order of calls]: calls of one caller and one channel come in the order in which they were made.
+// `handlers_` has each wait until the handler before it has answered: also one that its caller has given
+// up, as two handlers of a channel never run at a time. A call that waits keeps its place while the owners
+// of its references are asked, and its room in the caller's window. So the window bounds the memory of
+// calls that wait. None of them can take the room of an earlier one of its channel, for that one has come
+// before.
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
