@@ -50,7 +50,7 @@ void keep_counted(const RRef<at::Tensor>& tensor) {
   counted_on_w1 = tensor;
 }
 // Its backward waits.
-struct WaitsInBackward : torch::autograd::Function<WaitsInBackward> {
+struct CountedInBackward : torch::autograd::Function<CountedInBackward> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return 2 * x; }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
                                           const std::vector<at::Tensor>& gradients) {
@@ -59,7 +59,7 @@ struct WaitsInBackward : torch::autograd::Function<WaitsInBackward> {
   }
 };
 at::Tensor twice_counted(const at::Tensor& x) {
-  return WaitsInBackward::apply(x);
+  return CountedInBackward::apply(x);
 }
 COHORT_REMOTE(twice_counted);
 COHORT_REMOTE(take_ms);
