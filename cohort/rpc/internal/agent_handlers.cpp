@@ -25,6 +25,7 @@
 #include "cohort/rpc/internal/agent_state.h"
 #include "cohort/rpc/internal/owner_optimizer.h"
 #include "cohort/rpc/internal/recorded_part.h"
+#include "cohort/rpc/internal/telemetry/run_timer.h"
 #include "cohort/rpc/internal/wire.h"
 
 namespace cohort::rpc {
@@ -227,10 +228,11 @@ void AgentState::start(const Job& job, Encoded arguments, std::shared_ptr<void> 
     return run_on_pool(job, std::move(arguments), std::move(credit));
   }
   const References::List references = arguments.references;
-  references_->when_settled(references,
-                            [self = shared_from_this(), job, arguments = std::move(arguments)]() mutable {
-                              self->run_on_pool(job, std::move(arguments), nullptr);
-                            });
+  // What their owners answer needs no room of the window.
+  references_->when_settled(references, [self = shared_from_this(), job, arguments = std::move(arguments),
+                                         credit = std::move(credit)]() mutable {
+    self->run_on_pool(job, std::move(arguments), std::move(credit));
+  });
 }
 
 namespace {
@@ -297,7 +299,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
     return keep(job, {},
                 std::make_exception_ptr(TimeoutError("rpc.remote", job.function + " did not begin in time")));
   }
-  const auto begin = base::Deadline::Clock::now();
+  const RunTimer timer(job.key);
   try {
     const RemoteFunction& found = find_function(job.function);
     const CallScope scope(job.call);
@@ -322,7 +324,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
   } catch (...) {
     fail_job(job, std::current_exception());
   }
-  note_run(job.function, base::Deadline::Clock::now() - begin);
+  note_run(job.function, timer.elapsed());
 }
 
 // The value of an object. A parameter is copied, since an optimizer may step while it is sent.
@@ -405,6 +407,7 @@ std::optional<std::stop_source> AgentState::end(const RunningKey& key) {
 }
 
 void AgentState::keep(const Job& job, ObjectValue value, const std::exception_ptr& error) {
+  RunTimer::end(job.key);
   references_->set_value(*job.result, std::move(value), error);
   end(job.key);
   changed_.notify_all();
@@ -414,6 +417,7 @@ void AgentState::keep(const Job& job, ObjectValue value, const std::exception_pt
 // `is_late`: of a call within a context.
 void AgentState::answer(const RunningKey& key, Encoded result, std::exception_ptr error,
                         std::optional<bool> is_late) {
+  RunTimer::end(key);
   if (!end(key)) return;
   {
     const std::lock_guard lock(mutex_);

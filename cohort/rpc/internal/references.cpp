@@ -87,8 +87,15 @@ std::shared_ptr<Reference> References::wrap(ReferenceProtocol::HoldId hold, cons
 std::shared_ptr<Reference> References::create(const WorkerInfo& owner, std::string made_at) {
   const std::lock_guard lock(mutex_);
   const ReferenceProtocol::HoldId hold = protocol_.create(owner.id);
+  const ObjectId id = protocol_.describe(hold).object;
+  if (owner.id ==
+      self_) {  // whoever asks for it here waits, though the arguments of its maker may have to settle first
+    auto object = std::make_shared<Object>();
+    object->made_at = made_at;
+    objects_.emplace(id, std::move(object));
+  }
   origins_[hold].made_at = std::move(made_at);
-  return std::make_shared<Reference>(shared_from_this(), hold, protocol_.describe(hold).object, owner);
+  return std::make_shared<Reference>(shared_from_this(), hold, id, owner);
 }
 
 WireReference References::describe(const Reference& reference) const {
@@ -97,10 +104,16 @@ WireReference References::describe(const Reference& reference) const {
 }
 
 void References::lose(const Reference& reference, std::exception_ptr error) {
+  std::shared_ptr<Object> unmade;  // of this worker
   run([&](auto& effects) {
-    errors_[reference.hold_] = std::move(error);
+    errors_[reference.hold_] = error;
+    if (const auto found = objects_.find(reference.object_); found != objects_.end()) {
+      unmade = std::move(found->second);
+      objects_.erase(found);
+    }
     protocol_.lose(reference.hold_, effects);
   });
+  if (unmade != nullptr) unmade->promise.set_error(std::move(error));
 }
 
 // The locals are declared before the lock, so objects are destroyed after it: they may hold references.
@@ -133,9 +146,9 @@ std::shared_ptr<Reference> References::create_here(ObjectValue value, std::strin
 std::shared_ptr<Reference> References::make(const WireReference& asked, std::int32_t holder,
                                             std::string made_at) {
   const ReferenceProtocol::HoldId hold = run([&](auto& effects) {
-    auto object = std::make_shared<Object>();
+    std::shared_ptr<Object>& object = objects_[asked.object];
+    if (object == nullptr) object = std::make_shared<Object>();
     object->made_at = made_at;
-    objects_.emplace(asked.object, std::move(object));
     const ReferenceProtocol::HoldId own = protocol_.make(asked, holder, effects);
     origins_[own].made_at = std::move(made_at);
     return own;
