@@ -219,7 +219,6 @@ void AgentState::count_unsent(const std::string& worker) {
     const std::lock_guard lock(mutex_);
     --counts_.sent[static_cast<std::size_t>(workers_.at(worker).info.id)];
   }
-  changed_.notify_all();
 }
 
 void AgentState::send_when_settled(const std::string& worker, Encoded message,
@@ -329,7 +328,6 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
     const std::lock_guard lock(mutex_);
     --num_finishing_;
   }
-  changed_.notify_all();
   call = {};
   free_later(std::move(left));  // this is the node's thread, as a rule: a graph is freed elsewhere
 }

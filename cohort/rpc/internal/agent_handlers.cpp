@@ -127,7 +127,6 @@ void AgentState::note_arrival(const std::string& caller) {
     const std::lock_guard lock(mutex_);
     ++counts_.received[static_cast<std::size_t>(workers_.at(caller).info.id)];
   }
-  changed_.notify_all();
 }
 
 References::List AgentState::receive_references(const std::vector<WireReference>& wires,
@@ -188,7 +187,7 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
         counts_.received[static_cast<std::size_t>(workers_.at(job.key.first).info.id)];
     if (job.result == nullptr && cancelled_.erase(job.key) > 0) {
       ++num_received;
-      return changed_.notify_all();
+      return;
     }
     Running running;
     running.is_kept = job.result != nullptr;
@@ -410,7 +409,6 @@ void AgentState::keep(const Job& job, ObjectValue value, const std::exception_pt
   RunTimer::end(job.key);
   references_->set_value(*job.result, std::move(value), error);
   end(job.key);
-  changed_.notify_all();
   end_turn(job.turn);
 }
 
@@ -438,7 +436,6 @@ void AgentState::answer(const RunningKey& key, Encoded result, std::exception_pt
     out.append(std::move(result));
     send_when_settled(key.first, out.take(), send_error);
   }
-  changed_.notify_all();
 }
 
 // An object that was not made in time has an error in its place, also while its function still runs.
@@ -454,7 +451,6 @@ bool AgentState::on_cancel(const RunningKey& key) {
   std::optional<std::stop_source> stop = end(key);
   if (!stop) return false;
   stop->request_stop();
-  changed_.notify_all();
   return true;
 }
 

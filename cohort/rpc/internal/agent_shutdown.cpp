@@ -19,6 +19,13 @@ namespace cohort::rpc {
 
 using std::chrono::milliseconds;
 
+namespace {
+
+// A worker in shutdown() looks so often whether it has nothing to do. It may serve others for hours, so calls wake nobody.
+constexpr milliseconds kLook(2);
+
+}  // namespace
+
 void AgentState::on_leaving(const std::string& worker, std::optional<IdleReport> report) {
   {
     const std::lock_guard lock(mutex_);
@@ -79,30 +86,37 @@ void AgentState::shutdown(base::Deadline deadline) {
 }
 
 void AgentState::leave(base::Deadline deadline) {
-  const auto wait_for = [&](const auto& condition) {
-    std::unique_lock lock(mutex_);
-    if (base::wait(changed_, lock, condition, deadline)) return;
-    const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
-    const std::string missing = missing_at_shutdown();
-    lock.unlock();
-    send_leaving(std::nullopt);  // this worker may call on, so the others are to wait for its next shutdown()
-    throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", missing));
-  };
   // Calls may lead to further calls that nobody waits for. So a worker says each time that it has nothing to do, with
   // the numbers of its calls, and stays until those of all workers fit together.
+  IdleReport seen;
   {
     const std::lock_guard lock(mutex_);
     last_report_.reset();
+    seen = counts_;
   }
   send_leaving(std::nullopt);
-  for (bool is_over = false; !is_over;) {
+  while (true) {
     std::optional<IdleReport> report;
-    wait_for([&] {
+    std::unique_lock lock(mutex_);
+    const auto has_news = [&] {
+      if (counts_ != seen) return false;  // calls come: at the next look
       report = next_report();
-      is_over = !report && last_report_ == counts_ && reports_.is_over();
-      return report || is_over;
-    });
-    if (report) send_leaving(report);
+      return report.has_value() || (last_report_ == counts_ && reports_.is_over());
+    };
+    if (base::wait(changed_, lock, has_news, base::Deadline(kLook).sooner(deadline))) {
+      lock.unlock();
+      if (!report) break;
+      send_leaving(report);
+    } else if (deadline.expired()) {
+      const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
+      const std::string missing = missing_at_shutdown();
+      lock.unlock();
+      send_leaving(
+          std::nullopt);  // this worker may call on, so the others are to wait for its next shutdown()
+      throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", missing));
+    } else {
+      seen = counts_;
+    }
   }
   for (const std::string& object : references_->describe_objects()) {
     base::log_info(base::concat("at the end of ", self_.name, ": ", object));
