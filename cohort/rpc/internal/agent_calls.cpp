@@ -225,15 +225,21 @@ void AgentState::send_when_settled(const std::string& worker, Encoded message,
                                    std::function<void(std::exception_ptr)> on_error,
                                    std::function<bool()> is_wanted,
                                    const std::optional<std::string>& channel) {
+  if (message.references.empty() && !channel) {  // most messages
+    try {
+      return send(worker, std::move(message));
+    } catch (...) {  // a tensor that cannot travel, an object that is gone
+      return on_error(std::current_exception());
+    }
+  }
   const auto send_it = [self = shared_from_this(), worker, channel,
                         on_error = std::move(on_error)](Encoded settled) {
     try {
       self->send(worker, std::move(settled), channel);
-    } catch (...) {  // a tensor that cannot travel, an object that is gone
+    } catch (...) {
       on_error(std::current_exception());
     }
   };
-  if (message.references.empty() && !channel) return send_it(std::move(message));
   const References::List references = message.references;
   const auto send_if_wanted = [send_it, message = std::move(message), is_wanted = std::move(is_wanted)] {
     if (!is_wanted || is_wanted()) send_it(message);
