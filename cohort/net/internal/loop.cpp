@@ -26,8 +26,9 @@ namespace cohort::net::node_detail {
 namespace {
 
 constexpr std::size_t kBufferBytes = 256 * 1024;
-constexpr std::size_t kMaxParts = 1024;       // of a system call (IOV_MAX)
-constexpr std::chrono::seconds kPatience(5);  // for functions of the handler, at the end
+constexpr std::size_t kFlushBytes = 256 * 1024;  // in turn, under the mutex
+constexpr std::size_t kMaxParts = 1024;          // of a system call (IOV_MAX)
+constexpr std::chrono::seconds kPatience(5);     // for functions of the handler, at the end
 
 std::string new_incarnation() {
   return std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" +
@@ -199,7 +200,8 @@ void Loop::flush(PeerState& state) {
   const std::shared_ptr<Connection> connection = state.connection;
   if (!connection || connection->is_closed || connection->handshake || connection->waits_to_write) return;
   if (connection->shared) return write_ring(*connection);
-  while (state.session.wants_to_write()) {
+  for (std::size_t left = kFlushBytes; state.session.wants_to_write();) {
+    if (left == 0) return flush_later(connection->peer);
     parts_.clear();
     state.session.gather(parts_);
     if (parts_.empty()) return;
@@ -212,7 +214,13 @@ void Loop::flush(PeerState& state) {
     if (size < 0) return;
     state.counts.bytes_sent += static_cast<std::uint64_t>(size);
     state.session.written(static_cast<std::size_t>(size), Time::clock::now());
+    left -= std::min(left, static_cast<std::size_t>(size));
   }
+}
+
+// As long as the other side reads a long message, more of it can be written: others want the mutex meanwhile.
+void Loop::flush_later(const std::shared_ptr<PeerState>& peer) {
+  if (!peer->wake_is_posted.exchange(true)) post_settle(peer);
 }
 
 // What follows from a session's state: its end, a new link, the time of its next tick.

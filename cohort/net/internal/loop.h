@@ -145,6 +145,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void close_connection(Connection& connection);
   void take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages);
   void flush(PeerState& peer);
+  void flush_later(const std::shared_ptr<PeerState>& peer);
   void settle(const std::shared_ptr<PeerState>& peer, Time now);
   void settle_all();
   void arm(Time time);

@@ -25,7 +25,6 @@ namespace cohort::net::node_detail {
 namespace {
 
 constexpr std::size_t kMaxStrangers = 64;  // connections that have not proved that they know the secret
-constexpr int kReadsInTurn = 8;            // of one socket, before the others have theirs
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
 
 // A caller makes the memory and sends it with its hello, a listener maps what came. Without memory the socket serves.
@@ -164,9 +163,8 @@ void Loop::on_writable(const std::shared_ptr<Connection>& connection) {
 
 void Loop::read(const std::shared_ptr<Connection>& connection) {
   const Time now = Time::clock::now();
-  for (int i = 0; i < kReadsInTurn && !connection->is_closed; ++i) {
-    if (!(connection->handshake ? read_handshake(connection, now) : read_frames(connection, now))) break;
-  }
+  // Once in turn: others wait for the mutex, and what has come is handed over without it.
+  connection->handshake ? read_handshake(connection, now) : read_frames(connection, now);
   if (connection->peer && !connection->handshake) {
     flush(*connection->peer);
     settle(connection->peer, now);

@@ -28,7 +28,8 @@ namespace {
 constexpr std::size_t kConsumeBytes = 32 * 1024;  // after so many the writer may use the room again
 constexpr int kConsumesInTurn = 32;               // of one ring, before others have theirs
 static_assert(kConsumesInTurn >= kRingBytes / kConsumeBytes + 2, "one turn reads all that a ring has");
-constexpr int kReadsOfBells = 8;  // of one socket, in turn
+constexpr int kReadsOfBells = 8;                      // of one socket, in turn
+constexpr std::size_t kWriteBytes = 4 * 1024 * 1024;  // in turn, under the mutex
 constexpr int kLooksBetweenSockets = 16;
 
 // Of the thread that runs a loop: which one, and in whose place.
@@ -111,13 +112,18 @@ void Loop::write_ring(Connection& connection) {
   PeerState& state = *connection.peer;
   RingWriter& ring = connection.shared->writer();
   try {
-    while (state.session.wants_to_write()) {
+    for (std::size_t left = kWriteBytes; state.session.wants_to_write();) {
+      if (left == 0) {
+        flush_later(connection.peer);
+        break;
+      }
       parts_.clear();
       state.session.gather(parts_);
       if (parts_.empty()) break;
       const std::size_t size = ring.write(parts_);
       state.counts.bytes_sent += size;
       if (size > 0) state.session.written(size, Time::clock::now());
+      left -= std::min(left, size);
       if (size == 0 && ring.wait_for_room()) {
         connection.waits_to_write = true;
         break;

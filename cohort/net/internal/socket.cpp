@@ -1,7 +1,7 @@
 // TCP sockets send at once (TCP_NODELAY), and are writable only while less than 256 KiB wait in the kernel
-// (TCP_NOTSENT_LOWAT): what lies there cannot be overtaken by a short message. For the same reason 512 KiB at most
-// wait to be read. All sockets are non-blocking, and closed by exec, so a program that a rank starts does not keep a
-// connection open. Only resolve() can take long: it asks the name server, on the thread of its caller.
+// (TCP_NOTSENT_LOWAT): what lies there cannot be overtaken by a short message. All sockets are non-blocking, and
+// closed by exec, so a program that a rank starts does not keep a connection open. Only resolve() can take long:
+// it asks the name server, on the thread of its caller.
 #include "cohort/net/internal/socket.h"
 
 #include <arpa/inet.h>
@@ -25,7 +25,6 @@ namespace {
 
 constexpr std::string_view kUnix = "unix:";
 constexpr int kUnsentBytes = 256 * 1024;
-constexpr int kUnreadBytes = 512 * 1024;
 
 SocketAddress unix_address(std::string_view name) {
   SocketAddress address;
@@ -71,10 +70,6 @@ base::Fd open_socket(const SocketAddress& address) {
   base::Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.is_open())
     throw SystemError("net.socket", base::concat("no socket can be had: ", std::strerror(errno)));
-  // Before it listens or connects: the other side is told how large its window may become.
-  if (!address.is_unix()) {
-    static_cast<void>(::setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &kUnreadBytes, sizeof kUnreadBytes));
-  }
   return fd;
 }
 
