@@ -1,3 +1,8 @@
+// A Context is a scope of this thread: calls that it makes are recorded in the ContextState of the agent. backward() runs
+// LibTorch's engine over the program's own graph, and the nodes of recorded calls (gradient_nodes.h) have the workers
+// go backward. Always: gradients of calls stay in the context, each under its part, and are added in one order when
+// somebody asks. With into_grad the engine adds those of the program's own leaves to grad() itself, so that hooks and
+// DDP run as ever.
 #include "cohort/rpc/dist_autograd.h"
 
 #include <ATen/core/grad_mode.h>
