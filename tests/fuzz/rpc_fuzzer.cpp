@@ -168,7 +168,7 @@ void read_reference_messages(Reader& in) {
   ReferenceProtocol::Effects effects;
   const auto own = protocol.create_here(), remote = protocol.create(1);
   const WireReference asked = protocol.describe(remote);
-  protocol.on_message(1, {ReferenceMessage::Kind::kConfirmed, asked.object, asked.fork}, effects);
+  protocol.on_message(1, {ReferenceMessage::Type::kConfirmed, asked.object, asked.fork}, effects);
   protocol.send(own, 2);
   protocol.send(remote, 2);
   try {

@@ -112,7 +112,7 @@ class Simulation {
       carry(self, to, [this, self, to = to, message = message] {
         Effects next;
         workers_[static_cast<std::size_t>(to)].protocol.on_message(self, message, next);
-        if (message.kind == ReferenceMessage::Kind::kGone) {
+        if (message.type == ReferenceMessage::Type::kGone) {
           ++num_gone;
           if (num_dead_ == 0) fail("an object is gone, and nobody has died");
         }

@@ -41,7 +41,7 @@ inline Writer begin_message(MessageKind kind, std::uint64_t call = 0) {
 }
 
 inline void write_reference_message(Writer& out, const ReferenceMessage& message) {
-  out.number(static_cast<std::uint8_t>(message.kind));
+  out.number(static_cast<std::uint8_t>(message.type));
   out.number(message.object.creator);
   out.number(message.object.number);
   out.number(message.fork.maker);
@@ -50,11 +50,11 @@ inline void write_reference_message(Writer& out, const ReferenceMessage& message
 /// Throws: CommError for what write_reference_message() does not write.
 inline ReferenceMessage read_reference_message(Reader& in) {
   const auto kind = in.number<std::uint8_t>();
-  if (kind > static_cast<std::uint8_t>(ReferenceMessage::Kind::kDrop)) {
+  if (kind > static_cast<std::uint8_t>(ReferenceMessage::Type::kDrop)) {
     throw CommError("rpc.receive", base::concat("a message about a reference is of kind ", int{kind}),
                     "the same program on all workers");
   }
-  ReferenceMessage message{static_cast<ReferenceMessage::Kind>(kind), {}, {}};
+  ReferenceMessage message{static_cast<ReferenceMessage::Type>(kind), {}, {}};
   message.object.creator = in.number<std::int32_t>();
   message.object.number = in.number<std::uint64_t>();
   message.fork.maker = in.number<std::int32_t>();

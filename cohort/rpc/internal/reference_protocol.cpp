@@ -11,7 +11,7 @@
 
 namespace cohort::rpc {
 
-using Kind = ReferenceMessage::Kind;
+using MessageType = ReferenceMessage::Type;
 
 ReferenceProtocol::HoldId ReferenceProtocol::add(Hold hold) {
   const HoldId id = next_number_++;
@@ -37,7 +37,7 @@ ReferenceProtocol::HoldId ReferenceProtocol::make(const WireReference& asked, st
   const ForkId own = new_fork();
   objects_[asked.object][own] = self_;
   if (down_.count(holder) == 0) objects_[asked.object][asked.fork] = holder;
-  emit(holder, {Kind::kConfirmed, asked.object, asked.fork}, effects);
+  emit(holder, {MessageType::kConfirmed, asked.object, asked.fork}, effects);
   return add({.reference = {asked.object, self_, own}, .state = State::kConfirmed});
 }
 
@@ -68,7 +68,7 @@ ReferenceProtocol::HoldId ReferenceProtocol::receive(const WireReference& refere
   if (is_owner_down) {
     settle(id, State::kLost, effects);
   } else {
-    emit(reference.owner, {Kind::kFork, reference.object, reference.fork}, effects);
+    emit(reference.owner, {MessageType::kFork, reference.object, reference.fork}, effects);
   }
   return id;
 }
@@ -80,7 +80,7 @@ void ReferenceProtocol::release(HoldId id, Effects& effects) {
   const bool is_confirmed = hold.state == State::kConfirmed;
   hold_of_fork_.erase(reference.fork);
   holds_.erase(id);
-  if (is_confirmed) emit(reference.owner, {Kind::kDrop, reference.object, reference.fork}, effects);
+  if (is_confirmed) emit(reference.owner, {MessageType::kDrop, reference.object, reference.fork}, effects);
 }
 
 void ReferenceProtocol::settle(HoldId id, State state, Effects& effects) {
@@ -88,7 +88,7 @@ void ReferenceProtocol::settle(HoldId id, State state, Effects& effects) {
   hold.state = state;
   effects.settled.push_back(id);
   if (const std::int32_t parent = std::exchange(hold.parent, -1); parent != -1) {
-    emit(parent, {Kind::kAccepted, hold.reference.object, hold.reference.fork}, effects);
+    emit(parent, {MessageType::kAccepted, hold.reference.object, hold.reference.fork}, effects);
   }
   if (hold.uses == 0) {  // it was released while it waited
     hold.uses = 1;
@@ -120,26 +120,29 @@ void ReferenceProtocol::on_message(std::int32_t from, const ReferenceMessage& me
 }
 
 void ReferenceProtocol::deliver(std::int32_t from, const ReferenceMessage& message, Effects& effects) {
-  switch (message.kind) {
-    case Kind::kFork: {
+  switch (message.type) {
+    case MessageType::kFork: {
       const auto found = objects_.find(message.object);
       if (found != objects_.end()) found->second[message.fork] = from;
-      emit(from, {found == objects_.end() ? Kind::kGone : Kind::kConfirmed, message.object, message.fork},
+      emit(from,
+           {found == objects_.end() ? MessageType::kGone : MessageType::kConfirmed, message.object,
+            message.fork},
            effects);
       return;
     }
-    case Kind::kConfirmed:
-    case Kind::kGone: {
+    case MessageType::kConfirmed:
+    case MessageType::kGone: {
       const auto found = hold_of_fork_.find(message.fork);
       if (found == hold_of_fork_.end() || holds_.at(found->second).state != State::kWaiting) return;
-      return settle(found->second, message.kind == Kind::kGone ? State::kLost : State::kConfirmed, effects);
+      return settle(found->second, message.type == MessageType::kGone ? State::kLost : State::kConfirmed,
+                    effects);
     }
-    case Kind::kAccepted: {
+    case MessageType::kAccepted: {
       const auto passed_on = passed_on_.extract(message.fork);
       if (!passed_on.empty()) release(passed_on.mapped().hold, effects);
       return;
     }
-    case Kind::kDrop:
+    case MessageType::kDrop:
       return remove_fork(message.object, message.fork, effects);
   }
 }

@@ -21,14 +21,14 @@ struct WireReference {
 };
 
 struct ReferenceMessage {
-  enum class Kind : std::uint8_t {
+  enum class Type : std::uint8_t {
     kFork,       ///< to the owner: this worker holds the object by this fork
     kConfirmed,  ///< from the owner: it knows the fork
     kGone,       ///< from the owner: the object was freed, as whoever passed it on has died
     kAccepted,   ///< to who passed it on: it need not keep its own fork for this one any more
     kDrop,       ///< to the owner: the fork is gone
   };
-  Kind kind;
+  Type type;
   ObjectId object;
   ForkId fork;
 };

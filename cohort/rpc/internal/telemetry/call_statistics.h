@@ -48,12 +48,12 @@ class LatencyHistogram {
  private:
   static constexpr std::uint32_t kCalls = 1024;
   static constexpr std::size_t kBuckets = 488;  // up to the largest number of nanoseconds
-  struct Part {
+  struct Window {
     std::array<std::uint16_t, kBuckets> counts{};
     std::uint32_t num_calls = 0;
     std::chrono::nanoseconds max{0};
   };
-  Part newest_, before_;
+  Window newest_, before_;
 };
 
 /// The calls of an agent.
