@@ -58,12 +58,6 @@ bool is_alone(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
-// LibTorch adds a sparse tensor to a dense one, but not a dense tensor to a sparse one. The bits are the same.
-at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) {
-  if (a.layout() == b.layout() || a.layout() == at::kStrided) return at::add(a, b);
-  return at::add(b.layout() == at::kStrided ? b : b.to_dense(), a);
-}
-
 struct NonLeafProxy : torch::autograd::Function<NonLeafProxy> {
   static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& input) {
     return input.detach();
@@ -387,6 +381,12 @@ void DetachedGraph::release() {
 at::Tensor clone_if_shared(at::Tensor tensor) {
   const bool is_shared = tensor.defined() && tensor.layout() == at::kStrided && !is_alone(tensor);
   return is_shared ? tensor.clone() : tensor;
+}
+
+// LibTorch adds a sparse tensor to a dense one, but not a dense tensor to a sparse one. The bits are the same.
+at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) {
+  if (a.layout() == b.layout() || a.layout() == at::kStrided) return at::add(a, b);
+  return at::add(b.layout() == at::kStrided ? b : b.to_dense(), a);
 }
 
 at::Tensor pairwise_sum(Tensors values) {

@@ -107,6 +107,9 @@ class DetachedGraph {
 /// to.
 at::Tensor clone_if_shared(at::Tensor tensor);
 
+/// Returns a + b, whichever of them is sparse.
+at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b);
+
 /// Adds values from first to last as a tree of pairs, whose shape depends on their number alone, as in
 /// ((0 + 1) + (2 + 3)) + 4. Undefined ones are left out of it. The values may be changed.
 at::Tensor pairwise_sum(std::vector<at::Tensor> values);

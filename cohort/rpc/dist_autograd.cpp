@@ -6,7 +6,6 @@
 #include "cohort/rpc/dist_autograd.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/add.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "cohort/autograd/detached_graph.h"
@@ -90,7 +89,7 @@ void accumulate_into_grad(const Gradients& gradients) {
     if (!grad.defined()) {
       grad = gradient.clone();
     } else if (grad.is_sparse() && !gradient.is_sparse()) {
-      grad = at::add(gradient, grad);
+      grad = autograd::sum_of(grad, gradient);
     } else {
       grad.add_(gradient);
     }

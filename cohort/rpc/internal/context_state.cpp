@@ -60,11 +60,6 @@ void check_roots(const Tensors& roots) {
   }
 }
 
-// LibTorch adds a sparse tensor to a dense one, and not the other way round.
-at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) {
-  return a.is_sparse() && !b.is_sparse() ? at::add(b, a) : at::add(a, b);
-}
-
 [[noreturn]] void throw_late() {
   throw UsageError("rpc.backward", "a gradient comes for an object after those of all its users",
                    "to_here() in place of local_value(), and results that are waited for");
@@ -196,7 +191,7 @@ Tensors ContextState::take_gradients(const Part& part, std::uint64_t number, boo
       const auto place = place_of(entry.first);
       if (place == part.values.end()) return false;
       at::Tensor& sum = sums[static_cast<std::size_t>(place - part.values.begin())];
-      sum = sum.defined() ? sum_of(sum, entry.second) : entry.second;
+      sum = sum.defined() ? autograd::sum_of(sum, entry.second) : entry.second;
       return true;
     });
   }
@@ -346,7 +341,7 @@ ContextState::Gradients ContextState::gradients(Of of) const {
       if (is_new) {
         sums.emplace_back(leaf, gradient.clone());  // it may be another leaf's too
       } else {
-        sums[known->second].second = sum_of(sums[known->second].second, gradient);
+        sums[known->second].second = autograd::sum_of(sums[known->second].second, gradient);
       }
     }
   }
