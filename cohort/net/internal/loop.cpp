@@ -26,9 +26,10 @@ namespace cohort::net::node_detail {
 namespace {
 
 constexpr std::size_t kBufferBytes = 256 * 1024;
-constexpr std::size_t kFlushBytes = 256 * 1024;  // in turn, under the mutex
-constexpr std::size_t kMaxParts = 1024;          // of a system call (IOV_MAX)
-constexpr std::chrono::seconds kPatience(5);     // for functions of the handler, at the end
+// In turn, under the mutex.
+constexpr std::size_t kSocketFlushBytes = 256 * 1024, kRingFlushBytes = 4 * 1024 * 1024;
+constexpr std::size_t kMaxParts = 1024;       // of a system call (IOV_MAX)
+constexpr std::chrono::seconds kPatience(5);  // for functions of the handler, at the end
 
 std::string new_incarnation() {
   return std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" +
@@ -195,32 +196,40 @@ std::string Loop::listen(const std::string& text) {
   return bound;
 }
 
-// Under the mutex, on any thread. Errors of the socket are left to the loop, which reads them.
+// Under the mutex, on any thread. As long as the other side reads a long message, more of it can be written. So the loop
+// continues after a part of it: others want the mutex meanwhile.
 void Loop::flush(PeerState& state) {
   const std::shared_ptr<Connection> connection = state.connection;
   if (!connection || connection->is_closed || connection->handshake || connection->waits_to_write) return;
-  if (connection->shared) return write_ring(*connection);
-  for (std::size_t left = kFlushBytes; state.session.wants_to_write();) {
-    if (left == 0) return flush_later(connection->peer);
+  std::size_t left = connection->shared ? kRingFlushBytes : kSocketFlushBytes;
+  while (state.session.wants_to_write()) {
+    if (left == 0) {
+      if (!connection->peer->wake_is_posted.exchange(true)) post_settle(connection->peer);
+      return;
+    }
     parts_.clear();
     state.session.gather(parts_);
     if (parts_.empty()) return;
-    msghdr message{};
-    message.msg_iov = parts_.data();
-    message.msg_iovlen = std::min(parts_.size(), kMaxParts);
-    const ssize_t size = ::sendmsg(connection->file.native_handle(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0 && errno == EAGAIN) return wait_to_write(connection);
-    if (size < 0) return;
-    state.counts.bytes_sent += static_cast<std::uint64_t>(size);
-    state.session.written(static_cast<std::size_t>(size), Time::clock::now());
-    left -= std::min(left, static_cast<std::size_t>(size));
+    const std::size_t size = connection->shared ? write_ring(*connection) : write_socket(connection);
+    if (size == 0) return;
+    state.counts.bytes_sent += size;
+    state.session.written(size, Time::clock::now());
+    left -= std::min(left, size);
   }
 }
 
-// As long as the other side reads a long message, more of it can be written: others want the mutex meanwhile.
-void Loop::flush_later(const std::shared_ptr<PeerState>& peer) {
-  if (!peer->wake_is_posted.exchange(true)) post_settle(peer);
+// Writes of `parts_` what the socket takes, and returns how many bytes. 0: it is written once the socket is writable, or
+// there is an error, which the loop reads.
+std::size_t Loop::write_socket(const std::shared_ptr<Connection>& connection) {
+  msghdr message{};
+  message.msg_iov = parts_.data();
+  message.msg_iovlen = std::min(parts_.size(), kMaxParts);
+  ssize_t size = -1;
+  do {
+    size = ::sendmsg(connection->file.native_handle(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (size < 0 && errno == EINTR);
+  if (size < 0 && errno == EAGAIN) wait_to_write(connection);
+  return size < 0 ? 0 : static_cast<std::size_t>(size);
 }
 
 // What follows from a session's state: its end, a new link, the time of its next tick.

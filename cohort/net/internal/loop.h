@@ -128,7 +128,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool read_socket(const std::shared_ptr<Connection>& connection, Time now);
   bool read_ring(const std::shared_ptr<Connection>& connection, Time now);
   void read_bells(const std::shared_ptr<Connection>& connection, Time now);
-  void write_ring(Connection& connection);
+  std::size_t write_ring(Connection& connection);
   bool poll(const std::shared_ptr<Connection>& connection);
   bool poll_awake();
   void keep_awake(const std::shared_ptr<Connection>& connection);
@@ -145,7 +145,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void close_connection(Connection& connection);
   void take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages);
   void flush(PeerState& peer);
-  void flush_later(const std::shared_ptr<PeerState>& peer);
+  std::size_t write_socket(const std::shared_ptr<Connection>& connection);
   void settle(const std::shared_ptr<PeerState>& peer, Time now);
   void settle_all();
   void arm(Time time);

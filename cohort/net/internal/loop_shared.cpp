@@ -28,8 +28,7 @@ namespace {
 constexpr std::size_t kConsumeBytes = 32 * 1024;  // after so many the writer may use the room again
 constexpr int kConsumesInTurn = 32;               // of one ring, before others have theirs
 static_assert(kConsumesInTurn >= kRingBytes / kConsumeBytes + 2, "one turn reads all that a ring has");
-constexpr int kReadsOfBells = 8;                      // of one socket, in turn
-constexpr std::size_t kWriteBytes = 4 * 1024 * 1024;  // in turn, under the mutex
+constexpr int kReadsOfBells = 8;  // of one socket, in turn
 constexpr int kLooksBetweenSockets = 16;
 
 // Of the thread that runs a loop: which one, and in whose place.
@@ -107,33 +106,23 @@ void Loop::will_wait() {
   if (is_stopped_) changed_.notify_all();
 }
 
-// From here to poll(): under the mutex.
-void Loop::write_ring(Connection& connection) {
-  PeerState& state = *connection.peer;
+// From here to poll(): under the mutex. The same as write_socket(), with a ring in its place.
+std::size_t Loop::write_ring(Connection& connection) {
   RingWriter& ring = connection.shared->writer();
   try {
-    for (std::size_t left = kWriteBytes; state.session.wants_to_write();) {
-      if (left == 0) {
-        flush_later(connection.peer);
-        break;
-      }
-      parts_.clear();
-      state.session.gather(parts_);
-      if (parts_.empty()) break;
-      const std::size_t size = ring.write(parts_);
-      state.counts.bytes_sent += size;
-      if (size > 0) state.session.written(size, Time::clock::now());
-      left -= std::min(left, size);
-      if (size == 0 && ring.wait_for_room()) {
-        connection.waits_to_write = true;
-        break;
-      }
+    std::size_t size = ring.write(parts_);
+    while (size == 0 && !ring.wait_for_room()) size = ring.write(parts_);
+    if (size == 0) {
+      connection.waits_to_write = true;
+    } else if (ring.take_bell()) {
+      ring_bell(connection);
     }
+    return size;
   } catch (const CommError& error) {
-    state.session.end(DownKind::kFailed, base::message_of(error));
-    return post_settle(connection.peer);
+    connection.peer->session.end(DownKind::kFailed, base::message_of(error));
+    post_settle(connection.peer);
+    return 0;
   }
-  if (ring.take_bell()) ring_bell(connection);
 }
 
 bool Loop::read_ring(const std::shared_ptr<Connection>& connection, Time now) {
@@ -207,8 +196,7 @@ bool Loop::let_sleep(const std::shared_ptr<Connection>& connection) {
 bool Loop::poll_awake() {
   bool has_moved = false;
   locked([&] {
-    const std::vector<std::shared_ptr<Connection>> links = awake_;  // one that breaks changes it
-    for (const auto& link : links) has_moved = poll(link) || has_moved;
+    for (const auto& link : awake_) has_moved = poll(link) || has_moved;
   });
   return has_moved;
 }
