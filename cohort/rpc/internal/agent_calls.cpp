@@ -221,24 +221,26 @@ void AgentState::count_unsent(const std::string& worker) {
   }
 }
 
+void AgentState::send_or_fail(const std::string& worker, Encoded message,
+                              const std::optional<std::string>& channel,
+                              const std::function<void(std::exception_ptr)>& on_error) {
+  try {
+    send(worker, std::move(message), channel);
+  } catch (...) {  // a tensor that cannot travel, an object that is gone
+    on_error(std::current_exception());
+  }
+}
+
 void AgentState::send_when_settled(const std::string& worker, Encoded message,
                                    std::function<void(std::exception_ptr)> on_error,
                                    std::function<bool()> is_wanted,
                                    const std::optional<std::string>& channel) {
   if (message.references.empty() && !channel) {  // most messages
-    try {
-      return send(worker, std::move(message));
-    } catch (...) {  // a tensor that cannot travel, an object that is gone
-      return on_error(std::current_exception());
-    }
+    return send_or_fail(worker, std::move(message), channel, on_error);
   }
   const auto send_it = [self = shared_from_this(), worker, channel,
                         on_error = std::move(on_error)](Encoded settled) {
-    try {
-      self->send(worker, std::move(settled), channel);
-    } catch (...) {
-      on_error(std::current_exception());
-    }
+    self->send_or_fail(worker, std::move(settled), channel, on_error);
   };
   const References::List references = message.references;
   const auto send_if_wanted = [send_it, message = std::move(message), is_wanted = std::move(is_wanted)] {

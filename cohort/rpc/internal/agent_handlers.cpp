@@ -13,7 +13,6 @@
 // calls that wait. None of them can take the room of an earlier one of its channel, for that one has come
 // before.
 #include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
 
 #include <limits>
 #include <utility>
@@ -50,18 +49,10 @@ class HandlerScope {
 
 // A message may come on a thread that waits for an answer: what that thread does is nothing to the message.
 class DeliveryScope {
- public:
-  DeliveryScope() {
-    if (c10::InferenceMode::is_enabled()) modes_.emplace(false);
-  }
-
- private:
-  const CallScope call_{nullptr};
+  const NoCallerScope caller_;
   const HandlerScope handler_{nullptr};
-  const NoContextScope context_;
-  const CallerStateScope state_{CallerState()};
-  std::optional<c10::InferenceMode> modes_;
 };
+
 constexpr std::size_t kMaxCancelled = 4096;  // calls that were cancelled and have not come
 
 }  // namespace

@@ -153,6 +153,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void fail(std::uint64_t id, const std::exception_ptr& error) { finish(id, {}, error); }
   void expire(std::uint64_t id);
   void send(const std::string& worker, Encoded message, const std::optional<std::string>& channel = {});
+  void send_or_fail(const std::string& worker, Encoded message, const std::optional<std::string>& channel,
+                    const std::function<void(std::exception_ptr)>& on_error);
   void send_when_settled(const std::string& worker, Encoded message,
                          std::function<void(std::exception_ptr)> on_error,
                          std::function<bool()> is_wanted = nullptr,

@@ -33,8 +33,10 @@ ContextScope::~ContextScope() {
   if (*at == this) *at = outer_;
 }
 
-NoContextScope::NoContextScope() : outer_(std::exchange(current_scope, nullptr)) {}
-NoContextScope::~NoContextScope() {
+NoCallerScope::NoCallerScope() : outer_(std::exchange(current_scope, nullptr)) {
+  if (c10::InferenceMode::is_enabled()) mode_.emplace(false);
+}
+NoCallerScope::~NoCallerScope() {
   current_scope = outer_;
 }
 

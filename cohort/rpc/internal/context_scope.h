@@ -1,12 +1,16 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "cohort/rpc/call_context.h"
+#include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_state.h"
 #include "cohort/rpc/internal/gradient_nodes.h"
 
@@ -48,16 +52,20 @@ class ContextScope {
   std::vector<std::shared_ptr<RecordedCall>> calls_;
 };
 
-/// While it lives no context is the current one of this thread, which does another's work.
-class NoContextScope {
+/// While it lives this thread, which does another's work, has nothing of its own: no call that it answers, no context, no
+/// seeds, and LibTorch's modes at their defaults.
+class NoCallerScope {
  public:
-  NoContextScope();
-  ~NoContextScope();
-  NoContextScope(const NoContextScope&) = delete;
-  NoContextScope& operator=(const NoContextScope&) = delete;
+  NoCallerScope();
+  ~NoCallerScope();
+  NoCallerScope(const NoCallerScope&) = delete;
+  NoCallerScope& operator=(const NoCallerScope&) = delete;
 
  private:
   ContextScope* const outer_;
+  const CallScope call_{nullptr};
+  const CallerStateScope state_{CallerState()};
+  std::optional<c10::InferenceMode> mode_;
 };
 
 }  // namespace cohort::rpc

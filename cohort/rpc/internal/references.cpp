@@ -88,8 +88,8 @@ std::shared_ptr<Reference> References::create(const WorkerInfo& owner, std::stri
   const std::lock_guard lock(mutex_);
   const ReferenceProtocol::HoldId hold = protocol_.create(owner.id);
   const ObjectId id = protocol_.describe(hold).object;
-  if (owner.id ==
-      self_) {  // whoever asks for it here waits, though the arguments of its maker may have to settle first
+  // Whoever asks for an object of this worker waits, though the arguments of its maker may have to settle first.
+  if (owner.id == self_) {
     auto object = std::make_shared<Object>();
     object->made_at = made_at;
     objects_.emplace(id, std::move(object));
