@@ -5,17 +5,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cohort/bench/compare.h"
 #include "cohort/bench/timeit.h"
-#include "cohort/comm/store_adapter.h"
-#include "cohort/memory/allocator.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "libtorch_rpc.h"
@@ -82,13 +77,9 @@ double median_time(const Work& work, const std::function<void()>& once) {
 }
 
 double run_cohort(const Work& work, int rank, const Store& store, const std::string& listen) {
-  cohort::comm::StoreAdapter adapter(store);
-  rpc::AgentOptions options;
-  options.listen = listen;
-  rpc::Agent agent("w" + std::to_string(rank), rank, 2, adapter, options);
-  const double time = rank == 0 ? median_time(work, [&] { work.by_cohort(agent); }) : 0;
-  agent.shutdown(cohort::base::Deadline(std::chrono::minutes(1)));
-  return time;
+  return bench_rpc::run_agent(rank, store, listen, [&](rpc::Agent& agent) {
+    return median_time(work, [&] { work.by_cohort(agent); });
+  });
 }
 
 double run_libtorch(const Work& work, int rank, const Store& store, const std::string& transports) {
@@ -126,15 +117,5 @@ void compare(const Work& work, int rounds) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  try {
-    cohort::memory::tune_allocator();
-    const std::string part = count > 2 ? arguments[2] : "";
-    for (const Work& work : works()) {
-      if (std::string_view(work.name).find(part) == std::string_view::npos) continue;
-      compare(work, count > 1 ? std::atoi(arguments[1]) : 5);
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return bench_rpc::run_entries(count, arguments, works, compare);
 }

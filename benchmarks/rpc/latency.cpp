@@ -7,14 +7,11 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <mutex>
 #include <semaphore>
 #include <stdexcept>
 #include <stop_token>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,8 +19,6 @@
 #include "cohort/base/error.h"
 #include "cohort/bench/compare.h"
 #include "cohort/bench/timeit.h"
-#include "cohort/comm/store_adapter.h"
-#include "cohort/memory/allocator.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/call_context.h"
 #include "two_processes.h"
@@ -33,6 +28,7 @@ namespace {
 namespace bench = cohort::bench;
 namespace rpc = cohort::rpc;
 using bench_rpc::in_two_processes;
+using bench_rpc::run_agent;
 using bench_rpc::Store;
 using Clock = std::chrono::steady_clock;
 
@@ -152,22 +148,12 @@ std::vector<Group> groups() {
             {"until the handler is asked to stop", late_stops}}}};
 }
 
-double run_case(const Case& work, int rank, const Store& store, const std::string& listen) {
-  cohort::comm::StoreAdapter adapter(store);
-  rpc::AgentOptions options;
-  options.listen = listen;
-  rpc::Agent agent("w" + std::to_string(rank), rank, 2, adapter, options);
-  const double figure = rank == 0 ? work.figure(agent) : 0;
-  agent.shutdown(cohort::base::Deadline(std::chrono::minutes(5)));
-  return figure;
-}
-
 void compare(const Group& group, const char* transport, const std::string& listen, int rounds) {
   std::vector<bench::Variant> variants;
   for (const Case& work : group.cases) {
     variants.push_back(bench::Variant::sampled(work.name, [work, listen] {
       return in_two_processes(
-          [&](int rank, const Store& store) { return run_case(work, rank, store, listen); });
+          [&](int rank, const Store& store) { return run_agent(rank, store, listen, work.figure); });
     }));
   }
   const bench::Comparison figures = bench::compare(
@@ -182,16 +168,8 @@ void compare(const Group& group, const char* transport, const std::string& liste
 }  // namespace
 
 int main(int count, char** arguments) {
-  try {
-    cohort::memory::tune_allocator();
-    const std::string part = count > 2 ? arguments[2] : "";
-    for (const Group& group : groups()) {
-      if (std::string_view(group.name).find(part) == std::string_view::npos) continue;
-      compare(group, "TCP", "127.0.0.1:0", count > 1 ? std::atoi(arguments[1]) : 5);
-      compare(group, "local socket", "auto", count > 1 ? std::atoi(arguments[1]) : 5);
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return bench_rpc::run_entries(count, arguments, groups, [](const Group& group, int rounds) {
+    compare(group, "TCP", "127.0.0.1:0", rounds);
+    compare(group, "local socket", "auto", rounds);
+  });
 }

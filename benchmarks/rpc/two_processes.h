@@ -4,14 +4,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "cohort/comm/store_adapter.h"
+#include "cohort/memory/allocator.h"
+#include "cohort/rpc/agent.h"
 
 namespace bench_rpc {
 
@@ -44,6 +51,36 @@ inline double in_two_processes(const std::function<double(int, const Store&)>& b
   std::filesystem::remove(path);
   if (!is_there) throw std::runtime_error("a process failed");
   return time;
+}
+
+/// One of two agents, w0 and w1: returns what `measure` of w0's returns, and 0 for w1.
+inline double run_agent(int rank, const Store& store, const std::string& listen,
+                        const std::function<double(cohort::rpc::Agent&)>& measure) {
+  cohort::comm::StoreAdapter adapter(store);
+  cohort::rpc::AgentOptions options;
+  options.listen = listen;
+  cohort::rpc::Agent agent("w" + std::to_string(rank), rank, 2, adapter, options);
+  const double figure = rank == 0 ? measure(agent) : 0;
+  agent.shutdown(cohort::base::Deadline(std::chrono::minutes(5)));
+  return figure;
+}
+
+/// The main function of a program with the arguments [ROUNDS [PART OF A NAME]]: calls compare(entry, rounds) for each of
+/// make_entries() whose name has the part.
+template <typename MakeEntries, typename Compare>
+int run_entries(int count, char** arguments, const MakeEntries& make_entries, const Compare& compare) {
+  try {
+    cohort::memory::tune_allocator();
+    const std::string part = count > 2 ? arguments[2] : "";
+    for (const auto& entry : make_entries()) {
+      if (std::string_view(entry.name).find(part) == std::string_view::npos) continue;
+      compare(entry, count > 1 ? std::atoi(arguments[1]) : 5);
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
 }
 
 }  // namespace bench_rpc
