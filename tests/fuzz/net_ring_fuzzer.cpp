@@ -78,7 +78,7 @@ class Link {
       check(bytes.data() + bytes.size() <= in_.bytes.data() + kSmallRing);
       session_.consume(bytes, now_, messages_);
       reader_.consume(bytes.size());
-      reader_.take_bell();
+      reader_.take_wakeup();
     }
     std::size_t held = 0, calls = 0;
     for (const Message& message : messages_) {
@@ -99,7 +99,7 @@ class Link {
       if (size > 0) session_.written(size, now_);
       if (size == 0 && writer_.wait_for_room()) break;
     }
-    writer_.take_bell();
+    writer_.take_wakeup();
   }
   void sleep() {
     if (reader_.sleep()) check(!reader_.has_bytes());

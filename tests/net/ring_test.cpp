@@ -61,23 +61,23 @@ TEST(RingTest, WhatIsWrittenIsReadInOrderAndAroundTheEnd) {
   EXPECT_EQ(ring.reader.peek().size(), 5U);
 }
 
-TEST(RingTest, TheBellIsForWhoAskedForItOnce) {
+TEST(RingTest, AWakeupIsForWhoAskedForItOnce) {
   RingPair ring(8);
   EXPECT_EQ(write_some(ring.writer, 0, 1, 1), 1U);
-  EXPECT_FALSE(ring.writer.take_bell()) << "the reader is awake";
+  EXPECT_FALSE(ring.writer.take_wakeup()) << "the reader is awake";
   EXPECT_FALSE(ring.reader.sleep()) << "there is something to read";
   ring.reader.consume(1);
   EXPECT_TRUE(ring.reader.sleep());
-  EXPECT_TRUE(ring.writer.take_bell());
-  EXPECT_FALSE(ring.writer.take_bell());
+  EXPECT_TRUE(ring.writer.take_wakeup());
+  EXPECT_FALSE(ring.writer.take_wakeup());
   EXPECT_FALSE(ring.writer.wait_for_room());
   EXPECT_EQ(write_some(ring.writer, 1, 8, 1), 8U);
   EXPECT_TRUE(ring.writer.wait_for_room());
   ring.reader.consume(3);
-  EXPECT_FALSE(ring.reader.take_bell()) << "less than half of it is free";
+  EXPECT_FALSE(ring.reader.take_wakeup()) << "less than half of it is free";
   ring.reader.consume(1);
-  EXPECT_TRUE(ring.reader.take_bell());
-  EXPECT_FALSE(ring.reader.take_bell());
+  EXPECT_TRUE(ring.reader.take_wakeup());
+  EXPECT_FALSE(ring.reader.take_wakeup());
 }
 
 TEST(RingTest, AnOtherSideThatLiesIsAnError) {
@@ -101,43 +101,43 @@ TEST(RingTest, AnOtherSideThatChangesThisSidesCounterKeepsNobodyAwake) {
   EXPECT_TRUE(ring.reader.sleep());
 }
 
-// Two threads that sleep whenever they have nothing to do: a lost bell would leave both asleep.
-TEST(RingTest, TwoThreadsLoseNoByteAndNoBell) {
+// Two threads that sleep whenever they have nothing to do: a lost wake-up would leave both asleep.
+TEST(RingTest, TwoThreadsLoseNoByteAndNoWakeup) {
   constexpr std::uint64_t kBytes = 500'000;
   for (const std::size_t size : {1, 7, 64, 4096}) {
     RingPair ring(size);
-    std::counting_semaphore<> reader_bell(0), writer_bell(0);
+    std::counting_semaphore<> reader_wakeup(0), writer_wakeup(0);
     const std::uint64_t bytes = size == 1 ? kBytes / 100 : kBytes;
-    const auto wait = [](std::counting_semaphore<>& bell) {
-      return bell.try_acquire_for(std::chrono::seconds(60));
+    const auto wait = [](std::counting_semaphore<>& wakeup) {
+      return wakeup.try_acquire_for(std::chrono::seconds(60));
     };
-    bool was_rung = true;
+    bool writer_was_woken = true;
     std::thread writing([&] {
       std::mt19937 random(static_cast<unsigned>(size));
-      for (std::uint64_t position = 0; position < bytes && was_rung;) {
+      for (std::uint64_t position = 0; position < bytes && writer_was_woken;) {
         const std::size_t most = std::min<std::uint64_t>(bytes - position, 1 + random() % (2 * size));
         const std::size_t written = write_some(ring.writer, position, most, 1 + random() % 3);
         position += written;
-        if (ring.writer.take_bell()) reader_bell.release();
-        if (written == 0 && ring.writer.wait_for_room()) was_rung = wait(writer_bell);
+        if (ring.writer.take_wakeup()) reader_wakeup.release();
+        if (written == 0 && ring.writer.wait_for_room()) writer_was_woken = wait(writer_wakeup);
       }
     });
     std::mt19937 random(static_cast<unsigned>(size) + 1);
-    bool is_right = true, was_heard = true;
-    for (std::uint64_t position = 0; position < bytes && was_heard;) {
+    bool is_right = true, reader_was_woken = true;
+    for (std::uint64_t position = 0; position < bytes && reader_was_woken;) {
       std::span<const std::byte> there = ring.reader.peek();
       if (there.empty()) {
-        if (ring.reader.sleep()) was_heard = wait(reader_bell);
+        if (ring.reader.sleep()) reader_was_woken = wait(reader_wakeup);
         continue;
       }
       there = there.first(1 + random() % there.size());
       is_right = is_right && are_right(there, position);
       position += there.size();
       ring.reader.consume(there.size());
-      if (ring.reader.take_bell()) writer_bell.release();
+      if (ring.reader.take_wakeup()) writer_wakeup.release();
     }
     writing.join();
-    EXPECT_TRUE(is_right && was_rung && was_heard) << size;
+    EXPECT_TRUE(is_right && writer_was_woken && reader_was_woken) << size;
   }
 }
 

@@ -109,7 +109,7 @@ void Loop::stop() {
   peers_.clear();
   handshakes_.clear();
   listeners_.clear();
-  awake_.clear();
+  active_.clear();
   changed_.notify_all();
   if (hands_over_ == std::thread::id()) hand_over(lock);  // what was left to the loop
   const int self = is_replaced_thread() ? 1 : 0;
@@ -237,7 +237,7 @@ void Loop::settle(const std::shared_ptr<PeerState>& peer, Time now) {
   PeerState& state = *peer;
   const bool is_time = now >= state.session.next_time();
   if (is_time && state.session.is_up() && state.connection && state.connection->shared) {
-    // A thread in poll_until() that is in a function of the handler reads nothing, and has the peer ring no bell. Such a peer
+    // A thread in poll_until() that is in a function of the handler reads nothing, and has the peer send no wake-up. Such a peer
     // is not silent.
     read_ring(state.connection, now);
   }

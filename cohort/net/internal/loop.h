@@ -45,7 +45,7 @@ struct Connection {
   // Of a local socket.
   base::Fd memory_to_send, memory_that_came;
   std::unique_ptr<SharedLink> shared;  // bytes go there once the handshake is done
-  int num_pollers = 0;                 // threads that look at it: the peer need not ring
+  int num_pollers = 0;                 // threads that look at it: the peer sends no wake-up
 };
 
 struct PeerState : Peer {
@@ -127,11 +127,11 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool read_frames(const std::shared_ptr<Connection>& connection, Time now);
   bool read_socket(const std::shared_ptr<Connection>& connection, Time now);
   bool read_ring(const std::shared_ptr<Connection>& connection, Time now);
-  void read_bells(const std::shared_ptr<Connection>& connection, Time now);
+  void read_wakeups(const std::shared_ptr<Connection>& connection, Time now);
   std::size_t write_ring(Connection& connection);
   bool poll(const std::shared_ptr<Connection>& connection);
-  bool poll_awake();
-  void keep_awake(const std::shared_ptr<Connection>& connection);
+  bool poll_active();
+  void keep_active(const std::shared_ptr<Connection>& connection);
   bool let_all_sleep();
   bool let_sleep(const std::shared_ptr<Connection>& connection);
   void write_handshake(const std::shared_ptr<Connection>& connection);
@@ -168,8 +168,8 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::vector<std::byte> buffer_;  // of whoever reads
   std::deque<Event> events_;       // to be handed over, in this order
   std::thread::id hands_over_;     // who does so now; none: nobody
-  std::vector<std::shared_ptr<Connection>> awake_;  // that the node's own thread looks at
-  int num_waiters_ = 0;                             // threads in poll_until()
+  std::vector<std::shared_ptr<Connection>> active_;  // that the node's own thread looks at
+  int num_waiters_ = 0;                              // threads in poll_until()
   std::set<std::shared_ptr<PeerState>> peers_;
   std::list<std::shared_ptr<Connection>> handshakes_;  // that are not done, the oldest first
   std::vector<std::shared_ptr<asio::posix::stream_descriptor>> listeners_;

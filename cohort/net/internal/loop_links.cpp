@@ -173,7 +173,7 @@ void Loop::read(const std::shared_ptr<Connection>& connection) {
 
 bool Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) {
   if (!connection->shared) return read_socket(connection, now);
-  read_bells(connection, now);
+  read_wakeups(connection, now);
   return false;
 }
 
@@ -339,7 +339,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
   }
   watch(peer, hello);
   if (connection->shared) {
-    keep_awake(connection);
+    keep_active(connection);
   } else if (!rest.empty()) {  // frames that came together with the handshake
     std::vector<Message> messages;
     state.session.consume(std::as_bytes(std::span(rest)), now, messages);

@@ -1,6 +1,6 @@
 // Links in shared memory, and which thread reads them.
 //
-// A peer rings the bell, a byte over the socket, only where nobody looks at its ring. The node's own thread looks for
+// A peer sends a wake-up, a byte over the socket, only where nobody looks at its ring. The node's own thread looks for
 // NodeOptions::spin after what came, and so does a thread that waits for an answer (poll_until()). `num_pollers` counts
 // those; the last one to go puts the reader to sleep, and looks once more. While a thread waits for an answer, the node's
 // own thread sleeps: two that look would take two cores.
@@ -28,7 +28,7 @@ namespace {
 constexpr std::size_t kConsumeBytes = 32 * 1024;  // after so many the writer may use the room again
 constexpr int kConsumesInTurn = 32;               // of one ring, before others have theirs
 static_assert(kConsumesInTurn >= kRingBytes / kConsumeBytes + 2, "one turn reads all that a ring has");
-constexpr int kReadsOfBells = 8;  // of one socket, in turn
+constexpr int kReadsOfWakeups = 8;  // of one socket, in turn
 constexpr int kLooksBetweenSockets = 16;
 
 // Of the thread that runs a loop: which one, and in whose place.
@@ -38,10 +38,10 @@ struct OwnThread {
 };
 thread_local OwnThread own_thread;
 
-void ring_bell(Connection& connection) {
-  const char bell = 0;
-  // A socket that takes none has bells that are not heard yet. Other errors are read by the loop.
-  static_cast<void>(::send(connection.file.native_handle(), &bell, sizeof bell, MSG_NOSIGNAL | MSG_DONTWAIT));
+void send_wakeup(Connection& connection) {
+  const char byte = 0;
+  // A socket that takes none has wake-ups that are not read yet. Other errors are read by the loop.
+  static_cast<void>(::send(connection.file.native_handle(), &byte, sizeof byte, MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
 }  // namespace
@@ -60,7 +60,7 @@ void Loop::run(int generation) {
   Time end{};  // of looking
   locked([] {});
   for (unsigned turn = 0; generation == generation_ && !io_.stopped(); ++turn) {
-    if (poll_awake()) {
+    if (poll_active()) {
       end = Time::clock::now() + options_.spin;
     } else if (Time::clock::now() >= end || !may_look()) {
       if (let_all_sleep()) io_.run_one();
@@ -114,8 +114,8 @@ std::size_t Loop::write_ring(Connection& connection) {
     while (size == 0 && !ring.wait_for_room()) size = ring.write(parts_);
     if (size == 0) {
       connection.waits_to_write = true;
-    } else if (ring.take_bell()) {
-      ring_bell(connection);
+    } else if (ring.take_wakeup()) {
+      send_wakeup(connection);
     }
     return size;
   } catch (const CommError& error) {
@@ -137,7 +137,7 @@ bool Loop::read_ring(const std::shared_ptr<Connection>& connection, Time now) {
       bytes = bytes.first(std::min(bytes.size(), kConsumeBytes));
       state.session.consume(bytes, now, messages);
       ring.consume(bytes.size());
-      if (ring.take_bell()) ring_bell(*connection);
+      if (ring.take_wakeup()) send_wakeup(*connection);
       state.counts.bytes_received += bytes.size();
       has_read = true;
     }
@@ -148,9 +148,9 @@ bool Loop::read_ring(const std::shared_ptr<Connection>& connection, Time now) {
   return has_read;
 }
 
-void Loop::read_bells(const std::shared_ptr<Connection>& connection, Time now) {
+void Loop::read_wakeups(const std::shared_ptr<Connection>& connection, Time now) {
   bool is_over = false;
-  for (int i = 0; i < kReadsOfBells; ++i) {
+  for (int i = 0; i < kReadsOfWakeups; ++i) {
     const ssize_t size =
         ::recv(connection->file.native_handle(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (size > 0 || (size < 0 && errno == EINTR)) continue;
@@ -161,7 +161,7 @@ void Loop::read_bells(const std::shared_ptr<Connection>& connection, Time now) {
   read_ring(connection, now);
   if (is_over) return lose(connection, now, "the connection was closed");
   connection->waits_to_write = false;
-  keep_awake(connection);
+  keep_active(connection);
 }
 
 bool Loop::poll(const std::shared_ptr<Connection>& connection) {
@@ -178,9 +178,9 @@ bool Loop::poll(const std::shared_ptr<Connection>& connection) {
 }
 
 // Under the mutex. The node's own thread looks at the link until let_all_sleep().
-void Loop::keep_awake(const std::shared_ptr<Connection>& connection) {
-  if (std::find(awake_.begin(), awake_.end(), connection) != awake_.end()) return;
-  awake_.push_back(connection);
+void Loop::keep_active(const std::shared_ptr<Connection>& connection) {
+  if (std::find(active_.begin(), active_.end(), connection) != active_.end()) return;
+  active_.push_back(connection);
   ++connection->num_pollers;
   connection->shared->reader().wake();
 }
@@ -193,23 +193,23 @@ bool Loop::let_sleep(const std::shared_ptr<Connection>& connection) {
   return true;
 }
 
-bool Loop::poll_awake() {
+bool Loop::poll_active() {
   bool has_moved = false;
   locked([&] {
-    for (const auto& link : awake_) has_moved = poll(link) || has_moved;
+    for (const auto& link : active_) has_moved = poll(link) || has_moved;
   });
   return has_moved;
 }
 
 bool Loop::may_look() {
   const std::lock_guard lock(mutex_);
-  return !awake_.empty() && num_waiters_ == 0;
+  return !active_.empty() && num_waiters_ == 0;
 }
 
 bool Loop::let_all_sleep() {
   const std::lock_guard lock(mutex_);
-  std::erase_if(awake_, [this](const auto& link) { return let_sleep(link); });
-  return awake_.empty();
+  std::erase_if(active_, [this](const auto& link) { return let_sleep(link); });
+  return active_.empty();
 }
 
 void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_done) {
@@ -236,7 +236,7 @@ void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_do
   }
   --num_waiters_;
   if (let_sleep(connection)) return;
-  keep_awake(connection);  // there is more, which is for others
+  keep_active(connection);  // there is more, which is for others
   --connection->num_pollers;
   asio::post(io_, [] {});
 }

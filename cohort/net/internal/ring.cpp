@@ -1,6 +1,6 @@
 // Each side writes one counter and reads the other's; the difference is what lies in the ring. Who is about to sleep sets
 // its flag and looks once more at the other's counter. The other side moves its counter and looks at the flag then. Both
-// orders are sequentially consistent, so at least one of the two sees the other: no bell is lost.
+// orders are sequentially consistent, so at least one of the two sees the other: no wake-up is lost.
 #include "cohort/net/internal/ring.h"
 
 #include <algorithm>
@@ -54,7 +54,7 @@ std::size_t RingWriter::write(std::span<const iovec> parts) {
   return written_ - begin;
 }
 
-bool RingWriter::take_bell() {
+bool RingWriter::take_wakeup() {
   return take(state_->reader_sleeps);
 }
 
@@ -82,7 +82,7 @@ void RingReader::consume(std::size_t num_bytes) {
 }
 
 // Not before half of the ring is free: the writer is not to be woken for each piece.
-bool RingReader::take_bell() {
+bool RingReader::take_wakeup() {
   if (state_->written.load(std::memory_order_relaxed) - read_ > bytes_.size() / 2) return false;
   return take(state_->writer_waits);
 }

@@ -13,7 +13,7 @@ namespace cohort::net {
 struct RingState {
   alignas(64) std::atomic<std::uint64_t> written{0};  ///< bytes so far, by the writer
   alignas(64) std::atomic<std::uint64_t> read{0};     ///< bytes so far, by the reader
-  /// Asked for by one side, taken away by the other, which rings the bell then.
+  /// Set by a side that asks for a wake-up; cleared by the other, which sends it then.
   alignas(64) std::atomic<std::uint32_t> reader_sleeps{0};
   std::atomic<std::uint32_t> writer_waits{0};
 };
@@ -22,7 +22,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
               "two processes share them");
 
 /// Bytes that one process writes and another one reads, in memory that both map. Neither waits: who has nothing to do
-/// asks for the bell, which is another way to tell it (a byte over a socket).
+/// asks for a wake-up, which goes another way (a byte over a socket).
 ///
 /// Neither trusts what the other wrote: each counts for itself, and reads of the shared state the other's counter alone.
 /// Threads: one at a time on each side.
@@ -34,8 +34,8 @@ class RingWriter {
   /// Throws: CommError where the reader says that it has read what was not written.
   std::size_t write(std::span<const iovec> parts);
   /// After write(): whether the reader sleeps, once.
-  bool take_bell();
-  /// Asks for the bell once there is room. False where there is room already.
+  bool take_wakeup();
+  /// Asks for a wake-up once there is room. False where there is room already.
   bool wait_for_room();
   bool has_room() const;
 
@@ -58,8 +58,8 @@ class RingReader {
   /// The writer may use the place of so many bytes again.
   void consume(std::size_t num_bytes);
   /// After consume(): whether the writer waits for room and has some, once.
-  bool take_bell();
-  /// Asks for the bell once there are bytes. False where there are some already, and then the reader is awake.
+  bool take_wakeup();
+  /// Asks for a wake-up once there are bytes. False where there are some already, and then the reader is awake.
   bool sleep();
   void wake();
 

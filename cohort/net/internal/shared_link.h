@@ -13,7 +13,7 @@ namespace cohort::net {
 inline constexpr std::size_t kRingBytes = 128 * 1024;
 
 /// A link of two processes of one host: two rings in memory that both map. Who connects makes the memory, and hands its
-/// descriptor over during the handshake. The socket stays: a byte over it is the bell, and its end is the link's.
+/// descriptor over during the handshake. The socket stays: a byte over it is a wake-up, and its end is the link's.
 class SharedLink {
  public:
   /// Memory for a new link. Throws: SystemError.
