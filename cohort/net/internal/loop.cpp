@@ -174,7 +174,7 @@ std::shared_ptr<PeerState> Loop::make_peer(Role role) {
                                             const auto loop = self.lock();
                                             const auto peer = later->lock();
                                             if (loop && peer && !peer->wake_is_posted.exchange(true))
-                                              loop->post_settle(peer);
+                                              loop->post_update(peer);
                                           });
   *later = peer;
   peers_.insert(peer);
@@ -204,7 +204,7 @@ void Loop::flush(PeerState& state) {
   std::size_t left = connection->shared ? kRingFlushBytes : kSocketFlushBytes;
   while (state.session.wants_to_write()) {
     if (left == 0) {
-      if (!connection->peer->wake_is_posted.exchange(true)) post_settle(connection->peer);
+      if (!connection->peer->wake_is_posted.exchange(true)) post_update(connection->peer);
       return;
     }
     parts_.clear();
@@ -233,7 +233,7 @@ std::size_t Loop::write_socket(const std::shared_ptr<Connection>& connection) {
 }
 
 // What follows from a session's state: its end, a new link, the time of its next tick.
-void Loop::settle(const std::shared_ptr<PeerState>& peer, Time now) {
+void Loop::update_peer(const std::shared_ptr<PeerState>& peer, Time now) {
   PeerState& state = *peer;
   const bool is_time = now >= state.session.next_time();
   if (is_time && state.session.is_up() && state.connection && state.connection->shared) {
@@ -274,7 +274,7 @@ void Loop::settle(const std::shared_ptr<PeerState>& peer, Time now) {
   arm(state.session.next_time());
 }
 
-void Loop::post_settle(const std::shared_ptr<PeerState>& peer) {
+void Loop::post_update(const std::shared_ptr<PeerState>& peer) {
   asio::post(io_, [self = weak_from_this(), peer] {
     const auto loop = self.lock();
     if (!loop) return;
@@ -282,12 +282,12 @@ void Loop::post_settle(const std::shared_ptr<PeerState>& peer) {
       peer->wake_is_posted = false;
       peer->session.tick(Time::clock::now());
       loop->flush(*peer);
-      loop->settle(peer, Time::clock::now());
+      loop->update_peer(peer, Time::clock::now());
     });
   });
 }
 
-void Loop::settle_all() {
+void Loop::update_all_peers() {
   const Time now = Time::clock::now();
   while (!handshakes_.empty() && handshakes_.front()->deadline <= now) {
     const auto late = handshakes_.front();
@@ -295,7 +295,7 @@ void Loop::settle_all() {
   }
   if (!handshakes_.empty()) arm(handshakes_.front()->deadline);
   const std::vector<std::shared_ptr<PeerState>> peers(peers_.begin(), peers_.end());
-  for (const auto& peer : peers) settle(peer, now);
+  for (const auto& peer : peers) update_peer(peer, now);
 }
 
 void Loop::arm(Time time) {
@@ -306,7 +306,7 @@ void Loop::arm(Time time) {
     if (error) return;  // there is an earlier time
     locked([&] {
       armed_ = Time::max();
-      settle_all();
+      update_all_peers();
     });
   });
 }
@@ -322,13 +322,13 @@ std::shared_ptr<PeerState> Loop::connect(const std::string& address, base::Deadl
   PeerState& state = *peer;
   state.address = resolved;
   state.number = new_number();
-  post_settle(peer);
+  post_update(peer);
   const auto is_known = [&] { return state.session.num_links() > 0 || state.session.ended(); };
   base::wait(changed_, lock, is_known, deadline);
   if (state.session.num_links() > 0) return peer;
   const std::string why = state.session.ended() ? state.session.ended()->text : state.last_error;
   state.session.end(DownKind::kFailed, why);
-  post_settle(peer);
+  post_update(peer);
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
   throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ", waited, " ms",
                                                     why.empty() ? "" : ": ", why));
@@ -341,7 +341,7 @@ std::vector<std::string> Loop::close(base::Deadline deadline) {
     is_closing_ = true;
     for (const auto& peer : peers_) {
       peer->session.leave();
-      post_settle(peer);
+      post_update(peer);
     }
     base::wait(changed_, lock, [&] { return peers_.empty(); }, deadline);
     for (const auto& peer : peers_) left.push_back(peer->own_name);

@@ -146,10 +146,10 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages);
   void flush(PeerState& peer);
   std::size_t write_socket(const std::shared_ptr<Connection>& connection);
-  void settle(const std::shared_ptr<PeerState>& peer, Time now);
-  void settle_all();
+  void update_peer(const std::shared_ptr<PeerState>& peer, Time now);
+  void update_all_peers();
   void arm(Time time);
-  void post_settle(const std::shared_ptr<PeerState>& peer);
+  void post_update(const std::shared_ptr<PeerState>& peer);
 
   const NodeOptions options_;
   const std::shared_ptr<Handler> handler_;

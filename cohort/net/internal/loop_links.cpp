@@ -158,7 +158,7 @@ void Loop::on_writable(const std::shared_ptr<Connection>& connection) {
   }
   if (connection->handshake) return write_handshake(connection);
   flush(*connection->peer);
-  settle(connection->peer, Time::clock::now());
+  update_peer(connection->peer, Time::clock::now());
 }
 
 void Loop::read(const std::shared_ptr<Connection>& connection) {
@@ -167,7 +167,7 @@ void Loop::read(const std::shared_ptr<Connection>& connection) {
   connection->handshake ? read_handshake(connection, now) : read_frames(connection, now);
   if (connection->peer && !connection->handshake) {
     flush(*connection->peer);
-    settle(connection->peer, now);
+    update_peer(connection->peer, now);
   }
 }
 
@@ -329,7 +329,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
   if (state.session.ended()) {
     close_connection(*connection);
     if (state.connection == connection) state.connection.reset();
-    return settle(peer, now);
+    return update_peer(peer, now);
   }
   state.connection = connection;
   state.session.link_up(hello.received, now);
@@ -378,7 +378,7 @@ void Loop::on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t p
   while (is_open() && !connection->shared && read_socket(connection, now)) {
   }
   peer->session.end(DownKind::kDied, base::concat("died (process ", process, ")"));
-  settle(peer, now);
+  update_peer(peer, now);
 }
 
 void Loop::close_connection(Connection& connection) {
@@ -403,7 +403,7 @@ void Loop::lose(const std::shared_ptr<Connection>& connection, Time now, const s
   } else {
     state.session.link_down(now);
   }
-  settle(peer, now);
+  update_peer(peer, now);
 }
 
 }  // namespace cohort::net::node_detail

@@ -120,7 +120,7 @@ std::size_t Loop::write_ring(Connection& connection) {
     return size;
   } catch (const CommError& error) {
     connection.peer->session.end(DownKind::kFailed, base::message_of(error));
-    post_settle(connection.peer);
+    post_update(connection.peer);
     return 0;
   }
 }
@@ -173,7 +173,7 @@ bool Loop::poll(const std::shared_ptr<Connection>& connection) {
   const Time now = Time::clock::now();
   read_ring(connection, now);
   flush(*peer);
-  settle(peer, now);
+  update_peer(peer, now);
   return true;
 }
 
