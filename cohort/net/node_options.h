@@ -22,7 +22,7 @@ struct NodeOptions {
   std::chrono::milliseconds silence{2000};
   std::chrono::milliseconds handshake{1000};  ///< the time that one may take
   bool shared_memory = true;  ///< between processes of one host that are connected by a local socket
-  /// After what came over shared memory, and in Peer::poll_until(): how long a thread looks for more before it sleeps. It
+  /// After what came from a peer, and in Peer::poll_until(): how long a thread looks for more before it sleeps. It
   /// takes a core meanwhile. 0 where there are fewer cores than threads that look.
   std::chrono::microseconds spin{0};
   /// Memory for payloads that come, aligned to 64 bytes. Else the heap's.

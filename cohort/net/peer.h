@@ -52,7 +52,7 @@ class Peer {
   /// Whether its end is known here; then send() drops messages.
   virtual bool is_down() const = 0;
   /// For who waits for an answer: reads what comes from the peer, and hands messages over on this thread, until `is_done()`
-  /// or until nothing has come for NodeOptions::spin. So the answer need not wake a thread. Over a socket it does nothing.
+  /// or until nothing has come for NodeOptions::spin. So the answer need not wake a thread.
   /// Messages may come without an end, so whoever has a deadline lets `is_done()` look at it.
   virtual void poll_until(const std::function<bool()>& is_done) = 0;
 };

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,6 +25,18 @@ inline net::Message message_of(std::uint32_t channel, std::string header, std::s
     message.payloads.push_back({memory, {memory.get(), size}});
   }
   return message;
+}
+
+/// The messages "0", "1", ..., each with the bytes that message_of() gave it.
+inline void expect_whole(const std::vector<net::Message>& messages, std::size_t count) {
+  ASSERT_EQ(messages.size(), count);
+  for (std::size_t i = 0; i < count; ++i) {
+    EXPECT_EQ(messages[i].header, std::to_string(i));
+    for (const net::Payload& payload : messages[i].payloads) {
+      const net::Message sent = message_of(0, "", payload.bytes.size());
+      EXPECT_EQ(std::memcmp(payload.bytes.data(), sent.payloads[0].bytes.data(), payload.bytes.size()), 0);
+    }
+  }
 }
 
 /// Keeps all that a node hands over, and may send it back.

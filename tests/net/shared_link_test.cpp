@@ -1,60 +1,26 @@
 // Nodes whose messages go through shared memory.
 #include <dirent.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <atomic>
-#include <cstring>
-#include <random>
-#include <semaphore>
 #include <string_view>
-#include <thread>
 
 #include "cohort/base/secret.h"
-#include "cohort/net/internal/socket.h"
 #include "cohort/net/node.h"
 #include "recorder.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/patience.h"
-#include "tests/support/processes.h"
 
 namespace cohort::net {
 namespace {
 
-using std::chrono::microseconds;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
 using test::message_of;
 using test::patience;
-using test::Recorder;
 using test::Worker;
 
 std::string any_local_address() {
   return "unix:@cohort-" + base::random_word();
-}
-
-NodeOptions with_spin(microseconds spin) {
-  NodeOptions options;
-  options.spin = spin;
-  return options;
-}
-
-// The descriptors of this process that are connected local sockets.
-std::vector<int> local_sockets() {
-  std::vector<int> found;
-  DIR* const folder = ::opendir("/proc/self/fd");
-  while (const dirent* const entry = ::readdir(folder)) {
-    const int fd = std::atoi(entry->d_name);
-    sockaddr_storage address{};
-    socklen_t size = sizeof address;
-    if (is_local(fd) && ::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0)
-      found.push_back(fd);
-  }
-  ::closedir(folder);
-  return found;
 }
 
 // The descriptors of this process that are memory for links.
@@ -71,39 +37,6 @@ int num_memory_files() {
   return count;
 }
 
-void expect_whole(const std::vector<Message>& messages, std::size_t count) {
-  ASSERT_EQ(messages.size(), count);
-  for (std::size_t i = 0; i < count; ++i) {
-    EXPECT_EQ(messages[i].header, std::to_string(i));
-    for (const Payload& payload : messages[i].payloads) {
-      const Message sent = message_of(0, "", payload.bytes.size());
-      EXPECT_EQ(std::memcmp(payload.bytes.data(), sent.payloads[0].bytes.data(), payload.bytes.size()), 0);
-    }
-  }
-}
-
-TEST(SharedLinkTest, MessagesOfAllSizesGoThereAndBackWithAndWithoutLooking) {
-  for (const microseconds spin : {microseconds(0), microseconds(200)}) {
-    Worker a("a", with_spin(spin)), b("b", with_spin(spin), true);
-    const auto peer = a.node->connect(b.node->listen(any_local_address()), patience());
-    std::mt19937 random(3);
-    constexpr std::size_t kMessages = 400;
-    for (std::size_t i = 0; i < kMessages; ++i) {
-      const std::size_t size = i % 40 == 0 ? random() % 2'000'000 : random() % 3'000;
-      peer->send(message_of(0, std::to_string(i), size));
-      if (random() % 8 == 0) base::sleep(microseconds(random() % 400), patience());
-      if (random() % 8 == 0) {
-        peer->poll_until([&, count = a.heard->count()] { return a.heard->count() > count; });
-      }
-    }
-    ASSERT_TRUE(test::comes_true([&] { return a.heard->count() == kMessages; })) << a.heard->count();
-    expect_whole(a.heard->take(), kMessages);
-    EXPECT_TRUE(a.node->close(patience()).empty());
-    EXPECT_TRUE(test::comes_true([&] { return b.heard->is_down(); }));
-    EXPECT_EQ(b.heard->down().text, "a has left");
-  }
-}
-
 TEST(SharedLinkTest, WithoutMemoryOfEitherSideTheSocketServes) {
   for (const bool a_has : {true, false}) {
     NodeOptions of_a, of_b;
@@ -113,163 +46,9 @@ TEST(SharedLinkTest, WithoutMemoryOfEitherSideTheSocketServes) {
     const auto peer = a.node->connect(b.node->listen(any_local_address()), patience());
     for (int i = 0; i < 20; ++i) peer->send(message_of(0, std::to_string(i), 300'000));
     ASSERT_TRUE(test::comes_true([&] { return a.heard->count() == 20; }));
-    expect_whole(a.heard->take(), 20);
+    test::expect_whole(a.heard->take(), 20);
     EXPECT_EQ(num_memory_files(), 0) << "of no use once it is mapped, or rejected";
   }
-}
-
-TEST(SharedLinkTest, ABrokenSocketMakesANewLinkAndLosesNothing) {
-  Worker a("a", with_spin(microseconds(50))), b("b", with_spin(microseconds(50)), true);
-  const auto peer = a.node->connect(b.node->listen(any_local_address()), patience());
-  std::mt19937 random(1);
-  constexpr std::size_t kMessages = 1'500;
-  for (std::size_t i = 0; i < kMessages; ++i) {
-    peer->send(message_of(0, std::to_string(i), i % 50 == 0 ? random() % 600'000 : random() % 2'000));
-    if (i % 150 != 149) continue;
-    for (const int fd : local_sockets()) ::shutdown(fd, SHUT_RDWR);
-    base::sleep(milliseconds(random() % 20), patience());
-  }
-  ASSERT_TRUE(test::comes_true([&] { return a.heard->count() == kMessages; })) << a.heard->count();
-  expect_whole(a.heard->take(), kMessages);
-  EXPECT_GT(peer->metrics().links, 3);
-  EXPECT_FALSE(a.heard->is_down() || b.heard->is_down());
-}
-
-// Counts the messages that came on each kind of thread.
-struct Threads : Handler {
-  void on_message(const std::shared_ptr<Peer>&, Message) override {
-    (std::this_thread::get_id() == waiting ? num_here : num_elsewhere)++;
-  }
-  std::thread::id waiting = std::this_thread::get_id();
-  std::atomic<int> num_here{0}, num_elsewhere{0};
-};
-
-TEST(SharedLinkTest, WhoWaitsForAnAnswerReadsItItself) {
-  const auto heard = std::make_shared<Threads>();
-  NodeOptions options =
-      with_spin(std::chrono::seconds(10));  // it is there sooner, however slow the machine is
-  options.name = "a";
-  Node a(options, heard);
-  Worker b("b", with_spin(microseconds(50)), true);
-  const auto peer = a.connect(b.node->listen(any_local_address()), patience());
-  test::wait_until([&] {  // until the node's own thread has begun to look, it may come first
-    peer->send(message_of(0, "first"));
-    const int count = heard->num_here + heard->num_elsewhere;
-    peer->poll_until([&] { return heard->num_here + heard->num_elsewhere > count; });
-    return heard->num_here > 0;
-  });
-  EXPECT_GT(heard->num_here, 0);
-}
-
-// Each function of the handler waits for the next message, which another thread has to read.
-struct Nested : Handler {
-  void on_message(const std::shared_ptr<Peer>&, Message message) override {
-    order.push_back(message.header);
-    if (message.header == "2") return done.release();
-    node->replace_thread();
-    was_done = done.try_acquire_for(std::chrono::seconds(20));
-    done.release();
-    ++num_ended;
-  }
-  Node* node = nullptr;
-  std::vector<std::string> order;
-  std::counting_semaphore<> done{0};
-  std::atomic<bool> was_done{false};
-  std::atomic<int> num_ended{0};
-};
-
-TEST(SharedLinkTest, AFunctionThatWaitsGivesItsThreadsPlaceToAnother) {
-  for (const char* address : {"127.0.0.1:0", "unix"}) {
-    const auto heard = std::make_shared<Nested>();
-    NodeOptions options = with_spin(microseconds(50));
-    options.name = "b";
-    Node b(options, heard);
-    heard->node = &b;
-    Worker a("a");
-    const auto peer = a.node->connect(
-        b.listen(address == std::string("unix") ? any_local_address() : std::string(address)), patience());
-    for (int i = 0; i < 3; ++i) peer->send(message_of(0, std::to_string(i)));
-    EXPECT_TRUE(test::comes_true([&] { return heard->num_ended == 2; }));
-    EXPECT_TRUE(heard->was_done);
-    EXPECT_EQ(heard->order, (std::vector<std::string>{"0", "1", "2"}));
-    b.stop();
-  }
-}
-
-// Waits for the second message of a pair in the function of the first one.
-struct WaitsForTheNext : Handler {
-  void on_message(const std::shared_ptr<Peer>&, Message message) override {
-    if (message.header == "second") return second.release();
-    if (std::this_thread::get_id() == waiting) ++num_here;
-    node->will_wait();
-    has_come = has_come && second.try_acquire_for(std::chrono::seconds(2));
-    ++num_pairs;
-  }
-  Node* node = nullptr;
-  std::thread::id waiting = std::this_thread::get_id();
-  std::counting_semaphore<> second{0};
-  std::atomic<bool> has_come{true};
-  std::atomic<int> num_pairs{0}, num_here{0};
-};
-
-TEST(SharedLinkTest, AFunctionMayWaitOnAThreadThatReadsForItself) {
-  const auto heard = std::make_shared<WaitsForTheNext>();
-  NodeOptions options = with_spin(std::chrono::seconds(10));
-  options.name = "a";
-  Node a(options, heard);
-  heard->node = &a;
-  Worker b("b", with_spin(microseconds(50)), true);
-  const auto peer = a.connect(b.node->listen(any_local_address()), patience());
-  test::wait_until([&] {  // the node's own thread may come first
-    const int count = heard->num_pairs;
-    peer->send(message_of(0, "first"));
-    peer->send(message_of(0, "second"));
-    peer->poll_until([&] { return heard->num_pairs > count; });
-    return heard->num_here > 0 || !heard->has_come;
-  });
-  EXPECT_TRUE(heard->has_come);
-  a.stop();
-}
-
-// Is in the function of a message for longer than a peer may be silent, once, on the thread that waits.
-struct LongOnce : Handler {
-  void on_message(const std::shared_ptr<Peer>&, Message) override {
-    ++count;
-    if (std::this_thread::get_id() != waiting || was_long.exchange(true)) return;
-    base::sleep(seconds(2), patience());
-  }
-  std::thread::id waiting = std::this_thread::get_id();
-  std::atomic<bool> was_long{false};
-  std::atomic<int> count{0};
-};
-
-TEST(SharedLinkTest, APeerIsNotSilentWhileTheThreadThatReadsItIsInAFunction) {
-  const auto heard = std::make_shared<LongOnce>();
-  NodeOptions options = with_spin(seconds(10)), options_of_b = with_spin(microseconds(50));
-  options.name = "a";
-  options.heartbeat = options_of_b.heartbeat = milliseconds(100);
-  options.silence = seconds(1);
-  Node a(options, heard);
-  Worker b("b", options_of_b, true);
-  const auto peer = a.connect(b.node->listen(any_local_address()), patience());
-  test::wait_until([&] {  // the node's own thread may come first
-    const int count = heard->count;
-    peer->send(message_of(0, "message"));
-    peer->poll_until([&] { return heard->count > count; });
-    return heard->was_long.load();
-  });
-  EXPECT_FALSE(peer->is_down());
-}
-
-// Whoever looks while the condition is asked may hold what the condition needs.
-TEST(SharedLinkTest, TheConditionOfAThreadThatWaitsMayUseTheNode) {
-  Worker a("a", with_spin(microseconds(200))), b("b", with_spin(microseconds(50)), true);
-  const auto peer = a.node->connect(b.node->listen(any_local_address()), patience());
-  for (std::uint64_t i = 1; i <= 20; ++i) {
-    peer->send(message_of(0, "message"));
-    peer->poll_until([&] { return peer->metrics().messages_received >= i; });
-  }
-  EXPECT_TRUE(test::comes_true([&] { return a.heard->count() == 20; }));
 }
 
 }  // namespace

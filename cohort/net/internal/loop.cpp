@@ -3,8 +3,9 @@
 // end) is queued under the mutex and handed over without it, so a handler may send and close. One thread at a time hands
 // over, which keeps the order: the loop's, or one that reads a shared link (loop_shared.cpp).
 //
-// asio says when a socket, a listener or a process (its pidfd) is ready; reading and writing are plain system calls, whose
-// buffers are the memory where bytes belong.
+// asio says when a listener or a process (its pidfd) is ready, and when one of the connections' sockets is: a Poller has
+// those, as a thread that reads a socket itself must be able to take it out (loop_shared.cpp). Reading and writing are plain
+// system calls, whose buffers are the memory where bytes belong.
 #include "cohort/net/internal/loop.h"
 
 #include <sys/socket.h>
@@ -67,10 +68,12 @@ Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
       began_(base::process_start(std::to_string(::getpid()))),
       work_(io_.get_executor()),
       timer_(io_),
+      sockets_(io_, poller_.duplicate().release()),
       buffer_(kBufferBytes) {}
 
 void Loop::start() {
   const std::lock_guard lock(mutex_);
+  wait_for_sockets();
   start_thread();
 }
 
@@ -210,7 +213,7 @@ void Loop::flush(PeerState& state) {
     parts_.clear();
     state.session.gather(parts_);
     if (parts_.empty()) return;
-    const std::size_t size = connection->shared ? write_ring(*connection) : write_socket(connection);
+    const std::size_t size = connection->shared ? write_ring(*connection) : write_socket(*connection);
     if (size == 0) return;
     state.counts.bytes_sent += size;
     state.session.written(size, Time::clock::now());
@@ -220,15 +223,18 @@ void Loop::flush(PeerState& state) {
 
 // Writes of `parts_` what the socket takes, and returns how many bytes. 0: it is written once the socket is writable, or
 // there is an error, which the loop reads.
-std::size_t Loop::write_socket(const std::shared_ptr<Connection>& connection) {
+std::size_t Loop::write_socket(Connection& connection) {
   msghdr message{};
   message.msg_iov = parts_.data();
   message.msg_iovlen = std::min(parts_.size(), kMaxParts);
   ssize_t size = -1;
   do {
-    size = ::sendmsg(connection->file.native_handle(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    size = ::sendmsg(connection.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (size < 0 && errno == EINTR);
-  if (size < 0 && errno == EAGAIN) wait_to_write(connection);
+  if (size < 0 && errno == EAGAIN) {
+    connection.waits_to_write = true;
+    update_interest(connection);
+  }
   return size < 0 ? 0 : static_cast<std::size_t>(size);
 }
 
@@ -236,10 +242,11 @@ std::size_t Loop::write_socket(const std::shared_ptr<Connection>& connection) {
 void Loop::update_peer(const std::shared_ptr<PeerState>& peer, Time now) {
   PeerState& state = *peer;
   const bool is_time = now >= state.session.next_time();
-  if (is_time && state.session.is_up() && state.connection && state.connection->shared) {
-    // A thread in poll_until() that is in a function of the handler reads nothing, and has the peer send no wake-up. Such a peer
-    // is not silent.
-    read_ring(state.connection, now);
+  if (is_time && state.session.is_up() && state.connection && state.connection->num_pollers > 0) {
+    // A thread in poll_until() that is in a function of the handler reads nothing, and nobody else is told that something has
+    // come. Such a peer is not silent.
+    const std::shared_ptr<Connection> polled = state.connection;
+    polled->shared ? read_ring(polled, now) : read_socket(polled, now);
   }
   if (is_time) {
     state.session.tick(now);
@@ -247,7 +254,7 @@ void Loop::update_peer(const std::shared_ptr<PeerState>& peer, Time now) {
   }
   const std::shared_ptr<Connection> connection = state.connection;
   if (state.session.has_left() && connection && !connection->is_closed && !connection->handshake) {
-    ::shutdown(connection->file.native_handle(), SHUT_WR);  // the peer closes once it has read the goodbye
+    ::shutdown(connection->socket.get(), SHUT_WR);  // the peer closes once it has read the goodbye
   }
   const bool is_gone = state.session.has_left() && !connection;
   if (state.session.ended() || is_gone) {

@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,6 +19,7 @@
 
 #include "cohort/base/threads/deadline.h"
 #include "cohort/net/internal/handshake.h"
+#include "cohort/net/internal/poller.h"
 #include "cohort/net/internal/session.h"
 #include "cohort/net/internal/shared_link.h"
 #include "cohort/net/internal/socket.h"
@@ -32,9 +34,11 @@ struct PeerState;
 
 /// A socket: first of a handshake, then of a peer.
 struct Connection {
-  Connection(asio::io_context& io, int fd) : file(io, fd) {}
+  explicit Connection(base::Fd fd) : socket(std::move(fd)) {}
 
-  asio::posix::stream_descriptor file;
+  base::Fd socket;
+  std::uint64_t key = 0;               // in the poller
+  Poller::Interest interest;           // as the poller has it
   std::optional<Handshake> handshake;  // until it is done
   std::string output;                  // of the handshake, not written yet
   std::shared_ptr<PeerState> peer;     // a caller's from the start
@@ -45,7 +49,7 @@ struct Connection {
   // Of a local socket.
   base::Fd memory_to_send, memory_that_came;
   std::unique_ptr<SharedLink> shared;  // bytes go there once the handshake is done
-  int num_pollers = 0;                 // threads that look at it: the peer sends no wake-up
+  int num_pollers = 0;                 // threads that look at it: neither wake-ups nor the poller are needed
 };
 
 struct PeerState : Peer {
@@ -119,19 +123,24 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool accept_all(asio::posix::stream_descriptor& listener);
   void start_link(const std::shared_ptr<PeerState>& peer, Time now);
   void add_connection(const std::shared_ptr<Connection>& connection, Role role, Time now);
-  void wait_to_read(const std::shared_ptr<Connection>& connection);
-  void wait_to_write(const std::shared_ptr<Connection>& connection);
+  void wait_for_sockets();
+  bool poll_sockets();
+  void update_interest(Connection& connection);
   void on_writable(const std::shared_ptr<Connection>& connection);
   void read(const std::shared_ptr<Connection>& connection);
-  bool read_handshake(const std::shared_ptr<Connection>& connection, Time now);
-  bool read_frames(const std::shared_ptr<Connection>& connection, Time now);
+  void read_handshake(const std::shared_ptr<Connection>& connection, Time now);
+  void read_frames(const std::shared_ptr<Connection>& connection, Time now);
   bool read_socket(const std::shared_ptr<Connection>& connection, Time now);
   bool read_ring(const std::shared_ptr<Connection>& connection, Time now);
   void read_wakeups(const std::shared_ptr<Connection>& connection, Time now);
   std::size_t write_ring(Connection& connection);
   bool poll(const std::shared_ptr<Connection>& connection);
+  bool poll_ring(const std::shared_ptr<Connection>& connection);
   bool poll_active();
   void keep_active(const std::shared_ptr<Connection>& connection);
+  void begin_polling(Connection& connection);
+  void end_polling(const std::shared_ptr<Connection>& connection);
+  void leave_polling();
   bool let_all_sleep();
   bool let_sleep(const std::shared_ptr<Connection>& connection);
   void write_handshake(const std::shared_ptr<Connection>& connection);
@@ -145,7 +154,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void close_connection(Connection& connection);
   void take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages);
   void flush(PeerState& peer);
-  std::size_t write_socket(const std::shared_ptr<Connection>& connection);
+  std::size_t write_socket(Connection& connection);
   void update_peer(const std::shared_ptr<PeerState>& peer, Time now);
   void update_all_peers();
   void arm(Time time);
@@ -158,7 +167,9 @@ class Loop : public std::enable_shared_from_this<Loop> {
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   asio::steady_timer timer_;
-  std::atomic<int> generation_{0};  // of the thread that is the node's own
+  Poller poller_;                           // of all connections' sockets
+  asio::posix::stream_descriptor sockets_;  // readable while one of them is ready
+  std::atomic<int> generation_{0};          // of the thread that is the node's own
 
   std::mutex mutex_;  // of all below, and of the peers' states
   std::condition_variable changed_;
@@ -170,6 +181,9 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::thread::id hands_over_;     // who does so now; none: nobody
   std::vector<std::shared_ptr<Connection>> active_;  // that the node's own thread looks at
   int num_waiters_ = 0;                              // threads in poll_until()
+  bool looks_at_sockets_ = false;                    // the node's own thread, as something came
+  std::map<std::uint64_t, std::shared_ptr<Connection>> connections_;  // by the poller's keys
+  std::uint64_t last_key_ = 0;
   std::set<std::shared_ptr<PeerState>> peers_;
   std::list<std::shared_ptr<Connection>> handshakes_;  // that are not done, the oldest first
   std::vector<std::shared_ptr<asio::posix::stream_descriptor>> listeners_;

@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
 
 // A caller makes the memory and sends it with its hello, a listener maps what came. Without memory the socket serves.
 bool make_shared_link(Connection& connection) {
-  if (!is_local(connection.file.native_handle())) return false;
+  if (!is_local(connection.socket.get())) return false;
   const Role role = connection.peer->role;
   try {
     if (role == Role::kCaller) {
@@ -86,21 +86,24 @@ bool Loop::accept_all(asio::posix::stream_descriptor& listener) {
       if (++strangers == 1) oldest = connection;
     }
     if (strangers >= kMaxStrangers) lose(oldest, now, "too many strangers came");
-    add_connection(std::make_shared<Connection>(io_, fd.release()), Role::kListener, now);
+    try {
+      add_connection(std::make_shared<Connection>(std::move(fd)), Role::kListener, now);
+    } catch (const SystemError& error) {
+      base::log_warning(base::concat("a connection was refused: ", base::message_of(error)));
+    }
   }
 }
 
 void Loop::add_connection(const std::shared_ptr<Connection>& connection, Role role, Time now) {
   connection->handshake.emplace(role, options_.secret, base::random_word());
   connection->deadline = now + options_.handshake;
+  connection->is_connecting = role == Role::kCaller;
+  connection->key = ++last_key_;
+  poller_.add(connection->socket.get(), connection->key, connection->interest);
+  connections_.emplace(connection->key, connection);
+  update_interest(*connection);
   handshakes_.push_back(connection);
   arm(connection->deadline);
-  if (role == Role::kCaller) {
-    connection->is_connecting = true;
-    wait_to_write(connection);
-  } else {
-    wait_to_read(connection);
-  }
 }
 
 void Loop::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
@@ -115,47 +118,62 @@ void Loop::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
       // A local socket that is gone may be that of a process which has not ended: its pidfd says.
       return state.session.connect_failed((error == ECONNREFUSED || error == ENOENT) && !state.process, now);
     }
-    state.connection = std::make_shared<Connection>(io_, fd.release());
+    const auto connection = std::make_shared<Connection>(std::move(fd));
+    connection->peer = peer;
+    add_connection(connection, Role::kCaller, now);
+    state.connection = connection;
   } catch (const SystemError& error) {
     state.last_error = base::message_of(error);
-    return state.session.connect_failed(false, now);
+    state.session.connect_failed(false, now);
   }
-  state.connection->peer = peer;
-  add_connection(state.connection, Role::kCaller, now);
 }
 
-void Loop::wait_to_read(const std::shared_ptr<Connection>& connection) {
-  connection->file.async_wait(asio::posix::stream_descriptor::wait_read,
-                              [this, connection](const asio::error_code& error) {
-                                if (error) return;
-                                locked([&] {
-                                  if (connection->is_closed) return;
-                                  read(connection);
-                                  if (!connection->is_closed) wait_to_read(connection);
-                                });
-                              });
+// Under the mutex.
+void Loop::wait_for_sockets() {
+  sockets_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
+    if (error) return;
+    locked([this] {
+      poll_sockets();
+      wait_for_sockets();  // before messages are handed over: a function of the handler may keep this thread
+    });
+  });
 }
 
-void Loop::wait_to_write(const std::shared_ptr<Connection>& connection) {
-  connection->waits_to_write = true;
-  connection->file.async_wait(asio::posix::stream_descriptor::wait_write,
-                              [this, connection](const asio::error_code& error) {
-                                if (error) return;
-                                locked([&] {
-                                  if (!connection->is_closed) on_writable(connection);
-                                });
-                              });
+// Under the mutex. Reads and writes the sockets that are ready, once each: others wait for the mutex, and what has come is
+// handed over without it. False where none is.
+bool Loop::poll_sockets() {
+  const std::vector<Poller::Ready> sockets = poller_.ready();
+  for (const Poller::Ready& ready : sockets) {
+    const auto found = connections_.find(ready.key);
+    if (found == connections_.end()) continue;  // closed by what came to another one
+    const std::shared_ptr<Connection> connection = found->second;
+    if (ready.is_writable && connection->interest.writes) on_writable(connection);
+    if (ready.is_readable && !connection->is_closed && !connection->is_connecting) read(connection);
+  }
+  return !sockets.empty();
+}
+
+// To be called after each change of what it looks at.
+void Loop::update_interest(Connection& connection) {
+  if (connection.is_closed) return;
+  const bool uses_ring = connection.shared && !connection.handshake;
+  Poller::Interest interest;
+  interest.writes = connection.is_connecting || (connection.waits_to_write && !uses_ring);
+  interest.reads = !connection.is_connecting && (uses_ring || connection.num_pollers == 0);
+  if (interest == connection.interest) return;
+  connection.interest = interest;
+  poller_.change(connection.socket.get(), connection.key, interest);
 }
 
 void Loop::on_writable(const std::shared_ptr<Connection>& connection) {
   connection->waits_to_write = false;
   if (connection->is_connecting) {
     connection->is_connecting = false;
-    if (const int error = connect_error(connection->file.native_handle()); error != 0) {
+    if (const int error = connect_error(connection->socket.get()); error != 0) {
       return lose(connection, Time::clock::now(), std::strerror(error), error == ECONNREFUSED);
     }
-    wait_to_read(connection);
   }
+  update_interest(*connection);
   if (connection->handshake) return write_handshake(connection);
   flush(*connection->peer);
   update_peer(connection->peer, Time::clock::now());
@@ -163,7 +181,6 @@ void Loop::on_writable(const std::shared_ptr<Connection>& connection) {
 
 void Loop::read(const std::shared_ptr<Connection>& connection) {
   const Time now = Time::clock::now();
-  // Once in turn: others wait for the mutex, and what has come is handed over without it.
   connection->handshake ? read_handshake(connection, now) : read_frames(connection, now);
   if (connection->peer && !connection->handshake) {
     flush(*connection->peer);
@@ -171,26 +188,24 @@ void Loop::read(const std::shared_ptr<Connection>& connection) {
   }
 }
 
-bool Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) {
-  if (!connection->shared) return read_socket(connection, now);
-  read_wakeups(connection, now);
-  return false;
+void Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) {
+  if (connection->shared) return read_wakeups(connection, now);
+  looks_at_sockets_ = options_.spin.count() > 0;
+  read_socket(connection, now);
 }
 
-// Both return whether there may be more to read.
-bool Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time now) {
-  const ssize_t size = receive_with_descriptor(connection->file.native_handle(),
-                                               std::span(buffer_).first(1024), connection->memory_that_came);
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
+void Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time now) {
+  const ssize_t size = receive_with_descriptor(connection->socket.get(), std::span(buffer_).first(1024),
+                                               connection->memory_that_came);
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (size <= 0) {
-    lose(connection, now,
-         size == 0 ? "the connection was closed during the handshake" : std::strerror(errno));
-    return false;
+    return lose(connection, now,
+                size == 0 ? "the connection was closed during the handshake" : std::strerror(errno));
   }
   try {
     connection->handshake->feed(
         {reinterpret_cast<const char*>(buffer_.data()), static_cast<std::size_t>(size)});
-    if (connection->handshake->is_time_for_hello() && !answer_hello(connection)) return false;
+    if (connection->handshake->is_time_for_hello() && !answer_hello(connection)) return;
   } catch (const CommError& error) {
     if (connection->peer) {
       Session& session = connection->peer->session;
@@ -198,21 +213,20 @@ bool Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time no
       session.end(was_up ? DownKind::kDied : DownKind::kFailed,
                   (was_up ? "died: " : "") + base::message_of(error));
     }
-    lose(connection, now, base::message_of(error));
-    return false;
+    return lose(connection, now, base::message_of(error));
   }
   write_handshake(connection);
   if (!connection->is_closed && connection->handshake->is_done()) finish_handshake(connection, now);
-  return !connection->is_closed;
 }
 
+// Returns whether something came.
 bool Loop::read_socket(const std::shared_ptr<Connection>& connection, Time now) {
   PeerState& state = *connection->peer;
   const std::span<std::byte> target = state.session.target();
   // One system call fills what is left of a long payload in place, and reads the frames after it.
   const iovec parts[] = {{target.data(), target.size()}, {buffer_.data(), buffer_.size()}};
   const std::size_t first = target.empty() ? 1 : 0;
-  const ssize_t got = ::readv(connection->file.native_handle(), parts + first, static_cast<int>(2 - first));
+  const ssize_t got = ::readv(connection->socket.get(), parts + first, static_cast<int>(2 - first));
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
   if (got <= 0) {
     lose(connection, now, got == 0 ? "the connection was closed" : std::strerror(errno));
@@ -225,8 +239,7 @@ bool Loop::read_socket(const std::shared_ptr<Connection>& connection, Time now) 
   if (in_place > 0) state.session.filled(in_place, now, messages);
   if (size > in_place) state.session.consume(std::span(buffer_).first(size - in_place), now, messages);
   take_messages(connection->peer, messages);
-  if (state.session.ended()) return false;
-  return size == target.size() + buffer_.size();
+  return !state.session.ended();
 }
 
 void Loop::take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages) {
@@ -237,12 +250,12 @@ void Loop::take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Mes
 void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
   connection->output += connection->handshake->take_output();
   while (!connection->output.empty()) {
-    const ssize_t size = send_with_descriptor(connection->file.native_handle(), connection->output,
-                                              connection->memory_to_send.get());
+    const ssize_t size =
+        send_with_descriptor(connection->socket.get(), connection->output, connection->memory_to_send.get());
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) {
-      if (!connection->waits_to_write) wait_to_write(connection);
-      return;
+      connection->waits_to_write = true;
+      return update_interest(*connection);
     }
     if (size < 0) return lose(connection, Time::clock::now(), std::strerror(errno));
     connection->memory_to_send.close();
@@ -326,6 +339,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
   connection->memory_to_send.close();
   connection->memory_that_came.close();
   connection->handshake.reset();
+  update_interest(*connection);
   if (state.session.ended()) {
     close_connection(*connection);
     if (state.connection == connection) state.connection.reset();
@@ -384,8 +398,8 @@ void Loop::on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t p
 void Loop::close_connection(Connection& connection) {
   if (connection.is_closed) return;
   connection.is_closed = true;
-  asio::error_code ignored;
-  connection.file.close(ignored);
+  connection.socket.close();
+  connections_.erase(connection.key);
 }
 
 void Loop::lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,

@@ -1,13 +1,15 @@
-// Links in shared memory, and which thread reads them.
+// Links in shared memory; and which thread reads a link, of shared memory or a socket.
 //
 // A peer sends a wake-up, a byte over the socket, only where nobody looks at its ring. The node's own thread looks for
 // NodeOptions::spin after what came, and so does a thread that waits for an answer (poll_until()). `num_pollers` counts
 // those; the last one to go puts the reader to sleep, and looks once more. While a thread waits for an answer, the node's
-// own thread sleeps: two that look would take two cores.
+// own thread sleeps: two that look would take two cores. Of a socket the node's thread asks the poller; a thread that waits for
+// an answer takes the socket out of the poller and reads it.
 //
 // A function of the handler may run on the node's own thread, and turn out to be long. replace_thread() then starts
 // another one, which is the node's own from then on: `generation_` says which. The old one ends after the function.
-// A function may also wait on a thread in poll_until(). will_wait() then leaves handing over to the node's own thread.
+// A function may also wait on a thread in poll_until(). will_wait() then leaves reading, and handing over, to the node's own
+// thread.
 #include <pthread.h>
 #include <sys/socket.h>
 
@@ -38,10 +40,19 @@ struct OwnThread {
 };
 thread_local OwnThread own_thread;
 
+// A link that a thread reads in poll_until(). A function of the handler may wait there for another one.
+struct PolledLink {
+  const void* loop;
+  std::shared_ptr<Connection> connection;
+  PolledLink* outer;
+  bool is_left = false;  // to the node's own thread, while a function waits
+};
+thread_local PolledLink* polled_link = nullptr;
+
 void send_wakeup(Connection& connection) {
   const char byte = 0;
   // A socket that takes none has wake-ups that are not read yet. Other errors are read by the loop.
-  static_cast<void>(::send(connection.file.native_handle(), &byte, sizeof byte, MSG_NOSIGNAL | MSG_DONTWAIT));
+  static_cast<void>(::send(connection.socket.get(), &byte, sizeof byte, MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
 }  // namespace
@@ -98,6 +109,7 @@ void Loop::replace_thread() {
 }
 
 void Loop::will_wait() {
+  leave_polling();
   if (is_own_thread()) return replace_thread();
   const std::lock_guard lock(mutex_);
   if (hands_over_ != std::this_thread::get_id()) return;
@@ -151,8 +163,7 @@ bool Loop::read_ring(const std::shared_ptr<Connection>& connection, Time now) {
 void Loop::read_wakeups(const std::shared_ptr<Connection>& connection, Time now) {
   bool is_over = false;
   for (int i = 0; i < kReadsOfWakeups; ++i) {
-    const ssize_t size =
-        ::recv(connection->file.native_handle(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+    const ssize_t size = ::recv(connection->socket.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (size > 0 || (size < 0 && errno == EINTR)) continue;
     is_over = size == 0 || errno != EAGAIN;
     break;
@@ -166,6 +177,16 @@ void Loop::read_wakeups(const std::shared_ptr<Connection>& connection, Time now)
 
 bool Loop::poll(const std::shared_ptr<Connection>& connection) {
   if (connection->is_closed) return false;
+  if (connection->shared) return poll_ring(connection);
+  const std::shared_ptr<PeerState> peer = connection->peer;
+  const Time now = Time::clock::now();
+  if (!read_socket(connection, now)) return false;
+  flush(*peer);
+  update_peer(peer, now);
+  return true;
+}
+
+bool Loop::poll_ring(const std::shared_ptr<Connection>& connection) {
   const bool has_room = connection->waits_to_write && connection->shared->writer().has_room();
   if (!has_room && !connection->shared->reader().has_bytes()) return false;
   if (has_room) connection->waits_to_write = false;
@@ -197,34 +218,64 @@ bool Loop::poll_active() {
   bool has_moved = false;
   locked([&] {
     for (const auto& link : active_) has_moved = poll(link) || has_moved;
+    if (looks_at_sockets_) has_moved = poll_sockets() || has_moved;
   });
   return has_moved;
 }
 
 bool Loop::may_look() {
   const std::lock_guard lock(mutex_);
-  return !active_.empty() && num_waiters_ == 0;
+  return (!active_.empty() || looks_at_sockets_) && num_waiters_ == 0;
 }
 
 bool Loop::let_all_sleep() {
   const std::lock_guard lock(mutex_);
+  looks_at_sockets_ = false;
   std::erase_if(active_, [this](const auto& link) { return let_sleep(link); });
   return active_.empty();
+}
+
+// From here to leave_polling(): under the mutex. A thread looks at the link.
+void Loop::begin_polling(Connection& connection) {
+  ++num_waiters_;
+  ++connection.num_pollers;
+  connection.shared ? connection.shared->reader().wake() : update_interest(connection);
+}
+
+void Loop::end_polling(const std::shared_ptr<Connection>& connection) {
+  --num_waiters_;
+  if (!connection->shared) {
+    --connection->num_pollers;
+    return update_interest(*connection);
+  }
+  if (let_sleep(connection)) return;
+  keep_active(connection);  // there is more, which is for others
+  --connection->num_pollers;
+  asio::post(io_, [] {});
+}
+
+// This thread will wait within poll_until(): the node's own thread is told of what comes.
+void Loop::leave_polling() {
+  const std::lock_guard lock(mutex_);
+  for (PolledLink* link = polled_link; link != nullptr; link = link->outer) {
+    if (link->loop == this && !std::exchange(link->is_left, true)) end_polling(link->connection);
+  }
 }
 
 void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_done) {
   if (options_.spin.count() <= 0 || is_done()) return;
   std::unique_lock lock(mutex_);
-  const std::shared_ptr<Connection> connection = state.connection;
-  if (!connection || connection->is_closed || connection->handshake || !connection->shared) return;
-  ++num_waiters_;
-  ++connection->num_pollers;
-  connection->shared->reader().wake();
+  PolledLink link{this, state.connection, polled_link};
+  const std::shared_ptr<Connection>& connection = link.connection;
+  if (!connection || connection->is_closed || connection->handshake) return;
+  polled_link = &link;
+  begin_polling(*connection);
   Time end = Time::clock::now() + options_.spin;
   for (bool is_over = false; !is_over && !connection->is_closed;) {
     const bool has_moved = poll(connection);
     if (has_moved) {
       hand_over(lock, is_done);
+      if (std::exchange(link.is_left, false)) begin_polling(*connection);
       end = Time::clock::now() + options_.spin;
     } else if (Time::clock::now() >= end) {
       break;
@@ -234,11 +285,8 @@ void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_do
     is_over = is_done();
     lock.lock();
   }
-  --num_waiters_;
-  if (let_sleep(connection)) return;
-  keep_active(connection);  // there is more, which is for others
-  --connection->num_pollers;
-  asio::post(io_, [] {});
+  polled_link = link.outer;
+  end_polling(connection);
 }
 
 }  // namespace cohort::net::node_detail
