@@ -74,7 +74,6 @@ class Simulation {
     bool is_alive = true;
     std::set<std::int32_t> saw_dead;
     std::vector<HoldId> references;     // that the program has
-    std::set<HoldId> has_settled;       // of those that waited
     std::map<ObjectId, bool> is_freed;  // its own objects
   };
 
@@ -123,7 +122,6 @@ class Simulation {
       ++num_freed;
       if (std::exchange(here.is_freed[object], true)) fail("an object is freed twice");
     }
-    for (const HoldId hold : effects.settled) here.has_settled.insert(hold);
   }
 
   void step() {

@@ -145,7 +145,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   encode(out, place);
   encode(out, state_for(function));
   out.append(std::move(arguments));
-  send_when_settled(
+  send_when_resolved(
       target.worker, out.take(),
       [self = shared_from_this(), id, worker = target.worker](const std::exception_ptr& error) {
         self->count_unsent(worker);
@@ -203,7 +203,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     const std::lock_guard lock(mutex_);
     ++counts_.sent[static_cast<std::size_t>(owner.id)];
   }
-  send_when_settled(
+  send_when_resolved(
       target.worker, out.take(),
       [self = shared_from_this(), worker = target.worker, reference](const std::exception_ptr& error) {
         self->count_unsent(worker);
@@ -231,25 +231,25 @@ void AgentState::send_or_fail(const std::string& worker, Encoded message,
   }
 }
 
-void AgentState::send_when_settled(const std::string& worker, Encoded message,
-                                   std::function<void(std::exception_ptr)> on_error,
-                                   std::function<bool()> is_wanted,
-                                   const std::optional<std::string>& channel) {
+void AgentState::send_when_resolved(const std::string& worker, Encoded message,
+                                    std::function<void(std::exception_ptr)> on_error,
+                                    std::function<bool()> is_wanted,
+                                    const std::optional<std::string>& channel) {
   if (message.references.empty() && !channel) {  // most messages
     return send_or_fail(worker, std::move(message), channel, on_error);
   }
   const auto send_it = [self = shared_from_this(), worker, channel,
-                        on_error = std::move(on_error)](Encoded settled) {
-    self->send_or_fail(worker, std::move(settled), channel, on_error);
+                        on_error = std::move(on_error)](Encoded resolved) {
+    self->send_or_fail(worker, std::move(resolved), channel, on_error);
   };
   const References::List references = message.references;
   const auto send_if_wanted = [send_it, message = std::move(message), is_wanted = std::move(is_wanted)] {
     if (!is_wanted || is_wanted()) send_it(message);
   };
-  if (!channel) return references_->when_settled(references, send_if_wanted);
+  if (!channel) return references_->when_resolved(references, send_if_wanted);
   sends_->take({worker, *channel}, [self = shared_from_this(), references,
                                     send_if_wanted](const std::shared_ptr<base::Turns::Turn>& turn) {
-    self->references_->when_settled(references, [send_if_wanted, turn] {
+    self->references_->when_resolved(references, [send_if_wanted, turn] {
       send_if_wanted();
       turn->end();
     });

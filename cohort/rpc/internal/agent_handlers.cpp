@@ -87,7 +87,7 @@ void AgentState::take(const std::string& from, net::Message message) {
       case MessageKind::kResult: {
         if (encoded.references.empty()) return finish(id, in.rest(), nullptr);
         const References::List references = encoded.references;
-        return references_->when_settled(references, [self = shared_from_this(), id, result = in.rest()] {
+        return references_->when_resolved(references, [self = shared_from_this(), id, result = in.rest()] {
           self->finish(id, result, nullptr);
         });
       }
@@ -219,8 +219,8 @@ void AgentState::start(const Job& job, Encoded arguments, std::shared_ptr<void> 
   }
   const References::List references = arguments.references;
   // What their owners answer needs no room of the window.
-  references_->when_settled(references, [self = shared_from_this(), job, arguments = std::move(arguments),
-                                         credit = std::move(credit)]() mutable {
+  references_->when_resolved(references, [self = shared_from_this(), job, arguments = std::move(arguments),
+                                          credit = std::move(credit)]() mutable {
     self->run_on_pool(job, std::move(arguments), std::move(credit));
   });
 }
@@ -425,7 +425,7 @@ void AgentState::answer(const RunningKey& key, Encoded result, std::exception_pt
     Writer out = begin_message(MessageKind::kResult, key.second);
     if (is_late) out.number(*is_late);
     out.append(std::move(result));
-    send_when_settled(key.first, out.take(), send_error);
+    send_when_resolved(key.first, out.take(), send_error);
   }
 }
 

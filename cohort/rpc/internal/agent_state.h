@@ -155,10 +155,10 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void send(const std::string& worker, Encoded message, const std::optional<std::string>& channel = {});
   void send_or_fail(const std::string& worker, Encoded message, const std::optional<std::string>& channel,
                     const std::function<void(std::exception_ptr)>& on_error);
-  void send_when_settled(const std::string& worker, Encoded message,
-                         std::function<void(std::exception_ptr)> on_error,
-                         std::function<bool()> is_wanted = nullptr,
-                         const std::optional<std::string>& channel = {});
+  void send_when_resolved(const std::string& worker, Encoded message,
+                          std::function<void(std::exception_ptr)> on_error,
+                          std::function<bool()> is_wanted = nullptr,
+                          const std::optional<std::string>& channel = {});
   void attach(Pending& pending, Encoded& result);
   void check_function(const Worker& worker, const char* function) const;
   std::string describe(std::uint64_t id, const Pending& pending) const;

@@ -66,7 +66,7 @@ ReferenceProtocol::HoldId ReferenceProtocol::receive(const WireReference& refere
     return add({.reference = reference, .state = State::kConfirmed});
   const HoldId id = add({.reference = reference, .parent = from});
   if (is_owner_down) {
-    settle(id, State::kLost, effects);
+    resolve_hold(id, State::kLost, effects);
   } else {
     emit(reference.owner, {MessageType::kFork, reference.object, reference.fork}, effects);
   }
@@ -83,10 +83,10 @@ void ReferenceProtocol::release(HoldId id, Effects& effects) {
   if (is_confirmed) emit(reference.owner, {MessageType::kDrop, reference.object, reference.fork}, effects);
 }
 
-void ReferenceProtocol::settle(HoldId id, State state, Effects& effects) {
+void ReferenceProtocol::resolve_hold(HoldId id, State state, Effects& effects) {
   Hold& hold = holds_.at(id);
   hold.state = state;
-  effects.settled.push_back(id);
+  effects.resolved.push_back(id);
   if (const std::int32_t parent = std::exchange(hold.parent, -1); parent != -1) {
     emit(parent, {MessageType::kAccepted, hold.reference.object, hold.reference.fork}, effects);
   }
@@ -134,8 +134,8 @@ void ReferenceProtocol::deliver(std::int32_t from, const ReferenceMessage& messa
     case MessageType::kGone: {
       const auto found = hold_of_fork_.find(message.fork);
       if (found == hold_of_fork_.end() || holds_.at(found->second).state != State::kWaiting) return;
-      return settle(found->second, message.type == MessageType::kGone ? State::kLost : State::kConfirmed,
-                    effects);
+      return resolve_hold(found->second,
+                          message.type == MessageType::kGone ? State::kLost : State::kConfirmed, effects);
     }
     case MessageType::kAccepted: {
       const auto passed_on = passed_on_.extract(message.fork);
@@ -167,7 +167,7 @@ void ReferenceProtocol::on_down(std::int32_t worker, Effects& effects) {
   }
   for (const HoldId id : lost) {
     // The release of one may have been the end of another.
-    if (const auto found = holds_.find(id); found != holds_.end()) settle(id, State::kLost, effects);
+    if (const auto found = holds_.find(id); found != holds_.end()) resolve_hold(id, State::kLost, effects);
   }
 }
 

@@ -42,8 +42,8 @@ class ReferenceProtocol {
   /// What a step leads to. Messages may arrive in any order.
   struct Effects {
     std::vector<std::pair<std::int32_t, ReferenceMessage>> messages;
-    std::vector<HoldId> settled;  ///< these do not wait any more
-    std::vector<ObjectId> freed;  ///< of this worker: nobody holds them
+    std::vector<HoldId> resolved;  ///< confirmed or lost: these do not wait any more
+    std::vector<ObjectId> freed;   ///< of this worker: nobody holds them
   };
 
   explicit ReferenceProtocol(std::int32_t self) : self_(self) {}
@@ -62,7 +62,7 @@ class ReferenceProtocol {
   /// A message of `from` brought it. The hold may have to wait before it may be used.
   HoldId receive(const WireReference& reference, std::int32_t from, Effects& effects);
   /// The owner will never be asked for the object of a new hold.
-  void lose(HoldId hold, Effects& effects) { settle(hold, State::kLost, effects); }
+  void lose(HoldId hold, Effects& effects) { resolve_hold(hold, State::kLost, effects); }
   /// Nobody here uses the hold any more.
   void release(HoldId hold, Effects& effects);
 
@@ -94,7 +94,7 @@ class ReferenceProtocol {
   ForkId new_fork() { return {self_, next_number_++}; }
   HoldId add(Hold hold);
   void emit(std::int32_t to, const ReferenceMessage& message, Effects& effects);
-  void settle(HoldId hold, State state, Effects& effects);
+  void resolve_hold(HoldId hold, State state, Effects& effects);
   void remove_fork(ObjectId object, ForkId fork, Effects& effects);
   void deliver(std::int32_t from, const ReferenceMessage& message, Effects& effects);
 

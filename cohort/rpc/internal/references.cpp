@@ -43,7 +43,7 @@ auto References::run(const Step& step) {
   std::vector<std::function<void()>> ready;
   std::vector<std::shared_ptr<Object>> freed;
   const auto take = [&] {
-    for (const ReferenceProtocol::HoldId hold : effects.settled) {
+    for (const ReferenceProtocol::HoldId hold : effects.resolved) {
       const auto [begin, end] = waiters_.equal_range(hold);
       for (auto waiter = begin; waiter != end; ++waiter) {
         if (--waiter->second->num_waiting == 0) ready.push_back(std::move(waiter->second->fn));
@@ -88,7 +88,7 @@ std::shared_ptr<Reference> References::create(const WorkerInfo& owner, std::stri
   const std::lock_guard lock(mutex_);
   const ReferenceProtocol::HoldId hold = protocol_.create(owner.id);
   const ObjectId id = protocol_.describe(hold).object;
-  // Whoever asks for an object of this worker waits, though the arguments of its maker may have to settle first.
+  // Whoever asks for an object of this worker waits. The references that its maker takes may have to be resolved first.
   if (owner.id == self_) {
     auto object = std::make_shared<Object>();
     object->made_at = made_at;
@@ -178,7 +178,7 @@ void References::check_own(const List& references) const {
   }
 }
 
-void References::when_settled(const List& references, std::function<void()> fn) {
+void References::when_resolved(const List& references, std::function<void()> fn) {
   {
     const std::lock_guard lock(mutex_);
     const auto waiter = std::make_shared<Waiter>();

@@ -55,8 +55,8 @@ class References : public std::enable_shared_from_this<References> {
 
   /// Throws: UsageError for a reference of another agent of this process.
   void check_own(const List& references) const;
-  /// Calls `fn`, which must not throw, once none of the references waits for its owner: at once, or by another thread.
-  void when_settled(const List& references, std::function<void()> fn);
+  /// Calls `fn`, which must not throw, once each reference is confirmed or lost: at once, or by another thread.
+  void when_resolved(const List& references, std::function<void()> fn);
   /// For a message to `to`. Throws: OwnerLostError where an object is gone.
   std::vector<WireReference> send(const List& references, std::int32_t to);
   List receive(const std::vector<WireReference>& references, std::int32_t from);
