@@ -110,14 +110,12 @@ void AgentState::take(const std::string& from, net::Message message) {
   } catch (const std::exception& error) {
     base::log_error(base::concat("a message of ", from, " cannot be handled: ", base::message_of(error)));
   }
-  if (is_call) note_arrival(from);  // shutdown() is not to wait for it
+  if (is_call) count_received(from);  // shutdown() is not to wait for it
 }
 
-void AgentState::note_arrival(const std::string& caller) {
-  {
-    const std::lock_guard lock(mutex_);
-    ++counts_.received[static_cast<std::size_t>(workers_.at(caller).info.id)];
-  }
+void AgentState::count_received(const std::string& caller) {
+  const std::lock_guard lock(mutex_);
+  ++counts_.received[static_cast<std::size_t>(workers_.at(caller).info.id)];
 }
 
 References::List AgentState::receive_references(const std::vector<WireReference>& wires,

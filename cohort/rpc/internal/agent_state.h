@@ -165,7 +165,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   const Worker& find_worker(const std::string& name) const;
   void leave(base::Deadline deadline);
   void count_unsent(const std::string& worker);
-  void note_arrival(const std::string& caller);
+  void count_received(const std::string& caller);
   std::optional<IdleReport> next_report();
   void send_leaving(const std::optional<IdleReport>& report);
   std::string missing_at_shutdown() const;
