@@ -211,14 +211,14 @@ class DetachedGraph::Walk {
   // returns true, continues after it.
   template <typename Fn>
   void run(std::vector<Edge>& roots, const Fn& visit) {
-    const auto follow = [&](Edge& edge) {
+    const auto visit_edge = [&](Edge& edge) {
       if (Node* const node = edge.function.get(); node != nullptr && visit(edge)) {
         walk_.add(node);
       }
     };
-    for (Edge& edge : roots) follow(edge);
+    for (Edge& edge : roots) visit_edge(edge);
     while (Node* const node = walk_.next()) {
-      for (Edge& edge : node->next_edges()) follow(edge);
+      for (Edge& edge : node->next_edges()) visit_edge(edge);
       nodes_.push_back(node);
     }
   }

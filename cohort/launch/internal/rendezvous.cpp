@@ -143,7 +143,7 @@ class Rendezvous {
       : options_(options), store_client_(store_client), signals_(signals), deadline_(deadline) {}
 
   // Node 0 begins the session, hears all, and tells all. Nothing when a signal came.
-  std::optional<Go> lead(Hello own_hello) {
+  std::optional<Go> join_as_leader(Hello own_hello) {
     const std::string session = base::random_word();
     store_client_.post("hello", session);
     store_client_.begin_session(session);
@@ -176,7 +176,7 @@ class Rendezvous {
     return go;
   }
 
-  std::optional<Go> follow(Hello own_hello) {
+  std::optional<Go> join_as_follower(Hello own_hello) {
     // Node 0 says at its own deadline who has not come, which may be later than this one's.
     const base::Deadline until = deadline_.later(kTellTime);
     const auto hear = [&](const char* key) {
@@ -347,7 +347,7 @@ std::optional<WorkerGroupSpec> join_rendezvous(const RunOptions& options, AgentS
                         .reached = reached,
                         .word = ""};
   const std::optional<Go> go =
-      options.node_rank == 0 ? rendezvous.lead(own_hello) : rendezvous.follow(own_hello);
+      options.node_rank == 0 ? rendezvous.join_as_leader(own_hello) : rendezvous.join_as_follower(own_hello);
   signal = rendezvous.signal();
   if (!go) return std::nullopt;
   if (!go->error.empty()) fail(go->error, "start cohort run alike on all nodes");

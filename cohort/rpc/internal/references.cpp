@@ -42,7 +42,7 @@ auto References::run(const Step& step) {
   ReferenceProtocol::Effects effects;
   std::vector<std::function<void()>> ready;
   std::vector<std::shared_ptr<Object>> freed;
-  const auto take = [&] {
+  const auto take_effects = [&] {
     for (const ReferenceProtocol::HoldId hold : effects.resolved) {
       const auto [begin, end] = waiters_.equal_range(hold);
       for (auto waiter = begin; waiter != end; ++waiter) {
@@ -54,7 +54,7 @@ auto References::run(const Step& step) {
       if (auto found = objects_.extract(object)) freed.push_back(std::move(found.mapped()));
     }
   };
-  const auto follow = [&] {
+  const auto run_effects = [&] {
     if (const auto host = host_.lock()) {
       for (const auto& [to, message] : effects.messages) host->send_reference_message(to, message);
     }
@@ -66,14 +66,14 @@ auto References::run(const Step& step) {
   std::unique_lock lock(mutex_);
   if constexpr (std::is_void_v<decltype(step(effects))>) {
     step(effects);
-    take();
+    take_effects();
     lock.unlock();
-    follow();
+    run_effects();
   } else {
     auto result = step(effects);
-    take();
+    take_effects();
     lock.unlock();
-    follow();
+    run_effects();
     return result;
   }
 }
