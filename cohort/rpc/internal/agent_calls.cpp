@@ -247,11 +247,11 @@ void AgentState::send_when_resolved(const std::string& worker, Encoded message,
     if (!is_wanted || is_wanted()) send_it(message);
   };
   if (!channel) return references_->when_resolved(references, send_if_wanted);
-  sends_->take({worker, *channel}, [self = shared_from_this(), references,
-                                    send_if_wanted](const std::shared_ptr<base::Turns::Turn>& turn) {
-    self->references_->when_resolved(references, [send_if_wanted, turn] {
+  sends_->lock({worker, *channel}, [self = shared_from_this(), references, send_if_wanted](
+                                       const std::shared_ptr<base::KeyedAsyncMutex::Lock>& lock) {
+    self->references_->when_resolved(references, [send_if_wanted, lock] {
       send_if_wanted();
-      turn->end();
+      lock->unlock();
     });
   });
 }

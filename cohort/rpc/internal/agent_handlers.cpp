@@ -198,12 +198,13 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     ++num_received;
   }
   if (!job.channel) return start(job, std::move(arguments), std::move(credit));
-  const base::Turns::Key key(job.key.first, *job.channel);
-  handlers_->take(key, [self = shared_from_this(), job = std::move(job), arguments = std::move(arguments),
-                        credit = std::move(credit)](std::shared_ptr<base::Turns::Turn> turn) mutable {
-    job.turn = std::move(turn);
-    self->start(job, std::move(arguments), std::move(credit));
-  });
+  const base::KeyedAsyncMutex::Key key(job.key.first, *job.channel);
+  handlers_->lock(key,
+                  [self = shared_from_this(), job = std::move(job), arguments = std::move(arguments),
+                   credit = std::move(credit)](std::shared_ptr<base::KeyedAsyncMutex::Lock> lock) mutable {
+                    job.channel_lock = std::move(lock);
+                    self->start(job, std::move(arguments), std::move(credit));
+                  });
 }
 
 // A handler that may begin.
@@ -254,8 +255,8 @@ void invoke_and_keep(const RemoteFunction& function, const Encoded& arguments, c
 }
 
 // The next call of the channel begins.
-void end_turn(const std::shared_ptr<base::Turns::Turn>& turn) {
-  if (turn != nullptr) turn->end();
+void unlock_channel(const std::shared_ptr<base::KeyedAsyncMutex::Lock>& lock) {
+  if (lock != nullptr) lock->unlock();
 }
 
 // Calls `fn`, and sets `error` to what it throws; where there is one, does not call it.
@@ -283,7 +284,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
   const CountOnThread count(num_on_threads_);
   --num_queued_;
   if (job.call.stop.stop_requested()) {  // nobody waits any more: it does not begin
-    if (job.result == nullptr) return end_turn(job.turn);
+    if (job.result == nullptr) return unlock_channel(job.channel_lock);
     return keep(job, {},
                 std::make_exception_ptr(TimeoutError("rpc.remote", job.function + " did not begin in time")));
   }
@@ -299,11 +300,11 @@ void AgentState::run(const Job& job, Encoded arguments) {
     } else if (job.place) {
       run_in_context(job, std::move(arguments), found);
     } else if (job.result == nullptr) {
-      found.invoke(arguments,
-                   [self, key = job.key, turn = job.turn](Encoded result, const std::exception_ptr& error) {
-                     self->answer(key, std::move(result), error);
-                     end_turn(turn);
-                   });
+      found.invoke(arguments, [self, key = job.key, lock = job.channel_lock](
+                                  Encoded result, const std::exception_ptr& error) {
+        self->answer(key, std::move(result), error);
+        unlock_channel(lock);
+      });
     } else {
       invoke_and_keep(found, arguments, [self, job](ObjectValue value, const std::exception_ptr& error) {
         self->keep(job, std::move(value), error);
@@ -335,7 +336,7 @@ void AgentState::run_fetch(const Job& job, const Encoded& arguments, const Remot
           for (at::Tensor* const parameter : parameters) *parameter = parameter->clone().requires_grad_();
         });
         self->answer(job.key, std::move(value), error, job.place ? std::optional(false) : std::nullopt);
-        end_turn(job.turn);
+        unlock_channel(job.channel_lock);
       });
 }
 
@@ -351,7 +352,7 @@ void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteF
       bool is_late = false;
       run_unless_failed(error, [&] { is_late = part->end(result); });
       self->answer(job.key, std::move(result), error, is_late);
-      end_turn(job.turn);
+      unlock_channel(job.channel_lock);
     });
   }
   invoke_and_keep(function, arguments, [self, job, part](ObjectValue value, std::exception_ptr error) {
@@ -379,7 +380,7 @@ Encoded AgentState::backward_part(const Encoded& arguments) {
 void AgentState::fail_job(const Job& job, const std::exception_ptr& error) {
   if (job.result != nullptr) return keep(job, {}, error);
   answer(job.key, {}, error);
-  end_turn(job.turn);
+  unlock_channel(job.channel_lock);
 }
 
 // Takes the call out, if somebody still waits for it, and returns what asks its handler to stop.
@@ -398,7 +399,7 @@ void AgentState::keep(const Job& job, ObjectValue value, const std::exception_pt
   RunTimer::end(job.key);
   references_->set_value(*job.result, std::move(value), error);
   end(job.key);
-  end_turn(job.turn);
+  unlock_channel(job.channel_lock);
 }
 
 // `is_late`: of a call within a context.

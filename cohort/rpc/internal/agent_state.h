@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "cohort/base/key_value_store.h"
+#include "cohort/base/threads/keyed_async_mutex.h"
 #include "cohort/base/threads/thread_pool.h"
-#include "cohort/base/threads/turns.h"
 #include "cohort/net/node.h"
 #include "cohort/rpc/agent_types.h"
 #include "cohort/rpc/call_context.h"
@@ -99,11 +99,11 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
     RunningKey key;
     std::string function;
     CallContext call;
-    std::shared_ptr<Reference> result;        // null: the caller gets it
-    std::optional<RecordedPlace> place;       // within a context of distributed autograd
-    CallerState state;                        // of the thread that made the call
-    std::optional<std::string> channel;       // of calls that have an order
-    std::shared_ptr<base::Turns::Turn> turn;  // in it, from start() on
+    std::shared_ptr<Reference> result;                          // null: the caller gets it
+    std::optional<RecordedPlace> place;                         // within a context of distributed autograd
+    CallerState state;                                          // of the thread that made the call
+    std::optional<std::string> channel;                         // of calls that have an order
+    std::shared_ptr<base::KeyedAsyncMutex::Lock> channel_lock;  // from start() on
   };
   class Handler;
 
@@ -179,8 +179,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::shared_ptr<References> references_;
   Contexts contexts_;
   // By worker and channel: messages that are sent, and handlers that run.
-  const std::shared_ptr<base::Turns> sends_ = std::make_shared<base::Turns>(),
-                                     handlers_ = std::make_shared<base::Turns>();
+  const std::shared_ptr<base::KeyedAsyncMutex> sends_ = std::make_shared<base::KeyedAsyncMutex>(),
+                                               handlers_ = std::make_shared<base::KeyedAsyncMutex>();
   CallTrace trace_;
   std::atomic<bool> runs_here_{false};  // a handler that has begun on the node's thread
   std::atomic<std::size_t> num_queued_{0}, num_on_threads_{0};  // handlers
