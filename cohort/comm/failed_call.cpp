@@ -86,7 +86,8 @@ void GroupState::fail(const std::exception& error, const std::string& where, std
                       base::Deadline until) {
   const std::string words = base::concat(what, ": ", base::message_of(error));
   mark_broken(words, until);
-  // The ranks beside a broken connection of Gloo's notice it, and those behind them where they close theirs.
+  // The ranks at the ends of a broken connection of Gloo's notice it. Other ranks notice it once these ranks
+  // close their connections.
   const ErrorCause cause = cause_of(error);
   if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(cause, Ends::kOfConnections);
   const auto watch = registry->watch();

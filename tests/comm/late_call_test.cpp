@@ -208,7 +208,7 @@ TEST(LateCallTest, ACallThatWasGivenUpInTheQueueIsNotHandedOver) {
   at::Tensor tensor = at::ones({3});
   Pending pending = group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(100)});
   COHORT_EXPECT_THROW_WITH(pending.wait(), TimeoutError,
-                           "timed out behind calls that not all ranks have made");
+                           "timed out while it waited for earlier calls that not all ranks have made");
   *go = true;
   wait_until([&] { return group.shared_state()->is_queue_empty(); });
   EXPECT_TRUE(FakeBackend::of(group).calls().empty());
@@ -225,10 +225,10 @@ TEST(LateCallTest, ACallThatWasGivenUpFailsAlsoOnceItsTurnIsOver) {
   *go = true;
   ASSERT_TRUE(call->beginning.wait(base::Deadline(seconds(20))));
   COHORT_EXPECT_THROW_WITH(call->finish(), TimeoutError,
-                           "timed out behind calls that not all ranks have made");
+                           "timed out while it waited for earlier calls that not all ranks have made");
 }
 
-TEST(LateCallTest, AGroupDoesNotWaitForAThreadThatACallWasGivenUpBehind) {
+TEST(LateCallTest, AGroupDoesNotWaitForItsThreadAfterACallInItsQueueWasGivenUp) {
   const auto go = std::make_shared<std::atomic<bool>>(false);
   Group group = make_busy(go);
   at::Tensor tensor = at::ones({3});
@@ -265,7 +265,7 @@ TEST(LateCallTest, ACallIsEitherGivenUpOrHandedOver) {
     num_given_up += was_given_up ? 1 : 0;
     if (!was_given_up) continue;
     // On the other ranks it has its place before the calls that come after it.
-    COHORT_EXPECT_THROW_WITH(state->check_usable(), CommError, "timed out behind calls");
+    COHORT_EXPECT_THROW_WITH(state->check_usable(), CommError, "timed out while it waited for earlier calls");
   }
   EXPECT_GT(num_given_up, 0);
 }

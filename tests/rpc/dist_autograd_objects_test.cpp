@@ -384,7 +384,7 @@ TEST_F(DistAutogradObjectsTest, AGradientThatWouldGetLostIsAnError) {
                            "an argument of an earlier call");
   kept_argument.reset();
   const auto held = std::make_shared<at::Tensor>(x * 2);
-  COHORT_EXPECT_THROW_WITH(job[0].make_rref(held), UsageError, "behind a pointer");
+  COHORT_EXPECT_THROW_WITH(job[0].make_rref(held), UsageError, "kept by pointer");
   // Before an object that nobody uses nothing is asked of the call whose result it took.
   const at::Tensor hidden = job[0].rpc_sync<times_factor>("w1", x);
   const TensorRRef unused = job[0].remote<times_factor>("w2", hidden);

@@ -36,7 +36,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kTurnTime(150);             // for the group's thread, to say what came of a call
 constexpr milliseconds kLocalTime(100);            // for Gloo to end what it does without its connections,
 constexpr std::int64_t kLocalBytesPerMs(500'000);  // and to copy or add this many
-constexpr const char* kBehind = "timed out behind calls that not all ranks have made";
+constexpr const char* kWaitedTooLong =
+    "timed out while it waited for earlier calls that not all ranks have made";
 
 std::string shapes(std::span<const at::Tensor> tensors) {
   base::TextList list;
@@ -159,10 +160,10 @@ void PendingState::begin_in_turn(const std::optional<Fingerprint>& fingerprint, 
   has_turn = true;
   group->check_usable();
   if (fingerprint) compare(*fingerprint);
-  if (deadline.expired()) fail(std::runtime_error(kBehind));
+  if (deadline.expired()) fail(std::runtime_error(kWaitedTooLong));
   if (step_on(Step::kHandedOver)) return hand_over_collective(body);
   // The other ranks begin it, so what comes after it would meet theirs.
-  group->mark_broken(base::concat(describe(), ": ", kBehind), group->end_of_failure(deadline));
+  group->mark_broken(base::concat(describe(), ": ", kWaitedTooLong), group->end_of_failure(deadline));
 }
 
 void PendingState::compare(const Fingerprint& fingerprint) {
@@ -190,10 +191,10 @@ void PendingState::wait_until_begun() {
   };
   if (beginning.valid()) {
     const bool is_late = !has_begun() && (cancel() || !beginning.wait(until));
-    if (is_late && beginning.abandon()) fail(std::runtime_error(kBehind));
+    if (is_late && beginning.abandon()) fail(std::runtime_error(kWaitedTooLong));
     beginning.get(until);  // it is done, maybe since the last wait for it
   }
-  if (step_.load() == Step::kCancelled) fail(std::runtime_error(kBehind));  // so there is no work
+  if (step_.load() == Step::kCancelled) fail(std::runtime_error(kWaitedTooLong));  // so there is no work
 }
 
 void PendingState::begin_message(const CallDetails& details, const Body& body) {

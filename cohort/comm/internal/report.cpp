@@ -33,7 +33,7 @@ std::int64_t duration_of(const FlightEntry& entry) {
 // The call that a rank is at: what failed, else what it waits for, else what is under way, else the last.
 const FlightEntry* current(const std::vector<FlightEntry>& entries) {
   for (const CallState state : {CallState::kFailed, CallState::kWaiting, CallState::kBegun}) {
-    // The oldest in that state: later ones wait behind it.
+    // The oldest in that state: later ones wait for it.
     const auto found = std::ranges::find(entries, state, &FlightEntry::state);
     if (found != entries.end()) return &*found;
   }
@@ -192,7 +192,7 @@ std::string report_of(GroupRegistry& registry) {
               ", rank ", registry.rank, " of the job, ", group->calls.load(), " collectives");
     std::size_t shown = 0;
     for (const FlightEntry& entry : entries) {
-      // The oldest eight: what else is under way waits behind them.
+      // The oldest eight: what else is under way waits for them.
       if (entry.state == CallState::kDone || ++shown > 8) continue;
       lines.add("  ", describe(entry));
       for (const std::string& frame : name_frames(entry)) lines.add("      ", frame);

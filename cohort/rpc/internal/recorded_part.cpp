@@ -16,9 +16,10 @@ using Tensors = ContextState::Tensors;
 
 void check_may_be_replaced(const ObjectValue& value) {
   if (value.decode != nullptr) return;
-  throw UsageError("rpc.context",
-                   "an object behind a pointer, or a module, holds a tensor that was computed in the context",
-                   "an object that is returned by value, or detach()");
+  throw UsageError(
+      "rpc.context",
+      "an object that is kept by pointer, or a module, holds a tensor that was computed in the context",
+      "an object that is returned by value, or detach()");
 }
 
 }  // namespace
