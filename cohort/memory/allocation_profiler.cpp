@@ -64,10 +64,10 @@ class ProfilerLayer final : public AllocatorLayer {
     return instance;
   }
 
-  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& behind) override {
-    c10::DataPtr block = behind.allocate(bytes);
+  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& next) override {
+    c10::DataPtr block = next.allocate(bytes);
     // Others come back to an owner of their own.
-    const bool comes_back = block.get_deleter() == behind.raw_deleter();
+    const bool comes_back = block.get_deleter() == next.raw_deleter();
     if (comes_back && block.get() != nullptr && is_watching_.load(std::memory_order_relaxed)) {
       const std::lock_guard lock(mutex);
       const auto maker = std::this_thread::get_id();

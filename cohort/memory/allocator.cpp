@@ -47,7 +47,7 @@ bool user_tuned_malloc() {
 // glibc gives each thread but the first an arena of heaps of 64 MiB. A larger block is a mapping of its own
 // there, whatever M_MMAP_THRESHOLD says, and heaps that become empty go back to the system: a placement that
 // computes with a large batch pays for new pages at every operator. M_ARENA_MAX = 1 mends that too, for all
-// threads and all sizes behind one lock, and keeps a third more memory (docs/measurements/performance.md).
+// threads and all sizes under one lock, and keeps a third more memory (docs/measurements/performance.md).
 class PoolLayer final : public AllocatorLayer {
  public:
   static void install() {
@@ -56,12 +56,12 @@ class PoolLayer final : public AllocatorLayer {
     LayeredAllocator::add(LayeredAllocator::Place::kPool, instance);
   }
 
-  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& behind) override {
+  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& next) override {
     if (void* const block = bytes >= kLarge ? pool_.allocate(bytes) : nullptr) {
       c10::profiledCPUMemoryReporter().New(block, bytes);
-      return {block, block, behind.raw_deleter(), c10::Device(c10::DeviceType::CPU)};
+      return {block, block, next.raw_deleter(), c10::Device(c10::DeviceType::CPU)};
     }
-    return behind.allocate(bytes);
+    return next.allocate(bytes);
   }
   bool take_back(void* block) override {
     if (!pool_.owns(block)) return false;

@@ -69,19 +69,19 @@ TEST(AllocationProfilerTest, ASecondOneIsRejected) {
 // What a program gives LibTorch after Cohort's allocator, until the end of the scope.
 class LaterAllocator final : public c10::Allocator {
  public:
-  explicit LaterAllocator(c10::Allocator& behind) : behind_(behind) {
+  explicit LaterAllocator(c10::Allocator& next) : next_(next) {
     c10::SetCPUAllocator(this, /*priority=*/255);
   }
   ~LaterAllocator() override { c10::SetCPUAllocator(current_, /*priority=*/255); }
-  c10::DataPtr allocate(std::size_t bytes) override { return behind_.allocate(bytes); }
-  c10::DeleterFnPtr raw_deleter() const override { return behind_.raw_deleter(); }
+  c10::DataPtr allocate(std::size_t bytes) override { return next_.allocate(bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return next_.raw_deleter(); }
   void copy_data(void* dest, const void* src, std::size_t count) const override {
-    behind_.copy_data(dest, src, count);
+    next_.copy_data(dest, src, count);
   }
 
  private:
   c10::Allocator* const current_ = c10::GetCPUAllocator();
-  c10::Allocator& behind_;
+  c10::Allocator& next_;
 };
 
 TEST(AllocationProfilerTest, AnAllocatorThatBypassesTheProfilerIsAnErrorInsteadOfZeroBytes) {

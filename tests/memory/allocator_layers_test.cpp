@@ -20,9 +20,9 @@ class Counting final : public AllocatorLayer {
     static Counting& instance = *new Counting;  // leaked: blocks outlive statics
     return instance;
   }
-  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& behind) override {
-    c10::DataPtr block = behind.allocate(bytes);
-    if (block.get_deleter() == behind.raw_deleter()) ++live;
+  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& next) override {
+    c10::DataPtr block = next.allocate(bytes);
+    if (block.get_deleter() == next.raw_deleter()) ++live;
     return block;
   }
   bool take_back(void* /*block*/) override { return --live, false; }
@@ -76,9 +76,9 @@ class Answering final : public AllocatorLayer {
     static Answering& instance = *new Answering;  // leaked: blocks outlive statics
     return instance;
   }
-  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& behind) override {
-    if (bytes != 4000) return behind.allocate(bytes);
-    return {memory_.data(), memory_.data(), behind.raw_deleter(), c10::Device(c10::kCPU)};
+  c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& next) override {
+    if (bytes != 4000) return next.allocate(bytes);
+    return {memory_.data(), memory_.data(), next.raw_deleter(), c10::Device(c10::kCPU)};
   }
   bool take_back(void* block) override {
     if (block != memory_.data()) return false;

@@ -187,7 +187,7 @@ TEST(ArenaTest, ABlockThatTakesTheFirstOnesPlaceWaitsUntilThatIsGivenBack) {
   const auto arena = c10::make_intrusive<Arena>(128);
   ArenaSource source(arena.get());
   { const MemoryScope puts_the_layer_in_place(nullptr); }
-  auto& plain = memory::LayeredAllocator::behind(memory::LayeredAllocator::Place::kArena);
+  auto& plain = memory::LayeredAllocator::after(memory::LayeredAllocator::Place::kArena);
   const std::vector<PlannedBlock> blocks = {{.bytes = 64, .offset = 0, .held = 0},
                                             {.bytes = 64, .offset = 0, .held = 0}};
   const auto lies_in_arena = [&](const c10::DataPtr& block) { return arena->begins(block.get(), 0); };

@@ -56,13 +56,13 @@ bool LayeredAllocator::is_current() {
   return c10::GetCPUAllocator() == &all().front();
 }
 
-LayeredAllocator& LayeredAllocator::behind(Place place) {
-  return *all().at(place).behind_;
+LayeredAllocator& LayeredAllocator::after(Place place) {
+  return *all().at(place).next_;
 }
 
 void LayeredAllocator::free(void* block) const {
   const LayeredAllocator* at = this;
-  for (; at->behind_ != nullptr; at = at->behind_) {
+  for (; at->next_ != nullptr; at = at->next_) {
     AllocatorLayer* const layer = at->layer_.load(std::memory_order_acquire);
     if (layer != nullptr && layer->take_back(block)) return;
   }

@@ -15,9 +15,9 @@
 ///         static Counting& instance = *new Counting;  // leaked: blocks outlive statics
 ///         return instance;
 ///       }
-///       c10::DataPtr allocate(std::size_t bytes, memory::LayeredAllocator& behind) override {
-///         c10::DataPtr block = behind.allocate(bytes);
-///         if (block.get_deleter() == behind.raw_deleter()) ++live;
+///       c10::DataPtr allocate(std::size_t bytes, memory::LayeredAllocator& next) override {
+///         c10::DataPtr block = next.allocate(bytes);
+///         if (block.get_deleter() == next.raw_deleter()) ++live;
 ///         return block;
 ///       }
 ///       bool take_back(void* /*block*/) override { return --live, false; }
@@ -34,11 +34,11 @@ class LayeredAllocator;
 class AllocatorLayer {
  public:
   virtual ~AllocatorLayer() = default;
-  /// Returns a block of its own, or what `behind` gives. A block whose context is its own address has
-  /// `behind.raw_deleter()` for its deleter, unless it has an owner of its own.
-  virtual c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& behind) = 0;
+  /// Returns a block of its own, or what `next` gives. A block whose context is its own address has
+  /// `next.raw_deleter()` for its deleter, unless it has an owner of its own.
+  virtual c10::DataPtr allocate(std::size_t bytes, LayeredAllocator& next) = 0;
   /// Sees each block with that deleter, those from before the layer too. Returns whether it took the block
-  /// back; else the layers behind do.
+  /// back; else the next layers do.
   virtual bool take_back(void* block) = 0;
 };
 
@@ -58,13 +58,14 @@ class LayeredAllocator final : public c10::Allocator {
   /// True if LibTorch's CPU allocator is this one. False before the first layer, and after LibTorch was given
   /// another one.
   static bool is_current();
-  static LayeredAllocator& behind(Place place);
+  /// The layers after `place`.
+  static LayeredAllocator& after(Place place);
 
   c10::DataPtr allocate(std::size_t bytes) override {
     LayeredAllocator* at = this;
-    for (; at->behind_ != nullptr; at = at->behind_) {
+    for (; at->next_ != nullptr; at = at->next_) {
       AllocatorLayer* const layer = at->layer_.load(std::memory_order_acquire);
-      if (layer != nullptr) return layer->allocate(bytes, *at->behind_);
+      if (layer != nullptr) return layer->allocate(bytes, *at->next_);
     }
     c10::DataPtr block = at->original_->allocate(bytes);
     // Not one that has an owner of its own.
@@ -78,11 +79,11 @@ class LayeredAllocator final : public c10::Allocator {
 
  private:
   struct All;
-  explicit LayeredAllocator(LayeredAllocator* behind) : behind_(behind) {}
+  explicit LayeredAllocator(LayeredAllocator* next) : next_(next) {}
   static All& all();
   static void give_back(void* block);
 
-  LayeredAllocator* const behind_;  // null: the end
+  LayeredAllocator* const next_;  // null: the end
   std::atomic<AllocatorLayer*> layer_{nullptr};
   c10::Allocator* original_ = nullptr;  // of the end, once there is a layer
   c10::DeleterFnPtr original_deleter_ = nullptr;

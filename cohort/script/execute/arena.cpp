@@ -1,5 +1,5 @@
 // A layer stands before LibTorch's CPU allocator, once in a process. It asks the calling thread's MemorySource,
-// or the layers behind it if there is none. The source of a warm-up is a log: it notes each block and when
+// or the next layers if there is none. The source of a warm-up is a log: it notes each block and when
 // the block dies. The source of a replay is an arena: it hands out planned offsets in the order of the
 // warm-up. Always: each block holds its arena by a reference count, so memory outlives the tensors in it. A
 // request that differs from the plan ends the plan for this operator, and goes to the allocator. Surprising:
@@ -73,14 +73,14 @@ class ArenaLayer final : public memory::AllocatorLayer {
     static_cast<void>(instance);
   }
 
-  c10::DataPtr allocate(std::size_t bytes, memory::LayeredAllocator& behind) override {
-    return current_source == nullptr ? behind.allocate(bytes) : current_source->allocate(bytes, behind);
+  c10::DataPtr allocate(std::size_t bytes, memory::LayeredAllocator& next) override {
+    return current_source == nullptr ? next.allocate(bytes) : current_source->allocate(bytes, next);
   }
   bool take_back(void* data) override { return KnownBlocks::get().give_back(data, /*is_raw=*/true); }
   // For a known block that its holder lets go.
   static void free_known(void* data) {
     if (KnownBlocks::get().give_back(data, /*is_raw=*/false)) return;
-    memory::LayeredAllocator::behind(kPlace).free(data);
+    memory::LayeredAllocator::after(kPlace).free(data);
   }
 
  private:
