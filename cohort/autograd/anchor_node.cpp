@@ -52,7 +52,7 @@ at::Tensor make_anchor() {
   return box_in_tensor(std::unique_ptr<Arrivals>());
 }
 
-void attach_behind(const at::Tensor& anchor, const Tensors& results) {
+void attach_to_anchor(const at::Tensor& anchor, const Tensors& results) {
   auto node = COHORT_MAKE_NODE(AnchorBackward);
   node->set_next_edges({torch::autograd::impl::gradient_edge(anchor)});
   for (const at::Tensor& result : results) torch::autograd::set_history(result, node);

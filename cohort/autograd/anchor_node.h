@@ -13,7 +13,7 @@
 ///
 ///     at::Tensor anchor = autograd::make_anchor();
 ///     torch::autograd::set_history(anchor, node);          // or a result of torch::autograd::Function
-///     autograd::attach_behind(anchor, results);
+///     autograd::attach_to_anchor(anchor, results);
 ///     ...
 ///     Tensors gradients = autograd::take_gradients(of_the_anchor);    // in the node's apply()
 namespace cohort::autograd {
@@ -21,9 +21,9 @@ namespace cohort::autograd {
 /// Returns a tensor on the CPU, without elements, whose history is to be what waits.
 at::Tensor make_anchor();
 
-/// Makes `results`, which have no history, those of a node behind the anchor. Their gradients come to what is
-/// the anchor's history, all together.
-void attach_behind(const at::Tensor& anchor, const std::vector<at::Tensor>& results);
+/// Gives `results`, which have no history, one grad_fn, whose next function is the anchor's. Their gradients
+/// come to the anchor's grad_fn all together.
+void attach_to_anchor(const at::Tensor& anchor, const std::vector<at::Tensor>& results);
 
 /// Returns the gradients of the results, undefined where there is none, given that of the anchor. Work that
 /// the calling thread gives a GPU afterwards waits for them.

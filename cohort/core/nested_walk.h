@@ -14,7 +14,7 @@
 
 #include "cohort/core/nested_types.h"
 
-/// The walk behind nested.h: how it goes through values. Include nested.h.
+/// How nested.h goes through values. Include nested.h.
 namespace cohort::core {
 
 /// Where a tensor is within the value that is visited, such as `.masks[1]`. Lives during the call only.

@@ -129,8 +129,8 @@ Forward run_forward(const DevicePart& part, const std::optional<core::RandomKey>
 }
 
 // The parts of one call, as one node of the caller's graph: LibTorch's engine runs the nodes of a backward
-// one after the other, so only one node can start them all. It comes behind an anchor, as it waits for other
-// threads.
+// one after the other, so only one node can start them all. The node is the grad_fn of an anchor, as it
+// waits for other threads.
 class PartsBackward : public Node {
  public:
   struct Place {
@@ -343,7 +343,7 @@ void attach(const std::vector<std::shared_ptr<DevicePart>>& parts, std::vector<F
       if (forward.graph->needs_gradient()[j]) ends.push_back(forward.results[j]);
     }
   }
-  autograd::attach_behind(anchor, ends);
+  autograd::attach_to_anchor(anchor, ends);
   write_back_inputs(forwards);
   for (std::size_t i = 0; i < forwards.size(); ++i) {
     node->graphs[i].counts = forwards[i].input_proxies->counts();

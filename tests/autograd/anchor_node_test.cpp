@@ -38,7 +38,7 @@ TEST(AnchorNodeTest, GetsTheGradientsOfAllResultsThroughTheAnchor) {
   const at::Tensor anchor = make_anchor();
   torch::autograd::set_history(anchor, node);
   const Tensors results = {at::ones({2}), at::ones({2}), at::ones({2})};
-  attach_behind(anchor, results);
+  attach_to_anchor(anchor, results);
   torch::autograd::backward({results[0], results[2]}, {at::full({2}, 3.0), at::full({2}, 4.0)}, true);
   ASSERT_EQ(node->last.size(), 3U);
   EXPECT_TRUE(at::equal(node->last[0], at::full({2}, 3.0)));

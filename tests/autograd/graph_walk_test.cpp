@@ -31,7 +31,7 @@ TEST(GraphWalkTest, EachNodeComesOnceAlsoWhereWaysMeet) {
                                                {"torch::autograd::AccumulateGrad", 1}}));
 }
 
-TEST(GraphWalkTest, WhatIsBehindANodeComesOnlyIfItIsAskedFor) {
+TEST(GraphWalkTest, TheNextNodesComeOnlyIfTheyAreAdded) {
   const at::Tensor x = at::ones({2}).set_requires_grad(true);
   const at::Tensor y = x.exp().sin();
   GraphWalk walk;

@@ -134,7 +134,7 @@ class SlowStore : public c10d::HashStore {
   }
 };
 
-TEST(DeadlineStoreTest, WhoWaitsBehindAnotherThreadsRequestEndsAtItsDeadlineAndTheStoreIsNotSilent) {
+TEST(DeadlineStoreTest, WhoWaitsForAnotherThreadsRequestEndsAtItsDeadlineAndTheStoreIsNotSilent) {
   const auto slow = c10::make_intrusive<SlowStore>();
   const auto store = c10::make_intrusive<DeadlineStore>(slow, "a slow store");
   std::thread other([&] { EXPECT_EQ(store->add("slow", 1), 1); });

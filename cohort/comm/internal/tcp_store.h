@@ -6,7 +6,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-/// LibTorch's store behind a port, at which the ranks of a job meet.
+/// LibTorch's store that one process serves at a port: the rendezvous of a job's ranks.
 namespace cohort::comm {
 
 /// Where a store is, and which side of it this process is.

@@ -1,4 +1,4 @@
-// All results are those of a single node behind an anchor, as the node waits for the stages' threads. An
+// All results are those of a single node, the grad_fn of an anchor, as it waits for the stages' threads. An
 // extra edge gives it a place in the graph also where no input needs a gradient. Its backward runs once: it
 // takes the batch, which holds the stages' graphs. Stages add to grad() themselves, so whatever asks for
 // other gradients than backward()'s is rejected.
@@ -109,7 +109,7 @@ Tensors attach(const Tensors& inputs, const std::shared_ptr<Batch>& batch,
   state->backward = std::move(backward);
   const at::Tensor anchor =
       PipelineNode::apply(at::TensorList(edges), c10::intrusive_ptr<torch::CustomClassHolder>(state));
-  autograd::attach_behind(anchor, results);
+  autograd::attach_to_anchor(anchor, results);
   return outputs;
 }
 
