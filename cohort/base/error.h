@@ -57,7 +57,7 @@ COHORT_DEFINE_ERROR(TimeoutError);
 COHORT_DEFINE_ERROR(CommError);
 /// Another process died or misbehaved.
 COHORT_DEFINE_ERROR(PeerError);
-/// The processes of a job could not meet.
+/// The rendezvous of a job's processes failed.
 COHORT_DEFINE_ERROR(RendezvousError);
 /// What another process threw, where no other type fits.
 COHORT_DEFINE_ERROR(RemoteError);

@@ -1,9 +1,9 @@
 // Rendezvous: from an address to a store that all ranks of the job share, and from that to their group. The
-// environment or the options say who this rank is and where to meet. Rank 0 serves a TCP store there, unless
-// the launcher's agent has one. Each rank leaves a fingerprint (world size, backend, versions) and reads
-// those of all. Ranks that did not come are named, and so are ranks that differ. Always: all of it ends by
-// one deadline. Surprising: the backend of "auto" is chosen after the ranks have met. Only then is it known
-// whether they share a machine.
+// environment or the options say who this rank is and where the rendezvous is. Rank 0 serves a TCP store
+// there, unless the launcher's agent has one. Each rank leaves a fingerprint (world size, backend, versions)
+// and reads those of all. Ranks that did not come are named, and so are ranks that differ. Always: all of it
+// ends by one deadline. Surprising: the backend of "auto" is chosen after the rendezvous. Only then is it
+// known whether the ranks share a machine.
 #include "cohort/comm/init.h"
 
 #include <torch/version.h>
@@ -146,7 +146,7 @@ struct Rendezvous {
 Rendezvous join_rendezvous(const InitOptions& options, const Job& job) {
   if (options.init_method == "env://") {
     if (job.launcher == Launcher::kNone && job.world_size == 1) {
-      // Nobody else to meet, so no port is opened.
+      // There is no other rank, so no port is opened.
       return {c10::make_intrusive<c10d::HashStore>(), "127.0.0.1", "alone"};
     }
     if (job.master_host.empty() || job.master_port == 0) {

@@ -22,7 +22,7 @@ struct InitOptions {
   /// With tcp:// and file://; otherwise, and by default, the environment says.
   std::optional<int> rank = std::nullopt;
   std::optional<int> world_size = std::nullopt;
-  /// For meeting, and for each collective that names no other.
+  /// For the rendezvous, and for each collective that names no other.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// Which calls are compared between the ranks; subgroups inherit it.
   ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;

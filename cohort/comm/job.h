@@ -14,7 +14,7 @@ enum class Launcher { kNone, kTorchrun, kSlurm, kOpenMpi };
 /// Returns "torchrun", "Slurm", "Open MPI", or "no launcher".
 std::string_view to_string(Launcher launcher);
 
-/// A process's place in its job, and where the ranks meet.
+/// A process's place in its job, and where the job's rendezvous is.
 struct Job {
   int rank = 0;
   int world_size = 1;

@@ -1,8 +1,8 @@
-// All ranks meet, measure clocks that are not rank 0's own against that, and agree on the earliest start as
-// time zero. Then rank 0 takes the events of each rank in turn, in pieces, and writes them to one file. The
-// offset of a clock is that of the shortest of several round trips over the store. Always: rank 0 receives
-// all events even where it cannot write, since each rank waits for the result. Keys bear the number of the
-// round; a round removes those of the round before, which all ranks have left.
+// Each rank waits until all have come. It measures its clock against rank 0's where these differ. All agree on
+// the earliest start as time zero. Then rank 0 takes the events of each rank in turn, in pieces, and writes
+// them to one file. The offset of a clock is that of the shortest of several round trips over the store.
+// Always: rank 0 receives all events even where it cannot write, since each rank waits for the result. Keys
+// bear the number of the round; a round removes those of the round before, which all ranks have left.
 #include "cohort/comm/trace.h"
 
 #include <ATen/ops/empty.h>
@@ -57,7 +57,7 @@ class Tracing {
     const bool alone = state_.size == 1 || !state_.is_distributed;
     nanoseconds zero = ticks(base::Timeline::origin());
     if (!alone) {
-      meet();
+      wait_for_all_ranks();
       remove_previous_round();
       const nanoseconds offset = align();
       zero = agree_on_zero(ticks(base::Timeline::origin()) + offset) - offset;
@@ -113,8 +113,8 @@ class Tracing {
     return rank == state_.rank ? 0 : rank;
   }
 
-  // All are here, and have said whose clock they read.
-  void meet() {
+  // Each rank leaves there which clock it reads.
+  void wait_for_all_ranks() {
     state_.store->set(
         key("clock", state_.rank),
         clock_id() + (options_.clock_ahead.count() == 0 ? "" : base::concat(" rank ", state_.rank)));
@@ -125,7 +125,7 @@ class Tracing {
                                                         missing.size() == 1 ? " has" : " have", " not come"));
   }
 
-  // After meet() all ranks have left the previous round, so no rank reads its keys any more.
+  // After wait_for_all_ranks() all ranks have left the previous round, so no rank reads its keys any more.
   void remove_previous_round() const {
     if (round_ == 0) return;
     StoreAdapter kv_store = store_adapter_of(state_);

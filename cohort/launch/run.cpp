@@ -1,7 +1,8 @@
 // With one node the agent serves the store and begins. With several, node 0 serves it, and the rest wait
 // until somebody listens there and join. Each node adds 1 to a count under its number: a higher count shows
-// two agents with one number. Always: each wait until then looks at the time to meet, and at signals. A host
-// that has gone silent never answers, so the thread that asks its store for the count can be left behind.
+// two agents with one number. Always: each wait until then ends at the deadline of the rendezvous, or on a
+// signal. A host that has gone silent never answers, so the thread that asks its store for the count can be
+// left behind.
 #include "cohort/launch/run.h"
 
 #include <signal.h>
@@ -110,7 +111,7 @@ int run_alone(const RunOptions& options, const AgentParts& parts) {
 
 int run_node(const RunOptions& options, AgentParts parts, const std::optional<base::Secret>& secret) {
   SignalQueue& signals = parts.signals;
-  const base::Deadline deadline(options.meet_timeout);
+  const base::Deadline deadline(options.rendezvous_timeout);
   const std::uint16_t port = options.master_port.value_or(kDefaultPort);
   int signal = 0;
   std::string reached;

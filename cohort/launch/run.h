@@ -11,7 +11,7 @@ namespace cohort::launch {
 /// rank of this node is gone and the other nodes know. Threads: from the thread that outlives the ranks, as a
 /// rule main's; one job at a time in a process, whose signal handlers it takes meanwhile. Writes what ranks
 /// print to this process's stdout and stderr, and a report of a failure to the log. Throws: UsageError;
-/// RendezvousError when nodes do not meet, naming them; PeerError when another node's agent is gone;
+/// RendezvousError when nodes do not come, naming them; PeerError when another node's agent is gone;
 /// SystemError when a process, a file or the port cannot be had.
 int run_job(const RunOptions& options);
 

@@ -32,7 +32,7 @@ std::span<const RunFlag> run_flags() {
        ""},
       {"standalone", 0, "", "One node, on a port that the system chooses", ""},
       {"rdzv-endpoint", 0, "HOST:PORT", "--master-addr and --master-port in one", ""},
-      {"rdzv-backend", 0, "static", "How nodes meet: at node 0, which is the only way yet", ""},
+      {"rdzv-backend", 0, "static", "The rendezvous: at node 0, which is the only way yet", ""},
       {"rdzv-id", 0, "ID", "The job's name; nodes with another one are turned away", ""},
       {"rdzv-conf", 0, "KEY=VALUE,...",
        "timeout: seconds for all nodes to come (600). keep_alive_interval, "

@@ -168,7 +168,7 @@ void read_rdzv_conf(const Given& given, RunOptions& options) {
     if (equals == std::string::npos) given.reject("KEY=VALUE,KEY=VALUE");
     const Given value{given.name + " " + key, part.substr(equals + 1)};
     if (key == "timeout" || key == "join_timeout") {
-      options.meet_timeout = value.seconds(0.001);
+      options.rendezvous_timeout = value.seconds(0.001);
     } else if (key == "keep_alive_interval") {
       options.keep_alive_interval = value.seconds(0.001);
     } else if (key == "keep_alive_max_attempt") {
@@ -308,7 +308,7 @@ void check(const RunOptions& options) {
     if (value.count() <= 0) reject(concat(flag, " is ", value.count(), " ms, expected more than 0"));
   };
   positive("--monitor-interval", options.monitor_interval);
-  positive("--rdzv-conf timeout", options.meet_timeout);
+  positive("--rdzv-conf timeout", options.rendezvous_timeout);
   positive("keep_alive_interval", options.keep_alive_interval);
   if (options.shutdown_timeout.count() < 0) {
     reject(concat("--shutdown-timeout is ", options.shutdown_timeout.count(), " ms, expected at least 0"));

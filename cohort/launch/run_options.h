@@ -68,8 +68,8 @@ struct RunOptions {
   /// How often all ranks are started again after one has failed.
   int max_restarts = 0;
   std::chrono::milliseconds monitor_interval{100};  ///< between two looks at the other nodes
-  /// For the agents of all nodes to meet.
-  std::chrono::milliseconds meet_timeout = std::chrono::minutes(10);
+  /// For the rendezvous of all nodes' agents.
+  std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(10);
   /// An agent that gives no sign for keep_alive_interval * keep_alive_max_attempt is gone.
   std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
   int keep_alive_max_attempt = 3;

@@ -106,7 +106,7 @@ bool add_function_at_load(const char* name, RemoteFunction function, const char*
 /// for an unknown one, naming the nearest, or for one that was registered twice.
 const RemoteFunction& find_function(const std::string& name);
 
-/// Returns the signatures by name: what workers compare when they meet.
+/// Returns the signatures by name: what workers compare when they join.
 std::map<std::string, std::string> all_signatures();
 
 /// Where the functions of `here` and `there` differ, a line each: "embed: here (Tensor) -> Tensor, there (int64) ->

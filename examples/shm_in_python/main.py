@@ -17,7 +17,7 @@ parser.add_argument("steps", type=int, nargs="?", default=200)
 options = parser.parse_args()
 
 cohort_shm.register(options.include, options.lib)
-dist.init_process_group("shm")  # rank and meeting point from torchrun
+dist.init_process_group("shm")  # rank and rendezvous from torchrun
 
 torch.manual_seed(1)
 net = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))

@@ -37,8 +37,8 @@ class InitTest : public testing::Test {
       slurm_{"SLURM_PROCID", std::nullopt}, mpi_{"OMPI_COMM_WORLD_RANK", std::nullopt};
 };
 
-std::vector<std::string> meet(const std::string& method, int size, milliseconds timeout,
-                              const std::function<void(InitOptions&)>& change = {}) {
+std::vector<std::string> join_job(const std::string& method, int size, milliseconds timeout,
+                                  const std::function<void(InitOptions&)>& change = {}) {
   std::vector<std::string> outcome(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -69,8 +69,8 @@ TEST_F(InitTest, AloneWithoutALauncher) {
   EXPECT_EQ(t.sum().item<float>(), 3);
 }
 
-TEST_F(InitTest, MeetsOverTcp) {
-  EXPECT_EQ(meet(method_of(test::free_port()), 3, milliseconds(20000)), std::vector<std::string>(3, "3"));
+TEST_F(InitTest, JoinsOverTcp) {
+  EXPECT_EQ(join_job(method_of(test::free_port()), 3, milliseconds(20000)), std::vector<std::string>(3, "3"));
 }
 
 TEST_F(InitTest, WhatMeetsOnThisHostListensOnLoopbackOnly) {
@@ -96,13 +96,13 @@ TEST_F(InitTest, WhatMeetsOnThisHostListensOnLoopbackOnly) {
 // As Kubeflow's: rank 0 gets localhost, the others its name.
 TEST_F(InitTest, Rank0MayCallItselfLocalhost) {
   const std::uint16_t port = test::free_port();
-  const auto outcome = meet("", 2, milliseconds(20000), [&](InitOptions& options) {
+  const auto outcome = join_job("", 2, milliseconds(20000), [&](InitOptions& options) {
     options.init_method = base::concat("tcp://", *options.rank == 0 ? "localhost" : "127.0.0.2", ":", port);
   });
   EXPECT_EQ(outcome, std::vector<std::string>(2, "1"));
 }
 
-TEST_F(InitTest, MeetsOverTcpAtAnAddressOfIpv6) {
+TEST_F(InitTest, JoinsOverTcpAtAnAddressOfIpv6) {
   const int fd = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in6 address{};
   address.sin6_family = AF_INET6;
@@ -119,7 +119,7 @@ TEST_F(InitTest, MeetsOverTcpAtAnAddressOfIpv6) {
       init_process_group({.init_method = method, .rank = 0, .world_size = 2, .timeout = milliseconds(500)}),
       RendezvousError, base::concat("rank 0 cannot listen on [::1]:", port, " (rank 0/2, "));
   ::close(fd);
-  const auto outcome = meet(method, 3, here ? milliseconds(20000) : milliseconds(500));
+  const auto outcome = join_job(method, 3, here ? milliseconds(20000) : milliseconds(500));
   for (const std::string& text : outcome) {
     if (here) {
       EXPECT_EQ(text, "3");
@@ -136,9 +136,9 @@ TEST_F(InitTest, ATimeoutMayBeAnyTime) {
                                        milliseconds(300 * kYear), milliseconds::max()}) {
       SCOPED_TRACE(base::concat(backend, ", ", timeout.count(), " ms"));
       const auto change = [&](InitOptions& options) { options.backend = backend; };
-      EXPECT_EQ(meet(method_of(test::free_port()), 2, timeout, change), std::vector<std::string>(2, "1"));
+      EXPECT_EQ(join_job(method_of(test::free_port()), 2, timeout, change), std::vector<std::string>(2, "1"));
       const test::TempDir dir;
-      EXPECT_EQ(meet("file://" + (dir / "here").string(), 2, timeout, change),
+      EXPECT_EQ(join_job("file://" + (dir / "here").string(), 2, timeout, change),
                 std::vector<std::string>(2, "1"));
     }
   }
@@ -154,8 +154,8 @@ TEST_F(InitTest, AutoSaysOnceWhatItPicked) {
   });
   for (int round = 0; round < 2; ++round) {
     test::TempDir dir;
-    const auto outcome = meet("file://" + (dir / "m").string(), 2, milliseconds(20000),
-                              [](InitOptions& options) { options.backend = "auto"; });
+    const auto outcome = join_job("file://" + (dir / "m").string(), 2, milliseconds(20000),
+                                  [](InitOptions& options) { options.backend = "auto"; });
     EXPECT_EQ(outcome, std::vector<std::string>(2, "1"));
   }
   base::set_log_sink({});
@@ -165,18 +165,18 @@ TEST_F(InitTest, AutoSaysOnceWhatItPicked) {
 
 TEST_F(InitTest, MeetsInAFile) {
   test::TempDir dir;
-  EXPECT_EQ(meet("file://" + (dir / "meeting").string(), 3, milliseconds(20000)),
+  EXPECT_EQ(join_job("file://" + (dir / "rendezvous").string(), 3, milliseconds(20000)),
             std::vector<std::string>(3, "3"));
 }
 
 // Another rank that was stopped in a request, or its host on a shared file system.
 TEST_F(InitTest, AFileWhoseLockSomebodyHasIsAnErrorAtTheDeadline) {
   const test::TempDir dir;
-  const std::string path = (dir / "meeting").string();
+  const std::string path = (dir / "rendezvous").string();
   const base::Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_EQ(::flock(file.get(), LOCK_EX), 0);
   const base::Deadline waited(std::chrono::seconds(60));
-  const auto outcome = meet("file://" + path, 1, milliseconds(500));
+  const auto outcome = join_job("file://" + path, 1, milliseconds(500));
   EXPECT_LT(waited.elapsed(), milliseconds(2500));
   test::expect_in(outcome[0],
                   {"rank 0 cannot join the rendezvous in /", "somebody has locked it for 500 ms"});
@@ -205,7 +205,7 @@ TEST_F(InitTest, TheRanksThatDidNotComeAreNamed) {
 TEST_F(InitTest, RanksThatDisagreeAreTold) {
   test::TempDir dir;
   const auto outcome =
-      meet("file://" + (dir / "m").string(), 2, milliseconds(5000), [](InitOptions& options) {
+      join_job("file://" + (dir / "m").string(), 2, milliseconds(5000), [](InitOptions& options) {
         if (options.rank == 1) options.backend = "fake";
       });
   EXPECT_NE(outcome[0].find("ranks disagree: rank 0 has world size 2, backend gloo"), std::string::npos)

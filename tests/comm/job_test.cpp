@@ -130,7 +130,7 @@ TEST_F(JobTest, ReadsSlurmsVariables) {
   set("SLURM_LOCALID", "0");
   set("SLURM_NODEID", "0");
   EXPECT_EQ(job_from_environment().master_port, job.master_port)
-      << "all ranks of a job must meet at one port";
+      << "all ranks of a job must use one port for the rendezvous";
   set("SLURM_JOB_ID", "78");
   EXPECT_NE(job_from_environment().master_port, job.master_port);
   set("MASTER_ADDR", "login");
@@ -159,7 +159,8 @@ TEST_F(JobTest, ReadsOpenMpisVariables) {
   EXPECT_NE(job.master_port, 0);
   set("OMPI_COMM_WORLD_LOCAL_RANK", "0");
   set("OMPI_COMM_WORLD_LOCAL_SIZE", "1");
-  EXPECT_EQ(job_from_environment().master_host, "") << "on several hosts the meeting point must be given";
+  EXPECT_EQ(job_from_environment().master_host, "")
+      << "on several hosts the address of the rendezvous must be given";
 }
 
 TEST(HostlistTest, ExpandsSlurmsNotation) {

@@ -39,7 +39,7 @@ class Ranks {
       : job_(folder_.path(), ranks,
              {std::filesystem::read_symlink("/proc/self/exe").string(), "--gtest_filter=" + filter,
               "--gtest_also_run_disabled_tests", "--gtest_color=no", "--gtest_brief=1"},
-             with_meeting(std::move(variables))) {}
+             with_rendezvous(std::move(variables))) {}
 
   int wait(milliseconds timeout = test::kSlowdown * 2min) { return job_.wait(timeout); }
   std::string output() const { return job_.output(); }
@@ -55,7 +55,7 @@ class Ranks {
   }
 
  private:
-  static launch::Variables with_meeting(launch::Variables variables) {
+  static launch::Variables with_rendezvous(launch::Variables variables) {
     variables.emplace_back("MASTER_ADDR", "127.0.0.1");
     variables.emplace_back("MASTER_PORT", std::to_string(test::free_port()));
     return variables;

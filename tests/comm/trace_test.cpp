@@ -109,7 +109,7 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
     }
     group.barrier();
   });
-  // It stops after the meeting, at each word that others wait for.
+  // It stops once all ranks have come, at each word that others wait for.
   for (const int stopped : {0, 1}) {
     for (const char* clock : {"another clock", ""}) {
       const bool alike = *clock == '\0';

@@ -1,4 +1,4 @@
-// How nodes meet over a map instead of a store.
+// The rendezvous of nodes over a map instead of a store.
 #include "cohort/launch/internal/rendezvous.h"
 
 #include <gtest/gtest.h>

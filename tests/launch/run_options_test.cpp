@@ -26,7 +26,7 @@ TEST(RunOptionsTest, DefaultsAreTorchruns) {
   EXPECT_EQ(options.max_restarts, 0);
   EXPECT_EQ(options.monitor_interval, milliseconds(100));
   EXPECT_EQ(options.shutdown_timeout, milliseconds(30'000));
-  EXPECT_EQ(options.meet_timeout, milliseconds(600'000));
+  EXPECT_EQ(options.rendezvous_timeout, milliseconds(600'000));
   EXPECT_EQ(options.role, "default");
   EXPECT_EQ(options.signals_to_handle, (std::vector<int>{SIGTERM, SIGINT, SIGHUP, SIGQUIT}));
   EXPECT_EQ(options.command, (std::vector<std::string>{"prog", "arg"}));
@@ -62,7 +62,7 @@ TEST(RunOptionsTest, EveryFlagIsRead) {
   EXPECT_EQ(options.master_addr, "[::1]");
   EXPECT_EQ(options.master_port, 1234);
   EXPECT_EQ(options.run_id, "job");
-  EXPECT_EQ(options.meet_timeout, milliseconds(1500));
+  EXPECT_EQ(options.rendezvous_timeout, milliseconds(1500));
   EXPECT_EQ(options.keep_alive_interval, milliseconds(2000));
   EXPECT_EQ(options.keep_alive_max_attempt, 7);
   EXPECT_EQ(options.max_restarts, 5);

@@ -69,7 +69,7 @@ class FakeWorker {
     node_ = std::make_unique<net::Node>(std::move(options), handler_);
   }
   /// Exchanges words with the other workers over the store, as an agent does. Connects to nobody.
-  void meet(int id, int size, base::KeyValueStore& store) {
+  void join_rendezvous(int id, int size, base::KeyValueStore& store) {
     base::all_gather_words(store, "rpc/1/host", id, size, base::machine_id(), patience());
     const nlohmann::json own = {{"name", name_},
                                 {"address", node_->listen("127.0.0.1:0")},
@@ -124,7 +124,7 @@ class FakeWorker {
 /// A job whose workers w0, w1 ... are fakes, but for one, which joins meanwhile.
 class JobOfFakes {
  public:
-  /// All have met; the fakes of higher ids have yet to connect to the agent.
+  /// The rendezvous is over; the fakes of higher ids have yet to connect to the agent.
   JobOfFakes(int size, int id_of_agent, const rpc::AgentOptions& options = {}) {
     agent_ = std::async(std::launch::async, [this, size, id_of_agent, options] {
       return std::make_unique<rpc::Agent>("w" + std::to_string(id_of_agent), id_of_agent, size, store_,
@@ -135,7 +135,8 @@ class JobOfFakes {
     }
     std::vector<std::thread> threads;
     for (int id = 0; id < size; ++id) {
-      if (id != id_of_agent) threads.emplace_back([this, id, size] { fake(id).meet(id, size, store_); });
+      if (id != id_of_agent)
+        threads.emplace_back([this, id, size] { fake(id).join_rendezvous(id, size, store_); });
     }
     for (std::thread& thread : threads) thread.join();
   }

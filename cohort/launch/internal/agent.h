@@ -33,8 +33,8 @@ struct AgentParts {
 /// signal (someone asked to stop), abort (an agent gives up, and why).
 class Agent {
  public:
-  /// `place` says where ranks meet and which they are, but for attempt and log folder; `store_client` is
-  /// nullptr with one node. Ownership: refers to all.
+  /// `place` says where the ranks' rendezvous is and which they are, but for attempt and log folder;
+  /// `store_client` is nullptr with one node. Ownership: refers to all.
   Agent(const RunOptions& options, const WorkerGroupSpec& place, const AgentParts& parts);
 
   /// Returns the job's status. Throws: as run_job.

@@ -21,7 +21,7 @@ struct AgentStoreClientOptions {
   int node = 0;
   int nnodes = 1;
   /// Between two looks at the store for words. With more than 100 nodes longer in proportion: one store
-  /// answers them all, and ranks meet there too. Signs come and go by keep_alive_interval alone.
+  /// answers them all, and the ranks' rendezvous is there too. Signs come and go by keep_alive_interval alone.
   std::chrono::milliseconds interval{100};
   std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
   int keep_alive_max_attempt = 3;

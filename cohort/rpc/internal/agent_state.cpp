@@ -1,7 +1,7 @@
 // How an agent meets the other workers and sees their ends. Its own end: agent_shutdown.cpp. Its calls:
 // agent_calls.cpp, agent_handlers.cpp.
 //
-// Workers meet over the store in two rounds: which host each is on, then name, address and functions of each.
+// The rendezvous of workers is two rounds over the store: which host each is on, then name, address and functions of each.
 // The first round says which pairs use local sockets, and whether those are enough. A worker that has joined
 // earlier may connect, call or die while this one still reads the store; such events are kept in early_* and
 // handled after the join.
