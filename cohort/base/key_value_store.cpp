@@ -1,8 +1,8 @@
 // all_gather_words(): rank 0 collects the words and leaves them as one text. If each rank read each word,
 // requests would grow with the square of the ranks. Who is missing is found by halves: a half that is
-// complete costs one request. Gate: each rank adds its own bit to a count, and whoever fills the last count
-// opens the gate. Always: a rank adds its bit once, so the sum never carries, and a count is the set of ranks
-// that are here.
+// complete costs one request. StoreBarrier: each rank adds its own bit to a count, and whoever fills the last
+// count releases all ranks. Always: a rank adds its bit once, so the sum never carries, and a count is the
+// set of ranks that are here.
 #include "cohort/base/key_value_store.h"
 
 #include <algorithm>
@@ -130,34 +130,34 @@ void remove_word(KeyValueStore& kv_store, const std::string& key, int rank) {
   if (rank == 0) kv_store.remove(key + "/all");
 }
 
-std::int64_t Gate::all_of(int word) const {
+std::int64_t StoreBarrier::all_of(int word) const {
   return (std::int64_t{1} << std::min(kBits, size_ - word * kBits)) - 1;
 }
 
-std::string Gate::key_of(int word) const {
+std::string StoreBarrier::key_of(int word) const {
   return concat(key_, "/", word);
 }
 
 // A bit each, so that a count says who is there.
-void Gate::arrive() {
+void StoreBarrier::arrive() {
   const int word = rank_ / kBits;
   if (kv_store_.add(key_of(word), std::int64_t{1} << rank_ % kBits) != all_of(word)) return;
-  // This word is full, and others may not be: the last one to become full opens the gate.
+  // This word is full, and others may not be: the last one to become full releases all ranks.
   if (num_words() > 1 && kv_store_.add(key_ + "/full", 1) != num_words()) return;
   kv_store_.set(key_ + "/open", "1");
-  is_open_ = true;
+  is_released_ = true;
 }
 
-bool Gate::wait(Deadline deadline) {
-  if (!is_open_) is_open_ = kv_store_.wait({key_ + "/open"}, deadline);
-  return is_open_;
+bool StoreBarrier::wait(Deadline deadline) {
+  if (!is_released_) is_released_ = kv_store_.wait({key_ + "/open"}, deadline);
+  return is_released_;
 }
 
-void Gate::break_open() {
+void StoreBarrier::release_all() {
   kv_store_.set(key_ + "/open", "1");
 }
 
-std::vector<int> Gate::missing() {
+std::vector<int> StoreBarrier::missing() {
   std::vector<int> ranks;
   for (int word = 0; word < num_words(); ++word) {
     // To add 0 reads the count, also where nobody has added to it.
@@ -169,7 +169,7 @@ std::vector<int> Gate::missing() {
   return ranks;
 }
 
-void Gate::remove() {
+void StoreBarrier::remove() {
   for (int word = 0; word < num_words(); ++word) kv_store_.remove(key_of(word));
   if (num_words() > 1) kv_store_.remove(key_ + "/full");
   kv_store_.remove(key_ + "/open");

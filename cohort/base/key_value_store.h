@@ -62,18 +62,19 @@ Words all_gather_words(KeyValueStore& kv_store, const std::string& key, int rank
 /// Takes away what this rank left there. Once all have returned from all_gather_words().
 void remove_word(KeyValueStore& kv_store, const std::string& key, int rank);
 
-/// Where the ranks of a job meet. 2 requests a rank, and 2 for each 62 ranks.
-class Gate {
+/// A barrier of the ranks of a job, over their store. 2 requests a rank, and 2 for each 62 ranks.
+class StoreBarrier {
  public:
   /// Ownership: refers to the store.
-  Gate(KeyValueStore& kv_store, std::string key, int rank, int size)
+  StoreBarrier(KeyValueStore& kv_store, std::string key, int rank, int size)
       : kv_store_(kv_store), key_(std::move(key)), rank_(rank), size_(size) {}
   /// Says that this rank is here: once.
   void arrive();
-  /// Waits until all are, or one has broken it open; returns whether it is open. For those that have arrived.
+  /// Waits until all are here, or one rank has released all; returns whether that is so. For a rank that has
+  /// arrived.
   bool wait(Deadline deadline);
-  /// Opens it for all, who have no more to wait for; by one that has not arrived.
-  void break_open();
+  /// Releases all ranks from wait(). For a rank that has not arrived, and never will.
+  void release_all();
   /// Ranks that are not here now, sorted.
   std::vector<int> missing();
   /// Takes away what it left on the store. One rank calls it, when none waits any more.
@@ -88,7 +89,7 @@ class Gate {
   KeyValueStore& kv_store_;
   const std::string key_;
   const int rank_, size_;
-  bool is_open_ = false;
+  bool is_released_ = false;
 };
 
 }  // namespace cohort::base

@@ -132,7 +132,7 @@ void GroupState::mark_broken(const std::string& what, base::Deadline until) {
     // Without the lock: the store may take until the deadline, and check_usable() must not wait for it.
     const StoreDeadline asks(until);
     StoreAdapter kv_store = store_adapter_of(*this);
-    base::Gate(kv_store, "failed", rank, size).arrive();
+    base::StoreBarrier(kv_store, "failed", rank, size).arrive();
   } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
@@ -149,12 +149,12 @@ std::string GroupState::silent_ranks(base::Deadline deadline) {
     try {
       const StoreDeadline until(deadline.later(kAskTime));
       StoreAdapter kv_store = store_adapter_of(*this);
-      base::Gate gate(kv_store, "failed", rank, size);
+      base::StoreBarrier barrier(kv_store, "failed", rank, size);
       bool have_all = false;
       for (bool is_last = false; !have_all && !is_last;) {
         is_last = deadline.expired();
-        silent = gate.missing();
-        have_all = silent.empty() || gate.wait(deadline.sooner(base::Deadline(pause)));
+        silent = barrier.missing();
+        have_all = silent.empty() || barrier.wait(deadline.sooner(base::Deadline(pause)));
       }
       if (!have_all) silence_ = names() + " did not notice: dead, or stuck";
       // The rank that keeps the store stays until the others have their answer too.

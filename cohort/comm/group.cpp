@@ -358,12 +358,12 @@ BarrierResult run_barrier(GroupState& state, std::int64_t number, base::Deadline
     // Later than the deadline, since the store is then asked who is missing.
     const StoreDeadline until(deadline.later(kLastAnswerTime));
     StoreAdapter kv_store = store_adapter_of(state);
-    base::Gate gate(kv_store, key_of(number), state.rank, state.size);
-    gate.arrive();
-    if (!gate.wait(deadline)) result.missing = gate.missing();
+    base::StoreBarrier barrier(kv_store, key_of(number), state.rank, state.size);
+    barrier.arrive();
+    if (!barrier.wait(deadline)) result.missing = barrier.missing();
     // All have come to this one, so nobody waits at the one before.
     if (result.missing.empty() && state.rank == 0 && number > 0) {
-      base::Gate(kv_store, key_of(number - 1), state.rank, state.size).remove();
+      base::StoreBarrier(kv_store, key_of(number - 1), state.rank, state.size).remove();
     }
   } catch (const std::exception& failure) {
     result.error = base::message_of(failure);

@@ -132,7 +132,8 @@ class Tracing {
     for (const char* what : {"clock", "begin"}) kv_store.remove(key_of(round_ - 1, what, state_.rank));
     if (state_.rank != 0) return;
     for (const char* what : {"serves", "result"}) kv_store.remove(key_of(round_ - 1, what));
-    base::Gate(kv_store, key_of(round_ - 1, "result") + "/departed", state_.rank, state_.size).remove();
+    base::StoreBarrier(kv_store, key_of(round_ - 1, "result") + "/departed", state_.rank, state_.size)
+        .remove();
   }
 
   // What to add to this rank's clock to have rank 0's.

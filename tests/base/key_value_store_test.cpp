@@ -124,23 +124,23 @@ TEST(KeyValueStoreTest, AWordOfEachOfManyRanksTakesFourRequestsARank) {
   EXPECT_EQ(kv_store.num_keys(), 2U * (kMany + 1)) << "those of the last two rounds";
 }
 
-TEST(KeyValueStoreTest, AGateOfManyRanksTakesTwoRequestsARankAndLeavesNothing) {
+TEST(KeyValueStoreTest, ABarrierOfManyRanksTakesTwoRequestsARankAndLeavesNothing) {
   CountingStore kv_store;
   std::atomic<int> inside{0}, early{0};
   run_ranks(kMany, [&](int rank) {
-    Gate gate(kv_store, "barrier/0", rank, kMany);
+    StoreBarrier barrier(kv_store, "barrier/0", rank, kMany);
     ++inside;
-    gate.arrive();
-    EXPECT_TRUE(gate.wait(Deadline(kTime)));
+    barrier.arrive();
+    EXPECT_TRUE(barrier.wait(Deadline(kTime)));
     early += inside.load() != kMany;
   });
   EXPECT_EQ(early.load(), 0);
   EXPECT_LE(kv_store.requests.load(), 2 * kMany + kMany / 50);
-  Gate(kv_store, "barrier/0", 0, kMany).remove();
+  StoreBarrier(kv_store, "barrier/0", 0, kMany).remove();
   EXPECT_EQ(kv_store.num_keys(), 0U);
 }
 
-TEST(KeyValueStoreTest, AGateNamesThoseThatAreMissing) {
+TEST(KeyValueStoreTest, ABarrierNamesThoseThatAreMissing) {
   constexpr int kSize = 130;
   CountingStore kv_store;
   std::vector<int> expected;
@@ -148,14 +148,14 @@ TEST(KeyValueStoreTest, AGateNamesThoseThatAreMissing) {
     if (rank % 61 == 0) {
       expected.push_back(rank);
     } else {
-      Gate(kv_store, "made", rank, kSize).arrive();
+      StoreBarrier(kv_store, "made", rank, kSize).arrive();
     }
   }
-  Gate gate(kv_store, "made", 1, kSize);
-  EXPECT_FALSE(gate.wait(Deadline(milliseconds(20))));
-  EXPECT_EQ(gate.missing(), expected);
-  Gate(kv_store, "made", 0, kSize).break_open();
-  EXPECT_TRUE(gate.wait(Deadline(milliseconds(20))));
+  StoreBarrier barrier(kv_store, "made", 1, kSize);
+  EXPECT_FALSE(barrier.wait(Deadline(milliseconds(20))));
+  EXPECT_EQ(barrier.missing(), expected);
+  StoreBarrier(kv_store, "made", 0, kSize).release_all();
+  EXPECT_TRUE(barrier.wait(Deadline(milliseconds(20))));
 }
 
 TEST(KeyValueStoreTest, EveryRankLearnsWhoseWordIsMissing) {

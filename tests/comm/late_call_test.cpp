@@ -44,7 +44,7 @@ TEST(LateCallTest, ACallThatEndedAfterAnotherWritesNothingLater) {
       at::Tensor first = at::ones({200'000}), second = at::ones({200'000});
       if (group.rank() == 1) {
         StoreAdapter kv_store = store_adapter_of(*group.shared_state());
-        base::Gate(kv_store, "failed", 1, 2).arrive();  // so that rank 0's error does not wait for it
+        base::StoreBarrier(kv_store, "failed", 1, 2).arrive();  // so that rank 0's error does not wait for it
         wait_until([&] { return has_called.load(); });
         std::this_thread::sleep_for(milliseconds(100));
       }

@@ -154,7 +154,7 @@ TEST(StoreTest, TheRankThatKeepsTheStoreWaitsSomeSecondsForOneThatDied) {
   std::thread other([&] {
     const Group group = make(1);
     StoreAdapter kv_store = store_adapter_of(*group.shared_state());
-    base::Gate(kv_store, "barrier/0", 1, 2).arrive();
+    base::StoreBarrier(kv_store, "barrier/0", 1, 2).arrive();
     while (!is_over.load()) std::this_thread::sleep_for(milliseconds(5));
   });
   const Group group = make(0);

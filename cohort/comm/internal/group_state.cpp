@@ -1,5 +1,5 @@
-// A group is made in three steps: the backend connects, all ranks meet at a gate, and only then is it handed
-// out. A rank that cannot make it leaves the reason under "not made" and breaks the gate open, so no peer
+// A group is made in three steps: the backend connects, all ranks wait at a barrier, and only then is it
+// handed out. A rank that cannot make it leaves the reason under "not made" and releases all ranks, so no peer
 // waits in vain. Always: the first failure breaks a group for good, and later calls to the backend throw it.
 // Calls that must wait go through the group's thread in order. Its count of tasks falls only when a call has
 // begun, so no later call overtakes it.
@@ -53,9 +53,9 @@ void leave_key(GroupState& state, const std::string& key, base::Deadline deadlin
     deadline = deadline.sooner(base::Deadline(kPartTime));
     const StoreDeadline until(deadline.later(kLastAnswerTime));
     StoreAdapter kv_store = store_adapter_of(state);
-    base::Gate gate(kv_store, key + "/departed", state.rank, state.size);
-    gate.arrive();
-    if (keeper - state.job_ranks.begin() == state.rank && gate.wait(deadline)) gate.remove();
+    base::StoreBarrier barrier(kv_store, key + "/departed", state.rank, state.size);
+    barrier.arrive();
+    if (keeper - state.job_ranks.begin() == state.rank && barrier.wait(deadline)) barrier.remove();
   } catch (const std::exception&) {  // whoever kept it did not wait, and has nothing to wait for
   }
 }
@@ -138,9 +138,9 @@ void report_init_failure(GroupState& state, const std::string& what, base::Deadl
   try {
     const StoreDeadline until(deadline);
     StoreAdapter kv_store = store_adapter_of(state);
-    // The reason before the gate: who passes the gate looks for the reason at once.
+    // The reason before the barrier: who passes the barrier looks for the reason at once.
     kv_store.set("not made", base::concat("rank ", state.rank, ": ", what));
-    base::Gate(kv_store, "made", state.rank, state.size).break_open();
+    base::StoreBarrier(kv_store, "made", state.rank, state.size).release_all();
   } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
@@ -153,7 +153,7 @@ std::string cannot_make(const GroupState& state) {
 // Ours say who is missing. A backend's does not: who has not failed too is.
 [[noreturn]] void fail_to_make(GroupState& state, const std::exception& error, base::Deadline deadline) {
   const base::Deadline until = end_of_failure(deadline);
-  // First, since the others wait at the gate for this rank.
+  // First, since the others wait at the barrier for this rank.
   report_init_failure(state, error.what(), until);
   state.mark_broken(error.what(), until);
   if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
@@ -170,9 +170,9 @@ void wait_until_made(GroupState& state, base::Deadline deadline) {
   std::vector<int> missing;
   try {
     StoreAdapter kv_store = store_adapter_of(state);
-    base::Gate gate(kv_store, "made", state.rank, state.size);
-    gate.arrive();
-    if (!gate.wait(deadline)) missing = gate.missing();  // none: the last came as the time was over
+    base::StoreBarrier barrier(kv_store, "made", state.rank, state.size);
+    barrier.arrive();
+    if (!barrier.wait(deadline)) missing = barrier.missing();  // none: the last came as the time was over
     if (missing.empty()) {
       if (!kv_store.has("not made")) return;
       throw PeerError("comm.group", base::concat(where, ": ", kv_store.get("not made")));

@@ -1,6 +1,6 @@
 // LibTorch's Gloo backend. The only file that sees gloo/declarations. Gloo connects all pairs of ranks when
 // it is made, and each of its waits has the whole timeout. So it is made on a thread that may be left behind
-// at the deadline. A gate in the store tells which ranks came to connect, and the error names the others.
+// at the deadline. A barrier in the store tells which ranks came to connect, and the error names the others.
 // Always: a group that failed closes its connections, because Gloo cannot end one collective alone.
 // Surprising: the address to listen on comes from the routing table, since a host's own name often leads to
 // 127.0.1.1.
@@ -173,8 +173,8 @@ Devices make_devices(const std::string& reach) {
 
 BackendInstance make_gloo(const BackendOptions& options) {
   StoreAdapter kv_store(options.store);
-  base::Gate gate(kv_store, "connecting", options.rank, options.size);
-  gate.arrive();
+  base::StoreBarrier barrier(kv_store, "connecting", options.rank, options.size);
+  barrier.arrive();
   // Ranks connect within the timeout of calls, and each wait of theirs has all of it: Gloo knows no deadline.
   // So the thread that connects may be left behind, and what it waits on with it.
   const c10::intrusive_ptr<c10d::Store> connection = options.connections->take();
@@ -185,14 +185,14 @@ BackendInstance make_gloo(const BackendOptions& options) {
     return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>(options.prefix, connection),
                                      options.rank, options.size, gloo_options);
   });
-  if (!made.wait(options.deadline)) throw_unconnected(gate.missing(), options.size);
+  if (!made.wait(options.deadline)) throw_unconnected(barrier.missing(), options.size);
   options.connections->give_back(connection);  // Gloo asks nothing more
   c10::intrusive_ptr<Gloo> backend;
   try {
     backend = made.get(options.deadline);
   } catch (const std::exception& error) {
     const bool is_late = options.deadline.expired() && cause_of(error) == ErrorCause::kTimeout;
-    if (is_late) throw_unconnected(gate.missing(), options.size);
+    if (is_late) throw_unconnected(barrier.missing(), options.size);
     throw;
   }
   // The declarations would have to be wrong for this to differ; then nothing after it can be trusted.

@@ -91,12 +91,12 @@ std::vector<int> gather_members(const BackendOptions& options, const mpi::Proces
 // MPI says who has not started it by no word, so the ranks say at the store that they do.
 void start(const Library& library, const BackendOptions& options, mpi::Process& process) {
   StoreAdapter kv_store(options.store);
-  base::Gate gate(kv_store, "starting", options.rank, options.size);
-  if (options.size > 1) gate.arrive();
+  base::StoreBarrier barrier(kv_store, "starting", options.rank, options.size);
+  if (options.size > 1) barrier.arrive();
   try {
     library.start(options.deadline, process);
   } catch (const TimeoutError& error) {
-    const std::vector<int> missing = options.size > 1 ? gate.missing() : std::vector<int>();
+    const std::vector<int> missing = options.size > 1 ? barrier.missing() : std::vector<int>();
     if (missing.empty()) throw;
     throw TimeoutError("comm.mpi", base::concat(error.what(), "; ", base::format_list("rank", missing),
                                                 " of ", options.size, " did not come to it"));
