@@ -16,12 +16,12 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "cohort/base/apart.h"
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/host.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/run_detached.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/base/version.h"
@@ -122,9 +122,9 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
 // LibTorch's locks the file for each request, for the first one when it is made, and waits for whoever has
 // the lock.
 Store file_store(const std::string& path, const Job& job, milliseconds timeout) {
-  base::Future<Store> made = base::run_apart("a store in a file", [path, size = job.world_size]() -> Store {
-    return c10::make_intrusive<c10d::FileStore>(path, size);
-  });
+  base::Future<Store> made = base::run_detached(
+      "a store in a file",
+      [path, size = job.world_size]() -> Store { return c10::make_intrusive<c10d::FileStore>(path, size); });
   const base::Deadline deadline(timeout);
   if (!made.wait(deadline)) {
     fail(base::concat("rank ", job.rank, " cannot join the rendezvous in ", path,
@@ -242,12 +242,12 @@ Agreement agree_on(const Store& store, const Job& job, const std::string& finger
   return agreement;
 }
 
-// Groups of this process that met at one store, which may outlive the first: each meets under a name of its
-// own.
-Store apart(const Store& store) {
-  static std::atomic<int> met{0};
-  const int before = met.fetch_add(1);
-  return c10::make_intrusive<c10d::PrefixStore>(base::concat("cohort/rendezvous ", before), store);
+// For groups of this process that use one store, which may outlive the first group: each rendezvous has a
+// prefix of its own.
+Store with_own_prefix(const Store& store) {
+  static std::atomic<int> num_rendezvous{0};
+  const int number = num_rendezvous.fetch_add(1);
+  return c10::make_intrusive<c10d::PrefixStore>(base::concat("cohort/rendezvous ", number), store);
 }
 
 }  // namespace
@@ -277,7 +277,7 @@ Group init_process_group(const InitOptions& options) {
   const bool is_automatic = backend == "auto";
   if (is_automatic) device = core::resolve_device("auto");
   Rendezvous rendezvous = join_rendezvous(options, job);
-  if (rendezvous.outlives) rendezvous.store = apart(rendezvous.store);
+  if (rendezvous.outlives) rendezvous.store = with_own_prefix(rendezvous.store);
   // A rank without a GPU would choose another backend than the rest: the fingerprint shows it.
   const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
   const auto [is_one_machine, waits] =

@@ -13,10 +13,10 @@
 #include <functional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "cohort/base/apart.h"
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/secret.h"
+#include "cohort/base/threads/run_detached.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/comm/internal/tcp_store.h"
@@ -69,7 +69,7 @@ TcpStore join(const RunOptions& options, const std::string& address, std::uint16
 std::optional<std::int64_t> claim(const std::shared_ptr<base::KeyValueStore>& kv_store, int node,
                                   base::Deadline deadline, const std::function<bool()>& interrupted) {
   base::Future<std::int64_t> count =
-      base::run_apart("a place", [kv_store, node] { return kv_store->add(concat("claim/", node), 1); });
+      base::run_detached("a place", [kv_store, node] { return kv_store->add(concat("claim/", node), 1); });
   while (!count.wait(base::Deadline(milliseconds(50)).sooner(deadline))) {
     if (interrupted()) return std::nullopt;
     if (!deadline.expired()) continue;

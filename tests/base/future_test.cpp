@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/base/apart.h"
 #include "cohort/base/error.h"
+#include "cohort/base/threads/run_detached.h"
 #include "cohort/base/threads/wait.h"
 #include "tests/support/patience.h"
 #include "tests/support/throws.h"
@@ -65,9 +65,9 @@ TEST(FutureTest, ACopyOfOneWithoutAValueMayBeAskedToo) {
 }
 
 TEST(FutureTest, RunApartReturnsWhatTheFunctionReturns) {
-  Future<std::string> text = run_apart("a text", [] { return std::string("text"); });
+  Future<std::string> text = run_detached("a text", [] { return std::string("text"); });
   EXPECT_EQ(text.get(patience()), "text");
-  Future<int> failed = run_apart("a number", []() -> int { throw DataError("test", "broken"); });
+  Future<int> failed = run_detached("a number", []() -> int { throw DataError("test", "broken"); });
   COHORT_EXPECT_THROW_WITH(failed.get(patience()), DataError, "broken");
 }
 

@@ -1,5 +1,5 @@
 // Each round tries all addresses of the host by a connect that does not block. A name is looked up on a
-// thread apart, as a name server may be silent. Always: each round ends in bounded time, and looks at the
+// detached thread, as a name server may be silent. Always: each round ends in bounded time, and looks at the
 // deadline and at `interrupted`. Without a listener on this host, Linux may give a socket the very port that
 // it connects to. Such a socket is connected to itself, and counts as ECONNREFUSED.
 #include "cohort/base/threads/wait_for_listener.h"
@@ -15,10 +15,10 @@
 #include <cstring>
 #include <memory>
 
-#include "cohort/base/apart.h"
 #include "cohort/base/error.h"
 #include "cohort/base/files/fd.h"
 #include "cohort/base/log.h"
+#include "cohort/base/threads/run_detached.h"
 #include "cohort/base/threads/wait.h"
 
 namespace cohort::base {
@@ -45,7 +45,7 @@ struct Resolved {
 
 // Name servers may be silent.
 Future<Resolved> begin_to_resolve(const std::string& host, std::uint16_t port) {
-  return run_apart("the address of a host", [host, port] {
+  return run_detached("the address of a host", [host, port] {
     Resolved found;
     found.addresses = resolve(host, port, found.error);
     return found;
@@ -120,7 +120,7 @@ std::optional<std::string> wait_for_listener(const std::string& host, std::uint1
   Future<Resolved> asked;
   while (!interrupted || !interrupted()) {
     Resolved found;
-    // An address in numbers needs no name server, and so no thread apart.
+    // An address in numbers needs no name server, and so no detached thread.
     found.addresses = resolve(host, port, found.error, AI_NUMERICHOST);
     if (found.addresses == nullptr) {
       if (!asked.valid()) asked = begin_to_resolve(host, port);

@@ -6,10 +6,10 @@
 #include <cerrno>
 #include <cstring>
 
-#include "cohort/base/apart.h"
 #include "cohort/base/error.h"
 #include "cohort/base/files/fd.h"
 #include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/run_detached.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/comm/internal/numeric_names.h"
 
@@ -62,8 +62,8 @@ TcpStore open_tcp_store(const TcpStoreOptions& options) {
   given.timeout = options.timeout;
   // LibTorch has no deadline for the first answer: where something else listens on the port it waits for
   // ever, on a thread that is left behind then.
-  base::Future<TcpStore> store =
-      base::run_apart("a store", [host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
+  base::Future<TcpStore> store = base::run_detached(
+      "a store", [host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
   const base::Deadline deadline(options.timeout + kTcpSlack);
   while (!store.wait(base::Deadline(kLook).sooner(deadline))) {
     if (options.interrupted && options.interrupted()) return {};

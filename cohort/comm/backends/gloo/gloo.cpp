@@ -22,12 +22,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "cohort/base/apart.h"
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/key_value_store.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/run_detached.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/comm/internal/backend.h"
@@ -67,7 +67,7 @@ class Gloo : public c10d::ProcessGroupGloo, public ClosesConnections {
           }
         };
         try {
-          closing.push_back(base::run_apart("closing connections", close_some));
+          closing.push_back(base::run_detached("closing connections", close_some));
         } catch (const std::system_error&) {  // no more threads
           close_some();
         }
@@ -178,7 +178,7 @@ BackendInstance make_gloo(const BackendOptions& options) {
   // Ranks connect within the timeout of calls, and each wait of theirs has all of it: Gloo knows no deadline.
   // So the thread that connects may be left behind, and what it waits on with it.
   const c10::intrusive_ptr<c10d::Store> connection = options.connections->take();
-  base::Future<c10::intrusive_ptr<Gloo>> made = base::run_apart("Gloo to connect", [options, connection] {
+  base::Future<c10::intrusive_ptr<Gloo>> made = base::run_detached("Gloo to connect", [options, connection] {
     const BlockedPipeSignal errors_not_signals;  // for Gloo's threads, which are made here
     auto gloo_options = Gloo::Options::create(options.timeout);
     gloo_options->devices = make_devices(options.reach);
