@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
   const auto nothing_in_common = [&] {
     std::vector<base::Future<void>> pending;
     for (std::size_t i = 0; i < 2; ++i) {
-      pending.push_back(workers[i]->submit("apart", [net = nets[i], half = halves[i]]() mutable {
+      pending.push_back(workers[i]->submit("half", [net = nets[i], half = halves[i]]() mutable {
         net->forward(half).square().mean().backward();
       }));
     }

@@ -40,9 +40,9 @@ bool autocast_is_on() {
   return at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
 }
 
-// Copies those that share memory with an earlier one and are another tensor, and lie dense: what takes over a
-// gradient as a grad() copies the others itself.
-void tell_apart(Tensors& tensors) {
+// Copies each dense tensor that shares memory with an earlier, other tensor. A tensor that is not dense is
+// copied by what takes it over as a grad().
+void copy_aliases(Tensors& tensors) {
   std::unordered_map<const c10::StorageImpl*, const c10::TensorImpl*> first;
   for (at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
@@ -364,7 +364,7 @@ Tensors DetachedGraph::backward(const Tensors& gradients, bool keep_graph, const
   if (!roots.empty() && !ends.empty()) {
     Tensors found = torch::autograd::Engine::get_default_engine().execute(
         roots, root_gradients, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/false, ends);
-    tell_apart(found);
+    copy_aliases(found);
     for (std::size_t i = 0; i < places.size(); ++i) all[places[i]] = std::move(found[i]);
   }
   if (!keep_graph) release();

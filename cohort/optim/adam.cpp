@@ -55,7 +55,7 @@ void Adam::run(const ParamGroup& group, FusedBucket& bucket) {
 }
 
 void AdamW::run(const ParamGroup& group, FusedBucket& bucket) {
-  // Loshchilov and Hutter 2019, algorithm 2: weight decay is taken off the parameter, apart from the
+  // Loshchilov and Hutter 2019, algorithm 2: weight decay is taken off the parameter, decoupled from the
   // gradient.
   at::_fused_adamw_(bucket.params, bucket.grads, bucket.states[0], bucket.states[1], bucket.states[2],
                     bucket.steps, group.lr, group.beta1, group.beta2, group.weight_decay, group.eps,

@@ -38,9 +38,9 @@ class PartNode : public torch::autograd::Node {
 };
 
 // Runs fn in a graph of its own, as script mode and parallel do.
-Tensors run_apart(const Function& fn, const Tensors& inputs) {
+Tensors run_in_detached_graph(const Function& fn, const Tensors& inputs) {
   const auto part = std::make_shared<DetachedGraph>(inputs);
-  InputProxies proxies("test.run_apart", inputs, part->leaves());
+  InputProxies proxies("test.run_detached", inputs, part->leaves());
   Tensors results = fn(proxies.tensors());
   proxies.observe(results);
   results = part->end(results);
@@ -60,7 +60,7 @@ at::Tensor inner(const at::Tensor& leaf) {
 
 TEST(InputProxiesTest, AnInputThatIsGivenTwiceIsHandedOverTwice) {
   const at::Tensor leaf = at::ones({2}).requires_grad_(), x = inner(leaf);
-  run_apart(
+  run_in_detached_graph(
       [](const Tensors& in) {
         EXPECT_TRUE(in[0].is_same(in[1]));
         EXPECT_FALSE(in[0].is_same(in[2]));
@@ -71,7 +71,7 @@ TEST(InputProxiesTest, AnInputThatIsGivenTwiceIsHandedOverTwice) {
 
 TEST(InputProxiesTest, LeavesStayLeavesAndOtherInputsMayBeWritten) {
   const at::Tensor leaf = at::ones({2}).requires_grad_(), x = inner(leaf), constant = at::ones({2});
-  run_apart(
+  run_in_detached_graph(
       [](const Tensors& in) {
         EXPECT_TRUE(in[0].is_leaf() && in[0].requires_grad());
         EXPECT_TRUE(in[1].requires_grad() && !in[1].is_leaf());
@@ -89,20 +89,21 @@ TEST(InputProxiesTest, AnInputThatWasWrittenGetsTheHistoryOfItsResult) {
     in[0].mul_(3);
     return Tensors{in[0].sum()};
   };
-  for (const bool apart : {false, true}) {
+  for (const bool is_detached : {false, true}) {
     const at::Tensor leaf = at::ones({2}).requires_grad_();
     at::Tensor x = inner(leaf);
-    const Tensors results = apart ? run_apart(triple, {x}) : triple({x});
-    EXPECT_EQ(x[0].item<float>(), 6) << apart;
+    const Tensors results = is_detached ? run_in_detached_graph(triple, {x}) : triple({x});
+    EXPECT_EQ(x[0].item<float>(), 6) << is_detached;
     (x * 5).sum().backward();
-    EXPECT_EQ(leaf.grad()[0].item<float>(), 2 * 3 * 5) << apart;
-    EXPECT_EQ(results[0].item<float>(), 12) << apart;
+    EXPECT_EQ(leaf.grad()[0].item<float>(), 2 * 3 * 5) << is_detached;
+    EXPECT_EQ(results[0].item<float>(), 12) << is_detached;
   }
 }
 
 TEST(InputProxiesTest, AResultThatIsAnInputIsTheCallersTensor) {
   const at::Tensor leaf = at::ones({2, 2}).requires_grad_(), x = inner(leaf);
-  const Tensors results = run_apart([](const Tensors& in) { return Tensors{in[0], in[0].view({4})}; }, {x});
+  const Tensors results =
+      run_in_detached_graph([](const Tensors& in) { return Tensors{in[0], in[0].view({4})}; }, {x});
   EXPECT_TRUE(results[0].is_same(x));
   EXPECT_TRUE(results[1].is_alias_of(x));
   results[1].mul_(2);
@@ -111,7 +112,7 @@ TEST(InputProxiesTest, AResultThatIsAnInputIsTheCallersTensor) {
 
 TEST(InputProxiesTest, AnInputThatSharesTheMemoryOfOneThatIsWrittenIsRejected) {
   const at::Tensor leaf = at::ones({4}).requires_grad_(), x = inner(leaf);
-  COHORT_EXPECT_THROW_WITH(run_apart(
+  COHORT_EXPECT_THROW_WITH(run_in_detached_graph(
                                [](const Tensors& in) {
                                  in[0].mul_(2);
                                  return Tensors{in[0] + 1};

@@ -289,9 +289,9 @@ TEST(MpiGroupsChild, DISABLED_Run) {
       const Group some_time = world.subgroup({0, 1, 2});
     }
     // One rank makes a group while a call is under way, the other when the call is over.
-    const auto apart = c10::make_intrusive<c10d::PrefixStore>("apart", world.store());
+    const auto own_store = c10::make_intrusive<c10d::PrefixStore>("own", world.store());
     const Group unchecked =
-        make_group(apart, world.rank(), 4, "mpi", test::kSlowdown * 20s, "", ConsistencyCheck::kOff);
+        make_group(own_store, world.rank(), 4, "mpi", test::kSlowdown * 20s, "", ConsistencyCheck::kOff);
     at::Tensor numbers = at::ones({1 << 18});
     Pending running = unchecked.all_reduce(numbers);
     if (world.rank() != 0) running.wait();
