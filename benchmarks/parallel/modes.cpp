@@ -138,17 +138,17 @@ void run_step(const std::string& mode, const std::function<void()>& step) {
 
 // Makes the mode and measures its memory, which makes its first steps too.
 std::function<void()> begin(const std::string& mode, const Sizes& sizes, Memory& result) {
-  memory::AllocationProfiler watch;
+  memory::AllocationProfiler profiler;
   std::function<void()> step = make_mode(mode, sizes);
   run_step(mode, step);
   run_step(mode, step);
-  watch.begin();
+  profiler.begin();
   run_step(mode, step);
-  result.peak = watch.total().peak;
+  result.peak = profiler.total().peak;
   if (mode == "single" || mode == "two threads") return step;
   for (const char* name : {"cpu:0", "cpu:1"}) {
     const auto worker = parallel::PlacementWorker::of(base::Placement::parse(name));
-    result.made[name] = watch.made_by(worker->run("who", [] { return std::this_thread::get_id(); })).peak;
+    result.made[name] = profiler.made_by(worker->run("who", [] { return std::this_thread::get_id(); })).peak;
   }
   return step;
 }
@@ -159,7 +159,7 @@ void run_rank(const std::string& mode, const Sizes& sizes, const std::string& fi
   comm::Group group = comm::init_process_group();
   const std::string core_name = base::concat("cpu:", group.rank());
   const base::ScopedPin pin(base::Placement::parse(core_name).cpus);
-  memory::AllocationProfiler watch;
+  memory::AllocationProfiler profiler;
   const at::Tensor images = make_images(sizes.batch / group.size(), sizes.size);
   models::ResNet net = make_net();
   std::function<void()> step;
@@ -173,9 +173,9 @@ void run_rank(const std::string& mode, const Sizes& sizes, const std::string& fi
   }
   step();
   step();
-  watch.begin();
+  profiler.begin();
   step();
-  at::Tensor peak = at::full({1}, watch.total().peak, at::kLong);
+  at::Tensor peak = at::full({1}, profiler.total().peak, at::kLong);
   group.all_reduce(peak).wait();
   group.barrier();
   const double seconds = bench::seconds_of([&] {

@@ -28,20 +28,20 @@ int rounds = 15;
 
 // The most that tensors take in a step, with parameters and the optimizer's state.
 std::int64_t peak_bytes(const std::function<Body()>& make) {
-  memory::AllocationProfiler watch;
+  memory::AllocationProfiler profiler;
   const Body body = make();
   for (int warm = 0; warm < 9; ++warm) body();  // calls 10 to 12: none is verified
-  watch.begin();
+  profiler.begin();
   for (int step = 0; step < 3; ++step) body();
-  return watch.total().peak;
+  return profiler.total().peak;
 }
 
 void print_memory(const char* what, const MakeNet& make, const at::Tensor& x, const at::Tensor& y) {
   std::int64_t standing = 0;
   {
-    const memory::AllocationProfiler watch;
+    const memory::AllocationProfiler profiler;
     auto model = make();
-    standing = watch.total().now;
+    standing = profiler.total().now;
   }
   standing *= 2;  // parameters and momentum
   std::printf("%-24s", what);

@@ -23,7 +23,7 @@ struct LiveBlock {
   std::thread::id maker;
 };
 
-// What a watch counts. A curve has a point for each block that comes or leaves, so a peak between two points
+// What a profiler counts. A curve has a point for each block that comes or leaves, so a peak between two points
 // is not missed.
 struct Counts {
   struct Of {
@@ -88,7 +88,7 @@ class ProfilerLayer final : public AllocatorLayer {
     return false;
   }
 
-  void watch(bool on) {
+  void set_watching(bool on) {
     const std::lock_guard lock(mutex);
     if (on && is_watching_) {
       throw UsageError("memory.allocation_profiler", "an AllocationProfiler lives already in this process",
@@ -121,16 +121,16 @@ class ProfilerLayer final : public AllocatorLayer {
 
 AllocationProfiler::AllocationProfiler() {
   ProfilerLayer& layer = ProfilerLayer::get();
-  layer.watch(true);
+  layer.set_watching(true);
   if (layer.sees_blocks()) return;
-  layer.watch(false);
+  layer.set_watching(false);
   throw UsageError("memory.allocation_profiler",
                    "no block can be counted: LibTorch was given another CPU allocator after Cohort's",
                    "c10::SetCPUAllocator before tune_allocator() and the first AllocationProfiler");
 }
 
 AllocationProfiler::~AllocationProfiler() {
-  ProfilerLayer::get().watch(false);
+  ProfilerLayer::get().set_watching(false);
 }
 
 void AllocationProfiler::begin() {

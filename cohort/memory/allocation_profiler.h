@@ -11,9 +11,9 @@ namespace cohort::memory {
 /// thread: tensors, and the work space of kernels. Blocks that were there before do not count, nor what other
 /// allocators hold (memory shared between ranks, pinned memory, LibTorch's own objects).
 ///
-///     const AllocationProfiler watch;
+///     const AllocationProfiler profiler;
 ///     ... make the model ...
-///     const auto model_bytes = watch.total().now;
+///     const auto model_bytes = profiler.total().now;
 ///
 /// Units: bytes, as they were asked for. Costs a lock and a table entry per block. Threads: any.
 /// Throws: UsageError where one lives already in this process, or where LibTorch was given a CPU allocator

@@ -15,7 +15,7 @@ namespace {
 
 TEST(AllocationProfilerTest, CountsWhatIsGivenOutAndTakenBackOnAnyThread) {
   at::Tensor before = at::empty({100});
-  const AllocationProfiler watch;
+  const AllocationProfiler profiler;
   at::Tensor of_this_thread = at::empty({10});
   at::Tensor theirs;
   std::thread::id other;
@@ -23,46 +23,46 @@ TEST(AllocationProfilerTest, CountsWhatIsGivenOutAndTakenBackOnAnyThread) {
     other = std::this_thread::get_id();
     theirs = at::empty({1000});
   }).join();
-  EXPECT_EQ(watch.total().now, 4040);
-  EXPECT_EQ(watch.made_by(std::this_thread::get_id()).now, 40);
-  EXPECT_EQ(watch.made_by(other).now, 4000);
+  EXPECT_EQ(profiler.total().now, 4040);
+  EXPECT_EQ(profiler.made_by(std::this_thread::get_id()).now, 40);
+  EXPECT_EQ(profiler.made_by(other).now, 4000);
   before.reset();  // was there before
   theirs.reset();  // on another thread than it was made on
-  EXPECT_EQ(watch.total().now, 40);
-  EXPECT_EQ(watch.made_by(other).now, 0);
-  EXPECT_EQ(watch.made_by(other).peak, 4000);
-  EXPECT_EQ(watch.total().peak, 4040);
-  EXPECT_EQ(watch.curve(), (std::vector<std::int64_t>{40, 4040, 40}));
-  EXPECT_EQ(watch.curve_of(other), (std::vector<std::int64_t>{4000, 0}));
+  EXPECT_EQ(profiler.total().now, 40);
+  EXPECT_EQ(profiler.made_by(other).now, 0);
+  EXPECT_EQ(profiler.made_by(other).peak, 4000);
+  EXPECT_EQ(profiler.total().peak, 4040);
+  EXPECT_EQ(profiler.curve(), (std::vector<std::int64_t>{40, 4040, 40}));
+  EXPECT_EQ(profiler.curve_of(other), (std::vector<std::int64_t>{4000, 0}));
 }
 
 TEST(AllocationProfilerTest, PeaksAndTheCurveBeginAnew) {
-  AllocationProfiler watch;
+  AllocationProfiler profiler;
   at::Tensor kept = at::empty({10});
   at::empty({100});
-  watch.begin();
-  EXPECT_EQ(watch.total().peak, 40);
-  EXPECT_TRUE(watch.curve().empty());
+  profiler.begin();
+  EXPECT_EQ(profiler.total().peak, 40);
+  EXPECT_TRUE(profiler.curve().empty());
   at::empty({5});
-  EXPECT_EQ(watch.total().peak, 60);
-  EXPECT_EQ(watch.curve(), (std::vector<std::int64_t>{60, 40}));
+  EXPECT_EQ(profiler.total().peak, 60);
+  EXPECT_EQ(profiler.curve(), (std::vector<std::int64_t>{60, 40}));
 }
 
 TEST(AllocationProfilerTest, BlocksMayOutliveTheirProfilerAndOneProfilerTheNext) {
   at::Tensor kept;
   {
-    const AllocationProfiler watch;
+    const AllocationProfiler profiler;
     kept = at::empty({10});
   }
-  const AllocationProfiler watch;
+  const AllocationProfiler profiler;
   kept.reset();
-  EXPECT_EQ(watch.total().now, 0);
+  EXPECT_EQ(profiler.total().now, 0);
   const at::Tensor more = at::empty({3});
-  EXPECT_EQ(watch.total().now, 12);
+  EXPECT_EQ(profiler.total().now, 12);
 }
 
 TEST(AllocationProfilerTest, ASecondOneIsRejected) {
-  const AllocationProfiler watch;
+  const AllocationProfiler profiler;
   COHORT_EXPECT_THROW_WITH(AllocationProfiler(), UsageError, "an AllocationProfiler lives already");
 }
 
@@ -90,19 +90,19 @@ TEST(AllocationProfilerTest, AnAllocatorThatBypassesTheProfilerIsAnErrorInsteadO
     const LaterAllocator own(*c10::GetDefaultCPUAllocator());
     COHORT_EXPECT_THROW_WITH(AllocationProfiler(), UsageError, "no block can be counted");
   }
-  const AllocationProfiler watch;  // the one that was rejected is no second one
+  const AllocationProfiler profiler;  // the one that was rejected is no second one
   const at::Tensor kept = at::empty({10});
-  EXPECT_EQ(watch.total().now, 40);
+  EXPECT_EQ(profiler.total().now, 40);
 }
 
 TEST(AllocationProfilerTest, AnAllocatorThatHandsRequestsOnToTheProfilerIsCounted) {
   { const AllocationProfiler first; }
   const LaterAllocator own(*c10::GetCPUAllocator());
-  const AllocationProfiler watch;
-  EXPECT_TRUE(watch.curve().empty());
+  const AllocationProfiler profiler;
+  EXPECT_TRUE(profiler.curve().empty());
   const at::Tensor kept = at::empty({10});
-  EXPECT_EQ(watch.total().now, 40);
-  EXPECT_EQ(watch.total().peak, 40);
+  EXPECT_EQ(profiler.total().now, 40);
+  EXPECT_EQ(profiler.total().peak, 40);
 }
 
 }  // namespace

@@ -95,17 +95,17 @@ class Answering final : public AllocatorLayer {
 
 TEST(AllocatorLayersTest, HaveOneOrderWhicheverComesFirst) {
   static_cast<void>(Answering::get());
-  const AllocationProfiler watch;
+  const AllocationProfiler profiler;
   static_cast<void>(Counting::get());
   const int live = Counting::get().live;
   {
     const at::Tensor answered = torch::empty({1000}), other = torch::empty({10});
     EXPECT_EQ(Counting::get().live, live + 2);
-    EXPECT_EQ(watch.total().now, 4040);
+    EXPECT_EQ(profiler.total().now, 4040);
   }
   EXPECT_EQ(Answering::get().num_returned, 1);
   EXPECT_EQ(Counting::get().live, live);
-  EXPECT_EQ(watch.total().now, 0);
+  EXPECT_EQ(profiler.total().now, 0);
 }
 
 }  // namespace

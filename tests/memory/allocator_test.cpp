@@ -89,7 +89,7 @@ TEST(AllocatorTest, LargeTensorsKeepTheirPagesOnAnyThread) {
 }
 
 TEST(AllocatorTest, LargeTensorsKeepTheirPagesWhereAProfilerCameFirst) {
-  { const AllocationProfiler watch; }
+  { const AllocationProfiler profiler; }
   expect_tuned_tensors();
 }
 
@@ -103,10 +103,10 @@ TEST(AllocatorTest, TensorsOfThePoolAreCountedAsOthersAre) {
     const at::Tensor large = at::empty({1 << 20}), small = at::empty({100});
     EXPECT_EQ(live.now(), (4 << 20) + 400);
   }
-  const AllocationProfiler watch;
+  const AllocationProfiler profiler;
   const at::Tensor large = at::empty({1 << 20});
   before.reset();  // of the allocator that was there before
-  EXPECT_EQ(watch.total().now, 4 << 20);
+  EXPECT_EQ(profiler.total().now, 4 << 20);
 }
 
 }  // namespace
