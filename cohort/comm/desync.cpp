@@ -116,7 +116,7 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
   }
 
   void stop() {
-    registry_->set_watch(nullptr);
+    registry_->set_hang_detector(nullptr);
     if (signals_.joinable()) {
       ::sigaction(signal_, &before_, nullptr);
       stopping_ = true;
@@ -295,7 +295,7 @@ DesyncWatch watch_for_desync(const Group& job, int signal) {
   GroupState& state = *job.shared_state();
   auto watcher = std::make_shared<DesyncWatch::Watcher>(state.registry, state.store, signal);
   watcher->make_queue();
-  if (!state.registry->set_watch(watcher)) {
+  if (!state.registry->set_hang_detector(watcher)) {
     throw UsageError("comm.watch_for_desync", base::concat("group '", state.name, "' is watched already"));
   }
   watcher->handle_signal();

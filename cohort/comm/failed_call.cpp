@@ -90,11 +90,11 @@ void GroupState::fail(const std::exception& error, const std::string& where, std
   // close their connections.
   const ErrorCause cause = cause_of(error);
   if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(cause, Ends::kOfConnections);
-  const auto watch = registry->watch();
-  if (watch) watch->failed(words);
+  const auto hang_detector = registry->hang_detector();
+  if (hang_detector) hang_detector->failed(words);
   // Comparisons over the store say who is missing, and shm.
   if (dynamic_cast<const NamesRanks*>(&error) == nullptr) what += silent_ranks(until);
-  if (watch) watch->wait_for_table(until);
+  if (hang_detector) hang_detector->wait_for_table(until);
   throw_translated(error, where, what);
 }
 

@@ -402,10 +402,10 @@ void Group::barrier(CallOptions options) const {
                    group_state.rank, "/", group_state.size, ", ", waited, " ms)");
   const auto who = base::concat(base::format_list("rank", result.missing),
                                 result.missing.size() == 1 ? " has" : " have", " not come");
-  if (const auto watch = group_state.registry->watch()) {
-    watch->failed(base::concat(where, ": ", result.error.empty() ? who : result.error));
+  if (const auto hang_detector = group_state.registry->hang_detector()) {
+    hang_detector->failed(base::concat(where, ": ", result.error.empty() ? who : result.error));
     // The table of all ranks is logged before the error, if the store still answers.
-    if (!result.is_silent) watch->wait_for_table(base::Deadline(kTableTime));
+    if (!result.is_silent) hang_detector->wait_for_table(base::Deadline(kTableTime));
   }
   if (result.error.empty()) {
     throw TimeoutError("comm.group", base::concat(where, ": ", who),

@@ -224,7 +224,7 @@ TEST(DesyncTest, CallsThatFailTogetherWaitOnceForTheTable) {
     const auto state = group.shared_state();
     const auto watch = watch_for_desync(group, 0);
     state->store->set("desync/asked/0", "rank 1: it failed");
-    for (int i = 0; i < 4; ++i) state->registry->watch()->failed("a call of rank 0");
+    for (int i = 0; i < 4; ++i) state->registry->hang_detector()->failed("a call of rank 0");
   }
   base::set_log_sink({});
   EXPECT_EQ(lines.find("left behind"), std::string::npos) << lines;

@@ -119,7 +119,7 @@ struct GroupRegistries {
   std::vector<std::weak_ptr<GroupRegistry>> list;
 };
 
-// Leaked on purpose: a watch may still ask while statics are destroyed.
+// Leaked on purpose: a hang detector may still ask while statics are destroyed.
 GroupRegistries& registries() {
   static GroupRegistries* all = new GroupRegistries;
   return *all;
@@ -248,16 +248,16 @@ std::vector<std::shared_ptr<GroupState>> GroupRegistry::groups() const {
   return living;
 }
 
-bool GroupRegistry::set_watch(const std::shared_ptr<HangDetector>& watch) {
+bool GroupRegistry::set_hang_detector(const std::shared_ptr<HangDetector>& hang_detector) {
   const std::lock_guard lock(mutex_);
-  if (watch != nullptr && !watch_.expired()) return false;
-  watch_ = watch;
+  if (hang_detector != nullptr && !hang_detector_.expired()) return false;
+  hang_detector_ = hang_detector;
   return true;
 }
 
-std::shared_ptr<HangDetector> GroupRegistry::watch() const {
+std::shared_ptr<HangDetector> GroupRegistry::hang_detector() const {
   const std::lock_guard lock(mutex_);
-  return watch_.lock();
+  return hang_detector_.lock();
 }
 
 std::vector<std::shared_ptr<GroupRegistry>> all_group_registries() {

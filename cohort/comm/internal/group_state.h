@@ -36,13 +36,13 @@ class GroupRegistry {
   /// Those that live, in the order in which they were made.
   std::vector<std::shared_ptr<GroupState>> groups() const;
   /// False when there is one already; null takes it away.
-  bool set_watch(const std::shared_ptr<HangDetector>& watch);
-  std::shared_ptr<HangDetector> watch() const;
+  bool set_hang_detector(const std::shared_ptr<HangDetector>& hang_detector);
+  std::shared_ptr<HangDetector> hang_detector() const;
 
  private:
   mutable std::mutex mutex_;
   std::vector<std::weak_ptr<GroupState>> groups_;
-  std::weak_ptr<HangDetector> watch_;
+  std::weak_ptr<HangDetector> hang_detector_;
 };
 
 /// Of this process, those that live.
