@@ -1,8 +1,8 @@
 // States are taken as clones of the generators. A second run draws from copies of these, through a
 // RandomScope, so no other thread sees it. Where a copy does not do, the global generator itself is set for
-// the time of the run, and threads take turns at that. Always: the generators that were set are put back when
-// the run ends. A count of lendings tells a change that the function made from a state that another thread
-// has lent meanwhile.
+// the time of the run, by one thread at a time. Always: the generators that were set are put back when the
+// run ends. A count of lendings tells a change that the function made from a state that another thread has
+// lent meanwhile.
 #include "cohort/core/generator_states.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -41,12 +41,12 @@ void set_state_of(at::Generator generator, const at::Tensor& state) {
 struct Lender {
   std::mutex mutex;  // of what follows
   std::condition_variable changed;
-  std::thread::id thread;  // whose turn it is, where depth > 0
+  std::thread::id thread;  // that has it, where depth > 0
   int depth = 0;
   std::int64_t times = 0;
 
   // Waits until no other thread has lent it.
-  void wait_for_turn(std::unique_lock<std::mutex>& lock, base::Deadline::Clock::duration patience) {
+  void wait_until_free(std::unique_lock<std::mutex>& lock, base::Deadline::Clock::duration patience) {
     const auto is_free = [this] { return depth == 0 || thread == std::this_thread::get_id(); };
     const base::Deadline deadline(patience);
     if (base::wait(changed, lock, is_free, deadline)) return;
@@ -113,30 +113,30 @@ bool GeneratorStates::After::holds() const {
          (!scope.defined() || (found.scope.defined() && at::equal(scope, found.scope)));
 }
 
-// A thread's turn with the global generator.
-class GeneratorStates::Again::Turn {
+// Locks the global generator for a thread, which may lock it again.
+class GeneratorStates::Again::GlobalLock {
  public:
-  explicit Turn(base::Deadline::Clock::duration patience) {
+  explicit GlobalLock(base::Deadline::Clock::duration patience) {
     std::unique_lock lock(lender().mutex);
-    lender().wait_for_turn(lock, patience);
+    lender().wait_until_free(lock, patience);
     lender().thread = std::this_thread::get_id();
     ++lender().depth;
   }
-  ~Turn() {
+  ~GlobalLock() {
     {
       const std::lock_guard lock(lender().mutex);
       --lender().depth;
     }
     lender().changed.notify_all();
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  GlobalLock(const GlobalLock&) = delete;
+  GlobalLock& operator=(const GlobalLock&) = delete;
 };
 
 GeneratorStates::Again::Again(const GeneratorStates& states, Global global,
                               base::Deadline::Clock::duration patience) {
   if (!states.is_taken_) return;
-  if (global == Global::kItself) turn_ = std::make_unique<Turn>(patience);
+  if (global == Global::kItself) global_lock_ = std::make_unique<GlobalLock>(patience);
   for (const auto& [generator, state] : states.others_) lend(generator, state);
   at::Generator substitute = copy_of(states.global_);
   if (global == Global::kItself) {
@@ -178,7 +178,7 @@ ReseededGenerators::~ReseededGenerators() {
 
 GlobalGeneratorAsFound::GlobalGeneratorAsFound(base::Deadline::Clock::duration patience) {
   std::unique_lock lock(lender().mutex);
-  lender().wait_for_turn(lock, patience);
+  lender().wait_until_free(lock, patience);
   lent_before_ = lent_elsewhere();
   before_ = state_of(at::detail::getDefaultCPUGenerator());
 }

@@ -51,9 +51,9 @@ class GeneratorStates {
 
   /// While it lives, operators of this thread draw what they drew when the states were taken. On the CPU they
   /// draw from copies. The other generators are put back at the end.
-  /// Blocking: with the global generator itself threads take turns; one may take it again within its own.
-  /// Throws: TimeoutError where another thread's turn lasts longer than `patience`, as when that thread waits
-  /// for this one.
+  /// Blocking: the global generator itself is locked for one thread at a time, which may lock it again.
+  /// Throws: TimeoutError where another thread has it locked for longer than `patience`, as when that thread
+  /// waits for this one.
   class Again {
    public:
     explicit Again(const GeneratorStates& states, Global global = Global::kCopy,
@@ -65,10 +65,10 @@ class GeneratorStates {
     After after() const;
 
    private:
-    class Turn;
+    class GlobalLock;
     void lend(at::Generator generator, const at::Tensor& state);
 
-    std::unique_ptr<Turn> turn_;  // with the global generator
+    std::unique_ptr<GlobalLock> global_lock_;  // null: the global generator is not set
     std::vector<std::pair<at::Generator, at::Tensor>> before_;
     std::optional<RandomScope> draws_;
   };

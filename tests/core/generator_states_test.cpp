@@ -41,7 +41,7 @@ TEST(GeneratorStatesTest, AFunctionThatWaitsForAnotherThreadsSecondRunEndsInAnEr
   EXPECT_LT(waited.elapsed(), seconds(5));
 }
 
-TEST(GeneratorStatesTest, ThreadsTakeTurnsWithTheGlobalGenerator) {
+TEST(GeneratorStatesTest, OneThreadAtATimeHasTheGlobalGenerator) {
   at::manual_seed(7);
   const at::Tensor before = at::detail::getDefaultCPUGenerator().get_state();
   std::vector<std::thread> threads;
