@@ -191,7 +191,7 @@ TEST(DeadlineStoreTest, LeavesNothingInTheTimeline) {
   EXPECT_EQ(trace.find("\"store\""), std::string::npos);
 }
 
-TEST(DeadlineStoreTest, ManyThreadsTakeTurnsAndEachGetsItsAnswer) {
+TEST(DeadlineStoreTest, ManyThreadsAskAndEachGetsItsAnswer) {
   const auto store =
       c10::make_intrusive<DeadlineStore>(c10::make_intrusive<SlowStore>(), "the store of the test");
   std::vector<std::thread> threads;

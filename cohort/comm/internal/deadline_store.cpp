@@ -1,8 +1,8 @@
-// A SerialQueue has the store; who asks takes the turn, submits a request, and waits for the answer until a
-// deadline. Always: a request owns all that it uses. So who asks may leave, and a store that hangs keeps only
-// its own thread. To set a timeout in LibTorch's store is not enough: it waits for an answer without a limit.
-// The turn is free again once the answer is there. A turn that was left and stays taken beyond its answer
-// time shows that the store is silent, and all later requests fail.
+// A SerialQueue has the store. Who asks waits until no request is under way, submits a request, and waits for
+// the answer until a deadline. Always: a request owns all that it uses. So who asks may leave, and a store that
+// hangs keeps only its own thread. To set a timeout in LibTorch's store is not enough: it waits for an answer
+// without a limit. A request that was abandoned and has no answer after its answer time shows that the store is
+// silent, and all later requests fail.
 #include "cohort/comm/internal/deadline_store.h"
 
 #include <algorithm>
@@ -66,10 +66,10 @@ struct DeadlineStore::Worker {
 
   std::mutex mutex;  // of what follows
   std::condition_variable changed;
-  std::int64_t turn = 0;                                // the last that was taken
-  const char* what = nullptr;                           // the request that has it; null: it has ended
+  std::int64_t last_request = 0;                        // its number
+  const char* what = nullptr;                           // the request under way; null: none
   base::Deadline answers_by = base::Deadline::never();  // it, unless the store is silent
-  bool is_left = false;                                 // nobody waits for the request any more
+  bool is_abandoned = false;                            // nobody waits for the request any more
   bool is_silent = false;
 
   base::SerialQueue queue;
@@ -79,20 +79,20 @@ struct DeadlineStore::Worker {
     throw TimeoutError("comm.store", base::concat(name, " has not answered a request (", request, ")"),
                        "look whether its host is reached, and its process runs");
   }
-  void wait_for_turn(std::unique_lock<std::mutex>& lock, const char* wanted, base::Deadline deadline);
-  std::int64_t take_turn(const char* wanted, milliseconds answer_time);
-  void end_turn() noexcept;
-  void leave_turn(std::int64_t left);
+  void wait_until_idle(std::unique_lock<std::mutex>& lock, const char* wanted, base::Deadline deadline);
+  std::int64_t begin_request(const char* wanted, milliseconds answer_time);
+  void end_request() noexcept;
+  void abandon_request(std::int64_t request);
 };
 
 // A request of another thread is no silence of the store, however long it takes, as long as that thread waits
-// for it. One that was left is, once it has taken longer than a store takes.
-void DeadlineStore::Worker::wait_for_turn(std::unique_lock<std::mutex>& lock, const char* wanted,
-                                          base::Deadline deadline) {
+// for it. An abandoned request is, once it has taken longer than a store takes.
+void DeadlineStore::Worker::wait_until_idle(std::unique_lock<std::mutex>& lock, const char* wanted,
+                                            base::Deadline deadline) {
   for (;;) {
     if (is_silent) throw_silent();
     if (what == nullptr && !deadline.expired()) return;
-    if (what != nullptr && is_left && answers_by.expired()) {
+    if (what != nullptr && is_abandoned && answers_by.expired()) {
       is_silent = true;
       changed.notify_all();
       throw_silent();
@@ -104,22 +104,22 @@ void DeadlineStore::Worker::wait_for_turn(std::unique_lock<std::mutex>& lock, co
                        what == nullptr ? "" : base::concat(", busy with another request: ", what)),
           "a longer timeout");
     }
-    const bool was_left = is_left;
+    const bool was_abandoned = is_abandoned;
     base::wait(
-        changed, lock, [&] { return what == nullptr || is_silent || is_left != was_left; },
-        is_left ? deadline.sooner(answers_by) : deadline);
+        changed, lock, [&] { return what == nullptr || is_silent || is_abandoned != was_abandoned; },
+        is_abandoned ? deadline.sooner(answers_by) : deadline);
   }
 }
 
 // Under the mutex.
-std::int64_t DeadlineStore::Worker::take_turn(const char* wanted, milliseconds answer_time) {
+std::int64_t DeadlineStore::Worker::begin_request(const char* wanted, milliseconds answer_time) {
   what = wanted;
   answers_by = base::Deadline(answer_time);
-  is_left = false;
-  return ++turn;
+  is_abandoned = false;
+  return ++last_request;
 }
 
-void DeadlineStore::Worker::end_turn() noexcept {
+void DeadlineStore::Worker::end_request() noexcept {
   {
     const std::lock_guard lock(mutex);
     what = nullptr;
@@ -128,10 +128,10 @@ void DeadlineStore::Worker::end_turn() noexcept {
 }
 
 // Throws, unless the answer has come meanwhile.
-void DeadlineStore::Worker::leave_turn(std::int64_t left) {
+void DeadlineStore::Worker::abandon_request(std::int64_t request) {
   const std::lock_guard lock(mutex);
-  if (what == nullptr || turn != left) return;
-  is_left = true;
+  if (what == nullptr || last_request != request) return;
+  is_abandoned = true;
   // This caller may have had less time than a store needs: only the store's own time counts against it.
   is_silent = answers_by.expired();
   changed.notify_all();
@@ -159,14 +159,14 @@ auto DeadlineStore::ask(const char* what, milliseconds most, Body body, Waits wa
       waits == Waits::kForKey ? most + kStoreSlack / 2 : std::min(kAnswerTime, most + kStoreSlack / 2);
   Worker& worker = *worker_;
   std::unique_lock lock(worker.mutex);
-  worker.wait_for_turn(lock, what, deadline);
+  worker.wait_until_idle(lock, what, deadline);
   // The references are safe: the worker ends within the last that its thread runs.
   auto answer =
       worker.queue.submit(what, [&worker, body = std::move(body)]() mutable { return body(*worker.store); });
-  const std::int64_t turn = worker.take_turn(what, answer_time);
+  const std::int64_t request = worker.begin_request(what, answer_time);
   lock.unlock();
-  answer.on_ready([&worker] { worker.end_turn(); });
-  if (!answer.wait(deadline)) worker.leave_turn(turn);
+  answer.on_ready([&worker] { worker.end_request(); });
+  if (!answer.wait(deadline)) worker.abandon_request(request);
   return answer.get(deadline);  // at once: it is there
 }
 
@@ -218,7 +218,7 @@ void DeadlineStore::wait(const Keys& keys) {
 
 void DeadlineStore::wait(const Keys& keys, const milliseconds& timeout) {
   if (waiting_ == Waiting::kByAsking) {
-    // A wait within the store would keep the turn until the key comes.
+    // A wait within the store would delay all other requests until the key comes.
     if (base::poll_until([&] { return check(keys); }, base::Deadline(timeout))) return;
     throw TimeoutError("comm.store",
                        base::concat("timed out: ", worker_->name, " has no '", keys.front(), "'"));

@@ -38,7 +38,7 @@ class StoreDeadline {
 /// was silent once is not asked again: every later request fails at once. It is silent when it has not
 /// answered a request within kAnswerTime, and within the store's timeout where the request waits for a key.
 /// Ownership: shares `store`; the thread, and what it hangs in, is left behind where the store is silent.
-/// Threads: any; one request at a time, the others wait for their turn until their deadline.
+/// Threads: any; one request at a time, the others wait until their deadline.
 /// Throws: TimeoutError, where the store is silent or another thread's request takes too long; what the store
 /// throws.
 class DeadlineStore : public c10d::Store {
