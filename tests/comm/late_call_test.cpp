@@ -214,8 +214,8 @@ TEST(LateCallTest, ACallThatWasGivenUpInTheQueueIsNotHandedOver) {
   EXPECT_TRUE(FakeBackend::of(group).calls().empty());
 }
 
-// The group's thread ends the call's turn just as it is given up.
-TEST(LateCallTest, ACallThatWasGivenUpFailsAlsoOnceItsTurnIsOver) {
+// The group's thread takes the call from the queue just as it is given up.
+TEST(LateCallTest, ACallThatWasGivenUpFailsAlsoOnceItHasLeftTheQueue) {
   const auto go = std::make_shared<std::atomic<bool>>(false);
   const Group group = make_busy(go);
   std::vector<at::Tensor> list{at::ones({3})};

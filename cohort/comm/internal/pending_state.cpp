@@ -33,7 +33,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTurnTime(150);             // for the group's thread, to say what came of a call
+constexpr milliseconds kReportTime(150);           // for the group's thread, to say what came of a call
 constexpr milliseconds kLocalTime(100);            // for Gloo to end what it does without its connections,
 constexpr std::int64_t kLocalBytesPerMs(500'000);  // and to copy or add this many
 constexpr const char* kWaitedTooLong =
@@ -149,15 +149,15 @@ void PendingState::begin(const CallDetails& details, const Body& body) {
     if (self == nullptr) return;
     const at::ThreadLocalStateGuard as_caller(of_caller);
     const c10::OptionalStreamGuard on_stream(stream);
-    self->begin_in_turn(fingerprint, body);
+    self->begin_from_queue(fingerprint, body);
   });
 }
 
 // Note [Giving up]: the group's thread and the one who waits both may end a call's time in the queue. One
 // exchange decides which does: what was given up is never handed over, since its tensors are the caller's
 // again; what was handed over is waited for.
-void PendingState::begin_in_turn(const std::optional<Fingerprint>& fingerprint, const Body& body) {
-  has_turn = true;
+void PendingState::begin_from_queue(const std::optional<Fingerprint>& fingerprint, const Body& body) {
+  has_left_queue = true;
   group->check_usable();
   if (fingerprint) compare(*fingerprint);
   if (deadline.expired()) fail(std::runtime_error(kWaitedTooLong));
@@ -184,10 +184,10 @@ void PendingState::compare(const Fingerprint& fingerprint) {
 }
 
 void PendingState::wait_until_begun() {
-  // With its turn it ends by itself, and says more than that it is late.
+  // A call that has left the queue ends by itself, and says more than that it is late.
   const base::Deadline until = deadline.later(kLateTime);
   const auto has_begun = [&] {
-    return beginning.wait(deadline.later(kTurnTime)) || (has_turn && beginning.wait(until));
+    return beginning.wait(deadline.later(kReportTime)) || (has_left_queue && beginning.wait(until));
   };
   if (beginning.valid()) {
     const bool is_late = !has_begun() && (cancel() || !beginning.wait(until));

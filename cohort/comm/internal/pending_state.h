@@ -59,8 +59,8 @@ struct PendingState : std::enable_shared_from_this<PendingState> {
   /// or does so now.
   bool cancel() { return step_on(Step::kCancelled); }
 
-  base::Future<void> beginning;       // on the group's thread; not valid once it is known what came of it
-  std::atomic<bool> has_turn{false};  // what was begun before has been
+  base::Future<void> beginning;  // on the group's thread; not valid once it is known what came of it
+  std::atomic<bool> has_left_queue{false};  // all calls before it have begun
 
  private:
   // Of a call that was given to the group's thread. Only one of the two can follow the first.
@@ -69,7 +69,7 @@ struct PendingState : std::enable_shared_from_this<PendingState> {
     Step expected = Step::kQueued;
     return step_.compare_exchange_strong(expected, next);
   }
-  void begin_in_turn(const std::optional<Fingerprint>& fingerprint, const Body& body);
+  void begin_from_queue(const std::optional<Fingerprint>& fingerprint, const Body& body);
   void compare(const Fingerprint& fingerprint);
   void count();
   void hand_over(const Body& body);

@@ -48,7 +48,7 @@ Task two_rounds(Communicator& ranks, base::Deadline deadline) {
 
 // Rank 1 has begun in time, and computes: rank 0 comes to the second round with its last look, and asks it to
 // continue. A loaded machine may stop its thread for longer than it gets, so one good round is enough.
-TEST(ShmLastLookTest, WhoHasBegunInTimeIsNotLateForTheTurnOfTheLastLook) {
+TEST(ShmLastLookTest, WhoHasBegunInTimeIsNotLateForTheRoundOfTheLastLook) {
   bool is_good = false;
   for (int round = 0; round < 20 && !is_good; ++round) {
     std::atomic<bool> has_begun{false}, is_over{false};

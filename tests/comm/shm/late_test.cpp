@@ -49,8 +49,8 @@ std::function<Task()> sum_of(Rank& rank, std::span<float> numbers) {
 }
 
 // Where one round is enough, the rest is left to wait().
-std::shared_ptr<Operation> begin_turns(Rank& rank, std::function<Task()> make, std::size_t bytes,
-                                       milliseconds timeout) {
+std::shared_ptr<Operation> begin_all_reduce(Rank& rank, std::function<Task()> make, std::size_t bytes,
+                                            milliseconds timeout) {
   auto operation = std::make_shared<Operation>(base::Deadline(timeout));
   operation->call = "all_reduce";
   operation->make = std::move(make);
@@ -296,7 +296,7 @@ TEST(ShmLateTest, WhoWaitsLaterHoldsUpNobodyThatSharesItsMemory) {
     for (int i = 0; i < kRounds; ++i) {
       std::this_thread::sleep_for(kToRest);
       if (rank.rank() == 1) wait_until([&] { return begun > i; });
-      const auto operation = begin_turns(rank, sum_of(rank, numbers), numbers.size_bytes(), seconds(15));
+      const auto operation = begin_all_reduce(rank, sum_of(rank, numbers), numbers.size_bytes(), seconds(15));
       if (rank.rank() == 0) ++begun;
       EXPECT_EQ(operation->rounds, Rounds::kOne);
       const base::Deadline waited(seconds(60));
@@ -338,7 +338,7 @@ Task two_rounds(Communicator& ranks, bool ends_as_it_sleeps) {
   co_await ranks.everyone_again();
 }
 
-TEST(ShmLateTest, NobodySleepsInTheSecondTurnWithoutHavingAsked) {
+TEST(ShmLateTest, NobodySleepsInTheSecondRoundWithoutHavingAsked) {
   std::atomic<int> begun{0};  // rounds, by rank 1
   run_threads(2, [&](Rank& rank) {
     rank.run([&] { return barrier(rank.ranks()); });
@@ -346,7 +346,7 @@ TEST(ShmLateTest, NobodySleepsInTheSecondTurnWithoutHavingAsked) {
     for (int i = 0; i < kRounds; ++i) {
       std::this_thread::sleep_for(kToRest);
       if (rank.rank() == 0) wait_until([&] { return begun > i; });
-      const auto operation = begin_turns(
+      const auto operation = begin_all_reduce(
           rank, [&] { return two_rounds(rank.ranks(), rank.rank() == 0); }, kTwoRoundsBytes, seconds(20));
       EXPECT_EQ(operation->rounds, Rounds::kOne);
       if (rank.rank() == 1) {
@@ -382,7 +382,7 @@ TEST(ShmLateTest, WhoHasBegunInTimeIsNotLate) {
         const std::function<Task()> make = rank.rank() == 0 ? sum_of(rank, numbers) : slow_part;
         std::this_thread::sleep_for(kToRest);
         if (rank.rank() == 0) wait_until([&] { return has_begun.load(); });
-        const auto operation = begin_turns(rank, make, numbers.size_bytes(), milliseconds(100));
+        const auto operation = begin_all_reduce(rank, make, numbers.size_bytes(), milliseconds(100));
         has_begun = true;
         const base::Deadline computes(milliseconds(130 + (rank.rank() == 1 ? more : 0)));
         for (volatile unsigned work = 0; !computes.expired();) work = work + 1;
@@ -427,7 +427,7 @@ TEST(ShmLateTest, RanksMayWaitAskOrComeLaterInAnyOrder) {
           begun.numbers = begun.list;
         }
         begun.operation =
-            begin_turns(rank, sum_of(rank, begun.numbers), begun.numbers.size_bytes(), seconds(20));
+            begin_all_reduce(rank, sum_of(rank, begun.numbers), begun.numbers.size_bytes(), seconds(20));
         if (draw(own, 8) == 0) std::this_thread::sleep_for(std::chrono::microseconds(draw(own, 2000)));
         const unsigned how = draw(own, 4);
         if (how == 3) {

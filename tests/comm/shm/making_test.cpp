@@ -44,7 +44,7 @@ TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
 }
 
 // Rank 0 is played: it has come to the first round, and goes no further.
-TEST(ShmMakingTest, AGroupIsMadeInOneTurn) {
+TEST(ShmMakingTest, AGroupIsMadeInOneRound) {
   MapStore kv_store;
   std::thread other([&] {
     const PeerConnections connections(kv_store, 0, 2, base::Deadline(seconds(20)));

@@ -15,7 +15,7 @@ namespace cohort::comm::shm {
 namespace {
 
 // Up to here every rank of three or more sums all for itself, in one round; above, each sums a part.
-constexpr std::size_t kOneTurnBytes = 16 * 1024;
+constexpr std::size_t kOneRoundBytes = 16 * 1024;
 // From here on memory that lies in arenas is reduced where it is: it takes a round more.
 constexpr std::size_t kInPlaceBytes = 8 * 1024;
 // From here on what is written will not be in the cache when it is read: past it.
@@ -163,7 +163,7 @@ Rounds rounds_of(const Communicator& ranks, CollectiveType type, std::size_t byt
   bool is_one = false;
   switch (type) {
     case CollectiveType::kAllReduce:
-      is_one = bytes <= (ranks.size() == 2 ? kChunkBytes : kOneTurnBytes);
+      is_one = bytes <= (ranks.size() == 2 ? kChunkBytes : kOneRoundBytes);
       break;
     case CollectiveType::kBroadcast:
     case CollectiveType::kReduce:
@@ -182,7 +182,7 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
   const std::size_t bytes = numel * reduction.width;
   const Signature signature{.type = CollectiveType::kAllReduce, .dtype = dtype, .op = op, .bytes = bytes};
   // With two ranks each needs all of the other's either way.
-  const bool whole = ranks.size() == 2 || bytes <= kOneTurnBytes;
+  const bool whole = ranks.size() == 2 || bytes <= kOneRoundBytes;
   const auto offer = [&](const Chunk& chunk) {
     if (whole) {
       copy_bytes(ranks.outgoing(), chunk.data, chunk.bytes);

@@ -326,7 +326,7 @@ void Engine::fail_all(const std::exception_ptr& error, const std::string& why) {
   for (const auto& operation : all) finish(*operation, error);
 }
 
-// The one whose deadline has passed, whether its turn has come or not.
+// The operation whose deadline has passed, whether it has begun or not.
 Operation* Engine::first_late() const {
   if (!others_were_asked_just_now()) {
     for (const auto& operation : collectives_) {
