@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
   const auto pass = [&] {
     for (size_t i = 0; i < files.size(); ++i) run(files[i], i);
   };
-  // The processor's time, as in the Python half.
+  // The processor's time, as in the PyTorch half.
   const auto once = bench::TimeitOptions().rounds(1).calls(1).clock(bench::cpu_clock());
   std::printf("%.9f\n", bench::timeit(pass, once).best() / static_cast<double>(files.size()));
   return 0;

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Folder(Dataset):
-    """What a Python user who cares about speed writes: Pillow, numpy and torch, no torchvision."""
+    """What a PyTorch user who cares about speed writes: Pillow, numpy and torch, no torchvision."""
 
     def __init__(self, root, crop):
         self.samples = []
@@ -92,7 +92,7 @@ def main():
             ours.append(cohort_rate(arguments, workers))
             theirs.append(python_rate(dataset, workers, arguments.batch))
         print(f"workers {workers}: cohort best {max(ours):,.0f} median {statistics.median(ours):,.0f}, "
-              f"python best {max(theirs):,.0f} median {statistics.median(theirs):,.0f} images/s, "
+              f"pytorch best {max(theirs):,.0f} median {statistics.median(theirs):,.0f} images/s, "
               f"ratio {max(ours) / max(theirs):.2f}", flush=True)
 
 

@@ -4,7 +4,7 @@
 //
 // One line per case with min, median and p99 over steps; tune=0 leaves glibc's allocator alone.
 // CPU time per step is that of all threads: the figure to compare on a
-// machine that is shared. The Python peer is train_step.py, which takes the same arguments.
+// machine that is shared. The PyTorch peer is train_step.py, which takes the same arguments.
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_fused_sgd.h>

@@ -1,7 +1,7 @@
-"""The Python peer of train_step.cpp: same model, batch, threads and cases.
+"""The PyTorch peer of train_step.cpp: same model, batch, threads and cases.
 
 python3 benchmarks/models/train_step.py [threads=1] [seconds per case=5] [tune=0]
-tune=1 asks glibc to keep memory, as a Python whose allocator was tuned by hand.
+tune=1 asks glibc to keep memory, as a PyTorch program whose allocator was tuned by hand.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ def run(name, channels_last, bfloat16, seconds):
     cpu.sort()
     at = lambda share: rates[int(share * (len(rates) - 1))]
     print(
-        f"python  {name:22} images/s: min {rates[0]:6.0f}  median {at(0.5):6.0f}  p99 {at(0.99):6.0f}"
+        f"pytorch {name:22} images/s: min {rates[0]:6.0f}  median {at(0.5):6.0f}  p99 {at(0.99):6.0f}"
         f"  best {rates[-1]:6.0f}  cpu ms/step: min {cpu[0]:6.2f}  median {cpu[len(cpu) // 2]:6.2f}  ({len(rates)} steps)",
         flush=True,
     )

@@ -1,6 +1,6 @@
 // An optimizer's step beside torch::optim's, turn by turn in one process, on one thread:
 //   ResNet-18's 62 parameters (11.69 million floats), and 60 tensors of 1,000 floats.
-// Run: OMP_NUM_THREADS=1 optim_step [rounds=60]; the Python peer is step.py.
+// Run: OMP_NUM_THREADS=1 optim_step [rounds=60]; the PyTorch peer is step.py.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
 #include <torch/optim/adam.h>

@@ -1,4 +1,4 @@
-"""The Python peer of step.cpp: OMP_NUM_THREADS=1 python3 benchmarks/optim/step.py [rounds=60]"""
+"""The PyTorch peer of step.cpp: OMP_NUM_THREADS=1 python3 benchmarks/optim/step.py [rounds=60]"""
 
 import sys
 import time

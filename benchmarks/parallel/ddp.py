@@ -1,11 +1,12 @@
-"""The Python peers of overlap.cpp and throughput.cpp: torch's DistributedDataParallel on the same models, batches and threads.
+"""The PyTorch peers of overlap.cpp and throughput.cpp: torch's DistributedDataParallel on the same models, batches and threads.
 
 ddp.py throughput mlp|vgg16|resnet50 [ranks=2] [rounds=3] [steps=3] [images=as there]
     over Gloo, in turn with independent processes
 ddp.py overlap mlp|vgg16|resnet50 [steps=10] [latency in us=100]
     on the emulated link, rank 0 of 2
 
-Needs torchvision; overlap also a C++ compiler, Python's headers and ninja. glibc is asked to keep memory, as a tuned Python's.
+Needs torchvision; overlap also a C++ compiler, Python's headers and ninja. glibc is asked to keep memory, as in a tuned
+program.
 """
 
 import contextlib
@@ -93,7 +94,7 @@ def throughput_rank(rank, name, ranks, rounds, steps, batch, folder):
             dist.all_reduce(rate)
             rates[way].append(rate.item())
     if rank == 0:
-        print(f"Python: {name}, {ranks} ranks of one thread, {work.batch} images a rank, {rounds} rounds of {steps} steps")
+        print(f"PyTorch: {name}, {ranks} ranks of one thread, {work.batch} images a rank, {rounds} rounds of {steps} steps")
         print(f"{'images/s':20} {'least':>10} {'median':>10} {'best':>10}  to independent (median)")
         alone = statistics.median(rates["independent"])
         for way, list_ in rates.items():
@@ -152,7 +153,7 @@ def overlap(name, steps=10, latency_us=100):
             work.net, init_sync=False, broadcast_buffers=False, gradient_as_bucket_view=views
         )
     total = sum(parameter.nbytes for parameter in work.net.parameters())
-    print(f"Python: {name}: {total / 2**20:.1f} MiB; backward {1e3 * backward:.1f} ms, one thread")
+    print(f"PyTorch: {name}: {total / 2**20:.1f} MiB; backward {1e3 * backward:.1f} ms, one thread")
     print(f"{'share':>8} {'comm ms':>10}  {'':28} {'min ms':>9} {'median ms':>9} {'max ms':>9} {'hidden':>8}")
     for share in (0.25, 0.5, 1.0):
         communication = share * backward + latency

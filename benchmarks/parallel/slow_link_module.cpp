@@ -1,4 +1,4 @@
-// Python's way to the link of parallel_overlap: ddp.py compiles it.
+// PyTorch's way to the link of parallel_overlap: ddp.py compiles it.
 #include <pybind11/pybind11.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

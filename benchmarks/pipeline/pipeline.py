@@ -1,11 +1,11 @@
-"""The Python peers of examples/pipeline_resnet50: ResNet-50, squared error, two cores.
+"""The PyTorch peers of examples/pipeline_resnet50: ResNet-50, squared error, two cores.
 
 pipeline.py [--images 120] [--size 128] [--micro-batch 20] [--repeats 2] [--turns 1] [--allocator tuned|default]
             [--beside BUILD/.../pipeline_resnet50]
 
 One process with one thread and with two; micro-batches through two halves in the order of the tutorial on pipelined ResNet-50
-(on CPU nothing of it overlaps); Python threads that run replicas; torch.distributed.pipelining over Gloo, two processes of
-one thread. Seconds per batch, the mean, without the first batch. Needs torchvision. Python's allocator is told to keep its
+(on CPU nothing of it overlaps); two threads that run a replica each; torch.distributed.pipelining over Gloo, two processes of
+one thread. Seconds per batch, the mean, without the first batch. Needs torchvision. glibc's allocator is told to keep its
 memory, as Cohort does, unless --allocator default: then PyTorch runs as it comes.
 
 With --beside, Cohort's example runs in every turn too, and the table says how much faster each of its two pipelines is than
@@ -183,24 +183,24 @@ def ours(given):
 
 
 def turn(given):
-    """Seconds of Python's rows and of Cohort's, which run in the middle of those that it is compared with."""
+    """Seconds of PyTorch's rows and of Cohort's, which run in the middle of those that it is compared with."""
     rows = {
         "the tutorial's pipeline, two threads in operators": lambda: whole(given, 2, True),
-        "two Python threads with a replica each": lambda: replicas(given),
+        "two threads with a replica each": lambda: replicas(given),
         "torch.distributed.pipelining, GPipe": lambda: pipelined("GPipe", given),
         "torch.distributed.pipelining, 1F1B": lambda: pipelined("1F1B", given),
     }
     if not given.beside:
         rows["one thread, the whole batch"] = lambda: whole(given, 1, False)
         rows["two threads in operators, the whole batch"] = lambda: whole(given, 2, False)
-    of_python, of_cohort = {}, {}
+    of_pytorch, of_cohort = {}, {}
     for i, (what, measure) in enumerate(rows.items()):
         if given.beside and i == len(rows) // 2:
             of_cohort = ours(given)
-        of_python[what] = measure()
-    for what, value in {**of_python, **of_cohort}.items():
+        of_pytorch[what] = measure()
+    for what, value in {**of_pytorch, **of_cohort}.items():
         report(what, value)
-    return of_python, of_cohort
+    return of_pytorch, of_cohort
 
 
 def main():
@@ -211,11 +211,11 @@ def main():
     parser.add_argument("--beside", help="Cohort's example, as it was built")
     given = parser.parse_args()
     sizes = f"{given.images} images of {given.size} x {given.size}, micro-batches of {given.micro_batch}"
-    print(f"ResNet-50, {sizes}; Python, torch {torch.__version__}, {given.allocator} allocator")
+    print(f"ResNet-50, {sizes}; PyTorch {torch.__version__}, {given.allocator} allocator")
     turns = [turn(given) for _ in range(given.turns)]
     for what in turns[0][0] if given.beside else ():
         for pipeline in turns[0][1]:
-            ratios = [of_python[what] / of_cohort[pipeline] for of_python, of_cohort in turns]
+            ratios = [of_pytorch[what] / of_cohort[pipeline] for of_pytorch, of_cohort in turns]
             every = " ".join(f"{each:.2f}" for each in ratios)
             print(f"{pipeline} is {statistics.median(ratios):.2f} times as fast as {what} ({every})")
 

@@ -1,6 +1,6 @@
 // Script mode beside eager mode, turn by turn in one process, on one thread: a loop from courses, training
 // steps of small models with our fused optimizer and with torch::optim's; what guards and calls cost, what
-// memory a step takes, and what recording takes. Its Python peer is replay.py.
+// memory a step takes, and what recording takes. Its PyTorch peer is replay.py.
 // Run: OMP_NUM_THREADS=1 script_replay [rounds=15] [tuned]; `tuned` raises the allocator's thresholds first.
 #include <ATen/ATen.h>
 #include <torch/optim/sgd.h>

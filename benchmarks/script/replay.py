@@ -1,4 +1,4 @@
-"""The Python peer of replay.cpp: same functions, models, shapes and one thread, in eager Python and torch.jit.script.
+"""The PyTorch peer of replay.cpp: same functions, models, shapes and one thread, in eager PyTorch and torch.jit.script.
 
 OMP_NUM_THREADS=1 python3 benchmarks/script/replay.py [rounds=15]
 """

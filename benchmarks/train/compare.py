@@ -1,4 +1,4 @@
-"""The quick job by `cohort train` and by its Python peer, in turn, in one run: images/s, data wait, start, memory.
+"""The quick job by `cohort train` and by its PyTorch peer, in turn, in one run: images/s, data wait, start, memory.
 
     python benchmarks/train/compare.py --cohort build/release/apps/cohort --data data/fashion-mnist --rounds 2
 
@@ -83,14 +83,14 @@ def main():
     for workers in arguments.workers:
         rate, wait = ours[workers]
         print(f"cohort, {workers} workers: {rate:8.0f} images/s, data wait {100 * wait:.1f} %, {rate / best:.2f}x")
-        print(f"python, {workers} workers: {theirs[workers]:8.0f} images/s, {theirs[workers] / best:.2f}x")
-    print(f"python, tuned malloc, best of its workers: {tuned:.0f} images/s, {tuned / best:.2f}x")
-    print(f"peak PSS: cohort {our_peak / 2**20:.0f} MiB, python {their_peak / 2**20:.0f} MiB, {our_peak / their_peak:.2f}")
+        print(f"pytorch, {workers} workers: {theirs[workers]:8.0f} images/s, {theirs[workers] / best:.2f}x")
+    print(f"pytorch, tuned malloc, best of its workers: {tuned:.0f} images/s, {tuned / best:.2f}x")
+    print(f"peak PSS: cohort {our_peak / 2**20:.0f} MiB, pytorch {their_peak / 2**20:.0f} MiB, {our_peak / their_peak:.2f}")
 
     one_step = ["train.max_steps=1", "train.eval_every=0", "run.tensorboard=false"]
     start = min(cohort(arguments, *one_step, "data.workers=0")[1] for _ in range(3))
     first = min(peer(arguments, "--first-step")[0][0]["first_step_seconds"] for _ in range(3))
-    print(f"to the end of the first step: cohort {start:.2f} s (whole process, with its checkpoint), python {first:.2f} s")
+    print(f"to the end of the first step: cohort {start:.2f} s (whole process, with its checkpoint), pytorch {first:.2f} s")
 
 
 if __name__ == "__main__":

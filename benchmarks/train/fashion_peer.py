@@ -1,4 +1,4 @@
-"""The job of configs/fashion-vgg.yaml as a Python user runs it: torch, DataLoader, Pillow.
+"""The job of configs/fashion-vgg.yaml as a PyTorch user runs it: torch, DataLoader, Pillow.
 
     python benchmarks/train/fashion_peer.py --data data/fashion --epochs 2 --workers 2
 
