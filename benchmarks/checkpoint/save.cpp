@@ -55,7 +55,7 @@ else:
 print(time.perf_counter() - start)
 )";
 
-double pytorch_seconds(const fs::path& script, const char* way, const fs::path& path, int mib) {
+double python_seconds(const fs::path& script, const char* way, const fs::path& path, int mib) {
   const fs::path out = path.string() + ".time";
   const std::string command = std::string("\"") + std::getenv("COHORT_PYTHON") + "\" \"" + script.string() +
                               "\" " + way + " \"" + path.string() + "\" " + std::to_string(mib) + " > \"" +
@@ -98,8 +98,8 @@ int main(int argc, char** argv) {
       [&] { return bench::seconds_of([&] { cohort::checkpoint::save_safetensors(path, tensors); }); });
   add("plain write + fsync", [&] { return bench::seconds_of([&] { write_plain(path, tensors); }); });
   if (std::getenv("COHORT_PYTHON") != nullptr) {
-    add("PyTorch: torch.save + fsync", [&] { return pytorch_seconds(script, "torch", path, mib); });
-    add("PyTorch: safetensors + fsync", [&] { return pytorch_seconds(script, "safetensors", path, mib); });
+    add("PyTorch torch.save + fsync", [&] { return python_seconds(script, "torch", path, mib); });
+    add("Python safetensors + fsync", [&] { return python_seconds(script, "safetensors", path, mib); });
   }
   const auto figures =
       bench::compare(ways, bench::CompareOptions().timeit(bench::TimeitOptions().rounds(rounds).warm_up(0)));

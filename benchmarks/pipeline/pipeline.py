@@ -186,7 +186,7 @@ def turn(given):
     """Seconds of PyTorch's rows and of Cohort's, which run in the middle of those that it is compared with."""
     rows = {
         "the tutorial's pipeline, two threads in operators": lambda: whole(given, 2, True),
-        "two threads with a replica each": lambda: replicas(given),
+        "PyTorch, two threads with a replica each": lambda: replicas(given),
         "torch.distributed.pipelining, GPipe": lambda: pipelined("GPipe", given),
         "torch.distributed.pipelining, 1F1B": lambda: pipelined("1F1B", given),
     }

@@ -129,8 +129,8 @@ Forward run_forward(const DevicePart& part, const std::optional<core::RandomKey>
 }
 
 // The parts of one call, as one node of the caller's graph: LibTorch's engine runs the nodes of a backward
-// one after the other, so only one node can start them all. The node is the grad_fn of an anchor, as it
-// waits for other threads.
+// one after the other, so only one node can start them all. An anchor brings it its gradients, as it waits
+// for other threads.
 class PartsBackward : public Node {
  public:
   struct Place {

@@ -1,7 +1,7 @@
-// All results are those of a single node, the grad_fn of an anchor, as it waits for the stages' threads. An
-// extra edge gives it a place in the graph also where no input needs a gradient. Its backward runs once: it
-// takes the batch, which holds the stages' graphs. Stages add to grad() themselves, so whatever asks for
-// other gradients than backward()'s is rejected.
+// All results are those of a single node. An anchor brings the node its gradients, as it waits for the
+// stages' threads. An extra edge gives it a place in the graph also where no input needs a gradient. Its
+// backward runs once: it takes the batch, which holds the stages' graphs. Stages add to grad() themselves, so
+// whatever asks for other gradients than backward()'s is rejected.
 #include "cohort/pipeline/internal/pipeline_function.h"
 
 #include <ATen/core/grad_mode.h>
