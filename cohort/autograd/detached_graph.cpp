@@ -275,7 +275,7 @@ void DetachedGraph::make_exits() {
     exits_.push_back(exit);
     return exit;
   };
-  // Written to only when all has been found to be right.
+  // The graph is written to only when all has been found to be right.
   std::vector<std::pair<Edge*, Edge>> changes;
   walk.run(results_, [&](Edge& edge) {
     Node& node = *edge.function;

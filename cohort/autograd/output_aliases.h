@@ -23,7 +23,7 @@ bool is_remade_view(const at::Tensor& tensor, const at::Tensor& base);
 bool is_writable_view(const at::Tensor& tensor, const at::Tensor& base);
 
 /// The results of a function that see each other's changes: the same tensor twice, or views of one tensor
-/// that have a part in common. Given a history one by one they would not: who writes to one of them would
+/// that have a part in common. If each had a history of its own they would not: who writes to one of them would
 /// change the values of the other, and not its gradient. So one is given a history, and the others are made
 /// of it.
 ///

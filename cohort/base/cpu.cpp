@@ -93,7 +93,7 @@ const CpuSet& CpuSet::of_process() {
 }
 
 namespace {
-// Read when the library is loaded, before any thread can have been pinned.
+// It is read when the library is loaded, before any thread can have been pinned.
 [[maybe_unused]] const CpuSet& kAtLoad = CpuSet::of_process();
 }  // namespace
 

@@ -69,7 +69,7 @@ struct Log {
   std::set<std::string, std::less<>> warned;
 };
 
-// Leaked on purpose: other static destructors may still log.
+// It is leaked on purpose: other static destructors may still log.
 Log& the_log() {
   static Log* instance = new Log;
   return *instance;

@@ -52,7 +52,7 @@ struct Recorder {
   std::set<std::string, std::less<>> names;
 };
 
-// Leaked on purpose: worker threads may still record while statics are destroyed.
+// It is leaked on purpose: worker threads may still record while statics are destroyed.
 Recorder& recorder() {
   static Recorder* instance = new Recorder;
   return *instance;

@@ -160,7 +160,7 @@ Rounds::Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& 
     wait_for_accelerator();
     return std::chrono::duration<double>(clock() - begin).count() / static_cast<double>(calls);
   };
-  // Waited for below, so that its work does not run into the first round.
+  // The wait is below, so that its work does not run into the first round.
   if (options.warm_up() > 0) loop(options.warm_up());
   wait_for_accelerator();
   const double least = std::chrono::duration<double>(options.min_time()).count();

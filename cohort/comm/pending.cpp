@@ -28,7 +28,7 @@ Pending::~Pending() {
 
 void Pending::wait() {
   if (state_ == nullptr) return;
-  // Taken out first: if finish() throws, the destructor does not call it again.
+  // The state is taken out first: if finish() throws, the destructor does not call it again.
   const std::shared_ptr<State> state = std::move(state_);
   state->finish();
 }

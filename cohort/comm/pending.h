@@ -24,7 +24,7 @@ class Pending {
   ~Pending();
 
   /// Blocks until the result is in the tensors that were given; on a GPU, until later work on the current
-  /// stream comes after it. Called again it does nothing.
+  /// stream comes after it. A further call does nothing.
   /// Throws: TimeoutError, PeerError, CommError, each naming collective, number, rank and shape; UsageError
   /// for what the backend rejects, and where ranks called different things. If a collective on GPUs exceeds
   /// its timeout, LibTorch's watchdog ends the process instead; see docs/guide/comm.md.

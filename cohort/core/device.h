@@ -45,7 +45,7 @@ std::filesystem::path libtorch_folder();
 int set_intra_op_threads(int threads = 0, bool allow_more = false);
 
 /// Reseeds LibTorch's global generators (the CPU's, and each GPU's when GPUs are in use), which dropout draws
-/// from, with generator_seed(seed, step, rank). Called before each step, it makes the generators' state a
+/// from, with generator_seed(seed, step, rank). A call before each step makes the generators' state a
 /// function of these three, so that no checkpoint needs to hold it.
 void reseed_generators(std::uint64_t seed, std::uint64_t step, std::uint64_t rank);
 

@@ -62,10 +62,10 @@ void fill_in(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
-// Registered when the first scope begins: a program without scopes is left as it is.
+// The kernels are registered when the first scope begins: a program without scopes is left as it is.
 void register_kernels() {
   static const bool once = [] {
-    // Leaked: what is registered stays until the process ends, whatever is destroyed before.
+    // The list is leaked: what is registered stays until the process ends, whatever is destroyed before.
     auto& libraries = *new std::list<torch::Library>();
     auto& all = libraries.emplace_back(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
     all.fallback(torch::CppFunction::makeFallthrough());

@@ -36,7 +36,7 @@ namespace {
 using base::concat;
 using std::chrono::milliseconds;
 
-// Set in a rank: which call of spawn() it is for, and where its error goes.
+// They are set in a rank: which call of spawn() it is for, and where its error goes.
 constexpr const char* kCall = "COHORT_SPAWN_CALL";
 constexpr const char* kErrorFd = "COHORT_SPAWN_ERROR_FD";
 constexpr std::size_t kMaxText = 64 * 1024;

@@ -152,7 +152,7 @@ void Worker::end(base::Deadline deadline) {
 bool Worker::reap() {
   if (!running_) return true;
   siginfo_t info{};
-  // Seen but not reaped: as long as it is there, its number is no other process's.
+  // The end is seen but not reaped: as long as it is there, its number is no other process's.
   if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
     if (errno != ECHILD) return false;
     base::log_warning(concat("process ", pid_,

@@ -176,7 +176,7 @@ OptimizerState Optimizer::state() {
     for (const ParamState& state : states_[g]) {
       const std::string prefix = concat("state.", flat++, ".");
       for (std::size_t n = 0; n < state.tensors.size(); ++n)
-        // Shared with the optimizer, not copied: who keeps it over the next step copies it.
+        // The optimizer shares it, and it is not copied: who keeps it over the next step copies it.
         if (state.tensors[n].defined()) result.tensors[prefix + names[n]] = state.tensors[n].detach();
       if (saves_step() && state.step > 0)
         result.tensors[prefix + "step"] =

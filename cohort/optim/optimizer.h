@@ -103,9 +103,9 @@ class Optimizer {
   virtual std::vector<GroupOption> group_options() const { return {}; }
   /// How many of state_names(), from the first on, a step of `group` uses; loading expects these.
   virtual std::size_t states_used(const ParamGroup& /*group*/) const { return state_names().size(); }
-  /// Called before the state is read: brings up to date what was not known yet.
+  /// The optimizer calls it before the state is read. It brings up to date what was not known yet.
   virtual void synchronize_state() {}
-  /// Called after load_state.
+  /// The optimizer calls it after load_state.
   virtual void state_loaded() {}
 
   /// State of the `index`-th parameter of group `group`; its tensors have as many entries as state_names().

@@ -21,7 +21,7 @@
 ///
 /// On another worker a handler takes the gradients there: get_gradients(id), with id = context.id() as an argument.
 ///
-/// Recorded are the calls that this thread makes while the context lives and gradients are on, and the calls that their
+/// A context records the calls that this thread makes while it lives and gradients are on, and the calls that their
 /// handlers make: rpc_sync, rpc_async, remote, to_here, and make_rref of a tensor that was computed. So an object's gradient is
 /// the sum over all who fetched its value, or used it where it lies, and continues to the arguments of the call that made it.
 /// A handler that answers later gives results, and objects, without a gradient.

@@ -65,7 +65,7 @@ TEST(AgentStoreClientTest, ANodeThatGivesNoSignAnyMoreIsNamed) {
 // By a clock that runs minutes in a moment.
 TEST(AgentStoreClientTest, ANodeThatHasNotComeYetIsNotLost) {
   const auto kv_store = std::make_shared<MapStore>();
-  // Shared with threads of agents, which may outlive them.
+  // Threads of agents share it, and may outlive the test.
   const auto clock = std::make_shared<std::atomic<std::int64_t>>(0);
   std::atomic<std::int64_t>& seconds = *clock;
   AgentStoreClientOptions options = quick(0, 2);
@@ -172,7 +172,7 @@ class ClockedAgentStoreClientTest : public testing::Test {
   std::string lost(int node) const { return agents_[static_cast<std::size_t>(node)]->lost(); }
 
   const std::shared_ptr<MapStore> kv_store_ = std::make_shared<MapStore>();
-  // Shared with threads of agents, which may outlive them.
+  // Threads of agents share it, and may outlive the test.
   const std::shared_ptr<std::atomic<int>> clock_ = std::make_shared<std::atomic<int>>(0);
   std::atomic<int>& seconds_ = *clock_;
   AgentStoreClientOptions options_ = quick(0, 2);

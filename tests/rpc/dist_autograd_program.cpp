@@ -226,7 +226,7 @@ at::Tensor sine_of_parcel(bool is_owner, const RRef<Parcel>& object) {
 }
 COHORT_REMOTE(sine_of_parcel);
 
-// Used here, by its member function, and by a function on any worker; or not at all.
+// It is used here, by its member function, and by a function on any worker; or not at all.
 struct StructObject {
   static at::Tensor remote(const Statement& s, const at::Tensor& y) {
     Agent& agent = agent_at(s.here);
@@ -261,7 +261,7 @@ at::Tensor program_of_object(Int place, bool is_owner, Int seed, Int depth, cons
 COHORT_REMOTE(make_by_program);
 COHORT_REMOTE(program_of_object);
 
-// Made here or by another worker, lies anywhere, and is used here, elsewhere, or not at all.
+// It is made here or by another worker, lies anywhere, and is used here, elsewhere, or not at all.
 struct TensorObject {
   static at::Tensor remote(const Statement& s, const at::Tensor& y) {
     Agent& agent = agent_at(s.here);

@@ -24,8 +24,9 @@
 /// base/threads/serial_queue.h and base/threads/thread_pool.h make futures of the functions that they run.
 namespace cohort::base {
 
-/// Called by each thread that begins to wait for a result, before it sleeps: it may bring the result about itself. Comes
-/// back soon, and at once when `is_done()`: the result is there, or the wait's deadline has passed. Does not throw.
+/// Each thread that begins to wait for a result calls it before it sleeps: it may bring the result about itself.
+/// It comes back soon, and at once when `is_done()`: the result is there, or the wait's deadline has passed.
+/// Does not throw.
 using WaitHelper = std::function<void(const std::function<bool()>& is_done)>;
 
 namespace future_detail {
@@ -53,7 +54,7 @@ class State {
  protected:
   /// For a message: "the answer on thread cpu:1, which is idle".
   virtual std::string description() const { return what_; }
-  /// Called under the mutex: once where it is abandoned, and when it is done.
+  /// The future calls it under the mutex: once where it is abandoned, and when it is done.
   virtual void on_abandoned() noexcept {}
   virtual void on_done() noexcept {}
   bool is_abandoned() const { return is_abandoned_; }  // under the mutex

@@ -7,7 +7,7 @@
 
 #include "cohort/base/threads/deadline.h"
 
-/// Waiting until somebody listens at an address of TCP. What connects afterwards (c10d's store) waits up to
+/// Waits until somebody listens at an address of TCP. What connects afterwards (c10d's store) waits up to
 /// a minute and a half between two attempts, and does not see its own deadline meanwhile.
 namespace cohort::base {
 

@@ -29,7 +29,7 @@ BackendFit fit_of_nccl(const BackendSituation& situation) {
 }
 
 base::Registry<BackendType>& registry() {
-  // Made on first use: plugins register while statics are being made.
+  // It is made on first use: plugins register while statics are being made.
   static auto* instance = new base::Registry<BackendType>(
       "backend", "comm.group",
       {{"gloo", {.make = make_gloo, .fit = fit_of_gloo}},

@@ -119,7 +119,7 @@ struct GroupRegistries {
   std::vector<std::weak_ptr<GroupRegistry>> list;
 };
 
-// Leaked on purpose: a hang detector may still ask while statics are destroyed.
+// It is leaked on purpose: a hang detector may still ask while statics are destroyed.
 GroupRegistries& registries() {
   static GroupRegistries* all = new GroupRegistries;
   return *all;
@@ -242,7 +242,7 @@ std::vector<std::shared_ptr<GroupState>> GroupRegistry::groups() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<GroupState>> living;
   for (const auto& member : groups_) {
-    // Held weakly: the registry must not keep a group open that its user released.
+    // The registry holds it weakly, as it must not keep a group open that its user released.
     if (auto group = member.lock()) living.push_back(std::move(group));
   }
   return living;

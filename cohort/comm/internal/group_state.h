@@ -125,7 +125,7 @@ struct GroupState {
   std::string silence_;
   std::map<std::string, CallCounters, std::less<>> counters_;
   std::vector<bool> rows_;
-  // Shared with the tasks: the last one may be what holds the group, which goes within it.
+  // The tasks share it: the last one may be what holds the group, which goes within it.
   const std::shared_ptr<std::atomic<int>> queued_ = std::make_shared<std::atomic<int>>(0);
   std::atomic<bool> is_shared_with_c10d_{false};
   std::unique_ptr<base::SerialQueue> thread_;  // made when it is needed; the first to go
@@ -151,7 +151,7 @@ StoreAdapter store_adapter_of(const GroupState& state);
 base::Words gather_words(StoreAdapter kv_store, const std::string& key, int rank, int size,
                          const std::string& word, base::Deadline deadline);
 
-/// Called by each rank that needs nothing more of `key` in the store. Where the job's rank 0 keeps the store
+/// Each rank calls it that needs nothing more of `key` in the store. Where the job's rank 0 keeps the store
 /// and is in the group, it waits for the others, some seconds and up to the deadline: it may end next.
 void leave_key(GroupState& state, const std::string& key, base::Deadline deadline);
 

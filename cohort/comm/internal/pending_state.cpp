@@ -219,7 +219,7 @@ void PendingState::hand_over(const Body& body) {
   } catch (const c10::DistError& error) {  // no connection, a store that is gone, an abort
     fail(error);
   } catch (const c10::Error& error) {
-    // Rejected before anything travelled: a type or an operation that the backend does not know.
+    // It was rejected before anything travelled: a type or an operation that the backend does not know.
     group->flight.set(ticket, CallState::kFailed);
     throw UsageError("comm.group", base::concat(describe(), ": ", error.what_without_backtrace()));
   } catch (const std::exception& error) {

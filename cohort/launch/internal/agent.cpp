@@ -178,7 +178,7 @@ void Agent::handle_stop(WorkerGroup* workers, int number) {
   } else if (!is_same) {
     force_kill_ = true;
   }
-  // Counted from here, as the ranks are told meanwhile, which may take long.
+  // The time counts from here, as the ranks are told meanwhile, which may take long.
   if (!std::exchange(was_signalled_, true)) same_until_ = base::Deadline(base::kSameSignalTime);
 }
 
@@ -338,7 +338,7 @@ void Agent::report_exit(const AttemptReport& exit_result) {
   }
 }
 
-// Writing to the log waits for who reads stderr (a pager, a terminal that is stopped); ending ranks does not.
+// A line of the log waits for who reads stderr (a pager, a terminal that is stopped); ending ranks does not.
 // A pipe that is ready takes so much and no more.
 void Agent::say(base::LogLevel level, const std::string& text) {
   constexpr std::size_t kHead = 64;  // what the log puts before it

@@ -64,7 +64,7 @@ class AgentStoreClient {
   std::optional<std::string> received(const std::string& key) const;
   /// Keys under which something stood that no agent of this job has left, sorted. A warning has named each.
   std::vector<std::string> rejected() const;
-  /// Who is lost, and why; empty as long as all are there. Called every half keep_alive_interval at least.
+  /// Who is lost, and why; empty as long as all are there. It is called every half keep_alive_interval at least.
   std::string lost() const;
   /// Whether that node's signs stay away; every node's where this one has lost the store, or it is silent.
   bool is_lost(int node) const;

@@ -200,7 +200,7 @@ class Rendezvous {
   int signal() const { return signal_; }
 
  private:
-  // Asked once, since each node that looks for each other makes n^2 requests. Where all are here node 0 may
+  // Each node asks once, since a node that looks for each other makes n^2 requests. Where all are here node 0 may
   // have told so between the requests for its word, which comes first, and theirs.
   std::string who_is_silent() {
     std::vector<int> missing;

@@ -259,8 +259,8 @@ void WorkerGroup::reap_orphans() {
   if (!options_.reaps_orphans) return;
   for (;;) {
     siginfo_t info{};
-    // Seen but not reaped: a rank's end is its Worker's to see. What comes after a rank that has ended is
-    // left to the next step.
+    // The end is seen but not reaped: a rank's end is its Worker's to see. What comes after a rank that has
+    // ended is left to the next step.
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
     const bool is_rank = std::ranges::any_of(members_, [&](const auto& member) {
       return member->worker->pid() == info.si_pid && member->worker->running();

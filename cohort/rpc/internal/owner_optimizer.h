@@ -17,7 +17,7 @@
 /// What DistributedOptimizer has on each owner.
 namespace cohort::rpc {
 
-/// Held while an optimizer of this process changes parameters, and while they are copied to be sent.
+/// It is held while an optimizer of this process changes parameters, and while they are copied to be sent.
 std::mutex& parameters_mutex();
 
 template <>
@@ -49,7 +49,7 @@ class OwnerOptimizer {
   const std::unique_ptr<optim::Optimizer> optimizer_;
 };
 
-/// Called on the owner of `parameters`.
+/// The owner of `parameters` calls it.
 std::shared_ptr<OwnerOptimizer> make_owner_optimizer(const std::vector<RRef<at::Tensor>>& parameters,
                                                      const optim::OptimizerOptions& options);
 

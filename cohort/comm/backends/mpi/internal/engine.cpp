@@ -146,7 +146,7 @@ Engine& Engine::start(base::Deadline deadline) {
   static base::Future<void> ready;
   const std::lock_guard lock(mutex);
   if (engine == nullptr) {
-    // Leaked on purpose: its thread may sit in MPI when the process ends.
+    // It is leaked on purpose: its thread may sit in MPI when the process ends.
     engine = new Engine;
     base::Promise<void> begun("MPI_Init");
     ready = begun.future();

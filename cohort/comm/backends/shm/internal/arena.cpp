@@ -67,7 +67,7 @@ struct Arenas {
   std::vector<Arena> list;
 };
 
-// Leaked on purpose: tensors may go after statics do.
+// It is leaked on purpose: tensors may go after statics do.
 Arenas& arenas() {
   static Arenas* all = new Arenas;
   return *all;

@@ -381,7 +381,7 @@ void Engine::progress_until(const Until& until) {
   const auto over = [&] { return until() || !callbacks_.empty() || stop_.load(); };
   while (!over()) {
     if (advance_all() || spin()) continue;
-    // Asked last of all: only now does nothing that comes go by unseen.
+    // This is asked last of all: only now does nothing that comes go by unseen.
     ranks_->sleep(sleep_time(), [&] {
       if (advance_all() || over()) return true;
       ask_others();

@@ -40,7 +40,7 @@ class PeerConnections {
  private:
   struct Connection {
     base::Fd socket;
-    // Shared by all groups; null where the system cannot say more than the socket does.
+    // All groups share it; null where the system cannot say more than the socket does.
     std::shared_ptr<const base::Fd> process;
     pid_t pid = 0;  // 0: not visible from here
   };
