@@ -98,7 +98,7 @@ class Tracing {
   // For what `rank` leaves there.
   void wait_for(int rank, const std::string& name) const {
     if (store_adapter_of(state_).wait({name}, deadline_)) return;
-    const int stuck = rank == 0 ? served() : rank;
+    const int stuck = rank == 0 ? served_rank() : rank;
     throw TimeoutError("comm.write_trace",
                        base::concat(describe(), ": rank ", stuck, " has come and does not continue: ",
                                     stuck == rank ? "it has not written " + name
@@ -106,8 +106,8 @@ class Tracing {
   }
 
   // Rank 0 takes the ranks one after the other: who waits for it asks for whom it waits.
-  void serve(int rank) const { state_.store->set(key("serves"), std::to_string(rank)); }
-  int served() const {
+  void set_served_rank(int rank) const { state_.store->set(key("serves"), std::to_string(rank)); }
+  int served_rank() const {
     if (!state_.store->check({key("serves")})) return 0;
     const int rank = std::stoi(state_.store->get_to_str(key("serves")));
     return rank == state_.rank ? 0 : rank;
@@ -144,13 +144,13 @@ class Tracing {
     }
     for (int rank = 1; rank < state_.size; ++rank) {
       if (state_.store->get_to_str(key("clock", rank)) == first) continue;
-      serve(rank);
+      set_served_rank(rank);
       for (int i = 0; i < kRounds; ++i) {
         wait_for(rank, key("ping", rank, i));
         state_.store->set(key("pong", rank, i), std::to_string(ticks(Clock::now()).count()));
       }
     }
-    serve(0);
+    set_served_rank(0);
     return nanoseconds(0);
   }
 
@@ -239,10 +239,10 @@ class Tracing {
     auto dropped = static_cast<std::int64_t>(base::Timeline::dropped());
     for (int rank = 1; !alone && rank < state_.size; ++rank) {
       attempt([&] { file->write(","); });
-      serve(rank);
+      set_served_rank(rank);
       dropped += receive(rank, [&](std::string_view piece) { attempt([&] { file->write(piece); }); });
     }
-    if (!alone) serve(0);
+    if (!alone) set_served_rank(0);
     attempt([&] {
       file->write(base::concat("\n],\"otherData\":{\"dropped_events\":", dropped, "}}\n"));
       file->commit();

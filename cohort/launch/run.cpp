@@ -31,7 +31,7 @@ using base::concat;
 using std::chrono::milliseconds;
 using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
 
-TcpStore serve(const RunOptions& options) {
+TcpStore serve_store(const RunOptions& options) {
   const std::uint16_t port = options.master_port.value_or(options.nnodes == 1 ? 0 : kDefaultPort);
   try {
     return comm::open_tcp_store(
@@ -100,7 +100,7 @@ std::optional<base::Secret> secret_of(const RunOptions& options) {
 }
 
 int run_alone(const RunOptions& options, const AgentParts& parts) {
-  const TcpStore store = serve(options);
+  const TcpStore store = serve_store(options);
   WorkerGroupSpec place;
   place.world_size = options.nproc_per_node;
   place.master_addr = options.master_addr.value_or("127.0.0.1");
@@ -122,7 +122,7 @@ int run_node(const RunOptions& options, AgentParts parts, const std::optional<ba
     return signal != 0;
   };
   if (options.node_rank == 0) {
-    store = serve(options);
+    store = serve_store(options);
   } else {
     const auto address = base::wait_for_listener(
         *options.master_addr, port, deadline,

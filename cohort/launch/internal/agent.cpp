@@ -69,7 +69,7 @@ Agent::Agent(const RunOptions& options, const WorkerGroupSpec& place, const Agen
 
 int Agent::run() {
   if (folder_.stays()) {
-    say(base::LogLevel::kInfo, concat("output of ranks is kept in ", folder_.path().string()));
+    log_line(base::LogLevel::kInfo, concat("output of ranks is kept in ", folder_.path().string()));
   }
   AttemptReport exit_result;
   try {
@@ -143,8 +143,8 @@ void Agent::supervise(WorkerGroup& workers) {
       // A process that sleeps in the kernel (D in ps) does not die of SIGKILL: an error says so then.
       after_kill = base::Deadline(seconds(30));
       if (!force_kill_) {
-        say(base::LogLevel::kWarning, concat("local rank ", late, " did not end within ",
-                                             options_.shutdown_timeout.count(), " ms, and is killed"));
+        log_line(base::LogLevel::kWarning, concat("local rank ", late, " did not end within ",
+                                                  options_.shutdown_timeout.count(), " ms, and is killed"));
       }
     }
     after_kill.check("launch.run",
@@ -187,7 +187,7 @@ void Agent::notify(WorkerGroup& workers, int number) {
   if (store_client_ != nullptr) store_client_->busy_until(base::Deadline(kStartTime));
   const std::string what = workers.notify(number);
   if (store_client_ != nullptr) store_client_->acknowledge();
-  if (!what.empty()) say(base::LogLevel::kWarning, what);
+  if (!what.empty()) log_line(base::LogLevel::kWarning, what);
 }
 
 void Agent::stop_by_signal(WorkerGroup* workers, int number) {
@@ -197,9 +197,9 @@ void Agent::stop_by_signal(WorkerGroup* workers, int number) {
   grace_ = base::Deadline(options_.shutdown_timeout);
   const std::size_t num_ranks = workers->running_ranks().size();
   workers->signal(number);
-  say(base::LogLevel::kInfo,
-      concat(named(number), " is passed on to ", num_ranks, " ranks; they have ",
-             options_.shutdown_timeout.count() / 1000, " s, and a second signal kills them"));
+  log_line(base::LogLevel::kInfo,
+           concat(named(number), " is passed on to ", num_ranks, " ranks; they have ",
+                  options_.shutdown_timeout.count() / 1000, " s, and a second signal kills them"));
 }
 
 void Agent::stop_by_failure(WorkerGroup& workers) {
@@ -330,17 +330,17 @@ void Agent::report_exit(const AttemptReport& exit_result) {
       text += concat("\n  all ranks are started again: restart ", place_.attempt + 1, " of ",
                      options_.max_restarts);
     }
-    say(exit_result.restart ? base::LogLevel::kWarning : base::LogLevel::kError, text);
+    log_line(exit_result.restart ? base::LogLevel::kWarning : base::LogLevel::kError, text);
   }
   if (exit_result.signal != 0) {
-    say(base::LogLevel::kInfo,
-        concat("ended by ", named(exit_result.signal), ", with status ", exit_result.status));
+    log_line(base::LogLevel::kInfo,
+             concat("ended by ", named(exit_result.signal), ", with status ", exit_result.status));
   }
 }
 
 // A line of the log waits for who reads stderr (a pager, a terminal that is stopped); ending ranks does not.
 // A pipe that is ready takes so much and no more.
-void Agent::say(base::LogLevel level, const std::string& text) {
+void Agent::log_line(base::LogLevel level, const std::string& text) {
   constexpr std::size_t kHead = 64;  // what the log puts before it
   const bool fits = text.size() + kHead <= PIPE_BUF || is_file(STDERR_FILENO);
   if (fits && base::ready_events(STDERR_FILENO, POLLOUT) != 0) {

@@ -54,7 +54,7 @@ class Agent {
   AttemptReport exit_result_of(const std::vector<AttemptReport>& reports) const;
   std::string wait_for(const std::string& key);
   void wait_until_acknowledged();
-  void say(base::LogLevel level, const std::string& text);
+  void log_line(base::LogLevel level, const std::string& text);
   void report_exit(const AttemptReport& exit_result);
   std::string key(const char* what) const;
   std::string key(const char* what, int node) const;

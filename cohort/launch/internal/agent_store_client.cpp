@@ -102,7 +102,7 @@ struct AgentStoreClient::State {
   std::optional<std::string> read(const std::string& key);
   void read_watched();
   void give_and_read_signs();
-  void lose(const std::string& why);
+  void mark_lost(const std::string& why);
   Clock::duration silence();
   void wake_caller() { write_all(wake.write.get(), "."); }
 };
@@ -114,7 +114,7 @@ Clock::duration AgentStoreClient::State::silence() {
   return answer_silence.time();
 }
 
-void AgentStoreClient::State::lose(const std::string& why) {
+void AgentStoreClient::State::mark_lost(const std::string& why) {
   const std::lock_guard lock(mutex);
   if (lost.empty()) lost = why;
   wake_caller();
@@ -187,7 +187,7 @@ void AgentStoreClient::State::give_and_read_signs() {
         const std::lock_guard lock(mutex);
         lost_nodes.insert(node);
       }
-      lose(concat("node ", node, " has given no sign for ", in_seconds(sign.silence->time()), " s"));
+      mark_lost(concat("node ", node, " has given no sign for ", in_seconds(sign.silence->time()), " s"));
     }
   }
 }
@@ -204,7 +204,7 @@ void AgentStoreClient::State::ask(const Request& request) {
   try {
     request();
   } catch (const std::exception& error) {
-    lose(concat("the store that node 0 keeps is gone: ", base::message_of(error)));
+    mark_lost(concat("the store that node 0 keeps is gone: ", base::message_of(error)));
     const std::lock_guard lock(mutex);
     has_ended = true;
     wake_caller();

@@ -179,18 +179,18 @@ class Rendezvous {
   std::optional<Go> join_as_follower(Hello own_hello) {
     // Node 0 says at its own deadline who has not come, which may be later than this one's.
     const base::Deadline until = deadline_.later(kTellTime);
-    const auto hear = [&](const char* key) {
+    const auto wait_for_word = [&](const char* key) {
       store_client_.watch(key);
       return wait([&] { return store_client_.received(key).has_value(); }, until,
                   [&] { return who_is_silent(); });
     };
-    if (!hear("hello")) return std::nullopt;
+    if (!wait_for_word("hello")) return std::nullopt;
     store_client_.begin_session(*store_client_.received("hello"));
     is_in_session_ = true;
     store_client_.expect_signs(0);
     own_hello.word = base::random_word();
     store_client_.post(key_of(options_.node_rank), text_of(own_hello));
-    if (!hear("go")) {
+    if (!wait_for_word("go")) {
       give_up();
       return std::nullopt;
     }

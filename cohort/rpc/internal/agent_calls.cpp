@@ -207,7 +207,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
       target.worker, out.take(),
       [self = shared_from_this(), worker = target.worker, reference](const std::exception_ptr& error) {
         self->count_unsent(worker);
-        self->references_->lose(*reference, error);
+        self->references_->mark_lost(*reference, error);
       },
       nullptr, target.channel);
   return reference;

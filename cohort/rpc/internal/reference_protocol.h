@@ -62,7 +62,7 @@ class ReferenceProtocol {
   /// A message of `from` brought it. The hold may have to wait before it may be used.
   HoldId receive(const WireReference& reference, std::int32_t from, Effects& effects);
   /// The owner will never be asked for the object of a new hold.
-  void lose(HoldId hold, Effects& effects) { resolve_hold(hold, State::kLost, effects); }
+  void mark_lost(HoldId hold, Effects& effects) { resolve_hold(hold, State::kLost, effects); }
   /// Nobody here uses the hold any more.
   void release(HoldId hold, Effects& effects);
 

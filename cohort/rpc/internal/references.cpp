@@ -103,7 +103,7 @@ WireReference References::describe(const Reference& reference) const {
   return protocol_.describe(reference.hold_);
 }
 
-void References::lose(const Reference& reference, std::exception_ptr error) {
+void References::mark_lost(const Reference& reference, std::exception_ptr error) {
   std::shared_ptr<Object> unmade;  // of this worker
   run([&](auto& effects) {
     errors_[reference.hold_] = error;
@@ -111,7 +111,7 @@ void References::lose(const Reference& reference, std::exception_ptr error) {
       unmade = std::move(found->second);
       objects_.erase(found);
     }
-    protocol_.lose(reference.hold_, effects);
+    protocol_.mark_lost(reference.hold_, effects);
   });
   if (unmade != nullptr) unmade->promise.set_error(std::move(error));
 }

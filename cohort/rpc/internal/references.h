@@ -45,7 +45,7 @@ class References : public std::enable_shared_from_this<References> {
   std::shared_ptr<Reference> create(const WorkerInfo& owner, std::string made_at);
   WireReference describe(const Reference& reference) const;
   /// The owner cannot be asked: whoever uses the reference gets the error.
-  void lose(const Reference& reference, std::exception_ptr error);
+  void mark_lost(const Reference& reference, std::exception_ptr error);
   /// A reference to an object here. `made_at`: the line that made it.
   std::shared_ptr<Reference> create_here(ObjectValue value, std::string made_at);
   /// At the owner: `holder` asks for an object. The reference is for whoever makes its value.

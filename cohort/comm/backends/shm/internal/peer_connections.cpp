@@ -92,7 +92,7 @@ std::shared_ptr<const base::Fd> process_of(pid_t pid) {
   return fd;
 }
 
-void say(const base::Fd& fd, const std::string& words, int rank) {
+void send_words(const base::Fd& fd, const std::string& words, int rank) {
   if (::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(words.size())) {
     throw PeerError("comm.shm", base::concat("cannot speak to rank ", rank, ": ", std::strerror(errno)));
   }
@@ -211,7 +211,7 @@ PeerConnections::PeerConnections(KeyValueStore& kv_store, int rank, int size, ba
                                    ", this one of ", ::geteuid()),
                       "all ranks as one user");
     }
-    say(socket, base::concat(contact.token, " ", rank), peer);
+    send_words(socket, base::concat(contact.token, " ", rank), peer);
     adopt(peer, std::move(socket));
   }
   std::vector<std::string> addresses;
