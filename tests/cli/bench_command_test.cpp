@@ -38,7 +38,7 @@ TEST_F(BenchCommandTest, ScriptSaysTimesProgramsMemoryAndWhetherTheNumbersAreThe
   EXPECT_EQ(out.find("eager: "), std::string::npos) << out;
 }
 
-TEST_F(BenchCommandTest, ScriptTakesTheConfigurationsKeysAndRejectsStrategiesOnPlacements) {
+TEST_F(BenchCommandTest, ScriptTakesTheConfigurationsKeysAndRejectsModelRunnersOnPlacements) {
   const std::string out = run({"train.batch_size=6", "train.accumulate=2", "train.precision=bf16"});
   EXPECT_EQ(out.find("mlp, batches of 12"), 0U) << out;
   COHORT_EXPECT_THROW_WITH(run({"distributed.model=pipeline"}), ConfigError,

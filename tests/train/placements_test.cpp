@@ -1,5 +1,4 @@
-// Strategies on several placements of a process: what they compute is what one device does with the whole
-// batch.
+// Model runners on several placements of a process: they compute what one device does with the whole batch.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

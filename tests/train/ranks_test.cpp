@@ -155,7 +155,7 @@ class RanksTest : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { sync_name = GetParam(); }
 };
-INSTANTIATE_TEST_SUITE_P(Strategies, RanksTest, testing::Values("average", "ddp"),
+INSTANTIATE_TEST_SUITE_P(GradientSyncs, RanksTest, testing::Values("average", "ddp"),
                          [](const auto& param) { return std::string(param.param); });
 
 using Change = std::function<void(TrainerOptions&)>;

@@ -355,8 +355,7 @@ std::vector<ConfigKey> train_keys() {
        .on_resume = OnResume::kCannotMatter,
        .help = "Forward, loss and backward are recorded, and replayed without the model's C++ "
                "(docs/guide/script.md): the same numbers, with less time between operators. Not with "
-               "strategies on "
-               "placements."},
+               "model runners that have threads of their own (data_parallel, model_parallel, pipeline)."},
       {.name = "train.on_nonfinite",
        .target = [](Config& c) -> KeyTarget { return &c.train.on_nonfinite; },
        .on_resume = OnResume::kTakesEffect,
