@@ -134,9 +134,9 @@ TEST(NonFiniteTest, AnInfiniteGradientOfAFiniteLossChangesNothing) {
 
 /// Buffers of a module after each step, from those before the first on.
 struct BufferWatch : Callback {
-  explicit BufferWatch(const torch::nn::Module& of) : module(of) { look(); }
-  void on_step_end(const StepReport&) override { look(); }
-  void look() {
+  explicit BufferWatch(const torch::nn::Module& of) : module(of) { copy_buffers(); }
+  void on_step_end(const StepReport&) override { copy_buffers(); }
+  void copy_buffers() {
     after.emplace_back();
     for (const at::Tensor& buffer : module.buffers()) after.back().push_back(buffer.detach().clone());
   }

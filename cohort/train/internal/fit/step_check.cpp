@@ -13,13 +13,13 @@
 namespace cohort::train {
 namespace {
 
-/// The name of the first parameter of which `look` returns a tensor that is not finite; "" if there is none.
-template <typename Look>
-std::string first_bad_parameter(const Task& task, const Look& look) {
+/// The name of the first parameter of which `get_tensor` returns one that is not finite; "" if there is none.
+template <typename GetTensor>
+std::string first_bad_parameter(const Task& task, const GetTensor& get_tensor) {
   for (const parallel::NamedModule& entry : task.modules()) {
     for (const auto& parameter : entry.module->named_parameters()) {
-      const at::Tensor looked_at = look(parameter.value());
-      if (looked_at.defined() && !at::isfinite(looked_at).all().template item<bool>()) {
+      const at::Tensor tensor = get_tensor(parameter.value());
+      if (tensor.defined() && !at::isfinite(tensor).all().template item<bool>()) {
         return entry.name.empty() ? parameter.key() : entry.name + "." + parameter.key();
       }
     }
