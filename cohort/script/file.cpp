@@ -220,10 +220,10 @@ void save(const std::filesystem::path& path, const std::vector<const Cache*>& ca
       const auto program = entry->program();
       // Seen in one call only, or eager: the log says so, since a user would expect it in the file.
       if (program == nullptr && !entry->environment().grad) left_out += entry->explain();
-      if (program == nullptr || program->recorded().has_backward) continue;
-      reject_offsets(program->recorded().tape);
+      if (program == nullptr || program->trace().has_backward) continue;
+      reject_offsets(program->trace().tape);
       json program_json =
-          to_json(program->recorded(), [&](const at::Tensor& tensor) { return storages.add(tensor); });
+          to_json(program->trace(), [&](const at::Tensor& tensor) { return storages.add(tensor); });
       program_json["environment"] = environment_json(entry->environment());
       programs.push_back(std::move(program_json));
     }
@@ -270,8 +270,7 @@ LoadedProgram load(const std::filesystem::path& path) {
     };
     std::vector<LoadedProgram::Recording> recordings;
     for (const json& each : from.at("programs")) {
-      recordings.push_back(
-          {environment_of(each.at("environment")), recorded_from_json(each, restore, saved)});
+      recordings.push_back({environment_of(each.at("environment")), trace_from_json(each, restore, saved)});
     }
     if (recordings.empty()) reader.fail("holds no program", "a file that fast.save() wrote");
     return {reader.path(), from.at("metadata").get<Metadata>(), std::move(recordings)};

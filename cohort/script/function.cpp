@@ -32,10 +32,10 @@ const autograd::DetachedGraph::Words kWords{.where = "script.function",
                                             .as_input = "hand it over as an input"};
 
 // `slot`: of the result with this number.
-Handle handle_of(const Trace& recorded, const Tensors& inputs, const Tensors& results, std::size_t number,
+Handle handle_of(const Trace& trace, const Tensors& inputs, const Tensors& results, std::size_t number,
                  int slot) {
   const at::Tensor& result = results[number];
-  const auto& values = recorded.tape.values();
+  const auto& values = trace.tape.values();
   const Value& value = values[at_slot(slot)];
   const auto is_it = [&](const at::Tensor& other) { return other.is_same(result); };
   // The very handle that came in, or that was captured, goes out: a replay returns it too.
@@ -44,41 +44,39 @@ Handle handle_of(const Trace& recorded, const Tensors& inputs, const Tensors& re
   for (std::size_t base = 0; base < values.size(); ++base) {
     if (values[base].storage != value.storage || values[base].source == Source::kMade) continue;
     is_outside = true;
-    const auto as_input = std::find(recorded.inputs.begin(), recorded.inputs.end(), static_cast<int>(base));
-    const at::Tensor& outside = as_input == recorded.inputs.end()
+    const auto as_input = std::find(trace.inputs.begin(), trace.inputs.end(), static_cast<int>(base));
+    const at::Tensor& outside = as_input == trace.inputs.end()
                                     ? values[base].tensor
-                                    : inputs[static_cast<std::size_t>(as_input - recorded.inputs.begin())];
+                                    : inputs[static_cast<std::size_t>(as_input - trace.inputs.begin())];
     if (result.is_view() && result._base().is_same(outside) && autograd::can_be_viewed(outside, result)) {
       return {Handle::AliasType::kView, static_cast<int>(base)};
     }
   }
   const auto before = results.begin() + static_cast<std::ptrdiff_t>(number);
-  const bool is_first =
-      std::find(recorded.outputs.begin(), recorded.outputs.end(), slot) == recorded.outputs.end();
+  const bool is_first = std::find(trace.outputs.begin(), trace.outputs.end(), slot) == trace.outputs.end();
   if (!is_outside && (is_first || std::any_of(results.begin(), before, is_it))) return {};
   return {Handle::AliasType::kDetached};
 }
 
-void find_outputs(Trace& recorded, const Tensors& inputs, const Tensors& results) {
+void find_outputs(Trace& trace, const Tensors& inputs, const Tensors& results) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (recorded.inputs[i] >= 0 && recorded.tape.find(inputs[i]) != recorded.inputs[i]) {
-      recorded.tape.mark_unsupported("an input was given other memory or sizes by no operator (set_data)");
+    if (trace.inputs[i] >= 0 && trace.tape.find(inputs[i]) != trace.inputs[i]) {
+      trace.tape.mark_unsupported("an input was given other memory or sizes by no operator (set_data)");
     }
   }
-  recorded.tape.check_versions();
+  trace.tape.check_versions();
   for (std::size_t i = 0; i < results.size(); ++i) {
     const at::Tensor& result = results[i];
-    const int slot = recorded.tape.find_result(result);
-    if (slot == kUnknown)
-      recorded.tape.mark_unsupported("the function returns a tensor that no operator made");
+    const int slot = trace.tape.find_result(result);
+    if (slot == kUnknown) trace.tape.mark_unsupported("the function returns a tensor that no operator made");
     if (!at::GradMode::is_enabled() && slot >= 0 && result.grad_fn() != nullptr &&
-        recorded.tape.values()[at_slot(slot)].source == Source::kMade) {
-      recorded.tape.mark_unsupported(
+        trace.tape.values()[at_slot(slot)].source == Source::kMade) {
+      trace.tape.mark_unsupported(
           "the function switches gradients on itself, and returns a result that has a graph");
     }
-    recorded.handles.push_back(slot < 0 ? Handle() : handle_of(recorded, inputs, results, i, slot));
-    recorded.outputs.push_back(slot);
-    recorded.needs_gradient.push_back(at::GradMode::is_enabled() && autograd::needs_gradient(result));
+    trace.handles.push_back(slot < 0 ? Handle() : handle_of(trace, inputs, results, i, slot));
+    trace.outputs.push_back(slot);
+    trace.needs_gradient.push_back(at::GradMode::is_enabled() && autograd::needs_gradient(result));
   }
 }
 
@@ -106,7 +104,7 @@ std::map<const torch::autograd::Node*, std::string> own_nodes_behind(const at::T
 
 // A backward of some results replays with zeros for the gradients of the others. LibTorch's nodes make zeros
 // of zeros. A node of the user's own may not (a penalty, a counter), and eager mode would not run it.
-void reject_own_nodes_behind_some(Trace& recorded, const Tensors& results) {
+void reject_own_nodes_behind_some(Trace& trace, const Tensors& results) {
   if (results.size() < 2) return;
   std::optional<std::map<const torch::autograd::Node*, std::string>> behind_first;
   for (const at::Tensor& result : results) {
@@ -114,7 +112,7 @@ void reject_own_nodes_behind_some(Trace& recorded, const Tensors& results) {
     const auto own = own_nodes_behind(result);
     if (!behind_first) behind_first = own;
     if (own == *behind_first) continue;
-    recorded.tape.mark_unsupported(
+    trace.tape.mark_unsupported(
         concat("some of its results, and not others, have a backward of the user's own (",
                own.empty() ? behind_first->begin()->second : own.begin()->second, ")"));
     return;
@@ -122,25 +120,25 @@ void reject_own_nodes_behind_some(Trace& recorded, const Tensors& results) {
 }
 
 // What autograd would have to know of memory that comes from outside, and a node of ours does not tell it.
-void reject_effects_under_autograd(Trace& recorded) {
-  const auto& values = recorded.tape.values();
-  std::vector<bool> is_outside(recorded.tape.num_storages());
+void reject_effects_under_autograd(Trace& trace) {
+  const auto& values = trace.tape.values();
+  std::vector<bool> is_outside(trace.tape.num_storages());
   for (const Value& value : values) {
     if (value.source == Source::kMade) continue;
     is_outside[value.storage] = true;
-    if (value.source == Source::kInput && recorded.tape.is_written(value.storage)) {
-      recorded.tape.mark_unsupported(
+    if (value.source == Source::kInput && trace.tape.is_written(value.storage)) {
+      trace.tape.mark_unsupported(
           concat("an input ", value.layout.str(), " is changed in place with gradients on"));
     }
     if (value.source == Source::kCaptured && value.tensor.grad_fn() != nullptr) {
-      recorded.tape.mark_unsupported(
+      trace.tape.mark_unsupported(
           concat("a captured tensor ", value.layout.str(), " has a graph of its own"));
     }
   }
-  for (std::size_t i = 0; i < recorded.outputs.size(); ++i) {
-    const int slot = recorded.outputs[i];
-    if (slot >= 0 && recorded.needs_gradient[i] && is_outside[values[at_slot(slot)].storage]) {
-      recorded.tape.mark_unsupported(
+  for (std::size_t i = 0; i < trace.outputs.size(); ++i) {
+    const int slot = trace.outputs[i];
+    if (slot >= 0 && trace.needs_gradient[i] && is_outside[values[at_slot(slot)].storage]) {
+      trace.tape.mark_unsupported(
           concat("result ", i, " is an input, a parameter, or a view of one, with gradients on"));
     }
   }
@@ -159,25 +157,25 @@ void reject_effects_under_autograd(Trace& recorded) {
 // Functions that may not run again (their forward writes to what it may read, or ran under autocast, which
 // has ended when backward runs) are recorded in that way from the beginning, and keep what zeros give, as
 // torch::autograd::Function does.
-bool may_run_again(const Trace& recorded, const Environment& environment) {
+bool may_run_again(const Trace& trace, const Environment& environment) {
   if (environment.autocast[0] || environment.autocast[1]) return false;
-  return std::ranges::none_of(recorded.tape.values(), [&](const Value& value) {
-    return value.source != Source::kMade && recorded.tape.is_written(value.storage);
+  return std::ranges::none_of(trace.tape.values(), [&](const Value& value) {
+    return value.source != Source::kMade && trace.tape.is_written(value.storage);
   });
 }
 
 bool needs_rerun(const Program& program) {
-  const Trace& recorded = program.recorded();
-  return recorded.may_run_again &&
-         (recorded.grad_outputs_overlap || recorded.grad_outputs.size() > 1 || program.has_met_zeros());
+  const Trace& trace = program.trace();
+  return trace.may_run_again &&
+         (trace.grad_outputs_overlap || trace.grad_outputs.size() > 1 || program.has_met_zeros());
 }
 
 Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
                  std::shared_ptr<const Program> program, std::shared_ptr<CacheEntry> entry,
                  std::shared_ptr<TangentWants> wants) {
-  const auto generators = std::make_shared<const GeneratorStates>(program->recorded().tape);
+  const auto generators = std::make_shared<const GeneratorStates>(program->trace().tape);
   Tensors read = inputs;
-  for (const Value& value : program->recorded().tape.values()) {
+  for (const Value& value : program->trace().tape.values()) {
     if (value.source == Source::kCaptured) read.push_back(value.tensor);
   }
   const auto versions_of = [](const Tensors& tensors) {
@@ -219,18 +217,18 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
 }
 
 Tensors outputs_of(const Program& program, const Frame& frame) {
-  const Trace& recorded = program.recorded();
+  const Trace& trace = program.trace();
   Tensors results;
-  results.reserve(recorded.outputs.size());
-  for (std::size_t i = 0; i < recorded.outputs.size(); ++i) {
-    const int slot = recorded.outputs[i];
+  results.reserve(trace.outputs.size());
+  for (std::size_t i = 0; i < trace.outputs.size(); ++i) {
+    const int slot = trace.outputs[i];
     if (slot == kUndefined) {
       results.emplace_back();
       continue;
     }
     const at::Tensor& value = frame.values[at_slot(slot)];
-    const Handle& handle = recorded.handles[i];
-    if (recorded.tape.values()[at_slot(slot)].source == Source::kConstant) {
+    const Handle& handle = trace.handles[i];
+    if (trace.tape.values()[at_slot(slot)].source == Source::kConstant) {
       // The user may write to a result, and the program keeps its constant.
       results.push_back(value.clone());
     } else if (handle.kind == Handle::AliasType::kItself) {
@@ -271,7 +269,7 @@ Function::Output Function::call(std::span<const at::Tensor> inputs,
     if (needs_rerun(*program)) {
       rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program, entry, wants_);
     }
-    return {replay(inputs, program, std::move(rerun)), program->recorded().structure};
+    return {replay(inputs, program, std::move(rerun)), program->trace().structure};
   }
   const Tensors tensors(inputs.begin(), inputs.end());
   // A parameter or buffer is an input here: what is written to one of the two must be seen in the other.
@@ -285,27 +283,27 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
   // The program runs first and its effects are undone, so what remains is what the function does.
   const auto verify = verified == nullptr ? nullptr : std::make_shared<Verification>(verified, inputs);
   const bool is_verification = verify != nullptr;
-  auto recorded = std::make_shared<Trace>();
+  auto trace = std::make_shared<Trace>();
   const auto finish = [&] {
-    recorded->split = recorded->tape.calls().size();
-    is_verification ? entry->verify(std::move(*recorded)) : entry->add_trace(std::move(*recorded));
+    trace->split = trace->tape.calls().size();
+    is_verification ? entry->verify(std::move(*trace)) : entry->add_trace(std::move(*trace));
   };
   Output results;
   const auto compare = [&] {
     const std::string difference = verify->difference(results);
-    recorded->tape.check_versions();
-    entry->verify_forward(*recorded);
-    entry->compare(difference, verify->is_alone(recorded->tape));
+    trace->tape.check_versions();
+    entry->verify_forward(*trace);
+    entry->compare(difference, verify->is_alone(trace->tape));
   };
-  entry->begin(*recorded, inputs);
+  entry->begin(*trace, inputs);
   if (!at::GradMode::is_enabled()) {
     {
-      const Recording recording(recorded->tape);
+      const Recording recording(trace->tape);
       results = (*run_)(inputs);
     }
-    recorded->structure = results.structure;
+    trace->structure = results.structure;
     if (is_verification) compare();
-    find_outputs(*recorded, inputs, results);
+    find_outputs(*trace, inputs, results);
     finish();
     return results;
   }
@@ -314,26 +312,25 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
   const Tensors leaves = graph->leaves();
   autograd::InputProxies input_proxies("script.function", inputs, leaves);
   {
-    const Recording recording(recorded->tape);
+    const Recording recording(trace->tape);
     results = (*run_)(input_proxies.tensors());
   }
-  recorded->structure = results.structure;
+  trace->structure = results.structure;
   input_proxies.observe(results);
-  recorded->views = input_proxies.output_aliases();
+  trace->views = input_proxies.output_aliases();
   if (is_verification) compare();
-  find_outputs(*recorded, input_proxies.tensors(), results);
-  reject_effects_under_autograd(*recorded);
-  reject_own_nodes_behind_some(*recorded, results);
+  find_outputs(*trace, input_proxies.tensors(), results);
+  reject_effects_under_autograd(*trace);
+  reject_own_nodes_behind_some(*trace, results);
   if (const std::string reason = unrecordable_within(results); !reason.empty())
-    recorded->tape.mark_unsupported(reason);
-  if (recorded->views.misses_one_of(results)) {
-    recorded->tape.mark_unsupported("results share memory, and are no views of one tensor by as_strided()");
+    trace->tape.mark_unsupported(reason);
+  if (trace->views.misses_one_of(results)) {
+    trace->tape.mark_unsupported("results share memory, and are no views of one tensor by as_strided()");
   }
   if (const std::string node = graph->outside(results); !node.empty()) {
-    recorded->tape.mark_unsupported(
-        concat("the function uses a tensor with a graph of its own (", node, ")"));
+    trace->tape.mark_unsupported(concat("the function uses a tensor with a graph of its own (", node, ")"));
   }
-  if (!recorded->tape.unsupported_reason().empty()) {  // then the call is one without a cut
+  if (!trace->tape.unsupported_reason().empty()) {  // then the call is one without a cut
     finish();
     input_proxies.write_back(results);
     for (at::Tensor& result : results) {
@@ -353,22 +350,22 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
     input_proxies.write_back(results);
     return results;
   }
-  recorded->leaves = graph->captured();
+  trace->leaves = graph->captured();
   const auto add_reached = [&](const at::Tensor& leaf) {
-    auto& from = recorded->reached_from.emplace_back();
+    auto& from = trace->reached_from.emplace_back();
     for (const auto& each : reached) from.push_back(each.count(leaf.unsafeGetTensorImpl()) != 0);
   };
   for (const at::Tensor& leaf : leaves) {
     if (autograd::needs_gradient(leaf)) add_reached(leaf);
   }
-  for (const at::Tensor& leaf : recorded->leaves) add_reached(leaf);
-  recorded->reach_differs = !std::ranges::all_of(recorded->reached_from, [](const std::vector<bool>& from) {
+  for (const at::Tensor& leaf : trace->leaves) add_reached(leaf);
+  trace->reach_differs = !std::ranges::all_of(trace->reached_from, [](const std::vector<bool>& from) {
     return std::ranges::all_of(from, std::identity());
   });
-  recorded->may_run_again = may_run_again(*recorded, entry->environment());
+  trace->may_run_again = may_run_again(*trace, entry->environment());
   // Shares ownership of wants_, since a program in a graph may outlive the Function.
-  recorded->has_met_zeros = std::shared_ptr<std::atomic<bool>>(wants_, &wants_->zeros);
-  attach_recording({graph, recorded, entry, cache_.options().gradient_chunk_bytes(), verify, wants_}, inputs,
+  trace->has_met_zeros = std::shared_ptr<std::atomic<bool>>(wants_, &wants_->zeros);
+  attach_recording({graph, trace, entry, cache_.options().gradient_chunk_bytes(), verify, wants_}, inputs,
                    results);
   input_proxies.write_back(results);
   return results;
@@ -376,14 +373,14 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
 
 Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program,
                Rerun rerun) {
-  const Trace& recorded = program->recorded();
+  const Trace& trace = program->trace();
   auto frame = program->borrow(inputs);
   program->forward(*frame);
   // Before attach_replay() notes versions: forward's own writes are no change since forward.
   program->bump_versions(*frame, Phase::kForward);
   Tensors results = outputs_of(*program, *frame);
-  if (recorded.has_backward) attach_replay(program, inputs, results, *frame, std::move(rerun));
-  recorded.views.restore(results);
+  if (trace.has_backward) attach_replay(program, inputs, results, *frame, std::move(rerun));
+  trace.views.restore(results);
   program->give_back(std::move(frame));
   return results;
 }

@@ -61,72 +61,72 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
   if (program == nullptr && !entry->start_recording()) return run(inputs);
   std::optional<Verification> verifying;
   if (is_verification) verifying.emplace(program, inputs);
-  Trace recorded;
-  entry->begin(recorded, inputs);
-  const at::Tensor loss = record(inputs, recorded);
+  Trace trace;
+  entry->begin(trace, inputs);
+  const at::Tensor loss = record(inputs, trace);
   if (is_verification) {
     Tensors gradients;
-    for (const at::Tensor& leaf : program->recorded().leaves) gradients.push_back(leaf.grad());
+    for (const at::Tensor& leaf : program->trace().leaves) gradients.push_back(leaf.grad());
     const std::string difference = verifying->difference({loss}, gradients);
-    entry->compare(difference, verifying->is_alone(recorded.tape));
-    entry->verify(std::move(recorded));
+    entry->compare(difference, verifying->is_alone(trace.tape));
+    entry->verify(std::move(trace));
   } else {
-    entry->add_trace(std::move(recorded));
+    entry->add_trace(std::move(trace));
   }
   update();
   return loss;
 }
 
-at::Tensor TrainingStep::record(const Tensors& inputs, Trace& recorded) {
+at::Tensor TrainingStep::record(const Tensors& inputs, Trace& trace) {
   for (const at::Tensor& input : inputs) {
-    if (input.defined() && input.requires_grad()) recorded.tape.mark_unsupported("an input needs a gradient");
+    if (input.defined() && input.requires_grad()) trace.tape.mark_unsupported("an input needs a gradient");
   }
   // Gradients must be gone before: one that is there is added to, and the tape did not make it.
   parts_.zero_grad();
   at::Tensor loss;
   {
-    const Recording recording(recorded.tape);
+    const Recording recording(trace.tape);
     loss = parts_.loss(inputs);
   }
   if (std::string reason = unrecordable_within({loss}); !reason.empty())
-    recorded.tape.mark_unsupported(std::move(reason));
+    trace.tape.mark_unsupported(std::move(reason));
   // The engine runs backward on the device's thread, and a recorder sees its own thread only.
   run_where_backward_runs(loss.device(), [&] {
-    const Recording recording(recorded.tape);
+    const Recording recording(trace.tape);
     loss.backward();
   });
   loss = loss.detach();
-  recorded.tape.check_versions();
-  const int slot = recorded.tape.find_result(loss);
-  if (slot == kUnknown) recorded.tape.mark_unsupported("the loss is a tensor that no operator made");
-  recorded.outputs.push_back(slot);
-  find_gradients(recorded);
-  recorded.split = recorded.tape.calls().size();
+  trace.tape.check_versions();
+  const int slot = trace.tape.find_result(loss);
+  if (slot == kUnknown) trace.tape.mark_unsupported("the loss is a tensor that no operator made");
+  trace.outputs.push_back(slot);
+  find_gradients(trace);
+  trace.split = trace.tape.calls().size();
   return loss;
 }
 
-void TrainingStep::find_gradients(Trace& recorded) {
+void TrainingStep::find_gradients(Trace& trace) {
   std::unordered_set<const c10::TensorImpl*> known;
   for (const at::Tensor& parameter : parts_.parameters()) {
     known.insert(parameter.unsafeGetTensorImpl());
     if (has_hooks(parameter)) {
-      recorded.tape.mark_unsupported(
+      trace.tape.mark_unsupported(
           concat("a parameter ", Layout::of(parameter).str(), " has a hook, which would not run"));
     }
     if (!parameter.grad().defined()) continue;
-    const int slot = recorded.tape.find_result(parameter.grad());
-    if (slot < 0 || recorded.tape.values()[at_slot(slot)].source != Source::kMade) {
-      recorded.tape.mark_unsupported("a gradient was there before the step, or is no strided tensor");
+    const int slot = trace.tape.find_result(parameter.grad());
+    if (slot < 0 || trace.tape.values()[at_slot(slot)].source != Source::kMade) {
+      trace.tape.mark_unsupported("a gradient was there before the step, or is no strided tensor");
     }
-    recorded.leaves.push_back(parameter);
-    recorded.gradients.push_back(slot);
+    trace.leaves.push_back(parameter);
+    trace.gradients.push_back(slot);
   }
   // The backward that was recorded also reached leaves that are not the optimizer's.
-  for (const Value& value : recorded.tape.values()) {
+  for (const Value& value : trace.tape.values()) {
     const at::Tensor& tensor = value.tensor;
     if (value.source != Source::kCaptured || !tensor.requires_grad()) continue;
     if (known.count(tensor.unsafeGetTensorImpl()) == 0 && tensor.is_leaf() && tensor.grad().defined()) {
-      recorded.tape.mark_unsupported(
+      trace.tape.mark_unsupported(
           concat("a parameter ", value.layout.str(),
                  " gets a gradient and is not the optimizer's. Try: requires_grad_(false)"));
     }
@@ -134,17 +134,17 @@ void TrainingStep::find_gradients(Trace& recorded) {
 }
 
 at::Tensor TrainingStep::replay(const Tensors& inputs, const Program& program) {
-  const Trace& recorded = program.recorded();
+  const Trace& trace = program.trace();
   // A hook may have been added since the recording.
-  if (std::any_of(recorded.leaves.begin(), recorded.leaves.end(), has_hooks)) return run(inputs);
+  if (std::any_of(trace.leaves.begin(), trace.leaves.end(), has_hooks)) return run(inputs);
   // First: gradients of the last step hold the arena, and a held arena is not used again.
   parts_.zero_grad();
   auto frame = program.borrow(inputs);
   program.forward(*frame);
   program.bump_versions(*frame, Phase::kForward);
-  at::Tensor loss = frame->values[at_slot(recorded.outputs.front())];
-  for (std::size_t i = 0; i < recorded.leaves.size(); ++i) {
-    recorded.leaves[i].mutable_grad() = frame->values[at_slot(recorded.gradients[i])];
+  at::Tensor loss = frame->values[at_slot(trace.outputs.front())];
+  for (std::size_t i = 0; i < trace.leaves.size(); ++i) {
+    trace.leaves[i].mutable_grad() = frame->values[at_slot(trace.gradients[i])];
   }
   program.give_back(std::move(frame));
   update();

@@ -32,8 +32,8 @@ class TrainingStep {
 
  private:
   at::Tensor run(const Tensors& inputs);
-  at::Tensor record(const Tensors& inputs, Trace& recorded);
-  void find_gradients(Trace& recorded);
+  at::Tensor record(const Tensors& inputs, Trace& trace);
+  void find_gradients(Trace& trace);
   at::Tensor replay(const Tensors& inputs, const Program& program);
   void update();
 

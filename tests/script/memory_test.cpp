@@ -351,8 +351,8 @@ TEST(OutVariantTest, OperatorsWithEffectsAndGeneratedVariantsHaveNone) {
 TEST(MemoryScheduleTest, ALargeGradientIsTakenWhenWhatItNeedsIsLetGo) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::rand({4, 256});
-  Trace recorded;
-  recorded.inputs = {recorded.tape.add_input(x)};
+  Trace trace;
+  trace.inputs = {trace.tape.add_input(x)};
   at::Tensor large, small;
   record_calls(
       [&] {
@@ -360,11 +360,11 @@ TEST(MemoryScheduleTest, ALargeGradientIsTakenWhenWhatItNeedsIsLetGo) {
         large = at::mm(a.t(), a);  // 256 KiB, kept
         small = at::mm(b, b.t()).sum();
       },
-      recorded.tape);
-  recorded.outputs = {recorded.tape.find(large), recorded.tape.find(small)};
-  recorded.split = recorded.tape.calls().size();
-  const ExecutionPlan plan(recorded);
-  EXPECT_EQ(recorded.tape.calls()[plan.steps.back().call].name(), "aten::mm");
+      trace.tape);
+  trace.outputs = {trace.tape.find(large), trace.tape.find(small)};
+  trace.split = trace.tape.calls().size();
+  const ExecutionPlan plan(trace);
+  EXPECT_EQ(trace.tape.calls()[plan.steps.back().call].name(), "aten::mm");
 }
 
 TEST(MemoryScheduleTest, NothingCrossesAWriteToWhatItReads) {

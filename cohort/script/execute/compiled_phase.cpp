@@ -48,16 +48,16 @@ void change_modes(ModeBits now, ModeBits modes) {
   }
 }
 
-int result_of(const OperatorCall& call, const Trace& recorded, const ExecutionPlan& plan) {
+int result_of(const OperatorCall& call, const Trace& trace, const ExecutionPlan& plan) {
   if (call.results.size() != 1 || call.results.front().kind != TensorPlace::ArgumentType::kTensor)
     return kUndefined;
   const int slot = call.results.front().slots.front();
-  const bool is_made = slot >= 0 && !plan.hoisted[at_slot(slot)] &&
-                       recorded.tape.values()[at_slot(slot)].source == Source::kMade;
+  const bool is_made =
+      slot >= 0 && !plan.hoisted[at_slot(slot)] && trace.tape.values()[at_slot(slot)].source == Source::kMade;
   return is_made ? slot : kUndefined;
 }
 
-CompiledPhase compile_plain(const Trace& recorded, const ExecutionPlan& plan, Phase phase) {
+CompiledPhase compile_plain(const Trace& trace, const ExecutionPlan& plan, Phase phase) {
   CompiledPhase compiled;
   if (phase == Phase::kForward) {
     compiled.regions = plan.regions;
@@ -77,11 +77,11 @@ CompiledPhase compile_plain(const Trace& recorded, const ExecutionPlan& plan, Ph
       instruction.offset = step.offset;
       continue;
     }
-    const OperatorCall& call = recorded.tape.calls()[step.call];
+    const OperatorCall& call = trace.tape.calls()[step.call];
     instruction.call = std::shared_ptr<const OperatorCall>(std::shared_ptr<void>(), &call);  // the tape's
     instruction.modes = modes_of(call);
     if (!call.is_custom_op)
-      instruction.unboxed = unbox(call, result_of(call, recorded, plan));  // else sizes are checked
+      instruction.unboxed = unbox(call, result_of(call, trace, plan));  // else sizes are checked
   }
   return compiled;
 }

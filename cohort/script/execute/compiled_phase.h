@@ -55,9 +55,9 @@ struct CompiledPhase {
 };
 
 /// Returns a part of a plan whose operators allocate for themselves.
-CompiledPhase compile_plain(const Trace& recorded, const ExecutionPlan& plan, Phase phase);
+CompiledPhase compile_plain(const Trace& trace, const ExecutionPlan& plan, Phase phase);
 
 /// The slot that a call's only new result goes to; kUndefined: there is none, or it stays where it is.
-int result_of(const OperatorCall& call, const Trace& recorded, const ExecutionPlan& plan);
+int result_of(const OperatorCall& call, const Trace& trace, const ExecutionPlan& plan);
 
 }  // namespace cohort::script

@@ -32,8 +32,8 @@ at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t of
   return at::Tensor(std::move(impl));
 }
 
-ExecutionPlan::ExecutionPlan(const Trace& recorded) {
-  const auto& values = recorded.tape.values();
+ExecutionPlan::ExecutionPlan(const Trace& trace) {
+  const auto& values = trace.tape.values();
   fixed.resize(values.size());
   hoisted.resize(values.size());
   hoisted_from.assign(values.size(), kUndefined);
@@ -43,36 +43,36 @@ ExecutionPlan::ExecutionPlan(const Trace& recorded) {
     hoisted[i] = true;
     hoisted_from[i] = static_cast<int>(i);
   }
-  find_steps(recorded);
-  find_effects(recorded);
-  find_written(recorded);
+  find_steps(trace);
+  find_effects(trace);
+  find_written(trace);
   const std::span<PlannedStep> forward(steps.data(), split);
-  regions = find_regions(recorded.tape, forward);
+  regions = find_regions(trace.tape, forward);
   for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
     const std::span<PlannedStep> own(steps.data() + begin(phase), end(phase) - begin(phase));
     // Segments are cut where gradients are final in the tape's order, regions where they were forked.
-    if (phase == Phase::kForward ? regions.empty() : recorded.segments.size() <= 1) {
-      order_for_memory(recorded.tape, kept(phase, recorded), own);
+    if (phase == Phase::kForward ? regions.empty() : trace.segments.size() <= 1) {
+      order_for_memory(trace.tape, kept(phase, trace), own);
     }
-    plan_lives(recorded, phase);
+    plan_lives(trace, phase);
   }
-  releases_at_end = defer_release(recorded.tape, regions, forward);
+  releases_at_end = defer_release(trace.tape, regions, forward);
 }
 
-void ExecutionPlan::find_steps(const Trace& recorded) {
-  const auto& calls = recorded.tape.calls();
+void ExecutionPlan::find_steps(const Trace& trace) {
+  const auto& calls = trace.tape.calls();
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    if (i == recorded.split) split = steps.size();
-    if (is_elided(calls[i]) || add_views(recorded, i)) continue;
+    if (i == trace.split) split = steps.size();
+    if (is_elided(calls[i]) || add_views(trace, i)) continue;
     steps.push_back({.call = i, .releases = {}});
   }
   // Without a backward the loop does not come to the split.
-  if (recorded.split >= calls.size()) split = steps.size();
+  if (trace.split >= calls.size()) split = steps.size();
 }
 
-bool ExecutionPlan::add_views(const Trace& recorded, std::size_t number) {
-  const auto& values = recorded.tape.values();
-  const OperatorCall& call = recorded.tape.calls()[number];
+bool ExecutionPlan::add_views(const Trace& trace, std::size_t number) {
+  const auto& values = trace.tape.values();
+  const OperatorCall& call = trace.tape.calls()[number];
   // Where a view of the user's own lies may depend on values.
   if (!call.is_view || call.is_custom_op || call.inputs.empty() || call.inputs.front().slots.size() != 1)
     return false;
@@ -103,11 +103,11 @@ bool ExecutionPlan::add_views(const Trace& recorded, std::size_t number) {
   return true;
 }
 
-void ExecutionPlan::find_effects(const Trace& recorded) {
-  const auto& values = recorded.tape.values();
-  const auto& calls = recorded.tape.calls();
+void ExecutionPlan::find_effects(const Trace& trace) {
+  const auto& values = trace.tape.values();
+  const auto& calls = trace.tape.calls();
   std::vector<bool> made_by_forward(values.size()), read(values.size());
-  for (std::size_t i = 0; i < std::min(recorded.split, calls.size()); ++i) {
+  for (std::size_t i = 0; i < std::min(trace.split, calls.size()); ++i) {
     each_slot(calls[i].results, [&](int slot) {
       made_by_forward[at_slot(slot)] =
           values[at_slot(slot)].source == Source::kMade && !hoisted[at_slot(slot)];
@@ -120,14 +120,14 @@ void ExecutionPlan::find_effects(const Trace& recorded) {
     read[from] = true;
     last_read_by_backward[from] = call;
   };
-  for (std::size_t i = recorded.split; i < calls.size(); ++i) {
+  for (std::size_t i = trace.split; i < calls.size(); ++i) {
     each_slot(calls[i].inputs, [&](int slot) { reads(slot, i); });
   }
-  for (const int slot : recorded.gradients) {
+  for (const int slot : trace.gradients) {
     // A gradient may be a value of forward, which is handed on after the last call.
     if (slot >= 0) reads(slot, calls.size());
   }
-  const std::unordered_set<int> grad_outputs(recorded.grad_outputs.begin(), recorded.grad_outputs.end());
+  const std::unordered_set<int> grad_outputs(trace.grad_outputs.begin(), trace.grad_outputs.end());
   for (std::size_t i = 0; i < values.size(); ++i) {
     // Gradients of results come with each backward, so nobody saves them.
     if (!read[i] || grad_outputs.count(static_cast<int>(i)) != 0) continue;
@@ -140,13 +140,13 @@ void ExecutionPlan::find_effects(const Trace& recorded) {
 }
 
 // By each part, as autograd counts what it changes when it has ended.
-void ExecutionPlan::find_written(const Trace& recorded) {
-  const auto& values = recorded.tape.values();
-  const auto& calls = recorded.tape.calls();
+void ExecutionPlan::find_written(const Trace& trace) {
+  const auto& values = trace.tape.values();
+  const auto& calls = trace.tape.calls();
   std::array<std::vector<bool>, 2> storages;  // by part
-  for (auto& each : storages) each.resize(recorded.tape.num_storages());
+  for (auto& each : storages) each.resize(trace.tape.num_storages());
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    auto& own = storages[recorded.has_backward && i >= recorded.split ? 1 : 0];
+    auto& own = storages[trace.has_backward && i >= trace.split ? 1 : 0];
     each_written(calls[i], [&](int slot) { own[values[at_slot(slot)].storage] = true; });
   }
   for (const int slot : saved) saved_is_written.push_back(storages[1][values[at_slot(slot)].storage]);
@@ -158,25 +158,25 @@ void ExecutionPlan::find_written(const Trace& recorded) {
   }
 }
 
-std::vector<bool> ExecutionPlan::kept(Phase phase, const Trace& recorded) const {
-  std::vector<bool> result(recorded.tape.values().size());
+std::vector<bool> ExecutionPlan::kept(Phase phase, const Trace& trace) const {
+  std::vector<bool> result(trace.tape.values().size());
   const auto keep = [&](const std::vector<int>& slots) {
     for (const int slot : slots) {
       if (slot >= 0) result[at_slot(slot)] = true;
     }
   };
-  if (phase == Phase::kBackward || !recorded.has_backward) keep(recorded.gradients);
+  if (phase == Phase::kBackward || !trace.has_backward) keep(trace.gradients);
   if (phase == Phase::kForward) {
-    keep(recorded.outputs);
-    keep(recorded.inputs);
+    keep(trace.outputs);
+    keep(trace.inputs);
     keep(saved);
   }
   return result;
 }
 
 // The last step of a part that uses a value lets it go, but for what is kept.
-void ExecutionPlan::plan_lives(const Trace& recorded, Phase phase) {
-  const std::vector<bool> kept = this->kept(phase, recorded);
+void ExecutionPlan::plan_lives(const Trace& trace, Phase phase) {
+  const std::vector<bool> kept = this->kept(phase, trace);
   std::vector<bool> seen(kept.size());
   // From the back, so the first step that uses a value here is its last one.
   for (std::size_t i = end(phase); i-- > begin(phase);) {
@@ -190,8 +190,8 @@ void ExecutionPlan::plan_lives(const Trace& recorded, Phase phase) {
       last(step.view);
       last(step.view_of);
     } else {
-      each_slot(recorded.tape.calls()[step.call].inputs, last);
-      each_slot(recorded.tape.calls()[step.call].results, last);
+      each_slot(trace.tape.calls()[step.call].inputs, last);
+      each_slot(trace.tape.calls()[step.call].results, last);
     }
   }
 }

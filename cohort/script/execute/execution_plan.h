@@ -23,7 +23,7 @@ enum class Phase : std::uint8_t { kForward, kBackward };
 
 /// What is to be run of a tape, in which order, and how long its values live.
 struct ExecutionPlan {
-  explicit ExecutionPlan(const Trace& recorded);
+  explicit ExecutionPlan(const Trace& trace);
 
   std::vector<PlannedStep> steps;       ///< forward's, then backward's
   std::size_t split = 0;                ///< of steps: where backward begins
@@ -43,14 +43,14 @@ struct ExecutionPlan {
   std::size_t begin(Phase phase) const { return phase == Phase::kForward ? 0 : split; }
   std::size_t end(Phase phase) const { return phase == Phase::kForward ? split : steps.size(); }
   /// Which values outlive a part, by slot: what is handed out, and what backward reads of forward's.
-  std::vector<bool> kept(Phase phase, const Trace& recorded) const;
+  std::vector<bool> kept(Phase phase, const Trace& trace) const;
 
  private:
-  void find_steps(const Trace& recorded);
-  bool add_views(const Trace& recorded, std::size_t call);
-  void find_effects(const Trace& recorded);
-  void find_written(const Trace& recorded);
-  void plan_lives(const Trace& recorded, Phase phase);
+  void find_steps(const Trace& trace);
+  bool add_views(const Trace& trace, std::size_t call);
+  void find_effects(const Trace& trace);
+  void find_written(const Trace& trace);
+  void plan_lives(const Trace& trace, Phase phase);
 };
 
 /// Returns a view of `base` that lies `offset` elements after where it begins.

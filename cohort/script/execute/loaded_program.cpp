@@ -63,26 +63,26 @@ struct LoadedProgram::Impl {
 
     explicit GuardedProgram(Recording recording)
         : environment(recording.environment),
-          program(std::make_shared<const Program>(std::move(recording.recorded))) {
+          program(std::make_shared<const Program>(std::move(recording.trace))) {
       for (const int slot : slots()) {
         inputs.push_back(slot == kUndefined ? Layout() : value(slot).layout);
       }
     }
-    const std::vector<int>& slots() const { return program->recorded().inputs; }
-    const Value& value(int slot) const { return program->recorded().tape.values()[at_slot(slot)]; }
+    const std::vector<int>& slots() const { return program->trace().inputs; }
+    const Value& value(int slot) const { return program->trace().tape.values()[at_slot(slot)]; }
 
     // Whether inputs share memory where they did, and nowhere else.
     bool share(const Tensors& given) const {
       for (std::size_t i = 0; i < given.size(); ++i) {
         for (std::size_t j = 0; j < i; ++j) {
           if (!given[i].defined() || !given[j].defined()) continue;
-          const bool recorded = value(slots()[i]).storage == value(slots()[j]).storage;
-          if (given[i].storage().is_alias_of(given[j].storage()) != recorded) return false;
+          const bool is_shared = value(slots()[i]).storage == value(slots()[j]).storage;
+          if (given[i].storage().is_alias_of(given[j].storage()) != is_shared) return false;
           // The tape may read one input through the memory of the other, so their distance must be as
           // recorded.
           const auto apart = [&](std::int64_t a, std::int64_t b) { return a - b; };
-          if (recorded && apart(given[i].storage_offset(), given[j].storage_offset()) !=
-                              apart(inputs[i].offset, inputs[j].offset)) {
+          if (is_shared && apart(given[i].storage_offset(), given[j].storage_offset()) !=
+                               apart(inputs[i].offset, inputs[j].offset)) {
             return false;
           }
         }
@@ -194,7 +194,7 @@ std::string LoadedProgram::explain() const {
     base::TextList inputs;
     for (const auto& input : entry.inputs) inputs.add(describe(input));
     text += concat("  inputs: ", inputs.text(), "; ", entry.environment.str(),
-                   "\n    program: ", entry.program->recorded().tape.calls().size(), " operators recorded, ",
+                   "\n    program: ", entry.program->trace().tape.calls().size(), " operators recorded, ",
                    entry.program->num_steps(), " run\n");
   }
   return text;

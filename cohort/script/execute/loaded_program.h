@@ -21,7 +21,7 @@ class LoadedProgram {
   /// A recording without backward, and the modes it was made under.
   struct Recording {
     Environment environment;  ///< the modes
-    Trace recorded;           ///< has no backward
+    Trace trace;              ///< has no backward
   };
   /// `file` is what messages name.
   LoadedProgram(std::string file, Metadata metadata, std::vector<Recording> recordings);

@@ -100,20 +100,20 @@ void share_versions(const at::Tensor& view, const at::Tensor& base) {
 
 // The calls that follow take the sizes for fixed: not every operator whose sizes depend on values has the
 // tag.
-void check_sizes(const OperatorCall& call, const at::Tensor& tensor, const Layout& recorded) {
-  if (!tensor.defined() || is_laid_out(tensor, recorded)) return;
+void check_sizes(const OperatorCall& call, const at::Tensor& tensor, const Layout& expected) {
+  if (!tensor.defined() || is_laid_out(tensor, expected)) return;
   throw_other_results(
       call, base::concat("sizes ", tensor.sizes(), " and strides ", tensor.strides(), ", recorded were ",
-                         c10::IntArrayRef(recorded.sizes), " and ", c10::IntArrayRef(recorded.strides)));
+                         c10::IntArrayRef(expected.sizes), " and ", c10::IntArrayRef(expected.strides)));
 }
 
 }  // namespace
 
-Program::Program(Trace recorded) : recorded_(std::move(recorded)), plan_(recorded_) {
+Program::Program(Trace trace) : trace_(std::move(trace)), plan_(trace_) {
   for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
-    parts_[static_cast<std::size_t>(phase)].plain = compile_plain(recorded_, plan_, phase);
+    parts_[static_cast<std::size_t>(phase)].plain = compile_plain(trace_, plan_, phase);
   }
-  for (const Value& value : recorded_.tape.values()) {
+  for (const Value& value : trace_.tape.values()) {
     if (value.source != Source::kCaptured) continue;
     const at::Tensor& tensor = value.tensor;
     captured_.push_back({&value, tensor.storage().unsafeGetStorageImpl(), tensor.storage().data(),
@@ -121,7 +121,7 @@ Program::Program(Trace recorded) : recorded_(std::move(recorded)), plan_(recorde
     captured_storages_.insert(captured_.back().storage);
   }
   for (const std::vector<int>* slots :
-       {&recorded_.inputs, &recorded_.outputs, &plan_.saved, &recorded_.grad_outputs, &recorded_.gradients}) {
+       {&trace_.inputs, &trace_.outputs, &plan_.saved, &trace_.grad_outputs, &trace_.gradients}) {
     for (const int slot : *slots) {
       if (slot >= 0 && !plan_.hoisted[at_slot(slot)]) handed_over_.push_back(slot);
     }
@@ -184,7 +184,7 @@ std::unique_ptr<Frame> Program::borrow(std::span<const at::Tensor> inputs) const
   auto frame = is_recorded ? new_frame() : idle_frame();
   frame->is_recorded = is_recorded;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (recorded_.inputs[i] >= 0) frame->values[at_slot(recorded_.inputs[i])] = inputs[i];
+    if (trace_.inputs[i] >= 0) frame->values[at_slot(trace_.inputs[i])] = inputs[i];
   }
   return frame;
 }
@@ -247,7 +247,7 @@ void Program::prepare(Frame& frame, Phase phase, const CompiledPhase& compiled) 
   const CompiledPhase*& prepared = frame.prepared[static_cast<std::size_t>(phase)];
   if (prepared == &compiled) return;
   for (const Resident& resident : compiled.residents) {
-    const Layout& layout = recorded_.tape.values()[at_slot(resident.slot)].layout;
+    const Layout& layout = trace_.tape.values()[at_slot(resident.slot)].layout;
     at::Tensor& tensor = frame.values[at_slot(resident.slot)];
     if (resident.view_of != kUndefined) {
       tensor = view_of(frame.values[at_slot(resident.view_of)], layout, resident.offset);
@@ -262,16 +262,16 @@ void Program::prepare(Frame& frame, Phase phase, const CompiledPhase& compiled) 
 // Of an operator that was called without boxing, which is done once.
 void Program::check_results(const OperatorCall& call, const Frame& frame) const {
   each_slot(call.results, [&](int slot) {
-    check_sizes(call, frame.values[at_slot(slot)], recorded_.tape.values()[at_slot(slot)].layout);
+    check_sizes(call, frame.values[at_slot(slot)], trace_.tape.values()[at_slot(slot)].layout);
   });
 }
 
 void Program::store_results(const OperatorCall& call, Frame& frame, torch::jit::Stack& stack) const {
   const std::size_t first = stack.size() - call.num_results;
   const auto store = [&](int slot, at::Tensor&& tensor) {
-    if (slot >= 0) check_sizes(call, tensor, recorded_.tape.values()[at_slot(slot)].layout);
+    if (slot >= 0) check_sizes(call, tensor, trace_.tape.values()[at_slot(slot)].layout);
     if (slot >= 0 && !plan_.hoisted[at_slot(slot)] &&
-        recorded_.tape.values()[at_slot(slot)].source == Source::kMade) {
+        trace_.tape.values()[at_slot(slot)].source == Source::kMade) {
       at::Tensor& made = frame.values[at_slot(slot)] = std::move(tensor);
       if (call.is_view) share_versions(made, frame.values[at_slot(call.inputs.front().slots.front())]);
     }
@@ -297,7 +297,7 @@ void Program::run_instruction(const Instruction& instruction, Frame& frame, torc
   if (instruction.call == nullptr) {
     frame.values[at_slot(instruction.view)] =
         view_of(frame.values[at_slot(instruction.view_of)],
-                recorded_.tape.values()[at_slot(instruction.view)].layout, instruction.offset);
+                trace_.tape.values()[at_slot(instruction.view)].layout, instruction.offset);
   } else if (instruction.unboxed != nullptr && !options.is_observed) {
     instruction.unboxed->run(frame.values);
   } else {
@@ -448,7 +448,7 @@ void Program::begin(Frame& frame, Phase phase) const {
       if (code.ready.load(std::memory_order_relaxed) == nullptr) code.is_warmed_up.store(false);
       delete warm_up;
     };
-    frame.warm_up = {new WarmUp(recorded_, plan_, phase, code.plain), reset_warm_up};
+    frame.warm_up = {new WarmUp(trace_, plan_, phase, code.plain), reset_warm_up};
   } else {
     frame.compiled = &code.plain;
   }
@@ -462,10 +462,10 @@ void Program::run(Frame& frame, Phase phase, std::size_t first_call, std::size_t
   const PhaseCode& code = parts_[static_cast<std::size_t>(phase)];
   const bool is_backward = phase == Phase::kBackward;
   // Later segments of a backward run as its first one began.
-  if (first_call == (is_backward ? recorded_.split : 0)) begin(frame, phase);
+  if (first_call == (is_backward ? trace_.split : 0)) begin(frame, phase);
   const CompiledPhase& compiled = frame.compiled == nullptr ? code.plain : *frame.compiled;
   std::size_t first = 0, last = compiled.instructions.size();
-  if (is_backward && recorded_.segments.size() > 1) {
+  if (is_backward && trace_.segments.size() > 1) {
     // Steps of a cut backward keep the tape's order, so numbers of calls are sorted here.
     const auto place_of = [&](std::size_t call) {
       return std::ranges::lower_bound(compiled.instructions, call, {}, &Instruction::number) -

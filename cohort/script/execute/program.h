@@ -62,11 +62,11 @@ class Program {
   /// Frames that are kept between runs, at most.
   static constexpr std::size_t kMaxIdleFrames = 4;
 
-  explicit Program(Trace recorded);
+  explicit Program(Trace trace);
   ~Program();
 
   /// The trace that it runs.
-  const Trace& recorded() const { return recorded_; }
+  const Trace& trace() const { return trace_; }
   /// Slots that forward makes and backward reads.
   const std::vector<int>& saved() const { return plan_.saved; }
   /// Whether backward writes to the memory of each saved value.
@@ -83,10 +83,10 @@ class Program {
   std::size_t num_outs() const;
 
   /// Whether a gradient that came to it had implicit zeros (gradients.h): the function may have to run again.
-  bool has_met_zeros() const { return recorded_.has_met_zeros != nullptr && *recorded_.has_met_zeros; }
+  bool has_met_zeros() const { return trace_.has_met_zeros != nullptr && *trace_.has_met_zeros; }
   /// Says that one came, for has_met_zeros().
   void meet_zeros() const {
-    if (recorded_.has_met_zeros != nullptr) *recorded_.has_met_zeros = true;
+    if (trace_.has_met_zeros != nullptr) *trace_.has_met_zeros = true;
   }
 
   /// Whether it uses tensors that are no inputs.
@@ -110,7 +110,7 @@ class Program {
   /// Runs forward, or the calls of backward from `begin` up to `end`, which are the tape's, one segment after
   /// the other in the same frame; whoever calls it has put inputs, saved values and grad_outputs into the
   /// frame.
-  void forward(Frame& frame) const { run(frame, Phase::kForward, 0, recorded_.split); }
+  void forward(Frame& frame) const { run(frame, Phase::kForward, 0, trace_.split); }
   void backward(Frame& frame, std::size_t begin, std::size_t end) const {
     run(frame, Phase::kBackward, begin, end);
   }
@@ -154,7 +154,7 @@ class Program {
   std::unique_ptr<Frame> idle_frame() const;
   std::unique_ptr<Frame> new_frame() const;
 
-  Trace recorded_;
+  Trace trace_;
   ExecutionPlan plan_;
   std::array<PhaseCode, 2> parts_;
   std::vector<Captured> captured_;

@@ -69,14 +69,14 @@ void check_watched(const BackwardRun& run, std::size_t first_call) {
   for (const BackwardRun::Watched& each : run.watched) {
     if (each.counter.current_version() == each.version) continue;
     if (run.program->last_read_by_backward(each.slot) < first_call) continue;
-    throw_changed(run.program->recorded().tape.values()[at_slot(each.slot)].layout.str());
+    throw_changed(run.program->trace().tape.values()[at_slot(each.slot)].layout.str());
   }
 }
 
 // Where the backward begins.
-c10::Device device_of(const Trace& recorded) {
-  for (const int slot : recorded.grad_outputs) {
-    if (slot >= 0) return recorded.tape.values()[at_slot(slot)].layout.device;
+c10::Device device_of(const Trace& trace) {
+  for (const int slot : trace.grad_outputs) {
+    if (slot >= 0) return trace.tape.values()[at_slot(slot)].layout.device;
   }
   return c10::kCPU;
 }
@@ -84,22 +84,22 @@ c10::Device device_of(const Trace& recorded) {
 // Runs a segment, and returns the gradients that are final after it.
 Tensors run_segment(BackwardRun& run, std::size_t number) {
   const Program& program = *run.program;
-  const Trace& recorded = program.recorded();
-  const Segment& segment = recorded.segments[number];
+  const Trace& trace = program.trace();
+  const Segment& segment = trace.segments[number];
   // The function ran again and all gradients are there: each segment hands on its own.
   if (run.frame == nullptr) {
     Tensors found;
     for (const std::size_t i : segment.gradients) found.push_back(std::move(run.found[i]));
     return found;
   }
-  const std::size_t first_call = number == 0 ? recorded.split : recorded.segments[number - 1].end;
+  const std::size_t first_call = number == 0 ? trace.split : trace.segments[number - 1].end;
   if (number > 0) check_watched(run, first_call);
   program.backward(*run.frame, first_call, segment.end);
   Tensors found;
   std::vector<int> slots;
   for (const std::size_t i : segment.gradients) {
-    const int slot = recorded.gradients[i];
-    const bool is_there = slot != kUndefined && is_reached(recorded.reached_from[i], run.is_given);
+    const int slot = trace.gradients[i];
+    const bool is_there = slot != kUndefined && is_reached(trace.reached_from[i], run.is_given);
     found.push_back(is_there ? run.frame->values[at_slot(slot)] : at::Tensor());
     slots.push_back(slot);
   }
@@ -109,7 +109,7 @@ Tensors run_segment(BackwardRun& run, std::size_t number) {
     run.found = run.again();
     return run_segment(run, number);
   }
-  if (number + 1 == recorded.segments.size()) {
+  if (number + 1 == trace.segments.size()) {
     program.bump_versions(*run.frame, Phase::kBackward);
     program.release(*run.frame, slots);
     program.give_back(std::move(run.frame));
@@ -170,7 +170,7 @@ const ReplayedBackward::Kept* ReplayedBackward::first_changed() const {
 
 // What the recording started from: a gradient of these strides, zeros where there is none.
 at::Tensor ReplayedBackward::grad_output(at::Tensor gradient, int slot) const {
-  const Layout& layout = program->recorded().tape.values()[at_slot(slot)].layout;
+  const Layout& layout = program->trace().tape.values()[at_slot(slot)].layout;
   if (gradient.defined() && gradient.strides() == layout.strides && gradient.scalar_type() == layout.dtype) {
     return gradient;
   }
@@ -187,12 +187,12 @@ at::Tensor ReplayedBackward::grad_output(at::Tensor gradient, int slot) const {
 
 Misfit ReplayedBackward::misfit_of(const Tensors& gradients) const {
   if (rerun == nullptr) return Misfit::kNone;
-  const Trace& recorded = program->recorded();
+  const Trace& trace = program->trace();
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const int slot = recorded.grad_outputs[i];
+    const int slot = trace.grad_outputs[i];
     if (gradients[i].defined() && slot == kUndefined) return Misfit::kWasMissing;
-    if (!recorded.grad_outputs_overlap || !gradients[i].defined()) continue;
-    const Layout& layout = recorded.tape.values()[at_slot(slot)].layout;
+    if (!trace.grad_outputs_overlap || !gradients[i].defined()) continue;
+    const Layout& layout = trace.tape.values()[at_slot(slot)].layout;
     if (layout.may_overlap() && gradients[i].strides() != layout.strides) return Misfit::kLayout;
   }
   return Misfit::kNone;
@@ -214,7 +214,7 @@ Tensors at_places(const Tensors& all, const std::vector<std::size_t>& places) {
 Tensors ReplayedBackward::apply(Tensors&& gradients) {
   check_no_graph("a scripted function");
   check_unreleased();
-  const Trace& recorded = program->recorded();
+  const Trace& trace = program->trace();
   const bool is_filled = has_implicit_zeros(gradients);
   // A second run of the function takes sparse gradients as they came.
   const Tensors as_given = is_filled ? gradients : Tensors();
@@ -227,7 +227,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
     run->found.resize(places.size());
     return begin(std::move(run));
   }
-  const bool has_zeros = rerun != nullptr && (is_filled || misses_one(run->is_given, recorded.grad_outputs));
+  const bool has_zeros = rerun != nullptr && (is_filled || misses_one(run->is_given, trace.grad_outputs));
   Misfit why = misfit_of(gradients);
   if (why == Misfit::kNone && has_zeros && first_changed() != nullptr) why = Misfit::kZeros;
   const Tensors& given = is_filled ? as_given : gradients;
@@ -240,11 +240,11 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
     run->again = [given, rerun = rerun, places = places] {
       return at_places(rerun(given, Misfit::kZeros), places);
     };
-  } else if (is_filled && recorded.may_run_again) {
+  } else if (is_filled && trace.may_run_again) {
     run->again = []() -> Tensors { throw_filled(); };
   }
   // Only between the nodes of a chain do hooks run that may change what backward still reads.
-  if (recorded.segments.size() > 1 && !is_whole) {
+  if (trace.segments.size() > 1 && !is_whole) {
     for (const Kept& each : kept) {
       if (each.tensor.is_inference()) continue;
       run->watched.push_back({each.tensor.unsafeGetTensorImpl()->version_counter(), each.version, each.slot});
@@ -252,10 +252,10 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   }
   run->frame = program->borrow();
   Frame& frame = *run->frame;
-  for (std::size_t i = 0; i < recorded.grad_outputs.size(); ++i) {
-    if (recorded.grad_outputs[i] == kUndefined) continue;
-    frame.values[at_slot(recorded.grad_outputs[i])] =
-        grad_output(std::move(gradients[i]), recorded.grad_outputs[i]);
+  for (std::size_t i = 0; i < trace.grad_outputs.size(); ++i) {
+    if (trace.grad_outputs[i] == kUndefined) continue;
+    frame.values[at_slot(trace.grad_outputs[i])] =
+        grad_output(std::move(gradients[i]), trace.grad_outputs[i]);
   }
   for (Kept& each : kept) {
     if (each.is_captured) continue;
@@ -269,19 +269,18 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
 Tensors ReplayedBackward::begin(std::unique_ptr<BackwardRun> run) {
   // The frame holds all by now, and drops each value after its last use.
   if (is_last_) release_variables();
-  const Trace& recorded = run->program->recorded();
+  const Trace& trace = run->program->trace();
   if (is_whole) {
     Tensors all(places.size());
-    for (std::size_t number = 0; number < recorded.segments.size(); ++number) {
+    for (std::size_t number = 0; number < trace.segments.size(); ++number) {
       Tensors found = run_segment(*run, number);
-      const auto& gradients = recorded.segments[number].gradients;
+      const auto& gradients = trace.segments[number].gradients;
       for (std::size_t i = 0; i < gradients.size(); ++i) all[gradients[i]] = std::move(found[i]);
     }
     return all;
   }
   Tensors found = run_segment(*run, 0);
-  if (recorded.segments.size() > 1)
-    found.push_back(autograd::box_in_tensor(std::move(run), device_of(recorded)));
+  if (trace.segments.size() > 1) found.push_back(autograd::box_in_tensor(std::move(run), device_of(trace)));
   return found;
 }
 
@@ -293,7 +292,7 @@ class ReplayedSegment : public Node {
   Tensors apply(Tensors&& before) override {
     BackwardRun& run = autograd::unbox<BackwardRun>(before.front());
     Tensors found = run_segment(run, number);
-    if (number + 1 < run.program->recorded().segments.size()) found.push_back(std::move(before.front()));
+    if (number + 1 < run.program->trace().segments.size()) found.push_back(std::move(before.front()));
     return found;
   }
   std::string name() const override { return "cohort::script::ReplayedSegment"; }
@@ -327,10 +326,10 @@ at::Tensor with_its_counter(const at::Tensor& tensor, const at::Tensor& counts) 
 
 void attach_replay(std::shared_ptr<const Program> program, std::span<const at::Tensor> inputs,
                    Tensors& results, const Frame& frame, Rerun rerun) {
-  const Trace& recorded = program->recorded();
-  const auto& values = recorded.tape.values();
+  const Trace& trace = program->trace();
+  const auto& values = trace.tape.values();
   std::vector<std::size_t> places;
-  const auto edges = edges_to(inputs, recorded.leaves, places);
+  const auto edges = edges_to(inputs, trace.leaves, places);
   auto node = COHORT_MAKE_NODE(ReplayedBackward);
   for (std::size_t i = 0; i < program->saved().size(); ++i) {
     const int slot = program->saved()[i];
@@ -349,15 +348,15 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
                           slot, !is_input});
   }
   for (std::size_t i = 0; i < results.size(); ++i) {
-    if (recorded.outputs[i] == kUndefined) continue;
-    const std::size_t storage = values[at_slot(recorded.outputs[i])].storage;
+    if (trace.outputs[i] == kUndefined) continue;
+    const std::size_t storage = values[at_slot(trace.outputs[i])].storage;
     const at::Tensor* counts = nullptr;  // a saved value of this memory counts changes of the result
     for (std::size_t k = 0; k < num_saved; ++k) {
       if (values[at_slot(node->kept[k].slot)].storage == storage) counts = &node->kept[k].tensor;
     }
-    const bool is_made = recorded.handles[i].kind == Handle::AliasType::kItself &&
-                         values[at_slot(recorded.outputs[i])].source == Source::kMade;
-    if (recorded.needs_gradient[i]) {
+    const bool is_made = trace.handles[i].kind == Handle::AliasType::kItself &&
+                         values[at_slot(trace.outputs[i])].source == Source::kMade;
+    if (trace.needs_gradient[i]) {
       results[i] = with_its_counter(results[i], counts == nullptr ? results[i] : *counts);
     } else if (counts != nullptr && is_made) {
       results[i] = with_its_counter(results[i], *counts);
@@ -366,12 +365,12 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
   node->program = program;
   node->rerun = std::move(rerun);
   node->places = std::move(places);
-  node->is_whole = recorded.reach_differs;
+  node->is_whole = trace.reach_differs;
   if (node->is_whole) {
-    return join(whole(node), edges, recorded.reached_from, recorded.needs_gradient, results);
+    return join(whole(node), edges, trace.reached_from, trace.needs_gradient, results);
   }
-  chain(*node, edges, recorded.segments, device_of(recorded));
-  set_histories(results, recorded.needs_gradient, node);
+  chain(*node, edges, trace.segments, device_of(trace));
+  set_histories(results, trace.needs_gradient, node);
 }
 
 }  // namespace cohort::script

@@ -19,6 +19,6 @@ struct Segment {
 /// that they can be handed on while the rest runs; 0: nowhere. A gradient is final after the last call that
 /// uses its memory or its leaf's, so what gets it may keep it, change it, and step the leaf. Each gradient is
 /// in one segment, the undefined ones in the first. `leaves`: slots of what the gradients belong to.
-std::vector<Segment> cut_backward(const Trace& recorded, const std::vector<int>& leaves, std::int64_t bytes);
+std::vector<Segment> cut_backward(const Trace& trace, const std::vector<int>& leaves, std::int64_t bytes);
 
 }  // namespace cohort::script

@@ -22,7 +22,7 @@ struct Handle {
   bool operator==(const Handle&) const = default;
 };
 
-/// A recording and what its caller knows about it. Slots are the tape's.
+/// The tape of one call, and what its caller knows about it. Slots are the tape's.
 struct Trace {
   Tape tape;                              ///< calls and values
   std::vector<int> inputs;                ///< slots, by argument

@@ -61,12 +61,12 @@ class RecordedBackward : public Node {
 // Takes the gradients of results down; returns what the recorded backward of a function begins with.
 // Note [Gradients that do not fit]
 Tensors RecordedBackward::begin(const Tensors& grad_outputs) {
-  Trace& recorded = *forward.recorded;
+  Trace& trace = *forward.trace;
   const std::size_t given =
       std::hash<std::vector<bool>>()(defined(grad_outputs)) | 1;  // 0: none was recorded
   const std::size_t before = forward.wants->given.exchange(given);
   if (before != 0 && before != given) forward.wants->all = true;
-  const bool wants_all = !recorded.may_run_again || forward.wants->all;
+  const bool wants_all = !trace.may_run_again || forward.wants->all;
   Tensors starts = grad_outputs;
   for (std::size_t i = 0; i < starts.size(); ++i) {
     at::Tensor& grad_output = starts[i];
@@ -75,13 +75,13 @@ Tensors RecordedBackward::begin(const Tensors& grad_outputs) {
     } else {
       grad_output = materialized(grad_output);  // lazy and sparse ones may come to replays, or not
       // Each has a slot of its own: (a + b).backward() hands the same tensor on twice.
-      if (recorded.tape.knows_storage(grad_output)) grad_output = grad_output.clone();
-      if (!recorded.may_run_again && Layout::of(grad_output).may_overlap()) {
+      if (trace.tape.knows_storage(grad_output)) grad_output = grad_output.clone();
+      if (!trace.may_run_again && Layout::of(grad_output).may_overlap()) {
         grad_output = grad_output.clone(at::MemoryFormat::Contiguous);
       }
     }
-    recorded.grad_outputs.push_back(recorded.tape.add_input(grad_output));
-    if (grad_output.defined()) recorded.grad_outputs_overlap |= Layout::of(grad_output).may_overlap();
+    trace.grad_outputs.push_back(trace.tape.add_input(grad_output));
+    if (grad_output.defined()) trace.grad_outputs_overlap |= Layout::of(grad_output).may_overlap();
   }
   return starts;
 }
@@ -101,16 +101,16 @@ Tensors RecordedBackward::run(const Tensors& grad_outputs) {
     return found;
   }
   is_recorded_ = true;
-  Trace& recorded = *forward.recorded;
-  recorded.split = recorded.tape.calls().size();
-  recorded.has_backward = true;
+  Trace& trace = *forward.trace;
+  trace.split = trace.tape.calls().size();
+  trace.has_backward = true;
   if (is_filled) forward.wants->zeros = true;
   const Tensors starts = begin(grad_outputs);
   if (forward.verify != nullptr) forward.verify->begin_backward();
   const bool has_zeros = is_filled || defined(starts) != defined(grad_outputs);
   Tensors found;
   try {
-    const Recording recording(recorded.tape);
+    const Recording recording(trace.tape);
     // With zeros among them the graph is kept, since a second run may need it.
     found = forward.graph->backward(starts, !is_last_ || has_zeros);
   } catch (const std::exception&) {
@@ -120,25 +120,25 @@ Tensors RecordedBackward::run(const Tensors& grad_outputs) {
   }
   Tensors gradients;
   for (const std::size_t place : places) {
-    const int slot = recorded.tape.find_result(found[place]);
-    if (slot == kUnknown) recorded.tape.mark_unsupported("backward returns a tensor that no operator made");
-    recorded.gradients.push_back(slot);
+    const int slot = trace.tape.find_result(found[place]);
+    if (slot == kUnknown) trace.tape.mark_unsupported("backward returns a tensor that no operator made");
+    trace.gradients.push_back(slot);
     gradients.push_back(found[place]);
   }
-  recorded.tape.check_versions();
+  trace.tape.check_versions();
   std::vector<int> leaves;
   for (const std::size_t place : places) {
-    const bool is_input = place < recorded.inputs.size();
-    leaves.push_back(is_input ? recorded.inputs[place]
-                              : recorded.tape.find(recorded.leaves[place - recorded.inputs.size()]));
+    const bool is_input = place < trace.inputs.size();
+    leaves.push_back(is_input ? trace.inputs[place]
+                              : trace.tape.find(trace.leaves[place - trace.inputs.size()]));
   }
-  recorded.segments = cut_backward(recorded, leaves, forward.gradient_chunk_bytes);
+  trace.segments = cut_backward(trace, leaves, forward.gradient_chunk_bytes);
   if (forward.verify != nullptr) {
     forward.entry->compare(forward.verify->difference_in_backward(starts, gradients),
-                           forward.verify->is_alone(recorded.tape));
-    if (forward.verify->takes(starts)) forward.entry->verify(std::move(recorded));
-  } else if (!recorded.grad_outputs_overlap || !forward.wants->plain) {
-    forward.entry->add_trace(std::move(recorded));
+                           forward.verify->is_alone(trace.tape));
+    if (forward.verify->takes(starts)) forward.entry->verify(std::move(trace));
+  } else if (!trace.grad_outputs_overlap || !forward.wants->plain) {
+    forward.entry->add_trace(std::move(trace));
   }
   forget();
   if (has_zeros && !all_finite(found)) return forward.graph->backward(grad_outputs, !is_last_);
@@ -149,7 +149,7 @@ Tensors RecordedBackward::run(const Tensors& grad_outputs) {
 // A trace is handed over once: a second backward must find none.
 void RecordedBackward::forget() {
   forward.verify.reset();
-  forward.recorded.reset();
+  forward.trace.reset();
   forward.entry.reset();
 }
 
@@ -225,15 +225,15 @@ torch::autograd::edge_list edges_to(std::span<const at::Tensor> inputs, const Te
 void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results) {
   auto node = COHORT_MAKE_NODE(RecordedBackward);
   auto edges = edges_to(inputs, forward.graph->captured(), node->places);
-  node->reached_from = forward.recorded->reached_from;
-  const auto needs_gradient = forward.recorded->needs_gradient;
+  node->reached_from = forward.trace->reached_from;
+  const auto needs_gradient = forward.trace->needs_gradient;
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (!needs_gradient[i]) continue;
     node->options.push_back(results[i].options());
     node->sizes.push_back(results[i].sizes().vec());
   }
   node->forward = std::move(forward);
-  if (node->forward.recorded->reach_differs) {
+  if (node->forward.trace->reach_differs) {
     return join(whole(node), edges, node->reached_from, needs_gradient, results);
   }
   node->set_next_edges(std::move(edges));

@@ -27,7 +27,7 @@ struct TangentWants {
 /// A forward that was recorded, and the graph of it.
 struct RecordedForward {
   std::shared_ptr<autograd::DetachedGraph> graph;  ///< of the forward
-  std::shared_ptr<Trace> recorded;                 ///< calls of the forward; those of backward are added
+  std::shared_ptr<Trace> trace;                    ///< calls of the forward; those of backward are added
   std::shared_ptr<CacheEntry> entry;               ///< of the guards that hold: gets the trace
   std::int64_t gradient_chunk_bytes = 0;           ///< ScriptOptions::gradient_chunk_bytes
   std::shared_ptr<Verification> verify;            ///< of the program that backward is compared with, or null

@@ -77,7 +77,7 @@ void CacheEntry::set_state(State state) {
 // A lambda over a model is replayed as it was recorded, after eval() too: nothing shows the flag.
 void CacheEntry::warn_if_unwatched() const {
   if (modules_.watches_any()) return;
-  const auto& tape = program_->recorded().tape;
+  const auto& tape = program_->trace().tape;
   const bool captures = std::ranges::any_of(tape.values(), [](const Value& value) {
     return value.source == Source::kCaptured && value.tensor.is_leaf() && value.tensor.requires_grad();
   });
@@ -99,7 +99,7 @@ bool CacheEntry::holds(const Environment& environment, std::span<const at::Tenso
   // Nothing is captured yet, or the function runs itself: captured tensors do not matter.
   if (state() != State::kReady || is_short()) return true;
   return (!program_->has_captured() || (program_->captures_valid() && !program_->meets_captured(inputs))) &&
-         (!program_->recorded().tape.needs_input_storages() || inputs_.storages_hold(inputs));
+         (!program_->trace().tape.needs_input_storages() || inputs_.storages_hold(inputs));
 }
 
 bool CacheEntry::is_dead() const {
@@ -123,39 +123,39 @@ bool CacheEntry::start_recording() {
   return tried_ <= kMaxTries || std::has_single_bit(static_cast<unsigned>(tried_));
 }
 
-void CacheEntry::add_trace(Trace recorded) {
+void CacheEntry::add_trace(Trace trace) {
   const std::lock_guard lock(mutex_);
   // Several threads may record at once, and the first two that agree have decided.
   if (state() != State::kRecording) return;
   tried_ = 0;
-  if (options_.verify() && recorded.tape.captured_was_changed() && ++changed_ < kMaxChanged) return;
-  ++recorded_;
-  if (changed_ == kMaxChanged) recorded.tape.mark_unsupported(kCapturedChanged);
+  if (options_.verify() && trace.tape.captured_was_changed() && ++changed_ < kMaxChanged) return;
+  ++num_recordings_;
+  if (changed_ == kMaxChanged) trace.tape.mark_unsupported(kCapturedChanged);
   changed_ = 0;
-  if (!recorded.tape.unsupported_reason().empty()) {
-    reason_ = recorded.tape.unsupported_reason();
+  if (!trace.tape.unsupported_reason().empty()) {
+    reason_ = trace.tape.unsupported_reason();
     last_.reset();
     set_state(State::kEager);
     return;
   }
   if (last_ != nullptr) {
-    difference_ = difference_of(recorded, *last_);
-    if (difference_.empty()) difference_ = difference_of_captured(recorded, *last_);
+    difference_ = difference_of(trace, *last_);
+    if (difference_.empty()) difference_ = difference_of_captured(trace, *last_);
     if (difference_.empty()) {
-      find_same_inputs(recorded, *last_);
-      program_ = std::make_shared<const Program>(std::move(recorded));
+      find_same_inputs(trace, *last_);
+      program_ = std::make_shared<const Program>(std::move(trace));
       last_.reset();
       set_state(State::kReady);
       return;
     }
-    if (recorded_ >= kMaxRecordings) {
+    if (num_recordings_ >= kMaxRecordings) {
       reason_ = concat("recordings differ: ", difference_);
       last_.reset();
       set_state(State::kEager);
       return;
     }
   }
-  last_ = std::make_unique<Trace>(std::move(recorded));
+  last_ = std::make_unique<Trace>(std::move(trace));
 }
 
 void CacheEntry::mark_eager(std::string reason) {
@@ -211,13 +211,13 @@ bool CacheEntry::has_new_input(std::span<const at::Tensor> inputs) const {
 }
 
 // A recording on these inputs had the program's operators.
-void CacheEntry::allow_inputs(const Trace& recorded) {
+void CacheEntry::allow_inputs(const Trace& trace) {
   if (!has_same_inputs_.load(std::memory_order_relaxed)) return;
   bool is_left = false;
   for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
     const void* const place = same_inputs_[i].load(std::memory_order_relaxed);
     if (place == nullptr) continue;
-    if (recorded.input_places[i] == place) {
+    if (trace.input_places[i] == place) {
       is_left = true;
     } else {
       same_inputs_[i].store(nullptr, std::memory_order_relaxed);
@@ -226,24 +226,24 @@ void CacheEntry::allow_inputs(const Trace& recorded) {
   if (!is_left) has_same_inputs_.store(false, std::memory_order_relaxed);
 }
 
-void CacheEntry::verify_forward(Trace& recorded) {
+void CacheEntry::verify_forward(Trace& trace) {
   const auto& program = this->program();
-  if (program == nullptr || !recorded.tape.unsupported_reason().empty()) return;
-  const std::string found = recorded.tape.difference_so_far(program->recorded().tape);
-  found.empty() ? allow_inputs(recorded) : compare(found);
+  if (program == nullptr || !trace.tape.unsupported_reason().empty()) return;
+  const std::string found = trace.tape.difference_so_far(program->trace().tape);
+  found.empty() ? allow_inputs(trace) : compare(found);
 }
 
-void CacheEntry::begin(Trace& recorded, std::span<const at::Tensor> inputs) const {
+void CacheEntry::begin(Trace& trace, std::span<const at::Tensor> inputs) const {
   for (const at::Tensor& input : inputs) {
-    recorded.inputs.push_back(recorded.tape.add_input(input));
-    recorded.input_places.push_back(place_of(input));
+    trace.inputs.push_back(trace.tape.add_input(input));
+    trace.input_places.push_back(place_of(input));
   }
   const std::lock_guard lock(mutex_);
-  const Trace* const known = program_ != nullptr ? &program_->recorded() : last_.get();
+  const Trace* const known = program_ != nullptr ? &program_->trace() : last_.get();
   if (known == nullptr) return;
   // Before the function runs: a write before the first operator that reads the tensor counts too.
   for (const Value& value : known->tape.values()) {
-    if (value.source == Source::kCaptured) recorded.tape.watch(value.tensor);
+    if (value.source == Source::kCaptured) trace.tape.watch(value.tensor);
   }
 }
 
@@ -257,14 +257,14 @@ bool CacheEntry::is_verification_due(std::span<const at::Tensor> inputs) {
          (every > 0 && replay % every == 0);
 }
 
-void CacheEntry::verify(Trace recorded) {
+void CacheEntry::verify(Trace trace) {
   const auto& program = this->program();
   if (program == nullptr) return;
-  std::string found = recorded.tape.unsupported_reason();
-  if (found.empty()) found = difference_of(recorded, program->recorded(), /*before_is_program=*/true);
-  if (found.empty()) found = difference_of_captured(recorded, program->recorded());
-  if (found.empty()) allow_inputs(recorded);
-  const bool was_changed = recorded.tape.captured_was_changed();
+  std::string found = trace.tape.unsupported_reason();
+  if (found.empty()) found = difference_of(trace, program->trace(), /*before_is_program=*/true);
+  if (found.empty()) found = difference_of_captured(trace, program->trace());
+  if (found.empty()) allow_inputs(trace);
+  const bool was_changed = trace.tape.captured_was_changed();
   if (found.empty() && was_changed && options_.verify()) found = kCapturedChanged;
   if (!found.empty()) compare(found, /*is_alone=*/!was_changed);
 }
@@ -287,27 +287,27 @@ std::string CacheEntry::explain() const {
   const std::lock_guard lock(mutex_);
   std::string text = concat("  inputs: ", guards(), "\n");
   if (state() == State::kReady) {
-    const Trace& recorded = program_->recorded();
+    const Trace& trace = program_->trace();
     std::size_t captured = 0;
-    for (const Value& value : recorded.tape.values()) captured += value.source == Source::kCaptured ? 1 : 0;
-    const std::size_t recorded_calls = recorded.tape.calls().size();
-    const bool has_backward = recorded.split < recorded_calls;  // of its own: a whole step has one tape
+    for (const Value& value : trace.tape.values()) captured += value.source == Source::kCaptured ? 1 : 0;
+    const std::size_t recorded_calls = trace.tape.calls().size();
+    const bool has_backward = trace.split < recorded_calls;  // of its own: a whole step has one tape
     const std::int64_t calls = calls_.load();
     text += concat("    program: ", recorded_calls, " operators recorded",
-                   has_backward ? concat(" (", recorded.split, " of forward)") : "", ", ",
-                   program_->num_steps(), " run, ", captured, " captured tensors",
+                   has_backward ? concat(" (", trace.split, " of forward)") : "", ", ", program_->num_steps(),
+                   " run, ", captured, " captured tensors",
                    has_backward ? concat(", ", program_->saved().size(), " values saved for backward") : "",
-                   recorded.segments.size() > 1 ? concat(" (in ", recorded.segments.size(), " parts)") : "",
-                   recorded.tape.forked().empty()
+                   trace.segments.size() > 1 ? concat(" (in ", trace.segments.size(), " parts)") : "",
+                   trace.tape.forked().empty()
                        ? ""
-                       : concat(", ", recorded.tape.forked().size(), " forked parts on other threads"),
+                       : concat(", ", trace.tape.forked().size(), " forked parts on other threads"),
                    "; ", calls, calls == 1 ? " call" : " calls", "; ", program_->num_outs(),
                    " operators write into an arena of ", program_->arena_bytes(), " bytes\n");
     if (is_short()) text += "    calls run the function itself, which is as fast as so short a program\n";
   } else if (state() == State::kEager) {
     text += concat("    eager: ", reason_, "\n");
   } else {
-    text += concat("    recording: ", recorded_, " so far",
+    text += concat("    recording: ", num_recordings_, " so far",
                    difference_.empty() ? "" : ", which differ: ", difference_, "\n");
     if (tried_ > kMaxTries) {
       text += concat(

@@ -50,20 +50,20 @@ class CacheEntry {
   bool has_module_memory(std::span<const at::Tensor> inputs) const;
   /// Takes a recording that ended: equal to the one before, it becomes the program; else it waits for the
   /// next.
-  void add_trace(Trace recorded);
+  void add_trace(Trace trace);
   /// Stays eager from now on.
   void mark_eager(std::string reason);
   /// True when a call of a program is to be recorded and compared with it instead: as ScriptOptions say, and
   /// where an input is the first that is not the tensor of all calls before.
   bool is_verification_due(std::span<const at::Tensor> inputs);
   /// Begins a recording: takes inputs down, and watches what the program or the last recording captured.
-  void begin(Trace& recorded, std::span<const at::Tensor> inputs) const;
+  void begin(Trace& trace, std::span<const at::Tensor> inputs) const;
   /// Says that the program must not run any more: the next call records anew.
   void retire() { is_retired_.store(true, std::memory_order_release); }
   /// Ends the forward of a verification: gives up where its operators are not the program's.
-  void verify_forward(Trace& recorded);
+  void verify_forward(Trace& trace);
   /// Ends a verification: gives up where the recording differs from the program.
-  void verify(Trace recorded);
+  void verify(Trace trace);
   /// Gives up, and says so in the log, if `difference` from the program is not empty. `is_alone`: false where
   /// other threads' random numbers or changes may be the reason; then the third difference in a row counts.
   void compare(const std::string& difference, bool is_alone = true);
@@ -77,13 +77,13 @@ class CacheEntry {
 
  private:
   bool is_short() const {
-    return program_->recorded().split < static_cast<std::size_t>(options_.min_operators());
+    return program_->trace().split < static_cast<std::size_t>(options_.min_operators());
   }
   void set_state(State state);
   std::string difference_of_captured(const Trace& now, const Trace& before) const;
   bool has_new_input(std::span<const at::Tensor> inputs) const;
   void find_same_inputs(const Trace& now, const Trace& before);
-  void allow_inputs(const Trace& recorded);
+  void allow_inputs(const Trace& trace);
   void warn_if_unwatched() const;
   std::string guards() const;
 
@@ -99,7 +99,7 @@ class CacheEntry {
   mutable std::mutex mutex_;
   mutable std::atomic<std::int64_t> calls_with_module_memory_{0};
   int tried_ = 0;
-  int recorded_ = 0;
+  int num_recordings_ = 0;
   int changed_ = 0;  // recordings in a row during which captured tensors were changed
   // By input: where it lay in all recorded calls; null where it lay elsewhere in some.
   std::vector<std::atomic<const void*>> same_inputs_;

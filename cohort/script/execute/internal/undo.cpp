@@ -29,7 +29,7 @@ core::GeneratorStates states_of(const Tape& tape) {
 GeneratorStates::GeneratorStates(const Tape& tape) : core::GeneratorStates(states_of(tape)) {}
 
 GivenTensors::GivenTensors(const Program& program, const Frame& frame) {
-  const Tape& tape = program.recorded().tape;
+  const Tape& tape = program.trace().tape;
   for (std::size_t slot = 0; slot < tape.values().size(); ++slot) {
     const Value& value = tape.values()[slot];
     const at::Tensor& tensor = frame.values[slot];

@@ -179,16 +179,15 @@ class Reader {
     }
     std::vector<OperatorCall> calls;
     for (const json& each : from_.at("calls")) calls.push_back(call(each));
-    Trace recorded;
+    Trace trace;
     std::vector<ForkedCalls> forked = this->forked(calls.size());
-    recorded.tape = Tape(std::move(calls), std::move(values), written, std::move(forked));
-    recorded.inputs = slots(from_.at("inputs"));
-    recorded.outputs = slots(from_.at("outputs"));
-    recorded.needs_gradient.resize(recorded.outputs.size());
-    recorded.handles.resize(recorded.outputs.size(),
-                            {Handle::AliasType::kDetached});  // results have no graph
-    recorded.split = recorded.tape.calls().size();
-    return recorded;
+    trace.tape = Tape(std::move(calls), std::move(values), written, std::move(forked));
+    trace.inputs = slots(from_.at("inputs"));
+    trace.outputs = slots(from_.at("outputs"));
+    trace.needs_gradient.resize(trace.outputs.size());
+    trace.handles.resize(trace.outputs.size(), {Handle::AliasType::kDetached});  // results have no graph
+    trace.split = trace.tape.calls().size();
+    return trace;
   }
 
  private:
@@ -302,21 +301,21 @@ c10::ScalarType scalar_type_of(const std::string& name) {
   throw DataError("script.load", concat("a tensor has the type '", name, "', which this LibTorch has not"));
 }
 
-json to_json(const Trace& recorded, const std::function<std::size_t(const at::Tensor&)>& keep) {
+json to_json(const Trace& trace, const std::function<std::size_t(const at::Tensor&)>& keep) {
   json values = json::array(), calls = json::array(), written = json::array(), forked = json::array();
-  for (const Value& value : recorded.tape.values()) values.push_back(value_json(value, keep));
-  for (const OperatorCall& call : recorded.tape.calls()) calls.push_back(call_json(call));
-  for (std::size_t i = 0; i < recorded.tape.num_storages(); ++i) {
-    written.push_back(recorded.tape.is_written(i));
+  for (const Value& value : trace.tape.values()) values.push_back(value_json(value, keep));
+  for (const OperatorCall& call : trace.tape.calls()) calls.push_back(call_json(call));
+  for (std::size_t i = 0; i < trace.tape.num_storages(); ++i) {
+    written.push_back(trace.tape.is_written(i));
   }
-  for (const ForkedCalls& each : recorded.tape.forked()) forked.push_back({each.begin, each.end});
-  return {{"inputs", recorded.inputs},     {"outputs", recorded.outputs}, {"values", std::move(values)},
-          {"written", std::move(written)}, {"calls", std::move(calls)},   {"forked", std::move(forked)}};
+  for (const ForkedCalls& each : trace.tape.forked()) forked.push_back({each.begin, each.end});
+  return {{"inputs", trace.inputs},        {"outputs", trace.outputs},  {"values", std::move(values)},
+          {"written", std::move(written)}, {"calls", std::move(calls)}, {"forked", std::move(forked)}};
 }
 
-Trace recorded_from_json(const json& from,
-                         const std::function<at::Tensor(std::size_t storage, const Layout&)>& restore,
-                         const std::string& file) {
+Trace trace_from_json(const json& from,
+                      const std::function<at::Tensor(std::size_t storage, const Layout&)>& restore,
+                      const std::string& file) {
   return Reader(from, restore, file).read();
 }
 

@@ -34,21 +34,20 @@ bool same(const at::Tensor& ours, const at::Tensor& theirs) {
 }
 
 // What backward changes apart from gradients is changed by the function's own already.
-bool backward_writes_outside(const Trace& recorded) {
-  const auto& calls = recorded.tape.calls();
-  for (std::size_t i = recorded.split; i < calls.size(); ++i) {
+bool backward_writes_outside(const Trace& trace) {
+  const auto& calls = trace.tape.calls();
+  for (std::size_t i = trace.split; i < calls.size(); ++i) {
     bool is_outside = false;
-    each_written(calls[i], [&](int slot) {
-      is_outside |= recorded.tape.values()[at_slot(slot)].source != Source::kMade;
-    });
+    each_written(calls[i],
+                 [&](int slot) { is_outside |= trace.tape.values()[at_slot(slot)].source != Source::kMade; });
     if (is_outside) return true;
   }
   return false;
 }
 
 // Random numbers, or it may: and may then write to what it is handed without saying so.
-bool backward_may_draw(const Trace& recorded) {
-  const auto backward = std::span(recorded.tape.calls()).subspan(recorded.split);
+bool backward_may_draw(const Trace& trace) {
+  const auto backward = std::span(trace.tape.calls()).subspan(trace.split);
   return std::ranges::any_of(backward, [](const OperatorCall& call) { return call.may_draw(); });
 }
 
@@ -65,14 +64,14 @@ std::string compare(const Tensors& ours, const Tensors& theirs, const char* what
 Verification::Verification(std::shared_ptr<const Program> program, const Tensors& inputs)
     : program_(std::move(program)) {
   const at::NoGradGuard no_grad;
-  const GeneratorStates states(program_->recorded().tape);
+  const GeneratorStates states(program_->trace().tape);
   const GeneratorStates::Again again(states);
   run(inputs);
   after_ = again.after();
 }
 
 void Verification::run(const Tensors& inputs) {
-  const Trace& recorded = program_->recorded();
+  const Trace& trace = program_->trace();
   auto frame = program_->borrow(inputs);
   given_.emplace(*program_, *frame);
   const auto take = [&](const std::vector<int>& slots, Tensors& to) {
@@ -83,15 +82,15 @@ void Verification::run(const Tensors& inputs) {
   };
   try {
     program_->forward(*frame);
-    take(recorded.outputs, results_);
-    if (!recorded.has_backward) take(recorded.gradients, gradients_);
+    take(trace.outputs, results_);
+    if (!trace.has_backward) take(trace.gradients, gradients_);
   } catch (const std::exception& error) {
     error_ = error.what();
   }
   // After an error too: the program may have written before it threw.
   given_->restore();
   if (!error_.empty()) return;
-  if (recorded.has_backward) {
+  if (trace.has_backward) {
     frame_ = std::move(frame);
   } else {
     program_->give_back(std::move(frame));
@@ -108,26 +107,26 @@ std::string Verification::difference(const Tensors& results, const Tensors& grad
 }
 
 bool Verification::takes(const Tensors& grad_outputs) const {
-  const Trace& recorded = program_->recorded();
-  if (grad_outputs.size() != recorded.grad_outputs.size()) return false;
+  const Trace& trace = program_->trace();
+  if (grad_outputs.size() != trace.grad_outputs.size()) return false;
   for (std::size_t i = 0; i < grad_outputs.size(); ++i) {  // bits may be others where layouts are
-    if (grad_outputs[i].defined() != (recorded.grad_outputs[i] != kUndefined)) return false;
+    if (grad_outputs[i].defined() != (trace.grad_outputs[i] != kUndefined)) return false;
     if (!grad_outputs[i].defined()) continue;
-    if (Layout::of(grad_outputs[i]) != recorded.tape.values()[at_slot(recorded.grad_outputs[i])].layout)
+    if (Layout::of(grad_outputs[i]) != trace.tape.values()[at_slot(trace.grad_outputs[i])].layout)
       return false;
   }
   return true;
 }
 
 void Verification::begin_backward() {
-  const Trace& recorded = program_->recorded();
-  if (recorded.has_backward && backward_may_draw(recorded)) states_.emplace(recorded.tape);
+  const Trace& trace = program_->trace();
+  if (trace.has_backward && backward_may_draw(trace)) states_.emplace(trace.tape);
 }
 
 std::string Verification::difference_in_backward(const Tensors& grad_outputs, const Tensors& gradients) {
   const auto frame = std::move(frame_);
-  const Trace& recorded = program_->recorded();
-  if (frame == nullptr || !takes(grad_outputs) || backward_writes_outside(recorded)) return {};
+  const Trace& trace = program_->trace();
+  if (frame == nullptr || !takes(grad_outputs) || backward_writes_outside(trace)) return {};
   std::optional<GivenTensors> given;
   std::optional<GeneratorStates::Again> again;
   if (states_) {
@@ -136,13 +135,13 @@ std::string Verification::difference_in_backward(const Tensors& grad_outputs, co
   }
   for (std::size_t i = 0; i < grad_outputs.size(); ++i) {
     if (!grad_outputs[i].defined()) continue;
-    frame->values[at_slot(recorded.grad_outputs[i])] = grad_outputs[i];
+    frame->values[at_slot(trace.grad_outputs[i])] = grad_outputs[i];
   }
   const at::NoGradGuard no_grad;
   Tensors found;
   try {
-    program_->backward(*frame, recorded.split, recorded.tape.calls().size());
-    for (const int slot : recorded.gradients) {
+    program_->backward(*frame, trace.split, trace.tape.calls().size());
+    for (const int slot : trace.gradients) {
       found.push_back(slot == kUndefined ? at::Tensor() : frame->values[at_slot(slot)]);
     }
   } catch (const std::exception& error) {

@@ -23,14 +23,14 @@ constexpr std::size_t kAlwaysAllowed = std::size_t{32} << 10;
 
 }  // namespace
 
-WarmUp::WarmUp(const Trace& recorded, const ExecutionPlan& plan, Phase phase, const CompiledPhase& plain)
-    : recorded_(recorded),
+WarmUp::WarmUp(const Trace& trace, const ExecutionPlan& plan, Phase phase, const CompiledPhase& plain)
+    : trace_(trace),
       plan_(plan),
       phase_(phase),
       plain_(plain),
       concurrent_(concurrent_steps(plain.regions)),
-      memory_(recorded.tape.num_storages()),
-      is_resident_(recorded.tape.values().size()),
+      memory_(trace.tape.num_storages()),
+      is_resident_(trace.tape.values().size()),
       is_dropped_(plain.instructions.size()),
       begins_(plain.instructions.size()),
       held_(plain.instructions.size()) {
@@ -40,7 +40,7 @@ WarmUp::WarmUp(const Trace& recorded, const ExecutionPlan& plan, Phase phase, co
 }
 
 WarmUp::Memory& WarmUp::memory_of(int slot) {
-  return memory_[recorded_.tape.values()[at_slot(slot)].storage];
+  return memory_[trace_.tape.values()[at_slot(slot)].storage];
 }
 
 // Which storages this part makes, and from which instruction to which they are used.
@@ -95,14 +95,14 @@ bool WarmUp::is_concurrent(std::size_t instruction) const {
 // What is handed out gets memory of its own, but for the gradients of a whole step: the next one lets them go
 // before it begins, or takes another arena.
 void WarmUp::find_kept() {
-  const auto& values = recorded_.tape.values();
-  const std::vector<bool> kept = plan_.kept(phase_, recorded_);
+  const auto& values = trace_.tape.values();
+  const std::vector<bool> kept = plan_.kept(phase_, trace_);
   std::vector<bool> is_gradient(values.size());
-  if (!recorded_.has_backward) {
-    for (const int slot : recorded_.gradients) {
+  if (!trace_.has_backward) {
+    for (const int slot : trace_.gradients) {
       if (slot >= 0) is_gradient[at_slot(slot)] = true;
     }
-    for (const std::vector<int>* slots : {&recorded_.outputs, &recorded_.inputs}) {
+    for (const std::vector<int>* slots : {&trace_.outputs, &trace_.inputs}) {
       for (const int slot : *slots) {
         if (slot >= 0) is_gradient[at_slot(slot)] = false;
       }
@@ -152,7 +152,7 @@ void WarmUp::after(std::size_t number, const Tensors& values) {
       memory.is_ours = memory.is_internal = false;
     }
   });
-  const int result = result_of(*instruction.call, recorded_, plan_);
+  const int result = result_of(*instruction.call, trace_, plan_);
   if (result == kUndefined || !memory_of(result).is_internal || memory_of(result).first != number) return;
   auto out = out_variant(*instruction.call, result);
   if (!out) return;
@@ -197,7 +197,7 @@ void WarmUp::add_residents() {
       compiled_.residents.push_back({instruction.view, instruction.view_of, instruction.offset, 0});
       continue;
     }
-    const int result = result_of(*instruction.call, recorded_, plan_);
+    const int result = result_of(*instruction.call, trace_, plan_);
     if (result == kUndefined) continue;
     Memory& memory = memory_of(result);
     if (!memory.is_internal || memory.first != i) continue;
@@ -252,10 +252,10 @@ void WarmUp::add_blocks() {
 
 // Note [How large an arena may be]
 std::size_t WarmUp::most_arena_bytes() const {
-  if (!recorded_.has_backward) return SIZE_MAX;
+  if (!trace_.has_backward) return SIZE_MAX;
   std::unordered_map<std::size_t, std::size_t> saved;  // by storage
   for (const int slot : plan_.saved) {
-    std::size_t& bytes = saved[recorded_.tape.values()[at_slot(slot)].storage];
+    std::size_t& bytes = saved[trace_.tape.values()[at_slot(slot)].storage];
     bytes = std::max(bytes, static_cast<std::size_t>(layout(slot).bytes()));
   }
   std::size_t sum = 0;
@@ -282,7 +282,7 @@ void WarmUp::leave_out(std::size_t most_piece_bytes) {
     }
   }
   std::erase_if(outs_, [&](const auto& out) {
-    return !memory_of(result_of(*plain_.instructions[out.first].call, recorded_, plan_)).is_internal;
+    return !memory_of(result_of(*plain_.instructions[out.first].call, trace_, plan_)).is_internal;
   });
 }
 

@@ -14,7 +14,7 @@ namespace cohort::script {
 /// the same bits by their out-variant. Then it says how the part runs without allocating.
 class WarmUp {
  public:
-  WarmUp(const Trace& recorded, const ExecutionPlan& plan, Phase phase, const CompiledPhase& plain);
+  WarmUp(const Trace& trace, const ExecutionPlan& plan, Phase phase, const CompiledPhase& plain);
 
   AllocationLog& log() { return log_; }
   /// Called before an instruction, and after it, before it lets values go.
@@ -58,9 +58,9 @@ class WarmUp {
   Memory& memory_of(int slot);
   const Memory& memory_of(int slot) const { return const_cast<WarmUp*>(this)->memory_of(slot); }
   bool is_concurrent(std::size_t instruction) const;
-  const Layout& layout(int slot) const { return recorded_.tape.values()[at_slot(slot)].layout; }
+  const Layout& layout(int slot) const { return trace_.tape.values()[at_slot(slot)].layout; }
 
-  const Trace& recorded_;
+  const Trace& trace_;
   const ExecutionPlan& plan_;
   const Phase phase_;
   const CompiledPhase& plain_;
