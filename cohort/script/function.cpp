@@ -172,7 +172,7 @@ bool needs_rerun(const Program& program) {
 
 Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
                  std::shared_ptr<const Program> program, std::shared_ptr<CacheEntry> entry,
-                 std::shared_ptr<TangentWants> wants) {
+                 std::shared_ptr<GradOutputWants> wants) {
   const auto generators = std::make_shared<const GeneratorStates>(program->trace().tape);
   Tensors read = inputs;
   for (const Value& value : program->trace().tape.values()) {

@@ -51,7 +51,7 @@ class Function {
 
   std::shared_ptr<const Run> run_;
   Cache cache_;
-  std::shared_ptr<TangentWants> wants_ = std::make_shared<TangentWants>();
+  std::shared_ptr<GradOutputWants> wants_ = std::make_shared<GradOutputWants>();
 };
 
 /// Returns what `program` computes from inputs that its guards hold for. `rerun`: the node's, see backward.h.

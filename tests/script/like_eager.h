@@ -25,7 +25,7 @@ inline void litter() {
   }
 }
 
-/// Gradients of `leaves`, where results have a graph, for tangents of ones.
+/// Gradients of `leaves`, where results have a graph, for output gradients of ones.
 inline Tensors gradients_of(const Tensors& results, const Tensors& leaves) {
   Tensors roots, grad_outputs;
   for (const at::Tensor& result : results) {

@@ -60,9 +60,9 @@ std::vector<ProgramKind> kinds() {
   return {
       {.name = "Plain"},
       {.name = "FilledByCpp", .steps = {use_filled, use_filled, use_indices}, .calls = {.calls = 8}},
-      {.name = "Lazy", .steps = {use_lazy}, .calls = {.calls = 8, .changes_tangents = true}},
+      {.name = "Lazy", .steps = {use_lazy}, .calls = {.calls = 8, .changes_grad_outputs = true}},
       {.name = "Threads", .steps = {use_threads}, .calls = {.calls = 8}, .needs_verified_calls = true},
-      {.name = "NewLosses", .calls = {.calls = 8, .changes_tangents = true}},
+      {.name = "NewLosses", .calls = {.calls = 8, .changes_grad_outputs = true}},
       {.name = "ChangesBeforeBackward",
        .calls = {.calls = 8, .changes_before_backward = true},
        .switches_gradients = false},  // nodes whose gradients go nowhere complain too, and are not replayed

@@ -23,7 +23,7 @@ using Run = std::function<Tensors(const Tensors&)>;
 /// What differs from call to call beside the numbers. Nothing here changes in the first three calls.
 struct RandomCallsOptions {
   int calls = 5;
-  bool changes_tangents = false;         ///< gradients of the results: their layout, and which there are
+  bool changes_grad_outputs = false;     ///< gradients of the results: their layout, and which there are
   bool changes_before_backward = false;  ///< something is written to between forward and backward
   bool changes_inputs = false;           ///< which inputs need a gradient, or have a graph
   bool shares_captured = false;   ///< an input is a captured buffer, in the first calls or in later ones
@@ -76,7 +76,7 @@ inline Tensors make_inputs(unsigned kind, Tensors& leaves) {
 }
 
 // A gradient for `result` in one of several layouts; undefined for none.
-inline at::Tensor tangent_of(const at::Tensor& result, int layout) {
+inline at::Tensor grad_output_of(const at::Tensor& result, int layout) {
   const at::Tensor values = result.detach().resolve_conj().resolve_neg().clone() + 0.5;
   switch (layout) {
     case 1:
@@ -138,26 +138,27 @@ inline void go_back(const RandomCall& call, Seen& seen, const Side& side) {
   }
   if (call.options.changes_before_backward && !call.is_early() && call.number % 2 == 1)
     change(call, seen, side);
-  Draw draw(call.seed * 7919 + (call.options.changes_tangents && !call.is_early()
+  Draw draw(call.seed * 7919 + (call.options.changes_grad_outputs && !call.is_early()
                                     ? 50 + static_cast<unsigned>(call.number)
                                     : 50));
-  Tensors roots, tangents;
+  Tensors roots, grad_outputs;
   for (const at::Tensor& result : seen.results) {
     if (!result.requires_grad() || (result.is_view() && result.grad_fn() == nullptr)) continue;
     const bool is_given = call.given != nullptr && seen.given.size() < call.given->size();
-    const at::Tensor tangent = is_given ? (*call.given)[seen.given.size()]
-                                        : tangent_of(result, call.options.changes_tangents ? draw(7) : 0);
-    seen.given.push_back(tangent);
-    if (!tangent.defined()) continue;
+    const at::Tensor grad_output =
+        is_given ? (*call.given)[seen.given.size()]
+                 : grad_output_of(result, call.options.changes_grad_outputs ? draw(7) : 0);
+    seen.given.push_back(grad_output);
+    if (!grad_output.defined()) continue;
     roots.push_back(result);
-    tangents.push_back(tangent);
+    grad_outputs.push_back(grad_output);
   }
   for (const at::Tensor& input : seen.inputs) {
     if (!input.requires_grad()) continue;
     roots.push_back(input * 0.7);
-    tangents.push_back(at::ones(input.sizes()));
+    grad_outputs.push_back(at::ones(input.sizes()));
   }
-  if (!roots.empty()) torch::autograd::backward(roots, tangents);
+  if (!roots.empty()) torch::autograd::backward(roots, grad_outputs);
 }
 
 // Forward-mode gradients of `results`; the level ends.

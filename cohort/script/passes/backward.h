@@ -17,7 +17,7 @@ namespace cohort::script {
 class Verification;
 
 /// How gradients of results are recorded, as far as what came before shows it. Threads: any.
-struct TangentWants {
+struct GradOutputWants {
   std::atomic<bool> plain{false};     ///< those whose elements overlap are of no use: others came too
   std::atomic<bool> all{false};       ///< those that are missing as zeros: other losses use other results
   std::atomic<std::size_t> given{0};  ///< which were there last, as a hash
@@ -31,7 +31,7 @@ struct RecordedForward {
   std::shared_ptr<CacheEntry> entry;               ///< of the guards that hold: gets the trace
   std::int64_t gradient_chunk_bytes = 0;           ///< ScriptOptions::gradient_chunk_bytes
   std::shared_ptr<Verification> verify;            ///< of the program that backward is compared with, or null
-  std::shared_ptr<TangentWants> wants;             ///< shared by all recordings of the function
+  std::shared_ptr<GradOutputWants> wants;          ///< shared by all recordings of the function
 };
 
 /// Which leaves the graph of each result that needs a gradient ends at.

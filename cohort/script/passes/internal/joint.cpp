@@ -123,7 +123,7 @@ class GradientsNode : public Node {
   std::vector<std::size_t> gradients;
   std::vector<bool> reached_from;
 
-  Tensors apply(Tensors&& /*tangents*/) override { return joint->gradients(gradients, reached_from); }
+  Tensors apply(Tensors&& /*grad_outputs*/) override { return joint->gradients(gradients, reached_from); }
   std::string name() const override { return "cohort::script::GradientsNode"; }
 };
 

@@ -89,12 +89,12 @@ void expect_orders_alike(const Body& body, at::ScalarType dtype) {
   }
 }
 
-TEST(TangentsTest, OfRealResultsMayFollowEachOtherInAnyLayout) {
+TEST(GradOutputsTest, OfRealResultsMayFollowEachOtherInAnyLayout) {
   expect_orders_alike([](const Tensors& in) { return Tensors{in[0].mul(2).exp(), in[0].sin() * 3}; },
                       at::kFloat);
 }
 
-TEST(TangentsTest, OfResultsThatAreViewsMayFollowEachOtherInAnyLayout) {
+TEST(GradOutputsTest, OfResultsThatAreViewsMayFollowEachOtherInAnyLayout) {
   expect_orders_alike(
       [](const Tensors& in) {
         const at::Tensor y = in[0] * in[0];
@@ -103,7 +103,7 @@ TEST(TangentsTest, OfResultsThatAreViewsMayFollowEachOtherInAnyLayout) {
       at::kDouble);
 }
 
-TEST(TangentsTest, OfComplexResultsMayFollowEachOtherInAnyLayout) {
+TEST(GradOutputsTest, OfComplexResultsMayFollowEachOtherInAnyLayout) {
   expect_orders_alike(
       [](const Tensors& in) {
         return Tensors{in[0].mul(2).mul(in[0]), in[0] * c10::complex<float>(0.5F, 1)};
@@ -111,14 +111,14 @@ TEST(TangentsTest, OfComplexResultsMayFollowEachOtherInAnyLayout) {
       at::kComplexFloat);
 }
 
-TEST(TangentsTest, OfResultsThatAreHandedThroughMayFollowEachOtherInAnyLayout) {
+TEST(GradOutputsTest, OfResultsThatAreHandedThroughMayFollowEachOtherInAnyLayout) {
   expect_orders_alike([](const Tensors& in) { return Tensors{in[0] + 0.5, in[0].neg()}; }, at::kFloat);
   expect_orders_alike([](const Tensors& in) { return Tensors{in[0].conj() * 1, in[0].neg()}; },
                       at::kComplexFloat);
 }
 
 // y.sum() hands an expanded gradient on, (y * w).sum() a dense one.
-TEST(TangentsTest, ANewLossAfterTheSameFunction) {
+TEST(GradOutputsTest, ANewLossAfterTheSameFunction) {
   const at::Tensor w = at::rand({2, 3}).requires_grad_(), weight = at::rand({2, 3});
   const auto fn = [=](const at::Tensor& x) { return (x * w).exp().mul(w); };
   const std::vector<std::function<at::Tensor(const at::Tensor&)>> losses = {
@@ -149,7 +149,7 @@ TEST(TangentsTest, ANewLossAfterTheSameFunction) {
 
 // An embedding whose gradient is sparse, and one whose gradient is dense, look up in what the function
 // returns.
-TEST(TangentsTest, SparseAndDenseOnesMayFollowEachOther) {
+TEST(GradOutputsTest, SparseAndDenseOnesMayFollowEachOther) {
   const auto fn = [](const at::Tensor& w) { return (w * 3).sin() * w; };
   const at::Tensor indices = torch::tensor({1, 2, 2}, at::kLong);
   for (const unsigned sparse_calls : {0b101010101010U, 0b111111111111U, 0b111111000000U, 0b000000111111U}) {
@@ -169,7 +169,7 @@ TEST(TangentsTest, SparseAndDenseOnesMayFollowEachOther) {
   }
 }
 
-TEST(TangentsTest, AfterASparseOneGradientsAreDenseInEveryCallAndEachTimeBackwardRuns) {
+TEST(GradOutputsTest, AfterASparseOneGradientsAreDenseInEveryCallAndEachTimeBackwardRuns) {
   const at::Tensor indices = torch::tensor({1, 2, 2}, at::kLong);
   auto fast = script([](const at::Tensor& w) { return (w * 3).sin() * w; }, ScriptOptions().min_operators(0));
   for (int call = 0; call < 12; ++call) {
@@ -188,7 +188,7 @@ TEST(TangentsTest, AfterASparseOneGradientsAreDenseInEveryCallAndEachTimeBackwar
 }
 
 // Zeros that a gradient gets where it is spread out are no numbers that eager mode multiplies by inf.
-TEST(TangentsTest, ZerosThatAreNotInAGradientMeetInfinity) {
+TEST(GradOutputsTest, ZerosThatAreNotInAGradientMeetInfinity) {
   using Loss = std::function<at::Tensor(const at::Tensor&)>;
   const at::Tensor second_row = torch::tensor({1}), weight = at::ones({2, 2});
   const std::vector<std::pair<std::string, Loss>> losses = {
@@ -238,7 +238,7 @@ TEST(TangentsTest, ZerosThatAreNotInAGradientMeetInfinity) {
 }
 
 // sgn() hands zeros without memory on to what is before it.
-TEST(TangentsTest, OfSgnAfterTheFunctionIsThatOfEagerMode) {
+TEST(GradOutputsTest, OfSgnAfterTheFunctionIsThatOfEagerMode) {
   const auto fn = [](const at::Tensor& x) { return (x * 2).sin() * x; };
   auto fast = script(fn, ScriptOptions().min_operators(0));
   for (int call = 0; call < 12; ++call) {
@@ -254,7 +254,7 @@ TEST(TangentsTest, OfSgnAfterTheFunctionIsThatOfEagerMode) {
   EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
 }
 
-TEST(TangentsTest, OfAResultWithoutDimensionsMayFollowEachOtherInAnyLayout) {
+TEST(GradOutputsTest, OfAResultWithoutDimensionsMayFollowEachOtherInAnyLayout) {
   const auto fn = [](const at::Tensor& x) { return x.sin().sum() * 2; };
   const std::vector<std::function<at::Tensor()>> grad_outputs = {
       [] { return at::ones({}); },
@@ -302,7 +302,7 @@ void expect_losses_alike(
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::allclose(expected[i], found[i])) << i;
 }
 
-TEST(TangentsTest, WhatForwardReadsAndWritesIsReadOnce) {
+TEST(GradOutputsTest, WhatForwardReadsAndWritesIsReadOnce) {
   at::Tensor state;
   expect_losses_alike(
       [&](const at::Tensor& x) {
@@ -313,7 +313,7 @@ TEST(TangentsTest, WhatForwardReadsAndWritesIsReadOnce) {
       [&] { state = at::ones({8}); });
 }
 
-TEST(TangentsTest, ForwardUnderAutocastHasItsGradientsOutsideOfIt) {
+TEST(GradOutputsTest, ForwardUnderAutocastHasItsGradientsOutsideOfIt) {
   const at::Tensor w = at::arange(64, at::kFloat).view({8, 8}).sin();
   expect_losses_alike(
       [&](const at::Tensor& x) {
@@ -340,7 +340,7 @@ TEST(TangentsTest, ForwardUnderAutocastHasItsGradientsOutsideOfIt) {
   }
 }
 
-TEST(TangentsTest, AModuleThatChangedItsModeSinceForwardIsAnError) {
+TEST(GradOutputsTest, AModuleThatChangedItsModeSinceForwardIsAnError) {
   torch::nn::Dropout layer(0.5);
   auto fast = script([&](const at::Tensor& x) { return layer->forward(x) * 2; },
                      ScriptOptions().modules({layer.ptr()}));
