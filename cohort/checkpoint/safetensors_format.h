@@ -58,7 +58,7 @@ struct TensorEntry {
   StoredDtype dtype = StoredDtype::kF32;
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0;  ///< of the first byte
-  std::uint64_t end = 0;    ///< behind the last byte
+  std::uint64_t end = 0;    ///< one past the last byte
 };
 
 /// The file's own texts by name, under `__metadata__`.

@@ -190,7 +190,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   if (!folder_message.empty() && !arguments.fast_dev_run && comm::job_from_environment().rank == 0) {
     base::log_info(folder_message);
   }
-  // Where the `tee` behind a pipe is ended by the same Ctrl-C, the run saves and ends as it does on a
+  // Where the `tee` after a pipe is ended by the same Ctrl-C, the run saves and ends as it does on a
   // terminal. A handler, since programs that are started inherit what is ignored.
   std::signal(SIGPIPE, [](int) {});
   const train::RunResult result = train::run_training(config, context.command_line);

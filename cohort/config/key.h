@@ -44,7 +44,7 @@ struct ConfigKey {
 
   /// The part of the name before the point: "optim" of optim.lr.
   std::string_view section() const;
-  /// The part behind it: "lr".
+  /// The part of the name after the point: "lr".
   std::string_view short_name() const;
 };
 

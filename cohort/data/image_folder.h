@@ -56,7 +56,7 @@ class ImageFolder : public Dataset {
   /// The label of a sample, without reading its image. Throws: UsageError for an index that is not in 0 ..
   /// size() - 1.
   std::int64_t label(std::int64_t index) const { return index_.label(index); }
-  /// The files behind the samples, in the order of their indices.
+  /// The files of the samples, in the order of their indices.
   const FolderIndex& files() const { return index_; }
 
  private:

@@ -82,7 +82,7 @@ struct LoaderOptions {
 /// One batch. Its tensors alias memory of the loader that is used again after the last copy of the Batch is
 /// destroyed and no tensor of it is held any more; so a tensor that was kept stays valid.
 struct Batch {
-  /// Keeps the memory behind `fields` and `indices`. First, so that it goes last.
+  /// Keeps the memory of `fields` and `indices`. First, so that it goes last.
   std::shared_ptr<void> lease;
   /// One tensor per field, [size, ...].
   std::vector<at::Tensor> fields;

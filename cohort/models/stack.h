@@ -20,7 +20,7 @@ class StackImpl : public torch::nn::Cloneable<StackImpl>, public core::LayerHost
  public:
   StackImpl() = default;
 
-  /// Puts a layer behind the others, under its number as name.
+  /// Appends a layer. Its name is its number.
   void add(core::AnyLayer layer);
 
   /// Runs the layers in order, each on what the one before gave; without layers returns `input`.

@@ -89,8 +89,8 @@ bool is_cohorts(const std::string& node) {
   return false;
 }
 
-// The nodes that run code of the user's own (torch::autograd::Function) behind a result, by name.
-std::map<const torch::autograd::Node*, std::string> own_nodes_behind(const at::Tensor& result) {
+// The nodes in the graph of a result that run code of the user's own (torch::autograd::Function), by name.
+std::map<const torch::autograd::Node*, std::string> own_nodes_of(const at::Tensor& result) {
   std::map<const torch::autograd::Node*, std::string> own;
   autograd::GraphWalk walk;
   walk.add(result.grad_fn().get());
@@ -104,17 +104,17 @@ std::map<const torch::autograd::Node*, std::string> own_nodes_behind(const at::T
 
 // A backward of some results replays with zeros for the gradients of the others. LibTorch's nodes make zeros
 // of zeros. A node of the user's own may not (a penalty, a counter), and eager mode would not run it.
-void reject_own_nodes_behind_some(Trace& trace, const Tensors& results) {
+void reject_own_nodes_of_some(Trace& trace, const Tensors& results) {
   if (results.size() < 2) return;
-  std::optional<std::map<const torch::autograd::Node*, std::string>> behind_first;
+  std::optional<std::map<const torch::autograd::Node*, std::string>> of_first;
   for (const at::Tensor& result : results) {
     if (!result.defined() || result.grad_fn() == nullptr) continue;
-    const auto own = own_nodes_behind(result);
-    if (!behind_first) behind_first = own;
-    if (own == *behind_first) continue;
+    const auto own = own_nodes_of(result);
+    if (!of_first) of_first = own;
+    if (own == *of_first) continue;
     trace.tape.mark_unsupported(
         concat("some of its results, and not others, have a backward of the user's own (",
-               own.empty() ? behind_first->begin()->second : own.begin()->second, ")"));
+               own.empty() ? of_first->begin()->second : own.begin()->second, ")"));
     return;
   }
 }
@@ -148,7 +148,7 @@ void reject_effects_under_autograd(Trace& trace) {
 // A backward that was recorded with a gradient whose elements share memory (that of sum() is one number,
 // expanded) cannot be replayed with one whose elements do not: there is no tensor of the recorded strides
 // that holds it. Nor can it begin at a result that had no gradient when it was recorded. Then the function
-// runs once more, from the inputs and generators that forward had, and leaves nothing behind but its
+// runs once more, from the inputs and generators that forward had, and nothing of that run stays but its
 // gradients. The program ends: later ones are recorded with gradients that any other can be copied to, and
 // with zeros for those that are missing.
 // Where zeros stand for a gradient that is missing, 0 * inf is NaN: gradients that come out finite are right,
@@ -321,7 +321,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
   if (is_verification) compare();
   find_outputs(*trace, input_proxies.tensors(), results);
   reject_effects_under_autograd(*trace);
-  reject_own_nodes_behind_some(*trace, results);
+  reject_own_nodes_of_some(*trace, results);
   if (const std::string reason = unrecordable_within(results); !reason.empty())
     trace->tape.mark_unsupported(reason);
   if (trace->views.misses_one_of(results)) {
@@ -342,7 +342,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
     }
     return results;
   }
-  const auto reached = leaves_behind(results);
+  const auto reached = leaves_reached_from(results);
   results = Output(graph->end(results), results.structure);
   // No result needs a gradient, so no backward will end this recording.
   if (reached.empty()) {

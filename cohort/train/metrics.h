@@ -42,7 +42,7 @@ class MeterSet {
 
   /// Blocks until values on an accelerator have arrived.
   std::map<std::string, double> averages();
-  /// The sums behind the averages, to be saved and restored exactly.
+  /// The sums that averages are made of, to be saved and restored exactly.
   std::map<std::string, Sum> sums();
   /// Goes back to what sums() gave; what was added since is gone.
   void restore(const std::map<std::string, Sum>& sums);

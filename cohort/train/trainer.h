@@ -28,7 +28,7 @@ class Trainer {
   /// Throws: UsageError for no epochs, and for a best_metric whose name does not say whether more is better.
   explicit Trainer(TrainerOptions options);
 
-  /// Adds a callback behind those that are there, for all later calls of fit().
+  /// Appends a callback, for all later calls of fit().
   void add_callback(std::shared_ptr<Callback> callback);
 
   /// Trains until `epochs` are complete, `max_steps` are done or a signal asks to stop; blocks until then.

@@ -227,7 +227,7 @@ TEST(GradOutputsTest, ZerosThatAreNotInAGradientMeetInfinity) {
             const at::Tensor found = gradient_of(std::ref(fast), now, call % 3 == 2);
             ASSERT_TRUE(same_bits(gradient_of(body, now, call % 3 == 2), found)) << fast.explain();
           } catch (const UsageError& error) {
-            ASSERT_TRUE(contains(error.what(), "gradients behind it are not finite")) << error.what();
+            ASSERT_TRUE(contains(error.what(), "gradients computed from it are not finite")) << error.what();
             ++errors;
           }
         }

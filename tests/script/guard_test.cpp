@@ -93,7 +93,7 @@ TEST(GuardTest, TensorsOnTheMetaDeviceKeepTheFunctionEager) {
   }
 }
 
-// It has a storage, and no memory behind it.
+// It has a storage, and no memory.
 TEST(GuardTest, ZeroTensorsKeepTheFunctionEager) {
   auto outside =
       script([](const at::Tensor& x) { return x.mul(3).add(1).sum(); }, ScriptOptions().min_operators(0));

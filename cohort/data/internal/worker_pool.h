@@ -15,7 +15,7 @@ namespace cohort::data {
 ///
 /// One caller publishes jobs and waits for them; up to `slots` jobs are under way at once. Workers share the
 /// work by item: a ticket counter hands out chunks of consecutive items, so all workers finish a job
-/// together and nobody waits behind a slow item except the job that holds it.
+/// together and nobody waits for a slow item except the job that holds it.
 /// Threads: one caller at a time; `work` runs on the workers, each item exactly once, and must not throw.
 class WorkerPool {
  public:

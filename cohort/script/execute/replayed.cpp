@@ -60,7 +60,7 @@ struct BackwardRun {
 [[noreturn]] void throw_filled() {
   throw UsageError(kWhereReplayed,
                    "a sparse gradient, or zeros without memory, came to a program that had met none, and "
-                   "gradients behind it are not finite",
+                   "gradients computed from it are not finite",
                    "the step once more: from now on the function runs again where that happens");
 }
 
@@ -298,8 +298,8 @@ class ReplayedSegment : public Node {
   std::string name() const override { return "cohort::script::ReplayedSegment"; }
 };
 
-// Gives `first` the edges of the first segment, and puts the nodes of the others behind it, which run on the
-// thread and the stream of `device`, as forward did.
+// Gives `first` the edges of the first segment, and appends a node for each other segment. These nodes run on
+// the thread and the stream of `device`, as forward did.
 void chain(Node& first, const torch::autograd::edge_list& edges, const std::vector<Segment>& segments,
            c10::Device device) {
   Edge next;

@@ -30,7 +30,7 @@ struct Trace {
   std::vector<int> outputs;               ///< slots, by result
   std::vector<Handle> handles;            ///< of the outputs
   std::size_t split = 0;                  ///< how many calls belong to forward; the rest is backward
-  bool has_backward = false;              ///< whether the calls behind `split` are known
+  bool has_backward = false;              ///< whether the calls from `split` on are known
   std::vector<int>
       grad_outputs;  ///< gradients of the outputs that backward starts from; kUndefined: no gradient
   std::vector<int> gradients;        ///< what backward returns; kUndefined: no gradient

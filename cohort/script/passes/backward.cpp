@@ -90,7 +90,7 @@ Tensors RecordedBackward::run(const Tensors& grad_outputs) {
   // Within another recording: these operators belong to that one's tape.
   if (Recording::is_active()) return forward.graph->backward(grad_outputs, !is_last_);
   const bool is_filled = has_implicit_zeros(grad_outputs);
-  if (is_recorded_) {  // once more: the gradients behind are of the layout that they had before
+  if (is_recorded_) {  // once more: its nodes get gradients of the layout that they got before
     Tensors dense = grad_outputs;
     for (at::Tensor& grad_output : dense) {
       if (grad_output.defined()) grad_output = materialized(grad_output);
@@ -194,10 +194,10 @@ void run_where_backward_runs(c10::Device device, std::function<void()> fn) {
   auto node = COHORT_MAKE_NODE(FunctionNode);
   node->fn = std::move(fn);
   // The engine runs a node on the thread of the device where the node's result lies.
-  at::Tensor behind = at::empty({}, at::TensorOptions(device));
-  const at::Tensor gradient = behind.detach();
-  torch::autograd::set_history(behind, node);
-  torch::autograd::backward({behind}, {gradient});
+  at::Tensor root = at::empty({}, at::TensorOptions(device));
+  const at::Tensor gradient = root.detach();
+  torch::autograd::set_history(root, node);
+  torch::autograd::backward({root}, {gradient});
 }
 
 void check_no_graph(const char* what) {
@@ -240,7 +240,7 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
   set_histories(results, needs_gradient, node);
 }
 
-std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tensors& results) {
+std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_reached_from(const Tensors& results) {
   std::vector<std::unordered_set<const c10::TensorImpl*>> found;
   for (const at::Tensor& result : results) {
     if (!autograd::needs_gradient(result)) continue;

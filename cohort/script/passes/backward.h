@@ -35,7 +35,7 @@ struct RecordedForward {
 };
 
 /// Which leaves the graph of each result that needs a gradient ends at.
-std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tensors& results);
+std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_reached_from(const Tensors& results);
 
 /// Makes `results` those of a node whose backward goes through `forward.graph`, recorded the first time.
 void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results);

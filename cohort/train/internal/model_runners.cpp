@@ -1,8 +1,8 @@
 // The runners data_parallel, model_parallel and pipeline, registered when this library loads.
 //
-// LayerCut says which layers are on which placement. model_parallel runs these parts in turn, each behind a
-// graph boundary; pipeline makes them its stages. Each part draws random numbers by its first layer's number
-// in the model, and evaluation draws none.
+// LayerCut says which layers are on which placement. model_parallel runs these parts in turn, with a graph
+// boundary around each; pipeline makes them its stages. Each part draws random numbers by its first layer's
+// number in the model, and evaluation draws none.
 #include "cohort/train/internal/model_runners.h"
 
 #include <algorithm>

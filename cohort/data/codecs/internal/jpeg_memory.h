@@ -46,7 +46,7 @@ class JpegMemory {
   }
 
  private:
-  /// What stands behind jvirt_barray_ptr: an array of coefficients of the whole image.
+  /// What a jvirt_barray_ptr points to: an array of coefficients of the whole image.
   struct VirtualBlocks {
     JBLOCKARRAY rows;
     JDIMENSION blocks_per_row;
