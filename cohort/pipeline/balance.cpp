@@ -34,7 +34,7 @@ StageCosts costs_of(const std::vector<LayerProfile>& layers, std::size_t first, 
     costs.weight_gradient += layers[i].weight_gradient;
     costs.activation += static_cast<double>(layers[i].activation_bytes);
   }
-  // Not measured apart: all of it counts as kept until the weights' gradient.
+  // Not measured separately: all of it counts as kept until the weights' gradient.
   costs.weight_part = costs.activation;
   return costs;
 }

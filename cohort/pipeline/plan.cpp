@@ -1,7 +1,7 @@
 // A plan is written placement by placement, without a search: the schedule gives an order of turns and two
 // numbers for each. A receive stands right before the computation that needs it, and a send right after the
-// computation that made it. Stages of the same placement hand over without either. Weight gradients that come
-// apart are written later than their input gradients, up to the number that may wait.
+// computation that made it. Stages of the same placement hand over without either. Weight gradients of a
+// backward that is split are written later than its input gradients, up to the number that may wait.
 #include "cohort/pipeline/plan.h"
 
 #include <algorithm>

@@ -31,7 +31,7 @@ struct ProfileOptions {
   std::vector<base::Placement> placements = {base::Placement::parse("cpu:0")};
   /// Runs that are timed, of which the median counts.
   int repeats = 5;
-  /// Measures gradients of inputs and of weights apart, as zb_h1 computes them.
+  /// Measures gradients of inputs and of weights separately, as zb_h1 computes them.
   bool split = false;
   /// For all repeats, from the call to the end.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);

@@ -52,7 +52,7 @@ struct StageCosts {
   double weight_gradient = 1;  ///< a backward is both gradients
   double send = 0;             ///< from the end of a computation until the next stage may use the result
   double activation = 1;       ///< memory from the forward until the (input) gradient
-  double weight_part = 1;      ///< of that, what stays until the weight gradient, where it comes apart
+  double weight_part = 1;      ///< of that, what stays until the weight gradient of a split backward
 };
 
 /// A placement of a pipeline, for which a schedule says the order.

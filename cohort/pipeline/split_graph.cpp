@@ -125,7 +125,7 @@ class Halves {
 
   // Leaves of the graph what the second half has to do. What was caught at nodes that are cut has met their
   // hooks. An operator keeps its inputs with their graphs, so taking edges off would free nothing.
-  void take_apart() const {
+  void keep_second_half() const {
     for (Node* node : order_) {
       if (reaching_leaves_.count(node) != 0 ? !has_more_to_do(*node) : to_later_.count(node) == 0) {
         node->release_variables();
@@ -151,7 +151,7 @@ class Halves {
     return std::any_of(edges.begin(), edges.end(), [this](const Edge& edge) { return is_for_later(edge); });
   }
 
-  // Those below an operator that comes apart, or where nothing reaches a leaf; and those with hooks, which
+  // Those below an operator that can be split, or where nothing reaches a leaf; and those with hooks, which
   // are to run once.
   Nodes parameters_for_later(const std::vector<Edge>& roots) const {
     autograd::GraphWalk walk;
@@ -258,7 +258,7 @@ Tensors SplitGraph::input_gradients(Tensors gradients) {
     halves.cut()[i]->add_pre_hook(std::make_unique<Catch>(caught[i]));
   }
   Tensors found = run(roots.edges, roots.gradients, /*again=*/true, /*accumulate=*/false, wanted);
-  roots.gradients.clear();  // the edges hold the graph until it is taken apart
+  roots.gradients.clear();  // the edges hold the graph until it is cut
   for (std::size_t i = places.size(); i < found.size(); ++i) later_.add(wanted[i], found[i]);
   found.resize(places.size());
   for (std::size_t i = 0; i < caught.size(); ++i) {
@@ -267,7 +267,7 @@ Tensors SplitGraph::input_gradients(Tensors gradients) {
   caught.clear();
   for (std::size_t i = 0; i < places.size(); ++i)
     result[places[i]] = autograd::clone_if_shared(std::move(found[i]));
-  halves.take_apart();
+  halves.keep_second_half();
   return result;
 }
 

@@ -42,7 +42,7 @@ struct Sleep : torch::autograd::Function<Sleep> {
 
 SleepingLayerImpl::SleepingLayerImpl(SleepTimes times)
     : times_(times), weight_(register_parameter("weight", at::ones({1}))) {
-  // Each gradient takes a time of its own, so zb_h1 may take them apart.
+  // Each gradient takes a time of its own, so zb_h1 may compute them separately.
   register_splittable_backward<Sleep>();
 }
 

@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-/// Layers that take a given time and compute nothing: what a schedule does, apart from what a machine does.
+/// Layers that take a given time and compute nothing: they show what a schedule does on any machine.
 namespace cohort::pipeline {
 
 /// How long a SleepingLayer sleeps.

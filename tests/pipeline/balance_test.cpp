@@ -102,8 +102,8 @@ TEST(BalanceTest, ProfilesLayersWithoutATrace) {
     return copies;
   }();
   model->parameters()[0].mutable_grad() = torch::ones_like(model->parameters()[0]);
-  const auto apart = profile_layers(model, torch::randn({4, 3, 8, 8}), {.repeats = 2, .split = true});
-  EXPECT_NE(apart[0].weight_gradient, apart[0].input_gradient);
+  const auto split = profile_layers(model, torch::randn({4, 3, 8, 8}), {.repeats = 2, .split = true});
+  EXPECT_NE(split[0].weight_gradient, split[0].input_gradient);
   const auto profiles = profile_layers(model, torch::randn({4, 3, 8, 8}), {.repeats = 2});
   EXPECT_EQ(profiles[0].weight_gradient, profiles[0].input_gradient) << "half of the backward each";
   ASSERT_EQ(profiles.size(), model->size());

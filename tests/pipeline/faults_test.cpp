@@ -274,8 +274,8 @@ TEST(FaultsTest, OptionsThatDoNotGoTogetherAreRejected) {
                            "got num_micro_batches = 4 and split_size = 2, expected one of them above 0");
   options = options_of(2, Schedule::kZeroBubble);
   COHORT_EXPECT_THROW_WITH(Pipeline({job.first, Stage(job.last).recompute()}, options), UsageError,
-                           "stage 1 (Linear) is recomputed, so zb_h1 cannot take its input and weight "
-                           "gradients apart. Try: schedule 1f1b with recomputation");
+                           "stage 1 (Linear) is recomputed, so zb_h1 cannot split its backward into "
+                           "input and weight gradients. Try: schedule 1f1b with recomputation");
   options = options_of(3);
   COHORT_EXPECT_THROW_WITH(Pipeline(stages, options), UsageError, "got 2 stages on 3 placements");
   options = options_of(2);

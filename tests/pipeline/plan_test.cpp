@@ -63,7 +63,7 @@ TEST(PlanTest, NamesAreReadAsTheyAreWritten) {
       "there is no pipeline schedule '2f1b'. Try: 1f1b; the pipeline schedules are 1f1b, ");
 }
 
-// 1F1B that holds one micro-batch more; with weight gradients apart, all of which wait until the end.
+// 1F1B that holds one micro-batch more; its backwards are split, and all weight gradients wait until the end.
 COHORT_REGISTER_PIPELINE_SCHEDULE("late_weights",
                                   {.order =
                                        [](const PlaceInPipeline& place) {

@@ -308,7 +308,7 @@ struct Count : torch::autograd::FunctionPostHook {
   int& calls;
 };
 
-// On an operator that comes apart, on one that does not, on one that no input is reached from, on a
+// On an operator that can be split, on one that cannot, on one that no input is reached from, on a
 // parameter; where the parameters below have hooks of their own.
 TEST(SplitGraphTest, PostHooksRunOnce) {
   for (const bool has_parameter_hooks : {false, true}) {

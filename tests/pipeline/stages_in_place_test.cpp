@@ -111,11 +111,11 @@ TEST(StagesInPlaceTest, InPlaceWhereAnotherSeesItIsRejected) {
   };
   plain_step([&](const at::Tensor& x) { return on_one(halves(x)); }, input, target, {3, 3});
   const Tensors expected = take_gradients(a->parameters());
-  Pipeline apart({Stage([=](const Tensors& in) mutable { return halves(in.at(0)); }, a->parameters()),
-                  Stage([=](const Tensors& in) mutable { return Tensors{on_one(in)}; }, c->parameters())},
-                 two_placements());
+  Pipeline of_halves({Stage([=](const Tensors& in) mutable { return halves(in.at(0)); }, a->parameters()),
+                      Stage([=](const Tensors& in) mutable { return Tensors{on_one(in)}; }, c->parameters())},
+                     two_placements());
   take_gradients(c->parameters());
-  apart.step(input, target, mse);
+  of_halves.step(input, target, mse);
   expect_same_bits(take_gradients(a->parameters()), expected);
 
   Stage again = alone;

@@ -63,7 +63,7 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
       throw UsageError(
           kWhereCheck,
           concat("stage ", i, " (", stage.name(), ") is recomputed, so ", to_string(options.schedule),
-                 " cannot take its input and weight gradients apart"),
+                 " cannot split its backward into input and weight gradients"),
           "schedule 1f1b with recomputation");
     }
   }

@@ -308,7 +308,7 @@ Tensors PlacementRun::gradients_of_outputs(const Action& action, Tensors& carrie
     if (!batch_.loss) return std::exchange(batch_.output_gradients[micro_batch], {});
     const BackwardGate::Open open(held_state.loss_gate);
     // The loss may go back through the stage by another way too: an auxiliary loss that the stage has kept.
-    // Where input gradients come apart, what comes by that way would be among those of the weights.
+    // Where the backward is split, gradients that come by that way would be among those of the weights.
     std::optional<BackwardGate::Open> open_of_stage;
     if (action.kind == ActionKind::kBackward) open_of_stage.emplace(held_state.run->gate());
     if (held_state.loss.requires_grad()) {

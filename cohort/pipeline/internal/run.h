@@ -55,7 +55,7 @@ struct Batch {
   std::vector<double> weights;                         // of each micro-batch's loss
   Loss loss;                                           // empty: outputs are the result
   bool keep_outputs = false;
-  bool split = false;  // input and weight gradients come apart
+  bool split = false;  // each backward into input and weight gradients
   std::optional<core::RandomKey> random;
   std::vector<std::vector<Held>> held;  // by stage and micro-batch
   std::vector<Tensors> outputs, output_gradients, input_gradients;

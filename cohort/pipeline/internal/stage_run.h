@@ -13,8 +13,8 @@ namespace cohort::pipeline {
 /// Threads: forward and gradients on one.
 class StageRun {
  public:
-  /// Runs the stage. `requires_grad` says for which inputs a gradient will be wanted. With `split`, input and
-  /// weight gradients come apart (SplitGraph). `random`: as Stage::forward().
+  /// Runs the stage. `requires_grad` says for which inputs a gradient will be wanted. With `split`, weight
+  /// gradients are computed later than input gradients (SplitGraph). `random`: as Stage::forward().
   StageRun(const Stage& stage, const Tensors& inputs, const std::vector<bool>& requires_grad, bool split,
            const std::optional<core::RandomKey>& random = std::nullopt);
 
