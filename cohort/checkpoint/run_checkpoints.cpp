@@ -48,9 +48,9 @@ bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
-/// Lets what was replaced have its name again, as far as the file system lets it. What has the name now has
-/// one of the other two then.
-void put_back(const fs::path& replaced, const fs::path& target, const fs::path& temporary) {
+/// Gives the folder `replaced` its name `target` again, as far as the file system lets it. The folder that has
+/// the name now gets one of the other two names.
+void restore_name(const fs::path& replaced, const fs::path& target, const fs::path& temporary) {
   if (exchange(replaced, target)) return;
   std::error_code ignored;
   fs::rename(target, temporary, ignored);
@@ -108,7 +108,7 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
     point("last", name);  // from here on this checkpoint counts, and what it says is the best
   } catch (...) {
     const bool has_moved = follow_link(folder_ / "last") != earlier_last;  // and then the disk failed
-    if (!replaced.empty() && !has_moved) put_back(replaced, folder_ / name, temporary);
+    if (!replaced.empty() && !has_moved) restore_name(replaced, folder_ / name, temporary);
     for (const fs::path& each : {temporary, replaced}) fs::remove_all(each, error);
     repair_best_if_possible();
     throw;

@@ -10,7 +10,7 @@
 /// The base of our models: clones are exact, and cloning has no side effect.
 namespace cohort::models {
 
-/// While one lives on this thread, models are being copied: LibTorch's CPU generator is put back at the end,
+/// While one lives on this thread, models are being copied: LibTorch's CPU generator is restored at the end,
 /// and models skip their own initialisation because the values are copied over it.
 class CloneScope {
  public:

@@ -44,7 +44,7 @@ class Pipeline {
   /// Shapes: inputs and targets [N, ...], cut along dimension 0. An input that requires a gradient gets one.
   /// Throws: StageError; TimeoutError naming who was in what; UsageError. Parameters may have part of
   /// their gradients then. Stages that still run add to gradients and write to buffers: call
-  /// wait_for_late_stages(), then zero_grad() and what else is put back, then step(). A call without that
+  /// wait_for_late_stages(), then zero_grad() and what else is restored, then step(). A call without that
   /// waits for them too, within its own timeout, and then throws UsageError once, as they may have added to
   /// gradients since.
   /// Ownership: copies `loss`. It is not called after a step has failed; what it refers to must outlive a
@@ -72,7 +72,7 @@ class Pipeline {
   /// several.
   at::Tensor forward(const at::Tensor& input);
 
-  /// Returns when no stage of a call that threw runs any more: what is cleared or put back from then on stays
+  /// Returns when no stage of a call that threw runs any more: what is cleared or restored from then on stays
   /// so.
   /// Blocking: until then, for options().timeout at most. Throws: TimeoutError naming the stage.
   void wait_for_late_stages();

@@ -289,7 +289,7 @@ TEST(TimeoutsTest, WhatPutsGradientsBackWaitsForLateStages) {
     sleeps = true;
     has_ended = false;
     EXPECT_THROW(call(), TimeoutError);
-    EXPECT_TRUE(has_ended) << "gradients were put back before";
+    EXPECT_TRUE(has_ended) << "gradients were restored before";
     const base::Deadline deadline(10s);
     while (!has_ended && !deadline.expired()) std::this_thread::sleep_for(1ms);
     EXPECT_FALSE(last->weight.grad().defined());

@@ -7,7 +7,7 @@
 #include "cohort/core/generator_states.h"
 #include "cohort/script/execute/program.h"
 
-/// What a run of a program or of its function changes outside, so that it can be put back.
+/// What a run of a program or of its function changes outside, so that it can be restored.
 namespace cohort::script {
 
 /// Those of all generators that the operators of a tape may draw from; none where no operator draws.

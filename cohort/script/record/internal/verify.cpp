@@ -1,4 +1,4 @@
-// The program runs first, on the real inputs and with copies of generators, and what it wrote is put back.
+// The program runs first, on the real inputs and with copies of generators, and what it wrote is restored.
 // Then the function runs as usual. Both are compared: results, gradients, and what is left in written
 // tensors. Backward is compared when the gradients of results are known, and a frame with forward's values
 // waits for it. Always: the caller gets what the function computed. Surprising: an error of the program is a

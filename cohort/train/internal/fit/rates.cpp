@@ -1,4 +1,4 @@
-// Options of parameter groups are taken out of a task's optimizers as copies, and put back. So a rate can be
+// Options of parameter groups are taken out of a task's optimizers as copies, and restored. So a rate can be
 // tried, or a resume can keep the program's options, without any state of an optimizer changing. Lists go by
 // the order of the task's optimizers.
 #include "cohort/train/internal/fit/rates.h"
@@ -57,7 +57,7 @@ void apply_schedules(const Task& task, std::int64_t step) {
 }
 
 double rate_of_step(const Task& task, std::int64_t step) {
-  // A schedule may move momentum too, so whole groups are put back.
+  // A schedule may move momentum too, so whole groups are restored.
   const std::vector<ParamGroups> before = param_groups_of(task);
   apply_schedules(task, step);
   const double rate = current_lr(task);
