@@ -1,4 +1,10 @@
-// Which elements of a storage no operator filled, and what becomes of them.
+// Which elements of a storage no operator filled, and what becomes of them: Note [What C++ wrote].
+//
+// Each storage that an operator leaves as it came has a list of its filled elements. An operator that
+// overwrites elements adds them to the list. Before a call reads other elements, the tape gets one more call,
+// which writes the unfilled elements from a constant. Invariant: a replay reads no element that neither an
+// operator nor such a call wrote. A copy of the storage when it is made would be too early, since C++ writes
+// later. A constant of the whole storage would overwrite elements that operators fill anew in each run.
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
