@@ -1,4 +1,4 @@
-// The C++ twins that docs/guide/from_python.md shows beside PyTorch's tutorial programs, small enough for a
+// The C++ twins that docs/guide/from_pytorch.md shows beside PyTorch's tutorial programs, small enough for a
 // minute.
 //
 //   Run:      from_python one_process | ranks | training [PHOTOS]     PHOTOS: a folder per class
