@@ -100,7 +100,7 @@ TEST(SafetensorsTest, PythonReadsWhatWeWrite) {
   COHORT_NEED_PYTHON();
   TempDir dir;
   save_safetensors(dir / "ours.safetensors", example(), {{"by", "cohort \u00e9"}});
-  EXPECT_EQ(test::run_python({kHere / "read_from_python.py", "bytes", dir / "ours.safetensors"}), 0);
+  EXPECT_EQ(test::run_python({kHere / "read_with_pytorch.py", "bytes", dir / "ours.safetensors"}), 0);
 }
 
 TEST(SafetensorsTest, WrittenTensorsAreReadBackInLogicalOrder) {

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST(FolderScanTest, OrdersAsPythonsImageFolder) {
+TEST(FolderScanTest, OrdersAsTorchvisionsImageFolder) {
   // What torchvision.datasets.ImageFolder lists for these files (tests/golden/data_image_folder.py prints
   // it).
   const test::TempDir dir;

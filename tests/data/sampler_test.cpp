@@ -42,7 +42,7 @@ std::uint64_t checksum(const std::vector<std::int64_t>& order) {
   return static_cast<std::uint64_t>(sum);
 }
 
-TEST(SamplerTest, OrdersEqualThoseOfPython) {
+TEST(SamplerTest, OrdersEqualThoseOfPyTorch) {
   const std::vector<Golden> all = golden_orders();
   ASSERT_GT(all.size(), 80U);
   for (const Golden& g : all) {

@@ -1,4 +1,4 @@
-"""Prints what torchvision's ImageFolder lists for the files of FolderScanTest.OrdersAsPythonsImageFolder.
+"""Prints what torchvision's ImageFolder lists for the files of FolderScanTest.OrdersAsTorchvisionsImageFolder.
 
     python tests/golden/data_image_folder.py     # torchvision 0.28.0
 """

@@ -154,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenTest,
 class TrainedGoldenTest : public testing::TestWithParam<const char*> {};
 
 // Learning rate and tolerance: see LEARNING_RATE in make_golden.py.
-TEST_P(TrainedGoldenTest, ThreeStepsOfSgdEqualPythons) {
+TEST_P(TrainedGoldenTest, ThreeStepsOfSgdEqualThoseOfPyTorch) {
   torch::nn::AnyModule model = make(GetParam(), 10);
   const auto module = model.ptr();
   module->train();

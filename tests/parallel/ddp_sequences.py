@@ -132,9 +132,9 @@ def compare(rank, folder):
                 squares[kind][1] += ((want.double() - exact[key]) / scale).square().sum().item()
         # Most of it is rounding of the backward itself, so that chance makes either the larger one.
         chance = 1 + 0.5 / int(plan["count"]) ** 0.5
-        for kind, (own_sum, python_sum) in squares.items():
-            print(f"{size} ranks, {kind}: {own_sum**0.5:.6g} from float64's gradients, Python {python_sum**0.5:.6g}")
-            assert own_sum**0.5 <= python_sum**0.5 * chance or kind == torch.float32, f"{kind}: {own_sum} > {python_sum}"
+        for kind, (own_sum, pytorch_sum) in squares.items():
+            print(f"{size} ranks, {kind}: {own_sum**0.5:.6g} from float64's gradients, PyTorch {pytorch_sum**0.5:.6g}")
+            assert own_sum**0.5 <= pytorch_sum**0.5 * chance or kind == torch.float32, f"{kind}: {own_sum} > {pytorch_sum}"
         assert seen > 0
     leave_together(rank, RANKS, folder)
 

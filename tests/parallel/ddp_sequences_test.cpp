@@ -179,7 +179,7 @@ checkpoint::TensorMap run_sequence(const Sequence& sequence, const comm::Group& 
   return found;
 }
 
-TEST(DdpSequencesTest, RandomSequencesHavePythonsGradientsAndBuffers) {
+TEST(DdpSequencesTest, RandomSequencesHaveTheGradientsAndBuffersOfPyTorch) {
   COHORT_NEED_PYTHON();
   const test::TempDir folder;
   std::vector<Sequence> sequences;

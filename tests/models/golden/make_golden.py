@@ -32,7 +32,7 @@ import torchvision  # noqa: E402
 from torch import nn
 
 SEED = 7
-# Small, and not for ResNet-50: with two images, steps are so ill-conditioned that Python differs from Python
+# Small, and not for ResNet-50: with two images, steps are so ill-conditioned that PyTorch differs from itself
 # when the input moves by 1e-6 (resnet50: by a tenth of the loss).
 LEARNING_RATE = 1e-4
 NAMES = ["vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vgg19_bn"]

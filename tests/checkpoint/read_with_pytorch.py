@@ -1,7 +1,7 @@
-"""Reads what Cohort saved, as a user of Python would.
+"""Reads what Cohort saved, as a user of PyTorch would.
 
-read_from_python.py bytes FILE       every tensor of FILE equals what the C++ test wrote into it
-read_from_python.py logits FILE MODEL IO
+read_with_pytorch.py bytes FILE       every tensor of FILE equals what the C++ test wrote into it
+read_with_pytorch.py logits FILE MODEL IO
     loads FILE by torchvision's names into MODEL (vgg16_bn, resnet50 ...), and compares its logits in evaluation
     mode for IO's `input` with IO's `logits`: every one to 1e-5, however large it is.
 """

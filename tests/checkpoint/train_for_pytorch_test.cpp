@@ -1,4 +1,4 @@
-// A model trained here and loaded by Python: torchvision's model of the same name must give the same logits.
+// A model trained here and loaded by PyTorch: torchvision's model of the same name must give the same logits.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kClasses = 10;
 
-/// Twenty steps of SGD on small random batches; then the state, an input and its logits are saved for Python.
+/// Twenty steps of SGD on small random batches; then the state, an input and its logits are saved for PyTorch.
 template <typename Model>
 void train_and_compare(const std::string& name) {
   test::TempDir dir;
@@ -39,16 +39,16 @@ void train_and_compare(const std::string& name) {
   ASSERT_TRUE(logits.isfinite().all().template item<bool>());
   save_safetensors(dir / "model.safetensors", module_state(*model));
   save_safetensors(dir / "io.safetensors", {{"input", input}, {"logits", logits}});
-  const auto script = test::source_dir() / "tests/checkpoint/read_from_python.py";
+  const auto script = test::source_dir() / "tests/checkpoint/read_with_pytorch.py";
   EXPECT_EQ(test::run_python({script, "logits", dir / "model.safetensors", name, dir / "io.safetensors"}), 0);
 }
 
-TEST(TrainForPythonTest, ResNet50GivesTheSameLogitsInTorchvision) {
+TEST(TrainForPyTorchTest, ResNet50GivesTheSameLogitsInTorchvision) {
   COHORT_NEED_PYTHON();
   train_and_compare<models::ResNet>("resnet50");
 }
 
-TEST(TrainForPythonTest, Vgg16WithBatchNormGivesTheSameLogitsInTorchvision) {
+TEST(TrainForPyTorchTest, Vgg16WithBatchNormGivesTheSameLogitsInTorchvision) {
   COHORT_NEED_PYTHON();
   train_and_compare<models::VGG>("vgg16_bn");
 }

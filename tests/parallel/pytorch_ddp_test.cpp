@@ -35,9 +35,9 @@ nn::Sequential make_conv_net() {
   });
 }
 
-// Python makes this net, takes initial values and samples from `folder`, trains on two ranks over Gloo, and
+// PyTorch makes this net, takes initial values and samples from `folder`, trains on two ranks over Gloo, and
 // compares with what we made of them: every bit of parameters, running statistics and losses.
-TEST(PythonDdpTest, TwoRanksEndWithTheBitsOfPythons) {
+TEST(PyTorchDdpTest, TwoRanksEndWithTheBitsOfPyTorch) {
   COHORT_NEED_PYTHON();
   const test::TempDir folder;
   const auto [inputs, targets] = test::seeded(7, [] {
