@@ -25,7 +25,7 @@ struct PlanArguments {
 int plan_command(const PlanArguments& arguments) {
   // --memory is asked for by name: other plans may come, and then no default would be right.
   if (!arguments.memory) {
-    throw UsageError("cli.plan", "it was not said what to plan", "cohort plan --memory --config FILE");
+    throw UsageError("cli.plan", "no option says what to plan", "cohort plan --memory --config FILE");
   }
   planner::MemoryOptions options{.measure = arguments.measure};
   for (const std::string& text : arguments.place) {

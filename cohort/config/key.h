@@ -18,7 +18,7 @@ using KeyTarget = std::variant<bool*, std::int64_t*, double*, std::string*, std:
 
 /// What becomes of a key whose value differs when a run resumes from a checkpoint.
 enum class OnResume {
-  kNotSaid,      ///< of no key: a test holds it
+  kUnset,        ///< of no key: a test holds it
   kTakesEffect,  ///< from the next step on; the log shows both values
   kRejected,     ///< before anything is written
   kCannotMatter  ///< no number of the run follows from it: taken without a word
@@ -28,7 +28,7 @@ enum class OnResume {
 struct ConfigKey {
   const char* name;              ///< section.key
   KeyTarget (*target)(Config&);  ///< where a Config keeps its value
-  OnResume on_resume = OnResume::kNotSaid;
+  OnResume on_resume = OnResume::kUnset;
   bool makes_step = false;  ///< rejected on resume where a step over all ranks gets another number of samples
   const char* help;         ///< a sentence for help and docs: what it does
   double min = -std::numeric_limits<double>::infinity();  ///< of each number

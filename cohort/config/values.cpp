@@ -118,10 +118,10 @@ std::string resume_text(const ConfigKey& key) {
       return "rejected";
     case OnResume::kCannotMatter:
       return "cannot matter";
-    case OnResume::kNotSaid:
+    case OnResume::kUnset:
       break;
   }
-  return "not said";
+  return "unset";
 }
 
 std::string expectation(const ConfigKey& key) {

@@ -209,7 +209,7 @@ class OperatorCheck {
     }
     for (std::size_t k = 0; k < results.size(); ++k) {
       for (const at::Tensor& output : tensors_of(results[k])) {
-        if (output.defined()) shares_as_said(k, output, arguments);
+        if (output.defined()) check_sharing(k, output, arguments);
       }
     }
     return results;
@@ -236,7 +236,7 @@ class OperatorCheck {
     }
   }
 
-  void shares_as_said(std::size_t k, const at::Tensor& output, const Values& arguments) const {
+  void check_sharing(std::size_t k, const at::Tensor& output, const Values& arguments) const {
     // The schema is a promise to autograd: memory that is shared without a word gets neither a view nor a
     // version count. The other way round autograd would make a view of a base that the result does not share.
     const c10::AliasInfo* alias = op_.schema().returns()[k].alias_info();

@@ -84,7 +84,7 @@ ModelRunnerType model_runner_type(const std::string& name) {
 
 ModelRunner make_model_runner(torch::nn::AnyModule model, const ModelRunnerOptions& options) {
   ModelRunner runner = model_runner_type(options.name).make(std::move(model), options);
-  // Said here and by name, and not at the first batch.
+  // Reported here and by name, and not at the first batch.
   if (!runner.forward) {
     throw UsageError("parallel.model_runner",
                      base::concat("the model runner '", options.name, "' was made without forward"));

@@ -234,7 +234,7 @@ void Pipeline::Impl::leave_behind(const std::shared_ptr<Run>& run, std::vector<b
     if (!each.valid()) continue;
     try {
       each.get(grace);
-    } catch (const std::exception&) {  // said by the run, by stage
+    } catch (const std::exception&) {  // reported by the run, by stage
       if (each.ready()) continue;
       late.push_back({run, std::move(each)});
       is_late = true;

@@ -21,7 +21,7 @@
 ///     at::Tensor y = script::wait(left) + script::wait(right);
 namespace cohort::script {
 
-/// How long wait() waits where nothing else is said.
+/// How long wait() waits by default.
 inline constexpr std::chrono::milliseconds kForkTimeout = std::chrono::minutes(10);
 
 /// A function of tensors that runs on another thread: what Future is made of.

@@ -41,7 +41,7 @@ TEST_F(PlanCommandTest, PrintsJsonOnRequest) {
 }
 
 TEST_F(PlanCommandTest, SaysWhatIsMissing) {
-  COHORT_EXPECT_THROW_WITH(run({"-c", config}), UsageError, "it was not said what to plan");
+  COHORT_EXPECT_THROW_WITH(run({"-c", config}), UsageError, "no option says what to plan");
   COHORT_EXPECT_THROW_WITH(run({"--memory"}), UsageError, "neither a configuration nor data was given");
   COHORT_EXPECT_THROW_WITH(run({"--memory", "-c", config, "--place", "layer4"}), UsageError,
                            "expected LAYER=PLACEMENT");

@@ -261,7 +261,7 @@ class ResumeKeysTest : public testing::Test {
 
 TEST_F(ResumeKeysTest, EachKeySaysWhatBecomesOfItAndHasAnotherValueHere) {
   for (const config::ConfigKey& key : config::config_keys()) {
-    EXPECT_NE(key.on_resume, config::OnResume::kNotSaid) << key.name;
+    EXPECT_NE(key.on_resume, config::OnResume::kUnset) << key.name;
     if (std::string(key.name) == "run.dir" || std::string(key.name) == "run.resume") continue;
     ASSERT_TRUE(kOther.contains(key.name)) << key.name;
     config::Config before = base.config(),

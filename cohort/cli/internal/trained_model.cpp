@@ -60,7 +60,7 @@ config::Config TrainedModel::load(const std::string& where) {
   if (!run.empty() && is_name(checkpoint)) {
     const fs::path folder = fs::path(run) / "checkpoints";
     const auto found = checkpoint::RunCheckpoints(folder).find(checkpoint);
-    checkpoint = found.value_or(folder / checkpoint).string();  // what is not there is said below
+    checkpoint = found.value_or(folder / checkpoint).string();  // a missing checkpoint is reported below
   }
   // Also where --checkpoint is a full path: a checkpoint may hold no configuration.
   if (config.empty() && run.empty()) {

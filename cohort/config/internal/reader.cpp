@@ -120,7 +120,7 @@ TransformConfig read_transform(const std::string& shown, const YAML::Node& node,
   if (node.IsScalar()) {
     transform.name = as_text(node).value_or("");
   } else if (node.IsMap() && node.size() == 1) {
-    // Two entries would be two transforms at one place of the list, whose order is not said.
+    // Two entries would be two transforms at one place of the list, whose order is not given.
     transform.name = key_name(node.begin()->first, source);
     const YAML::Node arguments = node.begin()->second;
     const std::string inner = concat(shown, ": ", transform.name);

@@ -220,7 +220,7 @@ void TransformPipeline::check_order(const std::vector<TransformSpec>& specs) con
     }
     if (spec > to_tensor && spec->name != "Normalize") {
       if (spec->name != "ToTensor") {
-        make_transform(*spec);  // a wrong name is said before a wrong place
+        make_transform(*spec);  // a wrong name is reported before a wrong place
       }
       throw ConfigError("data.pipeline", base::concat(spec->name, " stands after ToTensor"), kHint);
     }

@@ -84,8 +84,8 @@ void CacheEntry::warn_if_unwatched() const {
   const bool draws =
       std::ranges::any_of(tape.calls(), [](const OperatorCall& call) { return call.may_draw(); });
   if (!captures && !draws) return;
-  static std::atomic<bool> is_said{false};
-  if (is_said.exchange(true)) return;
+  static std::atomic<bool> is_logged{false};
+  if (is_logged.exchange(true)) return;
   base::log_warning(
       concat("[script.", name_, "] ", captures ? "uses parameters" : "draws random numbers",
              " and watches no module: train() and eval() do not change what is replayed. Try: "
@@ -355,8 +355,8 @@ std::shared_ptr<CacheEntry> Cache::find(std::span<const at::Tensor> inputs) {
     entries_.push_back({std::make_shared<CacheEntry>(environment, inputs, name_, options_), calls_});
     return entries_.back().entry;
   }
-  if (!full_said_) {
-    full_said_ = true;
+  if (!was_full_) {
+    was_full_ = true;
     base::log_info(concat("[script.", name_, "] has its ", options_.max_programs(),
                           " programs; calls under other guards run eagerly. explain() shows them"));
   }
@@ -367,7 +367,7 @@ std::string Cache::explain() const {
   const std::lock_guard lock(mutex_);
   std::string text = concat(name_, ": ", entries_.size(), " of ", options_.max_programs(), " programs\n");
   for (const LruEntry& lru : entries_) text += lru.entry->explain();
-  if (full_said_) text += "  calls under other guards run eagerly: there are too many programs\n";
+  if (was_full_) text += "  calls under other guards run eagerly: there are too many programs\n";
   return text;
 }
 
@@ -383,7 +383,7 @@ std::vector<std::shared_ptr<CacheEntry>> Cache::live_entries() const {
 void Cache::clear() {
   const std::lock_guard lock(mutex_);
   entries_.clear();
-  full_said_ = false;
+  was_full_ = false;
 }
 
 }  // namespace cohort::script

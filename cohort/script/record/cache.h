@@ -141,7 +141,7 @@ class Cache {
   };
   std::vector<LruEntry> entries_;
   std::uint64_t calls_ = 0;
-  bool full_said_ = false;
+  bool was_full_ = false;
 };
 
 }  // namespace cohort::script

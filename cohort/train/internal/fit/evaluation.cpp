@@ -196,7 +196,7 @@ void FitEvaluation::try_it() {
   if (options_.max_eval_batches() > 0) batches = std::min(batches, options_.max_eval_batches());
   if (batches == 0) return;
   const auto metrics = evaluate_batches(task_, *loader_, batches, ranks_, [] { return false; });
-  // None: no sample of these batches could be read, which is said elsewhere.
+  // None: no sample of these batches could be read, which is reported elsewhere.
   if (!metrics.empty()) best_.check_reported(with_prefix("val_", metrics));
 }
 

@@ -39,8 +39,8 @@ void forget_lost_best(checkpoint::LoadedCheckpoint& found, const checkpoint::Run
 /// The metric by which the best epoch is chosen.
 class BestMetric {
  public:
-  /// `logs`: what there is to say is said. Throws: UsageError where neither the options nor the metric's name
-  /// say whether more of it is better.
+  /// `logs`: warnings and notes go to the log. Throws: UsageError where neither the options nor the metric's
+  /// name say whether more of it is better.
   BestMetric(const TrainerOptions& options, bool logs);
 
   /// Throws: UsageError unless `evaluated` (with the prefix val_) has the metric that was named.

@@ -81,7 +81,7 @@ class FitLoop {
     }
     // After resume(): rank 0's values are sent to all, so they have to be the restored ones.
     gradient_sync_->begin(task_.parts());
-    // What is wrong with evaluation is said before the first epoch, not after it.
+    // What is wrong with evaluation is reported before the first epoch, not after it.
     evaluation_.try_it();
     if (ranks_.is_first()) warn_of_single_sample(task_, train_, options_.max_steps());
     state.seed = options_.seed();
