@@ -96,8 +96,8 @@ INSTANTIATE_TEST_SUITE_P(Backends, FaultsTest,
                                             ::testing::Values("collective", "backward"),
                                             ::testing::ValuesIn(faults())),
                          kName);
-INSTANTIATE_TEST_SUITE_P(Meeting, FaultsTest,
-                         ::testing::Combine(::testing::Values("gloo", "shm"), ::testing::Values("meeting"),
+INSTANTIATE_TEST_SUITE_P(Rendezvous, FaultsTest,
+                         ::testing::Combine(::testing::Values("gloo", "shm"), ::testing::Values("rendezvous"),
                                             ::testing::Values(missing())),
                          kName);
 

@@ -161,7 +161,7 @@ TEST_F(RunSocketsTest, ASilentHostOfNode0IsAnErrorAtTheDeadline) {
 }
 
 // Node 2 of 3 has not come when node 0 falls silent.
-TEST_F(RunSocketsTest, ANode0ThatFallsSilentDuringTheMeetingIsAnErrorAtTheDeadline) {
+TEST_F(RunSocketsTest, ANode0ThatFallsSilentDuringTheRendezvousIsAnErrorAtTheDeadline) {
   const std::string port = std::to_string(free_port());
   const auto node_of_three = [&](int rank) {
     return run({"--nnodes=3", base::concat("--node-rank=", rank), "--master-addr=127.0.0.1",

@@ -88,24 +88,24 @@ TEST_F(TrainRanksTest, StartedInAnyWayTheRunIsBitwiseTheSame) {
   EXPECT_TRUE(model("by_run") == straight());
 
   const std::string port = std::to_string(free_port());
-  const auto meet = [&](Program::Variables variables) {
+  const auto with_master = [&](Program::Variables variables) {
     variables.insert(variables.end(),
                      {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"OMP_NUM_THREADS", "1"}});
     return variables;
   };
   std::vector<Program::Variables> slurm, open_mpi;
   for (const std::string rank : {"0", "1"}) {
-    slurm.push_back(meet({{"SLURM_PROCID", rank},
-                          {"SLURM_NTASKS", "2"},
-                          {"SLURM_LOCALID", rank},
-                          {"SLURM_TASKS_PER_NODE", "2"},
-                          {"SLURM_STEP_NODELIST", "localhost"},
-                          {"SLURM_JOB_ID", "7"},
-                          {"SLURM_STEP_ID", "0"}}));
-    open_mpi.push_back(meet({{"OMPI_COMM_WORLD_RANK", rank},
-                             {"OMPI_COMM_WORLD_SIZE", "2"},
-                             {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
-                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
+    slurm.push_back(with_master({{"SLURM_PROCID", rank},
+                                 {"SLURM_NTASKS", "2"},
+                                 {"SLURM_LOCALID", rank},
+                                 {"SLURM_TASKS_PER_NODE", "2"},
+                                 {"SLURM_STEP_NODELIST", "localhost"},
+                                 {"SLURM_JOB_ID", "7"},
+                                 {"SLURM_STEP_ID", "0"}}));
+    open_mpi.push_back(with_master({{"OMPI_COMM_WORLD_RANK", rank},
+                                    {"OMPI_COMM_WORLD_SIZE", "2"},
+                                    {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
+                                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
   }
   run_with("slurm", slurm);
   EXPECT_TRUE(model("slurm") == straight());

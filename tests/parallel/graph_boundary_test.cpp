@@ -101,26 +101,25 @@ TEST(GraphBoundaryTest, ForwardAndBackwardRunOnThePlacementsThread) {
 
 // Both backwards are inside their graph at the same time: each waits there for the other.
 TEST(GraphBoundaryTest, BackwardsOfThePartsOfOneCallRunAtTheSameTime) {
-  struct Meeting {
+  struct BarrierOfTwo {
     std::mutex mutex;
     std::condition_variable changed;
-    int here = 0;
-    bool met = false;
-    void meet() {
+    int num_arrived = 0;
+    bool is_passed = false;
+    void wait() {
       std::unique_lock lock(mutex);
-      met = ++here == 2;
+      ++num_arrived;
       changed.notify_all();
-      changed.wait_for(lock, 60s, [&] { return here >= 2; });
-      met = here >= 2;
+      is_passed = changed.wait_for(lock, 60s, [&] { return num_arrived >= 2; });
     }
   };
-  const auto meeting = std::make_shared<Meeting>();
+  const auto barrier = std::make_shared<BarrierOfTwo>();
   std::vector<DevicePart> parts;
   for (const char* place : {"cpu:0/a", "cpu:0/b"}) {
-    parts.push_back({PartName(place), worker_of(place), {boundary_input()}, [meeting](const Tensors& in) {
+    parts.push_back({PartName(place), worker_of(place), {boundary_input()}, [barrier](const Tensors& in) {
                        at::Tensor y = in.front() * 3;
-                       y.register_hook([meeting](const at::Tensor& gradient) {
-                         meeting->meet();
+                       y.register_hook([barrier](const at::Tensor& gradient) {
+                         barrier->wait();
                          return gradient;
                        });
                        return Tensors{y};
@@ -129,7 +128,7 @@ TEST(GraphBoundaryTest, BackwardsOfThePartsOfOneCallRunAtTheSameTime) {
   const Tensors inputs{parts[0].inputs[0], parts[1].inputs[0]};
   const auto results = run_on_devices(std::move(parts));
   at::cat({results[0][0], results[1][0]}).sum().backward();
-  EXPECT_TRUE(meeting->met);
+  EXPECT_TRUE(barrier->is_passed);
   for (const at::Tensor& input : inputs) EXPECT_TRUE(at::equal(input.grad(), at::full_like(input, 3)));
 }
 

@@ -267,17 +267,17 @@ TEST(ForkTest, AScriptedFunctionRecordsItsPartsWithTheirGradients) {
   EXPECT_NE(fast.explain().find("values saved for backward"), std::string::npos) << fast.explain();
 }
 
-// An operator that can wait for another call of itself, and fail.
-struct Meeting {
+// Of an operator that can wait for another call of itself, and fail.
+struct ForkBarrier {
   std::mutex mutex;
   std::condition_variable changed;
   bool is_on = false, fails = false;
   int present = 0;
   std::set<std::thread::id> threads;
 
-  static Meeting& get() {
-    static Meeting meeting;
-    return meeting;
+  static ForkBarrier& get() {
+    static ForkBarrier barrier;
+    return barrier;
   }
   void begin() {
     const std::lock_guard lock(mutex);
@@ -286,56 +286,56 @@ struct Meeting {
     threads.clear();
   }
   // True if two calls were there at the same time.
-  bool took_place() {
+  bool was_passed() {
     const std::lock_guard lock(mutex);
     is_on = false;
     return present == 2 && threads.size() == 2;
   }
 };
 
-at::Tensor meet(const at::Tensor& x) {
-  Meeting& meeting = Meeting::get();
-  std::unique_lock lock(meeting.mutex);
-  if (meeting.fails) throw std::runtime_error("the operator fails");
-  if (meeting.is_on) {
-    ++meeting.present;
-    meeting.threads.insert(std::this_thread::get_id());
-    meeting.changed.notify_all();
-    meeting.changed.wait_for(lock, 20s, [&] { return meeting.present == 2; });
+at::Tensor wait_for_call(const at::Tensor& x) {
+  ForkBarrier& barrier = ForkBarrier::get();
+  std::unique_lock lock(barrier.mutex);
+  if (barrier.fails) throw std::runtime_error("the operator fails");
+  if (barrier.is_on) {
+    ++barrier.present;
+    barrier.threads.insert(std::this_thread::get_id());
+    barrier.changed.notify_all();
+    barrier.changed.wait_for(lock, 20s, [&] { return barrier.present == 2; });
   }
   return x * 2;
 }
 
 TORCH_LIBRARY(script_fork_test, library) {
-  library.def("meet(Tensor x) -> Tensor");
-  library.impl("meet", c10::DispatchKey::CPU, &meet);
+  library.def("wait_for_call(Tensor x) -> Tensor");
+  library.impl("wait_for_call", c10::DispatchKey::CPU, &wait_for_call);
 }
 
-at::Tensor call_meet(const at::Tensor& x) {
+at::Tensor call_waiting(const at::Tensor& x) {
   static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("script_fork_test::meet", "")
+                             .findSchemaOrThrow("script_fork_test::wait_for_call", "")
                              .typed<at::Tensor(const at::Tensor&)>();
   return op.call(x);
 }
 
-at::Tensor meets(const at::Tensor& x, const at::Tensor& y) {
-  auto part = fork([](const at::Tensor& t) { return call_meet(t).sin(); }, x);
-  const at::Tensor of_caller = call_meet(y).cos();
+at::Tensor call_two(const at::Tensor& x, const at::Tensor& y) {
+  auto part = fork([](const at::Tensor& t) { return call_waiting(t).sin(); }, x);
+  const at::Tensor of_caller = call_waiting(y).cos();
   return wait(part) + of_caller;
 }
 
 TEST(ForkTest, AReplayRunsAPartBesideWhatFollowsIt) {
   const at::NoGradGuard no_grad;
-  auto fast = script(meets, ScriptOptions().verify(false));
+  auto fast = script(call_two, ScriptOptions().verify(false));
   for (int i = 0; i < 6; ++i) {
     const at::Tensor x = at::rand({8, 8}), y = at::rand({8, 8});
     const at::Tensor expected = (x * 2).sin() + (y * 2).cos();
-    if (i >= 2) Meeting::get().begin();  // two recordings, a warm-up, replays
+    if (i >= 2) ForkBarrier::get().begin();  // two recordings, a warm-up, replays
     const bool is_warmed_up = i == 2;
-    if (is_warmed_up) Meeting::get().took_place();
+    if (is_warmed_up) ForkBarrier::get().was_passed();
     EXPECT_TRUE(same_bits(fast(x, y), expected)) << i;
     if (i > 2) {
-      EXPECT_TRUE(Meeting::get().took_place()) << i;
+      EXPECT_TRUE(ForkBarrier::get().was_passed()) << i;
     }
   }
   EXPECT_NE(fast.explain().find("1 forked parts on other threads"), std::string::npos) << fast.explain();
@@ -343,23 +343,23 @@ TEST(ForkTest, AReplayRunsAPartBesideWhatFollowsIt) {
 
 TEST(ForkTest, AProgramFromAFileRunsAPartBesideWhatFollowsIt) {
   const at::NoGradGuard no_grad;
-  auto fast = script(meets);
+  auto fast = script(call_two);
   const at::Tensor x = at::rand({8, 8}), y = at::rand({8, 8});
   for (int i = 0; i < 3; ++i) fast(x, y);
   const test::TempDir folder;
-  fast.save((folder.path() / "meets.safetensors").string());
-  auto loaded = load((folder.path() / "meets.safetensors").string());
+  fast.save((folder.path() / "two.safetensors").string());
+  auto loaded = load((folder.path() / "two.safetensors").string());
   const at::Tensor expected = fast(x, y);
   EXPECT_TRUE(same_bits(loaded({x, y}).at(0), expected));
-  Meeting::get().begin();
+  ForkBarrier::get().begin();
   EXPECT_TRUE(same_bits(loaded({x, y}).at(0), expected));
-  EXPECT_TRUE(Meeting::get().took_place());
+  EXPECT_TRUE(ForkBarrier::get().was_passed());
 }
 
 TEST(ForkTest, WhatAReplayedPartThrowsIsThrownAndTheNextCallRuns) {
   const at::NoGradGuard no_grad;
   auto fast = script([](const at::Tensor& x, const at::Tensor& y) {
-    auto part = fork([](const at::Tensor& t) { return call_meet(t.exp()); }, x);
+    auto part = fork([](const at::Tensor& t) { return call_waiting(t.exp()); }, x);
     const at::Tensor of_caller = y.sin().matmul(y);
     return wait(part) + of_caller;
   });
@@ -368,9 +368,9 @@ TEST(ForkTest, WhatAReplayedPartThrowsIsThrownAndTheNextCallRuns) {
   for (int i = 0; i < 6; ++i) {
     EXPECT_TRUE(same_bits(fast(x, y), expected)) << i;
     if (i < 3) continue;
-    Meeting::get().fails = true;
+    ForkBarrier::get().fails = true;
     COHORT_EXPECT_THROW_WITH(fast(x, y), std::runtime_error, "the operator fails");
-    Meeting::get().fails = false;
+    ForkBarrier::get().fails = false;
   }
 }
 

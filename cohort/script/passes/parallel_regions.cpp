@@ -62,7 +62,7 @@ Touched touched_by(const Tape& tape, const PlannedStep& step) {
   return touched;
 }
 
-bool meet(const Numbers& a, const Numbers& b) {
+bool intersect(const Numbers& a, const Numbers& b) {
   const Numbers& less = a.size() < b.size() ? a : b;
   const Numbers& more = a.size() < b.size() ? b : a;
   return std::any_of(less.begin(), less.end(), [&](std::size_t each) { return more.count(each) != 0; });
@@ -73,7 +73,7 @@ std::size_t join_of(std::span<const Touched> steps, const ParallelRegion& region
   Touched part;
   for (std::size_t i = region.begin; i < region.end; ++i) part.add(steps[i]);
   for (std::size_t i = region.end; i < steps.size(); ++i) {
-    if (meet(steps[i].all, part.written) || meet(steps[i].written, part.all)) return i;
+    if (intersect(steps[i].all, part.written) || intersect(steps[i].written, part.all)) return i;
   }
   return steps.size();
 }
