@@ -271,7 +271,7 @@ TEST(ForkTest, AScriptedFunctionRecordsItsPartsWithTheirGradients) {
 struct ForkBarrier {
   std::mutex mutex;
   std::condition_variable changed;
-  bool is_on = false, fails = false;
+  bool is_on = false, fails = false, has_timed_out = false;
   int present = 0;
   std::set<std::thread::id> threads;
 
@@ -282,6 +282,7 @@ struct ForkBarrier {
   void begin() {
     const std::lock_guard lock(mutex);
     is_on = true;
+    has_timed_out = false;
     present = 0;
     threads.clear();
   }
@@ -289,7 +290,7 @@ struct ForkBarrier {
   bool was_passed() {
     const std::lock_guard lock(mutex);
     is_on = false;
-    return present == 2 && threads.size() == 2;
+    return present == 2 && threads.size() == 2 && !has_timed_out;
   }
 };
 
@@ -301,7 +302,7 @@ at::Tensor wait_for_call(const at::Tensor& x) {
     ++barrier.present;
     barrier.threads.insert(std::this_thread::get_id());
     barrier.changed.notify_all();
-    barrier.changed.wait_for(lock, 20s, [&] { return barrier.present == 2; });
+    barrier.has_timed_out |= !barrier.changed.wait_for(lock, 20s, [&] { return barrier.present == 2; });
   }
   return x * 2;
 }
