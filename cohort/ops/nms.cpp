@@ -1,5 +1,5 @@
 // Boxes are sorted by score and laid out in columns, so that a kept box is compared with all later boxes
-// column by column. Each box's fate is settled when its turn comes: only kept boxes take later boxes away.
+// column by column. A box is kept or dropped when its turn comes: only kept boxes take later boxes away.
 // The threshold is rounded down to the boxes' type, where it then decides as the exact number would.
 #include "cohort/ops/nms.h"
 

@@ -295,17 +295,17 @@ TEST(LoaderTest, ReadsAheadAsFarAsAskedAndNoFurther) {
   dataset->fields();
   dataset->reads = 0;
   Loader loader(dataset, {.batch_size = 10, .workers = 2, .prefetch = 3});
-  const auto settles_at = [&](int reads) {
+  const auto stops_at = [&](int reads) {
     for (int i = 0; i < 10000 && dataset->reads < reads; ++i) std::this_thread::sleep_for(milliseconds(1));
     std::this_thread::sleep_for(milliseconds(20));
     return dataset->reads == reads;
   };
   loader.start();
-  EXPECT_TRUE(settles_at(40)) << dataset->reads;
+  EXPECT_TRUE(stops_at(40)) << dataset->reads;
   EXPECT_EQ(loader.counters().batches, 0);
   loader.next();  // the batch is there: another is begun when the next one is taken
   loader.next();
-  EXPECT_TRUE(settles_at(50)) << dataset->reads;
+  EXPECT_TRUE(stops_at(50)) << dataset->reads;
   EXPECT_GT(loader.counters().wait.count(), 0);
   EXPECT_EQ(loader.counters().samples, 20);
   EXPECT_EQ(loader.state().samples_consumed, 20);

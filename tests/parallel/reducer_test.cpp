@@ -220,7 +220,7 @@ TEST(ReducerTest, GradientsAreViewsOfTheBucketsOrCopies) {
   }
 }
 
-TEST(ReducerTest, OnceBucketsHaveSettledTheyAreTheMemoryOfTheGradients) {
+TEST(ReducerTest, OnceBucketsAreFinalTheyAreTheMemoryOfTheGradients) {
   for (const bool as_view : {true, false}) {
     // No thread but this one drops tensors.
     test::run_ranks(2, "fake", [&](comm::Group& group) {
