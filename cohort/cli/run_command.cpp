@@ -49,7 +49,7 @@ std::string names_of(const launch::RunFlag& flag) {
                    "cohort run --help; options of the program stand after it");
 }
 
-// How many words an option takes: itself, and its value when that stands apart.
+// How many words an option takes: itself, and its value when that is a word of its own.
 std::size_t num_words(const std::string& word) {
   // These are CLI11's, in no table of ours.
   if (word == "-h" || word == "--help" || word == "--help-all") return 1;
@@ -61,8 +61,8 @@ std::size_t num_words(const std::string& word) {
   for (const launch::RunFlag& flag : launch::run_flags()) {
     if (is_long ? name != "--" + flag.name : word[1] != flag.letter) continue;
     // "--name=value" and "-n2" hold their value; "--name value" and "-n 2" are two words.
-    const bool apart = is_long ? equals == std::string::npos : word.size() == 2;
-    return apart && !flag.value.empty() ? 2 : 1;
+    const bool is_separate = is_long ? equals == std::string::npos : word.size() == 2;
+    return is_separate && !flag.value.empty() ? 2 : 1;
   }
   reject_option(name);
 }

@@ -114,8 +114,8 @@ Statistics join_on_cpu(const at::Tensor& x, const BatchNormArguments& plan) {
     mean.add_(rows[rank].narrow(0, 0, channels), n[rank] / total);
   }
   for (int rank = 0; rank < plan.group.size(); ++rank) {
-    const at::Tensor apart = rows[rank].narrow(0, 0, channels) - mean;
-    squares.add_(rows[rank].narrow(0, channels, channels)).add_(apart.square_(), n[rank]);
+    const at::Tensor deviation = rows[rank].narrow(0, 0, channels) - mean;
+    squares.add_(rows[rank].narrow(0, channels, channels)).add_(deviation.square_(), n[rank]);
   }
   if (plan.running_mean.defined()) {
     const auto move = [&](const at::Tensor& running, const at::Tensor& value) {

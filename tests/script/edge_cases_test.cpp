@@ -62,8 +62,8 @@ TEST(EdgeCasesTest, InputsThatOverlapAreWrittenAsInEagerMode) {
   };
   const auto overlapping = [](int call) {
     const at::Tensor memory = at::arange(12, at::kFloat);
-    const std::int64_t start = call % 2, apart = call < 8 ? 2 : 3;
-    return Tensors{memory.slice(0, start, start + 5), memory.slice(0, start + apart, start + apart + 5)};
+    const std::int64_t start = call % 2, shift = call < 8 ? 2 : 3;
+    return Tensors{memory.slice(0, start, start + 5), memory.slice(0, start + shift, start + shift + 5)};
   };
   const std::string explained = expect_same(run, overlapping, 16);
   EXPECT_TRUE(contains(explained, "2 of 8 programs")) << explained;

@@ -106,9 +106,9 @@ TEST(ScriptOperatorsTest, WhoseSizesDependOnValuesStayEagerOrAreFoundOut) {
       << tagged.explain();
 
   auto boxes = script([](const at::Tensor& b) { return ops::nms(b, b.select(1, 0), 0.5); });
-  const at::Tensor apart = at::tensor({0.F, 0.F, 1.F, 1.F, 5.F, 5.F, 6.F, 6.F}).view({2, 4});
-  const at::Tensor together = at::tensor({0.F, 0.F, 1.F, 1.F, 0.F, 0.F, 1.F, 1.F}).view({2, 4});
-  for (int i = 0; i < 6; ++i) EXPECT_EQ(boxes(i < 3 ? apart : together).numel(), i < 3 ? 2 : 1);
+  const at::Tensor disjoint = at::tensor({0.F, 0.F, 1.F, 1.F, 5.F, 5.F, 6.F, 6.F}).view({2, 4});
+  const at::Tensor overlapping = at::tensor({0.F, 0.F, 1.F, 1.F, 0.F, 0.F, 1.F, 1.F}).view({2, 4});
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(boxes(i < 3 ? disjoint : overlapping).numel(), i < 3 ? 2 : 1);
   EXPECT_TRUE(contains(boxes.explain(), "cohort::nms returns a tensor whose size depends"))
       << boxes.explain();
 

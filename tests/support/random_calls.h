@@ -131,7 +131,7 @@ inline void change(const RandomCall& call, Seen& seen, const Side& side) {
   changed.mul_(0.5);
 }
 
-inline void go_back(const RandomCall& call, Seen& seen, const Side& side) {
+inline void run_backward(const RandomCall& call, Seen& seen, const Side& side) {
   if (call.seed % 2 != 0) {
     at::Tensor result = seen.results[call.seed / 2 % seen.results.size()];
     call.seed % 4 == 1 ? result.mul_(side.captured.parameters[0].sum()) : result.sigmoid_();
@@ -212,7 +212,7 @@ inline Seen make_call(const RandomCall& call, const Side& side) {
     } else {
       seen.results = side.run(seen.inputs);
       seen.form = form_of(seen.results, seen.inputs, side.captured);
-      if (call.gradients) go_back(call, seen, side);
+      if (call.gradients) run_backward(call, seen, side);
     }
   } catch (const std::exception& error) {
     seen.error = error.what();

@@ -80,9 +80,9 @@ struct LoadedProgram::Impl {
           if (given[i].storage().is_alias_of(given[j].storage()) != is_shared) return false;
           // The tape may read one input through the memory of the other, so their distance must be as
           // recorded.
-          const auto apart = [&](std::int64_t a, std::int64_t b) { return a - b; };
-          if (is_shared && apart(given[i].storage_offset(), given[j].storage_offset()) !=
-                               apart(inputs[i].offset, inputs[j].offset)) {
+          const auto distance = [&](std::int64_t a, std::int64_t b) { return a - b; };
+          if (is_shared && distance(given[i].storage_offset(), given[j].storage_offset()) !=
+                               distance(inputs[i].offset, inputs[j].offset)) {
             return false;
           }
         }

@@ -26,8 +26,8 @@ class GivenTensors {
   GivenTensors& operator=(const GivenTensors&) = delete;
   /// Puts the contents back where they have changed, and keeps those that were there. Versions do not move.
   /// A tensor that another thread has changed meanwhile, moving its version, stays as it is: a program moves
-  /// none. What the program itself has written to that tensor stays too, as nothing tells the two writes
-  /// apart.
+  /// none. What the program itself has written to that tensor stays too, as nothing distinguishes the
+  /// two writes.
   void restore();
   /// Whether another thread has changed one before restore().
   bool was_disturbed() const { return was_disturbed_; }
