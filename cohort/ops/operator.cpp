@@ -177,7 +177,7 @@ struct Differentiated : torch::autograd::Function<Differentiated> {
     std::vector<bool> needed(num_inputs);
     std::size_t edge = 0;
     for (std::size_t i = 0; i < num_inputs; ++i)
-      // The node has an edge for each defined tensor only, so edges and tensors are counted apart.
+      // The node has an edge for each defined tensor only, so edges and tensors are counted separately.
       needed[i] = saved->is_defined[i] && ctx->needs_input_grad(edge++);
     const Call call = CallParts::make(*saved, ctx->get_saved_variables(), needed);
     const variable_list given = recipe.backward(call, gradients);

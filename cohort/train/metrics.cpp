@@ -41,7 +41,7 @@ std::map<std::string, double> MeterSet::averages() {
   add_pending();
   std::map<std::string, double> result;
   for (const auto& [name, meter] : meters_) {
-    // A mean over samples: sums and weights are kept apart, so batches of any size and ranks can be added.
+    // A mean over samples: sums and weights are kept separately, so batches of any size and ranks can be added.
     result[name] = meter.sum.weight > 0 ? meter.sum.weighted / meter.sum.weight : 0.0;
   }
   return result;

@@ -31,7 +31,7 @@ std::string json_number(double value) {
 std::string json_line(const char* type, int64_t step, int64_t epoch, const MetricValues& values) {
   Json row = {{"type", type}, {"step", step}, {"epoch", epoch}};
   for (const auto& [name, value] : values) {
-    // JSON has no NaN or infinity; null reads back as NaN. The CSV file keeps them apart.
+    // JSON has no NaN or infinity; null reads back as NaN. The CSV file distinguishes them.
     row[name] = std::isfinite(value) ? Json(value) : Json(nullptr);
   }
   return row.dump() + "\n";
