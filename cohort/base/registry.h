@@ -13,6 +13,12 @@
 
 namespace cohort::base {
 
+/// Which names of a registry are listed.
+enum class RegistryNames {
+  kWithThing,  ///< those that get() takes
+  kAll,        ///< also the reserved ones
+};
+
 /// Things by name: Cohort's own, those that a program adds, and those that a shared library adds while it
 /// loads. Threads: any. Keep it for ever (`static auto* r = new Registry<...>`): libraries are unloaded in
 /// any order at exit.
@@ -57,11 +63,11 @@ class Registry {
   }
 
   /// Throws: UsageError for an unknown name, naming the nearest and all, or for one that was registered
-  /// twice.
-  Thing get(const std::string& name) const {
+  /// twice. `listed`: the names in the message.
+  Thing get(const std::string& name, RegistryNames listed = RegistryNames::kWithThing) const {
     check(name);
     if (std::optional<Thing> thing = find(name)) return *std::move(thing);
-    const std::vector<std::string> known = names();
+    const std::vector<std::string> known = names(listed);
     const auto near = nearest_name(name, known);
     throw UsageError(where_, concat("there is no ", kind_, " '", name, "'"),
                      concat(near ? *near + "; " : "", "the ", kind_, "s are ", join(known),
@@ -87,12 +93,12 @@ class Registry {
                      "another name for one of them");
   }
 
-  /// All names, sorted.
-  std::vector<std::string> names() const {
+  /// The names, sorted.
+  std::vector<std::string> names(RegistryNames listed = RegistryNames::kWithThing) const {
     const std::lock_guard lock(mutex_);
     std::vector<std::string> result;
     for (const auto& [name, entry] : entries_) {
-      if (!entry.is_reserved) result.push_back(name);
+      if (!entry.is_reserved || listed == RegistryNames::kAll) result.push_back(name);
     }
     return result;
   }

@@ -1,8 +1,7 @@
 // An ExampleDataset learns its fields from the first sample that can be read, and every later sample must
 // match them. So a batch's memory, which is laid out by the fields, never gets a sample of another size. A
 // registered factory is wrapped: its errors name the data set and the split, and options that it does not
-// read are rejected. Cohort's own kinds stand in the registry as factories that throw, so no library can take
-// their names.
+// read are rejected. The names of Cohort's own kinds are reserved in the registry, so no library can take them.
 #include "cohort/data/dataset.h"
 
 #include <c10/core/ScalarTypeToTypeMeta.h>
@@ -41,21 +40,14 @@ void check_on_cpu(const at::Tensor& tensor, std::int64_t index, const std::strin
     throw reject(base::concat("of layout ", tensor.layout(), ", expected a dense tensor"));
 }
 
-// Kinds that Cohort brings, and their types.
+// Kinds that Cohort brings, and their types. They are made from typed options, so they have no factory.
 constexpr std::array kOwn = {std::pair("idx", "IdxDataset"), std::pair("image_folder", "ImageFolder"),
                              std::pair("synthetic", "SyntheticDataset")};
 
-// The names that `data.type` has for Cohort's own are taken: they are made from typed options, not from text.
-std::map<std::string, DatasetFactory> built_in() {
-  std::map<std::string, DatasetFactory> factories;
-  for (const auto& [name, type] : kOwn) {
-    const std::string message = base::concat("data set '", name, "' is made from options, not from text");
-    const std::string hint = base::concat("data::", type, ", or data.type: ", name, " in a configuration");
-    factories[name] = [=](const DatasetArgs&) -> std::shared_ptr<const Dataset> {
-      throw UsageError("data.registry", message, hint);
-    };
-  }
-  return factories;
+std::vector<std::string> own_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, type] : kOwn) names.emplace_back(name);
+  return names;
 }
 
 // What is made by `factory` of text that people write: it says what it was, and no option is ignored.
@@ -71,7 +63,7 @@ DatasetFactory checked(const std::string& name, DatasetFactory factory) {
 }
 
 base::Registry<DatasetFactory>& registry() {
-  static auto* instance = new base::Registry<DatasetFactory>("data set", "data.registry", built_in());
+  static auto* instance = new base::Registry<DatasetFactory>("data set", "data.registry", {}, own_names());
   return *instance;
 }
 
@@ -162,7 +154,14 @@ bool register_dataset_at_load(const char* name, DatasetFactory factory, const ch
 }
 
 std::shared_ptr<const Dataset> make_dataset(const std::string& name, const DatasetArgs& args) {
-  return registry().get(name)(args);
+  for (const auto& [own, type] : kOwn) {
+    if (name != own) continue;
+    registry().check(name);  // a library that registered the name too gets an error that names it
+    throw UsageError("data.registry",
+                     base::concat("data set '", name, "' is made from options, not from text"),
+                     base::concat("data::", type, ", or data.type: ", name, " in a configuration"));
+  }
+  return registry().get(name, base::RegistryNames::kAll)(args);
 }
 
 void check_dataset_name(const std::string& name) {
@@ -174,7 +173,7 @@ bool is_own_dataset(const std::string& name) {
 }
 
 std::vector<std::string> dataset_names() {
-  return registry().names();
+  return registry().names(base::RegistryNames::kAll);
 }
 
 }  // namespace cohort::data

@@ -44,6 +44,14 @@ TEST(RegistryTest, AReservedNameIsTakenAndHasNoThing) {
   EXPECT_EQ(registry.find("auto"), std::nullopt);
 }
 
+TEST(RegistryTest, ReservedNamesAreListedForACallerWhoTakesThem) {
+  const Registry<int> registry("number", "base.numbers", {{"one", 1}}, {"auto"});
+  EXPECT_EQ(registry.names(RegistryNames::kAll), (std::vector<std::string>{"auto", "one"}));
+  COHORT_EXPECT_THROW_WITH(registry.get("aut"), UsageError, "Try: the numbers are one; ");
+  COHORT_EXPECT_THROW_WITH(registry.get("aut", RegistryNames::kAll), UsageError,
+                           "there is no number 'aut'. Try: auto; the numbers are auto, one; ");
+}
+
 TEST(RegistryTest, WhatTwoLibrariesRegisterIsAnErrorWhenItIsUsed) {
   Registry<int> registry("number", "base.numbers", {});
   EXPECT_TRUE(registry.add_at_load("one", 1, "a.cpp", 3));

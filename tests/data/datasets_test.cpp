@@ -161,11 +161,21 @@ TEST(RegistryTest, UnknownAndTakenNamesAreRejected) {
   }
   COHORT_EXPECT_THROW_WITH(make_dataset("imagefolder", {}), UsageError,
                            "Try: image_folder; the data sets are idx, ");
-  COHORT_EXPECT_THROW_WITH(make_dataset("synthetic", {}), UsageError, "data::SyntheticDataset");
+  COHORT_EXPECT_THROW_WITH(make_dataset("synthetic", {}), UsageError,
+                           "data set 'synthetic' is made from options, not from text. Try: "
+                           "data::SyntheticDataset, or data.type: synthetic in a configuration");
   // As when a second library with the same name is loaded.
   EXPECT_FALSE(register_dataset_at_load("squares", none, "other.cpp", 7));
   COHORT_EXPECT_THROW_WITH(make_dataset("squares", {}), UsageError, "registered twice: by ");
   COHORT_EXPECT_THROW_WITH(make_dataset("squares", {}), UsageError, "other.cpp:7");
+}
+
+TEST(RegistryTest, ALibraryThatTakesANameOfCohortsOwnIsNamed) {
+  const DatasetFactory none = [](const DatasetArgs&) { return nullptr; };
+  EXPECT_FALSE(register_dataset_at_load("image_folder", none, "other.cpp", 8));
+  const char* message = "'image_folder' was registered twice: by Cohort and by other.cpp:8";
+  COHORT_EXPECT_THROW_WITH(check_dataset_name("image_folder"), UsageError, message);
+  COHORT_EXPECT_THROW_WITH(make_dataset("image_folder", {}), UsageError, message);
 }
 
 TEST(DatasetTest, AnIndexThatIsNotInTheDatasetIsRejected) {
