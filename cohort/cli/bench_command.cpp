@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/load_plugin.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/cli/internal/config_option.h"
-#include "cohort/train/run.h"
 #include "cohort/train/script_bench.h"
 
 namespace cohort::cli {
@@ -22,7 +22,7 @@ struct ScriptArguments {
 
 int script_command(const ScriptArguments& arguments) {
   // Plug-ins come before the configuration everywhere in this module: a key may name what they register.
-  for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
+  for (const std::string& plugin : arguments.plugins) base::load_plugin(plugin);
   const config::Config config = load_config("cli.bench", arguments.config, arguments.overrides);
   const auto round = std::chrono::nanoseconds(static_cast<std::int64_t>(arguments.seconds * 1e9));
   const train::ScriptBench found = train::bench_script(

@@ -13,11 +13,11 @@
 #include "cohort/base/cpu.h"
 #include "cohort/base/error.h"
 #include "cohort/base/files/atomic_file.h"
+#include "cohort/base/load_plugin.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/pipeline/draw.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/pipeline/synthetic.h"
-#include "cohort/train/run.h"
 
 namespace cohort::cli {
 namespace {
@@ -69,7 +69,7 @@ pipeline::RunTimes measure(const PipelineArguments& arguments, const pipeline::P
 }
 
 int pipeline_command(PipelineArguments arguments) {
-  for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
+  for (const std::string& plugin : arguments.plugins) base::load_plugin(plugin);
   arguments.plan.schedule = pipeline::parse_schedule(arguments.schedule);
   const pipeline::Plan plan = pipeline::make_plan(arguments.plan);
   const pipeline::Simulation simulation = pipeline::simulate(plan, {.costs = {arguments.costs}});

@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/load_plugin.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/cli/internal/config_option.h"
 #include "cohort/planner/memory_plan.h"
-#include "cohort/train/run.h"
 
 namespace cohort::cli {
 namespace {
@@ -38,7 +38,7 @@ int plan_command(const PlanArguments& arguments) {
     // A layer that is given twice goes to the last place, as overrides do.
     options.place[text.substr(0, equals)] = base::Placement::parse(text.substr(equals + 1));
   }
-  for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
+  for (const std::string& plugin : arguments.plugins) base::load_plugin(plugin);
   const config::Config config = load_config("cli.plan", arguments.config, arguments.overrides);
   const planner::MemoryPlan plan = planner::plan_memory(config, options);
   std::fputs((arguments.json ? planner::to_json(plan) : planner::to_text(plan)).c_str(), stdout);

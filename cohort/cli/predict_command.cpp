@@ -5,11 +5,11 @@
 #include <memory>
 
 #include "cohort/base/error.h"
+#include "cohort/base/load_plugin.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/cli/internal/trained_model.h"
 #include "cohort/data/dataset.h"
 #include "cohort/train/predict.h"
-#include "cohort/train/run.h"
 
 namespace cohort::cli {
 namespace {
@@ -28,7 +28,7 @@ std::vector<train::Prediction> predictions_of(PredictArguments& arguments) {
   }
   // A program needs no configuration, so TrainedModel takes no part. Plug-ins may still hold its operators.
   if (!arguments.program.empty()) {
-    for (const std::string& plugin : arguments.model.plugins) train::load_plugin(plugin);
+    for (const std::string& plugin : arguments.model.plugins) base::load_plugin(plugin);
     return train::Predictor::of_program(arguments.program)(arguments.images, arguments.top);
   }
   std::vector<train::Prediction> predictions;

@@ -6,10 +6,10 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/load_plugin.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/models/registry.h"
 #include "cohort/models/summary.h"
-#include "cohort/train/run.h"
 
 namespace cohort::cli {
 namespace {
@@ -21,7 +21,7 @@ struct SummaryArguments {
 };
 
 int summary_command(const SummaryArguments& arguments) {
-  for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
+  for (const std::string& plugin : arguments.plugins) base::load_plugin(plugin);
   torch::nn::AnyModule model = models::make_model(arguments.model);
   const std::vector<std::int64_t> shape{arguments.batch_size, arguments.model.in_channels,
                                         arguments.model.image_size, arguments.model.image_size};

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/load_plugin.h"
 #include "cohort/base/log.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/cli/internal/config_option.h"
@@ -173,7 +174,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     std::fputs(config::config_help().c_str(), stdout);
     return 0;
   }
-  for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
+  for (const std::string& plugin : arguments.plugins) base::load_plugin(plugin);
   const config::Config given = read_config(arguments);
   const fs::path own = folder_to_resume(arguments, given);
   const std::string folder_message = text_of_folder(arguments, own, given.run.dir);

@@ -37,8 +37,4 @@ std::map<std::string, double> run_evaluation(const config::Config& config,
 /// The same of a checkpoint that was read.
 std::map<std::string, double> run_evaluation(const config::Config& config, const TrainedWeights& trained);
 
-/// Loads a shared library, whose parts are known by their names then (docs/guide/plugins.md).
-/// Throws: UsageError saying why it cannot be loaded.
-void load_plugin(const std::filesystem::path& library);
-
 }  // namespace cohort::train

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cohort/base/error.h"
+#include "cohort/base/load_plugin.h"
 #include "cohort/base/log.h"
 #include "cohort/checkpoint/known.h"
 #include "cohort/checkpoint/run_checkpoints.h"
@@ -15,7 +16,6 @@
 #include "cohort/comm/job.h"
 #include "cohort/config/resume.h"
 #include "cohort/train/classes.h"
-#include "cohort/train/run.h"
 #include "cohort/train/weights.h"
 
 namespace cohort::cli {
@@ -74,7 +74,7 @@ config::Config TrainedModel::load(const std::string& where) {
                     "--run runs/NAME --checkpoint last, or the path of a checkpoint or .safetensors file");
   }
   checkpoint = train::find_weights(checkpoint).string();
-  for (const std::string& plugin : plugins) train::load_plugin(plugin);
+  for (const std::string& plugin : plugins) base::load_plugin(plugin);
   const std::string trained = train::trained_config(checkpoint);
   // Cohort wrote this text, so keys of an earlier version are translated, not rejected.
   if (config.empty() && !trained.empty()) {

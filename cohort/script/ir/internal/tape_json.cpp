@@ -256,7 +256,7 @@ class Reader {
     if (!op) {
       throw DataError("script.load",
                       concat(file_, " uses the operator ", c10::toString(name), ", which is not known here"),
-                      "load the library that defines it first (--load LIBRARY, or train::load_plugin)");
+                      "load the library that defines it first (--load LIBRARY, or base::load_plugin)");
     }
     OperatorCall call(*op);
     const json& arguments = each.at("in");
