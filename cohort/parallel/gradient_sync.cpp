@@ -111,7 +111,7 @@ std::shared_ptr<GradientSync> make_none(const comm::Group& group, const ReducerO
 }
 
 std::shared_ptr<GradientSync> make_auto(const comm::Group& group, const ReducerOptions& options) {
-  return group && group.size() > 1 ? make_ddp(group, options) : make_none(group, options);
+  return make_gradient_sync(resolve_gradients("auto", group ? group.size() : 1), group, options);
 }
 
 // What every sync over ranks needs is checked here once, and not in each factory.
@@ -171,6 +171,11 @@ void ReplicatedSync::synchronize_buffers(const TaskParts& parts) {
 std::shared_ptr<GradientSync> make_gradient_sync(const std::string& name, comm::Group group,
                                                  const ReducerOptions& options) {
   return gradient_sync_type(name).make(group, options);
+}
+
+std::string resolve_gradients(const std::string& name, int num_ranks, const std::string& of_runner) {
+  if (name != "auto") return name;
+  return num_ranks == 1 ? "none" : of_runner;
 }
 
 std::vector<std::string> gradient_sync_names() {

@@ -73,6 +73,10 @@ struct GradientSyncType {
 std::shared_ptr<GradientSync> make_gradient_sync(const std::string& name, comm::Group group = {},
                                                  const ReducerOptions& options = {});
 
+/// Returns the name that `name` stands for. "auto" is "none" for one rank, and `of_runner` for several:
+/// ModelRunnerType::gradients. Any other name stands for itself.
+std::string resolve_gradients(const std::string& name, int num_ranks, const std::string& of_runner = "ddp");
+
 /// Returns all names, sorted.
 std::vector<std::string> gradient_sync_names();
 /// Returns the type of that name. Throws: UsageError for an unknown name, or one that two libraries

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/planner/internal/memory_measure.h"
 #include "cohort/planner/internal/memory_probe.h"
@@ -21,12 +22,6 @@ namespace cohort::planner {
 namespace {
 
 constexpr const char* kWherePlan = "planner.plan_memory";
-
-std::string gradients_of(const config::DistributedConfig& config) {
-  if (config.gradients != "auto") return config.gradients;
-  if (config.nproc_per_node == 1) return "none";
-  return parallel::model_runner_type(config.model).gradients;
-}
 
 // "layer1.0.conv1" is of "layer1.0".
 std::string layer_of(const std::string& name) {
@@ -173,6 +168,9 @@ void measure_plan(MemoryPlan& plan, const MeasureInputs& inputs) {
 MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given) {
   parallel::ModelRunnerType type = parallel::model_runner_type(config.distributed.model);
   MemoryPlan plan;
+  // Of the run's own runner, also where memory is planned as plain.
+  plan.gradients = parallel::resolve_gradients(config.distributed.gradients,
+                                               int(config.distributed.nproc_per_node), type.gradients);
   if (!type.plan_memory) {
     // A lower bound, which is still of use.
     type = parallel::model_runner_type("plain");
@@ -181,7 +179,6 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
   }
   plan.model = config.model.name;
   plan.runner = config.distributed.model;
-  plan.gradients = gradients_of(config.distributed);
   plan.num_ranks = plan.gradients != "none" ? int(config.distributed.nproc_per_node) : 1;
   check_runner(type, config.distributed, given);
   const train::BatchPlan sizes =

@@ -108,6 +108,19 @@ TEST(GradientSyncTest, OneHookForSeveralOptimizersIsRejected) {
   });
 }
 
+TEST(GradientSyncTest, AutoStandsForNoneOnOneRankAndForTheRunnersSyncOnSeveral) {
+  EXPECT_EQ(resolve_gradients("auto", 1), "none");
+  EXPECT_EQ(resolve_gradients("auto", 1, "average"), "none");
+  EXPECT_EQ(resolve_gradients("auto", 2), "ddp");
+  EXPECT_EQ(resolve_gradients("auto", 3, "average"), "average");
+  for (const char* name : {"none", "average", "ddp", "largest"}) {
+    EXPECT_EQ(resolve_gradients(name, 1, "ddp"), name);
+    EXPECT_EQ(resolve_gradients(name, 4, "average"), name);
+  }
+  test::run_ranks(2, "gloo",
+                  [](comm::Group& group) { EXPECT_EQ(make_gradient_sync("auto", group)->name(), "ddp"); });
+}
+
 TEST(GradientSyncTest, UnknownNamesAndMissingGroupsAreErrors) {
   COHORT_EXPECT_THROW_WITH(make_gradient_sync("averag"), UsageError,
                            "there is no gradient sync 'averag'. Try: average; the gradient syncs are auto, "

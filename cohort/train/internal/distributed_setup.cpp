@@ -57,8 +57,8 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
                                    config.model, ": ", found->second),
                       base::concat("distributed.gradients=", runner.gradients, ", or auto"));
   }
-  const bool may_be_alone = config.gradients == "auto" || config.gradients == "none";
-  if (job.world_size == 1 && may_be_alone) return parallel::make_gradient_sync("none");
+  const bool is_alone = job.world_size == 1 && parallel::resolve_gradients(config.gradients, 1) == "none";
+  if (is_alone) return parallel::make_gradient_sync("none");
   if (job.launcher != comm::Launcher::kNone && config.nproc_per_node > 1 &&
       config.nproc_per_node != job.local_world_size) {
     base::log_warning(base::concat("distributed.nproc_per_node is ", config.nproc_per_node,
@@ -71,9 +71,8 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
   options.check_consistency = check_of(comm_config.check_consistency);
   comm::Group group = comm::init_process_group(options);
   comm::require_same(group, "the configuration", same);
-  const bool is_automatic = config.gradients == "auto" && group.size() > 1;
-  return parallel::make_gradient_sync(is_automatic ? runner.gradients : config.gradients, std::move(group),
-                                      reducer_options(config));
+  const std::string gradients = parallel::resolve_gradients(config.gradients, group.size(), runner.gradients);
+  return parallel::make_gradient_sync(gradients, std::move(group), reducer_options(config));
 }
 
 std::string device_of_rank(const std::string& device) {
