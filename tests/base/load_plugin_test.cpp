@@ -4,6 +4,7 @@
 
 #include <exception>
 
+#include "cohort/base/error.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
