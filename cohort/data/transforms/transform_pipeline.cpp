@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -181,6 +183,20 @@ void write(const PixelView& view, bool mirror, const float* table, float* out, L
   }
 }
 
+/// What an entry of a pipeline is.
+enum class PipelineStep {
+  kImage,  // a registered transform, which works on images
+  kToTensor,
+  kNormalize,
+};
+
+PipelineStep step_of(const TransformSpec& spec) {
+  static const std::map<std::string, PipelineStep> own = {{"ToTensor", PipelineStep::kToTensor},
+                                                          {"Normalize", PipelineStep::kNormalize}};
+  const auto found = own.find(spec.name);
+  return found == own.end() ? PipelineStep::kImage : found->second;
+}
+
 }  // namespace
 
 TransformPipeline::TransformPipeline(const std::vector<TransformSpec>& specs, ColorMode color,
@@ -189,14 +205,18 @@ TransformPipeline::TransformPipeline(const std::vector<TransformSpec>& specs, Co
   check_order(specs);
   const TransformSpec* normalize = nullptr;
   for (const TransformSpec& spec : specs) {
-    if (spec.name == "ToTensor") {
-      TransformArgs(spec).reject_the_rest();
-    } else if (spec.name == "Normalize") {
-      normalize = &spec;
-    } else {
-      transforms_.push_back(make_transform(spec));
-      size_ = transforms_.back()->output_size(size_);
-      channels_ = transforms_.back()->output_channels(channels_);
+    switch (step_of(spec)) {
+      case PipelineStep::kToTensor:
+        TransformArgs(spec).reject_the_rest();
+        break;
+      case PipelineStep::kNormalize:
+        normalize = &spec;
+        break;
+      case PipelineStep::kImage:
+        transforms_.push_back(make_transform(spec));  // a name that is not registered ends here
+        size_ = transforms_.back()->output_size(size_);
+        channels_ = transforms_.back()->output_channels(channels_);
+        break;
     }
   }
   if (channels_ != 1 && channels_ != 3) {
@@ -212,14 +232,14 @@ TransformPipeline& TransformPipeline::operator=(TransformPipeline&&) noexcept = 
 
 void TransformPipeline::check_order(const std::vector<TransformSpec>& specs) const {
   constexpr const char* kHint = "first what works on images, then ToTensor, then Normalize or nothing";
-  const auto to_tensor =
-      std::find_if(specs.begin(), specs.end(), [](const auto& s) { return s.name == "ToTensor"; });
+  const auto to_tensor = std::ranges::find(specs, PipelineStep::kToTensor, step_of);
   for (auto spec = specs.begin(); spec != specs.end(); ++spec) {
-    if (spec->name == "Normalize" && spec < to_tensor) {
+    const PipelineStep step = step_of(*spec);
+    if (step == PipelineStep::kNormalize && spec < to_tensor) {
       throw ConfigError("data.pipeline", "Normalize stands before ToTensor", kHint);
     }
-    if (spec > to_tensor && spec->name != "Normalize") {
-      if (spec->name != "ToTensor") {
+    if (spec > to_tensor && step != PipelineStep::kNormalize) {
+      if (step == PipelineStep::kImage) {
         make_transform(*spec);  // a wrong name is reported before a wrong place
       }
       throw ConfigError("data.pipeline", base::concat(spec->name, " stands after ToTensor"), kHint);

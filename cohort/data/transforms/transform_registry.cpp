@@ -1,6 +1,7 @@
 #include "cohort/data/transforms/transform_registry.h"
 
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -22,13 +23,13 @@ std::map<std::string, RegisteredTransform> built_in() {
   for (const BuiltinTransform& builtin : builtin_transforms()) {
     entries[builtin.name] = {builtin.first_argument, builtin.make};
   }
-  // The pipeline's own: they make the tensor.
-  entries["Normalize"] = entries["ToTensor"] = {};
   return entries;
 }
 
 base::Registry<RegisteredTransform>& registry() {
-  static auto* instance = new base::Registry<RegisteredTransform>("transform", "data.transforms", built_in());
+  // Reserved are the pipeline's own, which make the tensor.
+  static auto* instance = new base::Registry<RegisteredTransform>("transform", "data.transforms", built_in(),
+                                                                  {"Normalize", "ToTensor"});
   return *instance;
 }
 
@@ -41,20 +42,20 @@ void register_transform(const std::string& name, const std::string& first_argume
 }
 
 std::vector<std::string> transform_names() {
-  return registry().names();
+  return registry().names(base::RegistryNames::kAll);
 }
 
 std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
-  // Names of the pipeline's own have no factory, and are an error here as unknown ones are.
-  const RegisteredTransform entry = registry().find(spec.name).value_or(RegisteredTransform());
-  if (!entry.make) {
+  // The pipeline's own are an error here, as unknown names are.
+  const std::optional<RegisteredTransform> entry = registry().find(spec.name);
+  if (!entry) {
     const std::vector<std::string> names = transform_names();
     throw ConfigError(
         "data.transforms", base::concat("unknown transform ", spec.name),
         base::concat(base::least_changed_name(spec.name, names), " (known: ", base::join(names), ")"));
   }
-  TransformArgs args(spec, entry.first_argument);
-  std::unique_ptr<Transform> transform = entry.make(args);
+  TransformArgs args(spec, entry->first_argument);
+  std::unique_ptr<Transform> transform = entry->make(args);
   // After the constructor has read what it knows.
   args.reject_the_rest();
   return transform;
