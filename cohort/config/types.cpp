@@ -5,38 +5,57 @@
 
 #include <algorithm>
 
+#include "cohort/base/error.h"
+#include "cohort/base/text/choice.h"
 #include "cohort/config/best_metric.h"
 
 namespace cohort::config {
 namespace {
 
-/// What a preset stands for; "auto" was resolved by the caller.
-std::vector<TransformConfig> preset_transforms(const std::string& preset, int64_t image_size, bool training) {
-  const double size = static_cast<double>(image_size);
-  if (preset == "resize") return {{"Resize", {{"", {size, size}}}}};
-  if (preset == "flip") return {{"RandomHorizontalFlip", {}}};
-  if (preset == "crop_flip") {
-    // CIFAR's usual augmentation: He et al. 2016, "Deep Residual Learning", section 4.2.
-    return {{"RandomCrop", {{"size", {size}}, {"padding", {4}}}}, {"RandomHorizontalFlip", {}}};
-  }
-  if (preset == "imagenet" && training) {
-    // Szegedy et al. 2015, "Going Deeper with Convolutions", section 6.
-    return {{"RandomResizedCrop", {{"", {size}}}}, {"RandomHorizontalFlip", {}}};
-  }
-  if (preset == "imagenet") {
-    // int(IMAGE_SIZE / 0.875), as the published scripts compute it.
-    return {{"Resize", {{"", {static_cast<double>(static_cast<int64_t>(size / 0.875))}}}},
-            {"CenterCrop", {{"", {size}}}}};
-  }
+using Transforms = std::vector<TransformConfig>;
+
+Transforms none_preset(double /*size*/, bool /*training*/) {
   return {};
 }
 
-std::vector<TransformConfig> resolve(const DataConfig& data, const TransformList& transforms, bool training) {
+Transforms resize_preset(double size, bool /*training*/) {
+  return {{"Resize", {{"", {size, size}}}}};
+}
+
+Transforms flip_preset(double /*size*/, bool /*training*/) {
+  return {{"RandomHorizontalFlip", {}}};
+}
+
+// CIFAR's usual augmentation: He et al. 2016, "Deep Residual Learning", section 4.2.
+Transforms crop_flip_preset(double size, bool /*training*/) {
+  return {{"RandomCrop", {{"size", {size}}, {"padding", {4}}}}, {"RandomHorizontalFlip", {}}};
+}
+
+Transforms imagenet_preset(double size, bool training) {
+  if (training) {
+    // Szegedy et al. 2015, "Going Deeper with Convolutions", section 6.
+    return {{"RandomResizedCrop", {{"", {size}}}}, {"RandomHorizontalFlip", {}}};
+  }
+  // int(IMAGE_SIZE / 0.875), as the published scripts compute it.
+  return {{"Resize", {{"", {static_cast<double>(static_cast<int64_t>(size / 0.875))}}}},
+          {"CenterCrop", {{"", {size}}}}};
+}
+
+// What a preset stands for. resolve() gives "auto" a meaning.
+constexpr base::Choice<Transforms (*)(double size, bool training)> kPresets[] = {
+    {"none", none_preset},           {"resize", resize_preset},     {"flip", flip_preset},
+    {"crop_flip", crop_flip_preset}, {"imagenet", imagenet_preset},
+};
+
+Transforms resolve(const DataConfig& data, const TransformList& transforms, bool training) {
   std::string preset = transforms.preset;
   // Only images of a folder differ in size and need a crop. Other data sets choose their own size.
   if (preset == "auto") preset = data.type == "image_folder" ? "imagenet" : "none";
-  std::vector<TransformConfig> result =
-      preset.empty() ? transforms.list : preset_transforms(preset, data.image_size, training);
+  Transforms result = transforms.list;
+  if (!preset.empty()) {
+    const auto make = base::choose<ConfigError>("config.load", "preset of transforms", preset, kPresets);
+    result = make(static_cast<double>(data.image_size), training);
+  }
   const auto has = [&](const char* name) {
     return std::any_of(result.begin(), result.end(),
                        [&](const TransformConfig& t) { return t.name == name; });

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/choice.h"
 #include "cohort/models/internal/checks.h"
 #include "cohort/models/layers.h"
 #include "cohort/models/observer.h"
@@ -49,6 +50,17 @@ constexpr std::int64_t expansion_of(const BasicBlock*) {
 constexpr std::int64_t expansion_of(const Bottleneck*) {
   return 4;
 }
+
+struct ResNetShape {
+  bool has_bottlenecks;
+  int blocks[4];
+};
+
+constexpr base::Choice<ResNetShape> kResNetShapes[] = {
+    {"resnet18", {false, {2, 2, 2, 2}}},
+    {"resnet34", {false, {3, 4, 6, 3}}},
+    {"resnet50", {true, {3, 4, 6, 3}}},
+};
 
 }  // namespace
 
@@ -178,15 +190,12 @@ void ResNetImpl::reset() {
   register_module("bn1", bn1.ptr());
   relu = register_module("relu", in_place_relu());
   maxpool = register_module("maxpool", nn::MaxPool2d(nn::MaxPool2dOptions(3).stride(2).padding(1)));
-  if (options_.name == "resnet18") {
-    make_layers<BasicBlock>(1, {2, 2, 2, 2});
-  } else if (options_.name == "resnet34") {
-    make_layers<BasicBlock>(1, {3, 4, 6, 3});
-  } else if (options_.name == "resnet50") {
-    make_layers<Bottleneck>(4, {3, 4, 6, 3});
+  const ResNetShape& shape =
+      base::choose<UsageError>("models.resnet", "name of a ResNet", options_.name, kResNetShapes);
+  if (shape.has_bottlenecks) {
+    make_layers<Bottleneck>(4, shape.blocks);
   } else {
-    throw UsageError("models.resnet", base::concat("no ResNet is called ", options_.name,
-                                                   ", expected resnet18, resnet34 or resnet50"));
+    make_layers<BasicBlock>(1, shape.blocks);
   }
   // The original's values are copied over a clone's: to draw some would only move the generator.
   if (!CloneScope::active()) initialise();

@@ -299,6 +299,10 @@ TEST(ConfigTest, PresetsAreExpandedAndEndWithToTensorAndNormalize) {
   EXPECT_EQ(val_transforms(config.data)[0].args.at(""), (std::vector<double>{8, 8}));
   config = load("data: {train_transforms: crop_flip, image_size: 32}");
   EXPECT_EQ(train_transforms(config.data)[0].args.at("padding"), std::vector<double>{4});
+  config.data.train_transforms.preset = "flop";  // by a program, so the reader has not seen it
+  COHORT_EXPECT_THROW_WITH(train_transforms(config.data), ConfigError,
+                           "preset of transforms: got 'flop', expected one of none, resize, flip, crop_flip, "
+                           "imagenet");
 }
 
 TEST(ConfigTest, WhatIsLeftEmptyFollowsFromOtherKeys) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cohort/models/resnet.h"
 #include "tests/models/helpers.h"
 
 namespace cohort::models {
@@ -35,6 +36,13 @@ TEST(RegistryTest, AnUnknownNameListsTheNearestAndAll) {
   EXPECT_PRED2(contains, message, "Try: vgg16_bn; the models are ");
   EXPECT_PRED2(contains, message, "lenet5, mlp, resnet18, resnet34, resnet50, ");
   EXPECT_PRED2(contains, message, "--load");
+}
+
+TEST(RegistryTest, AResNetThatDoesNotExistListsThoseThatDo) {
+  const auto make = [] { static_cast<void>(ResNet(ModelOptions{.name = "resnet19", .extra = {}})); };
+  EXPECT_PRED2(
+      contains, message_of<UsageError>(make),
+      "[models.resnet] name of a ResNet: got 'resnet19', expected one of resnet18, resnet34, resnet50");
 }
 
 TEST(RegistryTest, TakesAUsersModelOnce) {

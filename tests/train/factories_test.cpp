@@ -122,6 +122,8 @@ TEST(BuildTest, ARateIsScaledBySamplesOfAStepOverThoseThatItIsFor) {
   EXPECT_EQ(scale_lr({.lr = 0.5, .lr_scaling = "linear"}, train, 32).lr, 2.0);
   EXPECT_EQ(scale_lr({.lr = 0.5, .lr_scaling = "sqrt"}, train, 32).lr, 1.0);
   EXPECT_EQ(scale_lr({.lr = 0.5, .lr_scaling = "linear", .lr_base_size = 16}, train, 32).lr, 1.0);
+  COHORT_EXPECT_THROW_WITH(scale_lr({.lr = 0.5, .lr_scaling = "cubic"}, train, 32), ConfigError,
+                           "optim.lr_scaling: got 'cubic', expected one of none, linear, sqrt");
 }
 
 TEST(BuildTest, CachesOfAllRanksOfAHostTakeHalfOfItsMemory) {

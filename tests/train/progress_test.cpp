@@ -105,7 +105,8 @@ TEST(ProgressTest, TheBarIsDrawnRarelyStaysBelowPrintedLinesAndGivesTheCursorBac
 TEST(ProgressTest, OffIsSilentAndUnknownModesAreRejected) {
   EXPECT_EQ(written({.mode = progress_mode("off")}, [](Progress& p) { p.update(numbers()), p.print("x"); }),
             "");
-  COHORT_EXPECT_THROW_WITH(progress_mode("loud"), ConfigError, "run.progress: got 'loud'");
+  COHORT_EXPECT_THROW_WITH(progress_mode("loud"), ConfigError,
+                           "run.progress: got 'loud', expected one of auto, bar, plain, off");
 }
 
 }  // namespace

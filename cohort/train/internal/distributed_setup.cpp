@@ -18,6 +18,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/choice.h"
 #include "cohort/comm/init.h"
 #include "cohort/comm/job.h"
 #include "cohort/comm/object_collectives.h"
@@ -29,8 +30,10 @@ namespace cohort::train {
 namespace {
 
 comm::ConsistencyCheck check_of(const std::string& name) {
-  if (name == "always") return comm::ConsistencyCheck::kAlways;
-  return name == "off" ? comm::ConsistencyCheck::kOff : comm::ConsistencyCheck::kFirst;
+  constexpr base::Choice<comm::ConsistencyCheck> kChecks[] = {{"first", comm::ConsistencyCheck::kFirst},
+                                                              {"always", comm::ConsistencyCheck::kAlways},
+                                                              {"off", comm::ConsistencyCheck::kOff}};
+  return base::choose<ConfigError>("train.run", "comm.check_consistency", name, kChecks);
 }
 
 parallel::ReducerOptions reducer_options(const config::DistributedConfig& config) {

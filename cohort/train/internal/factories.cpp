@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/choice.h"
 #include "cohort/base/text/nearest_name.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/safetensors.h"
@@ -122,8 +123,11 @@ config::OptimConfig scale_lr(config::OptimConfig optim, const config::TrainConfi
                              std::int64_t global_batch_size) {
   const double ratio =
       static_cast<double>(global_batch_size) / static_cast<double>(lr_base_size(optim, train));
-  if (optim.lr_scaling == "linear") optim.lr *= ratio;
-  if (optim.lr_scaling == "sqrt") optim.lr *= std::sqrt(ratio);
+  constexpr base::Choice<double (*)(double)> kFactors[] = {{"none", [](double) { return 1.0; }},
+                                                           {"linear", [](double r) { return r; }},
+                                                           {"sqrt", [](double r) { return std::sqrt(r); }}};
+  optim.lr *=
+      base::choose<ConfigError>("train.scale_lr", "optim.lr_scaling", optim.lr_scaling, kFactors)(ratio);
   return optim;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/choice.h"
 #include "cohort/base/text/format_list.h"
 
 namespace cohort::train {
@@ -161,12 +162,11 @@ std::string progress_plain_line(const ProgressNumbers& n) {
 }
 
 ProgressMode progress_mode(const std::string& name) {
-  if (name == "auto") return ProgressMode::kAuto;
-  if (name == "bar") return ProgressMode::kBar;
-  if (name == "plain") return ProgressMode::kPlain;
-  if (name == "off") return ProgressMode::kOff;
-  throw ConfigError("train.progress",
-                    concat("run.progress: got '", name, "', expected one of auto, bar, plain, off"));
+  constexpr base::Choice<ProgressMode> kModes[] = {{"auto", ProgressMode::kAuto},
+                                                   {"bar", ProgressMode::kBar},
+                                                   {"plain", ProgressMode::kPlain},
+                                                   {"off", ProgressMode::kOff}};
+  return base::choose<ConfigError>("train.progress", "run.progress", name, kModes);
 }
 
 struct Progress::State {
