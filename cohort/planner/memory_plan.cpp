@@ -134,6 +134,16 @@ void add_places(MemoryPlan& plan, const parallel::RunnerMemory& memory, std::int
   }
 }
 
+train::ExampleStepOptions step_options(const config::Config& config, const train::BatchPlan& sizes) {
+  return {.model = config.model,
+          .data = config.data,
+          .optim = config.optim,
+          .distributed = config.distributed,
+          .train = config.train,
+          .seed = config.run.seed,
+          .plan = sizes};
+}
+
 // What the runner of the run says that it keeps.
 parallel::RunnerMemory ask_runner(MemoryPlan& plan, const parallel::ModelRunnerType& type,
                                   const MemoryOptions& options, const train::ExampleStep& step,
@@ -184,7 +194,7 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
   const train::BatchPlan sizes =
       train::batch_plan(config.train, config.distributed, config.data, plan.num_ranks);
   plan.batch_size = sizes.micro_batch;
-  const train::ExampleStep step(config, sizes);
+  const train::ExampleStep step(step_options(config, sizes));
   MemoryOptions options = given;
   if (type.plans_placed_layers && type.reads_device_map) {
     options.place.merge(step.runner_options().device_map);

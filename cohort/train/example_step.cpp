@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "cohort/base/error.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/input_fields.h"
@@ -12,14 +14,13 @@
 
 namespace cohort::train {
 
-ExampleStep::ExampleStep(const config::Config& config, const BatchPlan& sizes)
-    : config_(config), sizes_(sizes) {
-  check_schedule_and_hook(config.distributed);
-  const auto data =
-      make_dataset(config.data, Split::kTrain, dataset_setup(config.model, config.train, config.run));
+ExampleStep::ExampleStep(ExampleStepOptions options) : options_(std::move(options)) {
+  check_schedule_and_hook(options_.distributed);
+  const auto data = make_dataset(options_.data, Split::kTrain,
+                                 dataset_setup(options_.model, options_.train, options_.seed));
   fields_ = data->fields();
   if (fields_.size() < 2) throw UsageError("train.example_step", "the data has no target beside its input");
-  input_ = input_field(config.data, is_channels_last(config.train), *data);
+  input_ = input_field(options_.data, is_channels_last(options_.train), *data);
   num_classes_ = static_cast<std::int64_t>(data->classes().size());
 }
 
@@ -36,30 +37,30 @@ std::int64_t ExampleStep::batch_bytes(std::int64_t samples) const {
 }
 
 torch::nn::AnyModule ExampleStep::make_model() const {
-  return train::make_model(config_.model, {.input = input_,
-                                           .num_classes = num_classes_,
-                                           .seed = config_.run.seed,
-                                           .channels_last = is_channels_last(config_.train)});
+  return train::make_model(options_.model, {.input = input_,
+                                            .num_classes = num_classes_,
+                                            .seed = options_.seed,
+                                            .channels_last = is_channels_last(options_.train)});
 }
 
 std::shared_ptr<optim::Optimizer> ExampleStep::make_optimizer(const torch::nn::Module& model) const {
-  return train::make_optimizer(config_.optim, model);
+  return train::make_optimizer(options_.optim, model);
 }
 
 parallel::ModelRunnerOptions ExampleStep::runner_options() const {
-  return model_runner_options(config_.distributed, at::kCPU,
-                              {.input = input_, .plan = sizes_, .optim = config_.optim});
+  return model_runner_options(options_.distributed, at::kCPU,
+                              {.input = input_, .plan = options_.plan, .optim = options_.optim});
 }
 
 std::unique_ptr<optim::Autocast> ExampleStep::autocast() const {
-  if (config_.train.precision != "bf16") return nullptr;
+  if (options_.train.precision != "bf16") return nullptr;
   return std::make_unique<optim::Autocast>(at::kCPU, at::kBFloat16);
 }
 
 at::Tensor ExampleStep::criterion(const at::Tensor& logits, const at::Tensor& target) const {
   // As ClassificationTask does it: the loss is float32 also under autocast, which takes a copy of the logits.
   return at::cross_entropy_loss(logits.to(at::kFloat), target, {}, at::Reduction::Mean, -100,
-                                config_.train.label_smoothing);
+                                options_.train.label_smoothing);
 }
 
 at::Tensor ExampleStep::loss(const std::function<at::Tensor(const at::Tensor&)>& forward,

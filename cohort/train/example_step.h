@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "cohort/config/config.h"
+#include "cohort/config/types.h"
 #include "cohort/data/dataset.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/optim/optimizer.h"
@@ -18,9 +18,21 @@
 /// A step of a configured run, without the run.
 namespace cohort::train {
 
+/// What a step is made from: sections of a configuration, and what the run makes of others. All of it has to
+/// be given.
+struct ExampleStepOptions {
+  config::ModelConfig model;
+  config::DataConfig data;
+  config::OptimConfig optim;
+  config::DistributedConfig distributed;
+  config::TrainConfig train;  ///< precision, memory format, label smoothing
+  std::int64_t seed;          ///< of the initial values: run.seed
+  BatchPlan plan;             ///< batch_plan() of these sections
+};
+
 /// Makes the parts of a run's step on the CPU, and computes the step on zeros, as ClassificationTask does.
 ///
-///     const train::ExampleStep step(config, sizes);
+///     const train::ExampleStep step(options);
 ///     auto model = step.make_model();
 ///     const auto runner = parallel::make_model_runner(model, step.runner_options());
 ///     step.run(runner, step.input(8), step.target(8));
@@ -30,7 +42,7 @@ class ExampleStep {
  public:
   /// Reads from the training data what a sample is. Throws: as make_dataset; UsageError for data without
   /// target, or before it is read for a schedule or communication hook that does not exist.
-  ExampleStep(const config::Config& config, const BatchPlan& sizes);
+  explicit ExampleStep(ExampleStepOptions options);
 
   /// Return `samples` zeros of the data's first and second field, laid out as in a batch.
   at::Tensor input(std::int64_t samples) const;
@@ -56,8 +68,7 @@ class ExampleStep {
   std::unique_ptr<optim::Autocast> autocast() const;
   at::Tensor criterion(const at::Tensor& logits, const at::Tensor& target) const;
 
-  config::Config config_;
-  BatchPlan sizes_;
+  ExampleStepOptions options_;
   std::vector<data::Field> fields_;  // of the data: input, target
   data::Field input_;                // what the model gets of a sample
   std::int64_t num_classes_ = 0;

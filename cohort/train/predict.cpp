@@ -176,7 +176,7 @@ Predictor Predictor::of_run(const config::Config& config, const fs::path& checkp
 Predictor Predictor::of_run(const config::Config& config, const TrainedWeights& trained,
                             std::int64_t batch_size) {
   const ImageTask task =
-      task_of(config.data, dataset_setup(config.model, config.train, config.run), trained.classes);
+      task_of(config.data, dataset_setup(config.model, config.train, config.run.seed), trained.classes);
   const ModelSetup setup{.input = image_field(config.data, task.channels_last),
                          .num_classes = static_cast<std::int64_t>(task.classes.size()),
                          .seed = config.run.seed,
@@ -247,7 +247,7 @@ std::vector<Prediction> predict_samples(const config::Config& config, const fs::
 std::vector<Prediction> predict_samples(const config::Config& config, const TrainedWeights& trained,
                                         const std::vector<std::int64_t>& samples, std::int64_t top) {
   check_top(top);
-  const DatasetSetup datasets = dataset_setup(config.model, config.train, config.run);
+  const DatasetSetup datasets = dataset_setup(config.model, config.train, config.run.seed);
   const std::shared_ptr<const data::Dataset> dataset = make_dataset(config.data, Split::kVal, datasets);
   for (const std::int64_t sample : samples) {
     if (sample >= 0 && sample < dataset->size()) continue;
@@ -286,7 +286,7 @@ void export_program(const config::Config& config, const fs::path& checkpoint, st
 void export_program(const config::Config& config, const TrainedWeights& trained, std::int64_t batch_size,
                     const fs::path& file) {
   std::map<std::string, std::string> metadata;
-  const DatasetSetup datasets = dataset_setup(config.model, config.train, config.run);
+  const DatasetSetup datasets = dataset_setup(config.model, config.train, config.run.seed);
   data::Field input = image_field(config.data, datasets.channels_last);
   std::size_t num_classes = 0;
   at::Tensor example;

@@ -184,7 +184,7 @@ RunResult run_training(const config::Config& given, const std::string& command) 
   const at::Device device = prepare_device(config.train, config.distributed.model, *gradient_sync);
   const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync->size());
   RunData data(config.data,
-               dataset_setup(config.model, config.train, config.run, ranks_on_host(*gradient_sync)),
+               dataset_setup(config.model, config.train, config.run.seed, ranks_on_host(*gradient_sync)),
                loader_setup(plan, device, config.run.seed, *gradient_sync));
   data.open_training();
   if (config.train.eval_every > 0) data.open_evaluation();
@@ -254,7 +254,7 @@ std::map<std::string, double> run_evaluation(const config::Config& given, const 
   const at::Device device = prepare_device(config.train, config.distributed.model, *gradient_sync);
   const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync->size());
   RunData data(config.data,
-               dataset_setup(config.model, config.train, config.run, ranks_on_host(*gradient_sync)),
+               dataset_setup(config.model, config.train, config.run.seed, ranks_on_host(*gradient_sync)),
                loader_setup(plan, device, config.run.seed, *gradient_sync));
   data.open_evaluation(trained.classes.value_or(std::vector<std::string>()));
   const ModelSetup setup = data.model_setup();

@@ -103,7 +103,7 @@ ScriptBench bench_script(config::Config config, const ScriptBenchOptions& option
   const at::Device device = core::resolve_device(config.train.device).device;
   core::set_intra_op_threads(static_cast<int>(config.train.threads));
   const auto data =
-      make_dataset(config.data, Split::kTrain, dataset_setup(config.model, config.train, config.run));
+      make_dataset(config.data, Split::kTrain, dataset_setup(config.model, config.train, config.run.seed));
   // The batch of a step, which is computed again and again.
   const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, 1).with_whole_steps();
   const auto loader = make_loader(config.data, Split::kTrain, data,

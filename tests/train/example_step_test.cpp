@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "cohort/config/config.h"
 #include "tests/support/header_examples.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
@@ -19,12 +20,18 @@ train: {batch_size: 8, device: cpu, memory_format: contiguous}
                                   "test.yaml", overrides);
 }
 
-ExampleStep example_step(const config::Config& config) {
-  return {config, batch_plan(config.train, config.distributed, config.data, 1)};
+ExampleStepOptions options_of(const config::Config& config) {
+  return {.model = config.model,
+          .data = config.data,
+          .optim = config.optim,
+          .distributed = config.distributed,
+          .train = config.train,
+          .seed = config.run.seed,
+          .plan = batch_plan(config.train, config.distributed, config.data, 1)};
 }
 
 TEST(ExampleStepTest, ABatchIsZerosOfTheDatasFields) {
-  const ExampleStep step = example_step(mlp_config());
+  const ExampleStep step(options_of(mlp_config()));
   EXPECT_EQ(step.input(3).size(0), 3);
   EXPECT_EQ(step.target(3).size(0), 3);
   EXPECT_EQ(step.batch_bytes(3), std::int64_t(step.input(3).nbytes() + step.target(3).nbytes()));
@@ -33,8 +40,8 @@ TEST(ExampleStepTest, ABatchIsZerosOfTheDatasFields) {
 }
 
 // clang-format off
-std::vector<at::Tensor> gradients_of_example(const config::Config& config, const BatchPlan& sizes) {
-  const train::ExampleStep step(config, sizes);
+std::vector<at::Tensor> gradients_of_example(const ExampleStepOptions& options) {
+  const train::ExampleStep step(options);
   auto model = step.make_model();
   const auto runner = parallel::make_model_runner(model, step.runner_options());
   step.run(runner, step.input(8), step.target(8));
@@ -50,9 +57,7 @@ TEST(ExampleStepTest, TheExampleOfTheHeaderMakesGradients) {
   const std::vector<std::string> lines = test::example_of("train/example_step.h");
   EXPECT_EQ(lines.size(), 4U);
   EXPECT_EQ(test::first_missing(lines, here), "");
-  const config::Config config = mlp_config();
-  const auto gradients =
-      gradients_of_example(config, batch_plan(config.train, config.distributed, config.data, 1));
+  const auto gradients = gradients_of_example(options_of(mlp_config()));
   EXPECT_FALSE(gradients.empty());
   for (const at::Tensor& gradient : gradients) EXPECT_TRUE(gradient.defined());
 }
@@ -60,7 +65,7 @@ TEST(ExampleStepTest, TheExampleOfTheHeaderMakesGradients) {
 TEST(ExampleStepTest, TheStepLeavesTheGradientsOfTheRunnersModel) {
   for (const char* precision : {"f32", "bf16"}) {
     SCOPED_TRACE(precision);
-    const ExampleStep step = example_step(mlp_config({base::concat("train.precision=", precision)}));
+    const ExampleStep step(options_of(mlp_config({base::concat("train.precision=", precision)})));
     const torch::nn::AnyModule model = step.make_model();
     const parallel::ModelRunner runner = parallel::make_model_runner(model, step.runner_options());
     const at::Tensor loss = step.loss(runner.forward, step.input(5), step.target(5));

@@ -69,7 +69,14 @@ TEST(BuildTest, AMisspeltScheduleOrHookIsRejectedByEachCommandEvenIfItAsksForNon
     COHORT_EXPECT_THROW_WITH(run_evaluation(config, run.path() / "none"), UsageError, message);
     COHORT_EXPECT_THROW_WITH(run_evaluation(config, TrainedWeights()), UsageError, message);
     COHORT_EXPECT_THROW_WITH(bench_script(config), UsageError, message);
-    COHORT_EXPECT_THROW_WITH(ExampleStep(config, BatchPlan()), UsageError, message);
+    const ExampleStepOptions options{.model = config.model,
+                                     .data = config.data,
+                                     .optim = config.optim,
+                                     .distributed = config.distributed,
+                                     .train = config.train,
+                                     .seed = config.run.seed,
+                                     .plan = BatchPlan()};
+    COHORT_EXPECT_THROW_WITH(ExampleStep(options), UsageError, message);
   }
 }
 

@@ -149,9 +149,9 @@ std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on
 }
 
 DatasetSetup dataset_setup(const config::ModelConfig& model, const config::TrainConfig& train,
-                           const config::RunConfig& run, int ranks_on_host) {
+                           std::int64_t seed, int ranks_on_host) {
   return {.num_classes = model.num_classes,
-          .seed = run.seed,
+          .seed = seed,
           .channels_last = is_channels_last(train),
           .ranks_on_host = ranks_on_host};
 }

@@ -24,7 +24,7 @@ struct DatasetSetup {
   int ranks_on_host = 1;
 };
 DatasetSetup dataset_setup(const config::ModelConfig& model, const config::TrainConfig& train,
-                           const config::RunConfig& run, int ranks_on_host = 1);
+                           std::int64_t seed, int ranks_on_host = 1);
 
 /// Throws: ConfigError, DataError.
 std::shared_ptr<const data::Dataset> make_dataset(const config::DataConfig& config, Split split,
