@@ -107,11 +107,6 @@ int64_t eval_batch_size(const TrainConfig& config) {
   return config.eval_batch_size > 0 ? config.eval_batch_size : config.batch_size;
 }
 
-// The samples of one rank's step: so optim.lr means the same on one rank and on many.
-std::int64_t lr_base_size(const OptimConfig& optim, const TrainConfig& train) {
-  return optim.lr_base_size > 0 ? optim.lr_base_size : train.batch_size * train.accumulate;
-}
-
 std::string run_name(const RunConfig& run, const ModelConfig& model) {
   return run.name.empty() ? model.name : run.name;
 }

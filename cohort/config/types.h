@@ -208,10 +208,9 @@ std::string val_path(const DataConfig& config);
 /// file), else 0.001, as in PyTorch.
 double default_lr(const std::string& optimizer);
 
-/// Return what `run.best_mode: auto`, `train.eval_batch_size: 0` and `optim.lr_base_size: 0` come to.
+/// Return what `run.best_mode: auto` and `train.eval_batch_size: 0` come to.
 bool best_is_max(const RunConfig& config);
 std::int64_t eval_batch_size(const TrainConfig& config);
-std::int64_t lr_base_size(const OptimConfig& optim, const TrainConfig& train);
 
 /// Returns run.name, or model.name where it is empty.
 std::string run_name(const RunConfig& run, const ModelConfig& model);

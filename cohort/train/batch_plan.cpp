@@ -1,7 +1,5 @@
 #include "cohort/train/batch_plan.h"
 
-#include <algorithm>
-
 #include "cohort/base/error.h"
 #include "cohort/parallel/model_runner.h"
 
@@ -14,11 +12,25 @@ void check_divisor(const char* name, std::int64_t value) {
   throw UsageError("train.batch_plan", base::concat(name, ": got ", value, ", expected at least 1"));
 }
 
+// Where nothing else sets it.
+std::int64_t default_step_of_rank(const config::TrainConfig& train) {
+  return train.batch_size * train.accumulate;
+}
+
 }  // namespace
+
+// More micro-batches than samples are cut into one sample each.
+std::int64_t largest_micro_batch(std::int64_t samples, std::int64_t num_micro_batches) {
+  return divided_up(samples, num_micro_batches);
+}
 
 std::int64_t global_batch_size(const config::TrainConfig& train, int num_ranks) {
   if (train.global_batch_size > 0) return train.global_batch_size;
-  return train.batch_size * train.accumulate * num_ranks;
+  return default_step_of_rank(train) * num_ranks;
+}
+
+std::int64_t lr_base_size(const config::OptimConfig& optim, const config::TrainConfig& train) {
+  return optim.lr_base_size > 0 ? optim.lr_base_size : default_step_of_rank(train);
 }
 
 std::int64_t global_evaluation_size(const config::TrainConfig& train, int num_ranks) {
@@ -50,8 +62,7 @@ BatchPlan batch_plan(const config::TrainConfig& train, const config::Distributed
   plan.micro_batch = plan.part;
   if (parallel::model_runner_type(distributed.model).cuts_micro_batches) {
     check_divisor("distributed.micro_batches", distributed.micro_batches);
-    // Not more micro-batches than samples: an empty one would have no gradient.
-    plan.micro_batch = divided_up(plan.part, std::min(plan.part, distributed.micro_batches));
+    plan.micro_batch = largest_micro_batch(plan.part, distributed.micro_batches);
   }
   plan.loaded = plan.part;
   plan.loader_parts = train.accumulate;

@@ -28,8 +28,16 @@ constexpr std::int64_t divided_up(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
 }
 
+/// Returns the samples of the largest micro-batch where `samples` are cut into `num_micro_batches`, which is
+/// at least 1.
+std::int64_t largest_micro_batch(std::int64_t samples, std::int64_t num_micro_batches);
+
 /// Returns the samples of a step over all ranks.
 std::int64_t global_batch_size(const config::TrainConfig& train, int num_ranks);
+
+/// Returns the samples of a step that optim.lr is for: optim.lr_base_size, or where it is 0 the samples of
+/// one rank's step. So optim.lr means the same on one rank and on many.
+std::int64_t lr_base_size(const config::OptimConfig& optim, const config::TrainConfig& train);
 
 /// Returns the samples of a batch of validation data over all ranks.
 std::int64_t global_evaluation_size(const config::TrainConfig& train, int num_ranks);

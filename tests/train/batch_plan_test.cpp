@@ -40,6 +40,8 @@ TEST(BatchPlanTest, APipelineCutsAPartIntoMicroBatches) {
   const config::DistributedConfig pipeline{.model = "pipeline", .micro_batches = 4};
   EXPECT_EQ(batch_plan({.batch_size = 10}, pipeline, {}, 1).micro_batch, 3);
   EXPECT_EQ(batch_plan({.batch_size = 2}, pipeline, {}, 1).micro_batch, 1);
+  EXPECT_EQ(largest_micro_batch(10, 4), 3);
+  EXPECT_EQ(largest_micro_batch(2, 4), 1);
   COHORT_EXPECT_THROW_WITH(batch_plan({}, {.model = "pipe"}, {}, 1), UsageError,
                            "there is no model runner 'pipe'");
 }
@@ -68,6 +70,12 @@ TEST(BatchPlanTest, SizesBelowOneAreRejected) {
   COHORT_EXPECT_THROW_WITH(batch_plan({.accumulate = 0}, {}, {}, 1), UsageError, "train.accumulate: got 0");
   COHORT_EXPECT_THROW_WITH(batch_plan({.batch_size = 0}, {}, {}, 1), UsageError, "samples of a step: got 0");
   COHORT_EXPECT_THROW_WITH(batch_plan({}, no_parts, {}, 1), UsageError, "distributed.micro_batches: got 0");
+}
+
+TEST(BatchPlanTest, ARateIsForTheStepOfOneRankUnlessAKeySaysOtherwise) {
+  EXPECT_EQ(lr_base_size({}, {.batch_size = 6, .accumulate = 4}), 24);
+  EXPECT_EQ(lr_base_size({}, {.batch_size = 6, .global_batch_size = 50, .accumulate = 4}), 24);
+  EXPECT_EQ(lr_base_size({.lr_base_size = 256}, {.batch_size = 6, .accumulate = 4}), 256);
 }
 
 TEST(BatchPlanTest, AnEvaluationBatchOfAllRanksIsOneOfEachRank) {

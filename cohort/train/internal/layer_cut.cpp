@@ -137,7 +137,7 @@ std::int64_t micro_batch_size(const ModelRunnerOptions& given) {
     throw UsageError(kWhereRunner,
                      concat("num_micro_batches: got ", given.num_micro_batches, ", expected at least 1"));
   }
-  return divided_up(given.batch_size, given.num_micro_batches);
+  return largest_micro_batch(given.batch_size, given.num_micro_batches);
 }
 
 }  // namespace cohort::train
