@@ -4,7 +4,7 @@
 #include "cohort/train/internal/fit/compatibility.h"
 #include "cohort/train/internal/fit/evaluation.h"
 #include "cohort/train/internal/fit/fit_loop.h"
-#include "cohort/train/internal/fit/rank_coordinator.h"
+#include "cohort/train/internal/fit/fit_ranks.h"
 #include "cohort/train/internal/fit/run_state.h"
 #include "cohort/train/weights.h"
 
@@ -27,12 +27,11 @@ FitResult Trainer::fit(Task& task, data::Loader& train, data::Loader* eval) {
 }
 
 std::map<std::string, double> Trainer::evaluate(Task& task, data::Loader& loader) {
-  const std::shared_ptr<parallel::GradientSync> gradient_sync = gradient_sync_of(options_);
+  const FitRanks ranks(options_);
   // A loader of another share would count some samples twice and others never.
-  check_share(*gradient_sync, loader, "evaluation");
+  check_share(ranks.gradient_sync(), loader, "evaluation");
   // On all ranks alike: the means at the end are a collective.
-  return evaluate_batches(task, loader, options_.max_eval_batches(), RankCoordinator(gradient_sync->group()),
-                          [] { return false; });
+  return evaluate_batches(task, loader, options_.max_eval_batches(), ranks, [] { return false; });
 }
 
 void load_model(Task& task, const std::filesystem::path& checkpoint) {

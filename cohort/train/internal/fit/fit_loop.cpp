@@ -1,6 +1,6 @@
 // Each step seeds the generators from seed, step and rank, so a run that resumes makes the same steps. Ranks
 // agree on stops and saves after each step. Nothing is written before the first step was made. The parts of a
-// fit are classes of their own: progress, steps, checkpoints, evaluation, reports; here is their order.
+// fit are classes of their own: ranks, progress, steps, checkpoints, evaluation, reports; here is their order.
 #include "cohort/train/internal/fit/fit_loop.h"
 
 #include <ATen/Parallel.h>
@@ -17,13 +17,12 @@
 #include "cohort/train/internal/fit/evaluation.h"
 #include "cohort/train/internal/fit/fit_control.h"
 #include "cohort/train/internal/fit/fit_progress.h"
+#include "cohort/train/internal/fit/fit_ranks.h"
 #include "cohort/train/internal/fit/fit_reports.h"
-#include "cohort/train/internal/fit/rank_coordinator.h"
 #include "cohort/train/internal/fit/rates.h"
 #include "cohort/train/internal/fit/run_saver.h"
 #include "cohort/train/internal/fit/run_state.h"
 #include "cohort/train/internal/fit/step_runner.h"
-#include "cohort/train/internal/fit/trace_recorder.h"
 
 namespace cohort::train {
 namespace {
@@ -42,23 +41,20 @@ class FitLoop {
       : options_(options),
         task_(task),
         train_(train),
-        gradient_sync_(gradient_sync_of(options)),
-        ranks_(gradient_sync_->group()),
+        ranks_(options),
         progress_(options, ranks_),
         steps_(options, task, ranks_),
-        evaluation_(options, task, options.eval_every() > 0 ? eval : nullptr, *gradient_sync_, ranks_),
+        evaluation_(options, task, options.eval_every() > 0 ? eval : nullptr, ranks_.gradient_sync(), ranks_),
         saver_(options, ranks_),
         reports_(options, callbacks, ranks_),
-        control_(options, ranks_),
-        trace_(options, ranks_) {
-    check_share(*gradient_sync_, train_, "training");
+        control_(options, ranks_) {
+    check_share(ranks_.gradient_sync(), train_, "training");
     check_has_batch(train_, "training");
-    if (evaluation_.loader() != nullptr) check_share(*gradient_sync_, *evaluation_.loader(), "evaluation");
-    task_.set_gradient_sync(gradient_sync_);
+    if (evaluation_.loader() != nullptr) {
+      check_share(ranks_.gradient_sync(), *evaluation_.loader(), "evaluation");
+    }
+    ranks_.join(task_);
   }
-
-  // A task that is used after the fit must not wait for ranks that have left it.
-  ~FitLoop() { task_.set_gradient_sync(std::make_shared<parallel::GradientSync>()); }
 
   FitResult run() {
     RunState& state = progress_.state;
@@ -69,8 +65,8 @@ class FitLoop {
     // Only now: to describe data may take long, and Ctrl-C must end it. Nothing is lost that could be saved.
     control_.begin();
     // First of all: ranks that differ would make different collectives further down, and hang.
-    ranks_.require_same("the run",
-                        consistency_fingerprint(options_, *gradient_sync_, train_, evaluation_.loader()));
+    ranks_.require_same(
+        "the run", consistency_fingerprint(options_, ranks_.gradient_sync(), train_, evaluation_.loader()));
     const bool is_resumed = resume(data);
     const FitInfo start = {options_.epochs(), train_.batches_per_epoch(), state.epoch, state.step,
                            is_resumed};
@@ -80,7 +76,7 @@ class FitLoop {
       return finish();
     }
     // After resume(): rank 0's values are sent to all, so they have to be the restored ones.
-    gradient_sync_->begin(task_.parts());
+    ranks_.gradient_sync().begin(task_.parts());
     // What is wrong with evaluation is reported before the first epoch, not after it.
     evaluation_.try_it();
     if (ranks_.is_first()) warn_of_single_sample(task_, train_, options_.max_steps());
@@ -92,7 +88,7 @@ class FitLoop {
     state.description = options_.description();
     reports_.fit_begins(start);
     saver_.policy.begin();
-    trace_.begin();
+    reports_.trace.begin();
     while (!progress_.is_over() && !control_.stopping()) run_epoch();
     return finish();
   }
@@ -217,7 +213,7 @@ class FitLoop {
       take(checked, checked.step == progress_.state.step ? &batch : nullptr);
     }
     count_start(&batch);
-    trace_.step_made(progress_.steps_made());
+    reports_.trace.step_made(progress_.steps_made());
     return seconds;
   }
 
@@ -302,7 +298,7 @@ class FitLoop {
     take_pending_step();
     const RunState& state = progress_.state;
     if (control_.stopping() && saver_.policy.saved_step() != state.step) save(false);
-    trace_.end();
+    reports_.trace.end();
     FitResult result;
     result.finished = !control_.stopping();
     result.signal = control_.stop_signal();
@@ -317,23 +313,16 @@ class FitLoop {
   const TrainerOptions& options_;
   Task& task_;
   data::Loader& train_;
-  std::shared_ptr<parallel::GradientSync> gradient_sync_;
-  RankCoordinator ranks_;
+  FitRanks ranks_;
   FitProgress progress_;
   StepRunner steps_;
   FitEvaluation evaluation_;
   RunSaver saver_;
   FitReports reports_;
   FitControl control_;
-  TraceRecorder trace_;
 };
 
 }  // namespace
-
-std::shared_ptr<parallel::GradientSync> gradient_sync_of(const TrainerOptions& options) {
-  return options.gradient_sync() != nullptr ? options.gradient_sync()
-                                            : std::make_shared<parallel::GradientSync>();
-}
 
 FitResult run_fit_loop(const TrainerOptions& options, const std::vector<std::shared_ptr<Callback>>& callbacks,
                        Task& task, data::Loader& train, data::Loader* eval) {

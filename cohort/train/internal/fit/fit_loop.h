@@ -9,9 +9,6 @@
 
 namespace cohort::train {
 
-/// The sync of `options`; where they have none, that of one process alone.
-std::shared_ptr<parallel::GradientSync> gradient_sync_of(const TrainerOptions& options);
-
 /// One call of Trainer::fit(). `eval`: null, where nothing is evaluated. Throws: as fit().
 FitResult run_fit_loop(const TrainerOptions& options, const std::vector<std::shared_ptr<Callback>>& callbacks,
                        Task& task, data::Loader& train, data::Loader* eval);

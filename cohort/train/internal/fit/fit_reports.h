@@ -10,6 +10,7 @@
 #include "cohort/train/internal/fit/fit_progress.h"
 #include "cohort/train/internal/fit/rank_coordinator.h"
 #include "cohort/train/internal/fit/throughput.h"
+#include "cohort/train/internal/fit/trace_recorder.h"
 #include "cohort/train/trainer_options.h"
 
 namespace cohort::train {
@@ -20,10 +21,12 @@ class FitReports {
   /// All must outlive this.
   FitReports(const TrainerOptions& options, const std::vector<std::shared_ptr<Callback>>& callbacks,
              const RankCoordinator& ranks)
-      : options_(options), callbacks_(callbacks), ranks_(ranks) {}
+      : trace(options, ranks), options_(options), callbacks_(callbacks), ranks_(ranks) {}
 
   /// Time, waiting and samples since the last report that was logged.
   Throughput throughput;
+  /// The timeline of the first steps.
+  TraceRecorder trace;
 
   void fit_begins(const FitInfo& start);
   /// The start counts from here on. The callbacks hear it once.
