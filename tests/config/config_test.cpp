@@ -305,6 +305,20 @@ TEST(ConfigTest, PresetsAreExpandedAndEndWithToTensorAndNormalize) {
                            "imagenet");
 }
 
+TEST(ConfigTest, EachPresetThatAKeyTakesStandsForTransforms) {
+  for (const char* key : {"data.train_transforms", "data.val_transforms"}) {
+    const std::vector<std::string>& presets = find_key(key)->choices;
+    EXPECT_GT(presets.size(), 3U);
+    for (const std::string& preset : presets) {
+      SCOPED_TRACE(preset);
+      DataConfig data;
+      data.train_transforms.preset = data.val_transforms.preset = preset;
+      EXPECT_NO_THROW(train_transforms(data));
+      EXPECT_NO_THROW(val_transforms(data));
+    }
+  }
+}
+
 TEST(ConfigTest, WhatIsLeftEmptyFollowsFromOtherKeys) {
   const Config config =
       load("data: {path: d, val: v}\nrun: {best_metric: val_loss}\ntrain: {batch_size: 9}\n");

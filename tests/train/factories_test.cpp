@@ -131,6 +131,9 @@ TEST(BuildTest, ARateIsScaledBySamplesOfAStepOverThoseThatItIsFor) {
   EXPECT_EQ(scale_lr({.lr = 0.5, .lr_scaling = "linear", .lr_base_size = 16}, train, 32).lr, 1.0);
   COHORT_EXPECT_THROW_WITH(scale_lr({.lr = 0.5, .lr_scaling = "cubic"}, train, 32), ConfigError,
                            "optim.lr_scaling: got 'cubic', expected one of none, linear, sqrt");
+  for (const std::string& scaling : config::find_key("optim.lr_scaling")->choices) {
+    EXPECT_EQ(scale_lr({.lr = 0.5, .lr_scaling = scaling}, train, 8).lr, 0.5) << scaling;
+  }
 }
 
 TEST(BuildTest, CachesOfAllRanksOfAHostTakeHalfOfItsMemory) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cohort/base/error.h"
+#include "cohort/config/keys.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -107,6 +108,9 @@ TEST(ProgressTest, OffIsSilentAndUnknownModesAreRejected) {
             "");
   COHORT_EXPECT_THROW_WITH(progress_mode("loud"), ConfigError,
                            "run.progress: got 'loud', expected one of auto, bar, plain, off");
+  const std::vector<std::string>& names = config::find_key("run.progress")->choices;
+  EXPECT_EQ(names.size(), 4U);
+  for (const std::string& name : names) EXPECT_NO_THROW(progress_mode(name)) << name;
 }
 
 }  // namespace
