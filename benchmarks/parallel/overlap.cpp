@@ -36,7 +36,7 @@ namespace parallel = cohort::parallel;
 using namespace cohort::bench;
 using cohort::test::SlowLink;
 
-constexpr int kSettle = 20;  // steps until buckets stay
+constexpr int kWarmUp = 20;  // steps until buckets stay
 
 comm::Group make_group(SlowLink::Cost cost) {
   comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake",
@@ -60,7 +60,7 @@ Variant way(
 }
 
 CompareOptions options(int steps) {
-  return CompareOptions().timeit(TimeitOptions().calls(1).rounds(steps).warm_up(kSettle));
+  return CompareOptions().timeit(TimeitOptions().calls(1).rounds(steps).warm_up(kWarmUp));
 }
 
 void measure(const Workload& work, int steps, std::chrono::microseconds latency,

@@ -94,8 +94,8 @@ void train(const BenchmarkOptions& plan) {
       optimizer.step();
     }
   };
-  constexpr int kSettle = 20;  // steps until the buckets of Reducer stay
-  for (Way& way : ways) run(way, way.name.starts_with("Reducer") ? kSettle : 2);
+  constexpr int kWarmUp = 20;  // steps until the buckets of Reducer stay
+  for (Way& way : ways) run(way, way.name.starts_with("Reducer") ? kWarmUp : 2);
   std::vector<Variant> variants;
   for (Way& way : ways) {
     variants.push_back(Variant::sampled(way.name, [&] {

@@ -228,7 +228,7 @@ TEST_F(InitTest, APortOnWhichSomethingElseListensIsNoWaitForEver) {
   COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError, "something listens on 127.0.0.1:");
 }
 
-TEST_F(InitTest, AMeetingPointThatNobodyKeepsIsNamed) {
+TEST_F(InitTest, ARendezvousThatNobodyKeepsIsNamed) {
   const Port port(Port::Use::kRejects);
   InitOptions options{
       .init_method = method_of(port.number()), .rank = 1, .world_size = 2, .timeout = milliseconds(500)};

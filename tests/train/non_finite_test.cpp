@@ -52,8 +52,8 @@ std::vector<at::Tensor> copy_of(const torch::nn::Module& module) {
 }
 
 /// Parameters after each step, from that before the first on.
-struct HangDetector : Callback {
-  explicit HangDetector(const torch::nn::Module& of) : module(of) { after.push_back(copy_of(of)); }
+struct ParameterWatch : Callback {
+  explicit ParameterWatch(const torch::nn::Module& of) : module(of) { after.push_back(copy_of(of)); }
   void on_step_end(const StepReport&) override { after.push_back(copy_of(module)); }
   bool changed_in(std::size_t step) const {
     for (std::size_t i = 0; i < after[step].size(); ++i)
@@ -116,7 +116,7 @@ TEST(NonFiniteTest, AnInfiniteGradientOfAFiniteLossChangesNothing) {
                                 ClassificationOptions().clip_norm(clip_norm).accumulate(accumulate));
         data::Loader loader = make_random_loader();
         Trainer trainer(TrainerOptions().stop_on_non_finite(false));
-        const auto watch = std::make_shared<HangDetector>(*net);
+        const auto watch = std::make_shared<ParameterWatch>(*net);
         trainer.add_callback(watch);
         FitResult result;
         const std::string log = log_of([&] { result = trainer.fit(task, loader); });

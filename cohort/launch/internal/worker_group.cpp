@@ -307,7 +307,7 @@ std::string WorkerGroup::notify(int number) {
       spared.push_back(place_.first_rank + alive[i]->local_rank);
     }
   }
-  // Said once for each signal: a batch system may send it again and again.
+  // Logged once for each signal: a batch system may send it again and again.
   if (spared.empty() || !withheld_.insert(number).second) return "";
   return concat("signal ", number, " (", ::strsignal(number), ") is not passed on to ",
                 base::format_list("rank", spared), ", which would die of it");

@@ -89,7 +89,7 @@ bool Loop::accept_all(asio::posix::stream_descriptor& listener) {
     try {
       add_connection(std::make_shared<Connection>(std::move(fd)), Role::kListener, now);
     } catch (const SystemError& error) {
-      base::log_warning(base::concat("a connection was refused: ", base::message_of(error)));
+      base::log_warning(base::concat("a connection was rejected: ", base::message_of(error)));
     }
   }
 }
