@@ -76,7 +76,7 @@ struct AgentOptions {
   /// After which a worker is given up. The same on all workers: each gives eight or more signs of life in it.
   std::chrono::milliseconds silence = std::chrono::seconds(2);
   /// How long a thread looks for an answer, or for the next call, before it sleeps. It takes a core meanwhile, and saves the
-  /// time of waking one. Between workers of one host. None: 50 us where the host has a core for each of its workers, else 0.
+  /// time of waking one. None: 50 us where the host has a core for each of its workers, else 0.
   std::optional<std::chrono::microseconds> spin;
   std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< for all workers to come
 };
