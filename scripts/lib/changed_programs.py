@@ -1,0 +1,112 @@
+"""Which programs of tests differ from those that passed under all sanitizers.
+
+Usage: changed_programs.py ROOT SOURCES RECORD [--write]
+
+SOURCES (build/readers-asan/test_sources.txt) has what each program is built from, as CMake knows it. The headers that
+these files include, and what they include, are found here: each `#include` counts, whatever stands around it. So does
+the data that a test reads: each file in its folder that is no C++, and each path in quotes that leads to something in
+ROOT. What decides how all programs are built and run, COMMON, belongs to each.
+
+Prints "changed PROGRAM" or "same PROGRAM" for each: the same has the fingerprint of all these files that RECORD has.
+--write writes RECORD. It is committed, so that a fresh clone knows, whatever its history and its remotes are.
+"""
+
+import hashlib
+import pathlib
+import re
+import sys
+
+COMMON = [
+    "CMakeLists.txt", "CMakePresets.json", "cmake", "tests/CMakeLists.txt", "scripts/sanitize", "scripts/suppressions",
+    "scripts/lib/build.sh", "scripts/lib/test_env.sh", "scripts/lib/sanitized.sh", "scripts/lib/changed_programs.py",
+]
+HEADER = """# Programs of tests without LibTorch that passed under all sanitizers, each with the fingerprint of the files that
+# it was built from. `scripts/sanitize readers` leaves them out; `scripts/sanitize readers --whole` writes this file.
+"""
+CPP = {".cpp", ".h", ".inl"}
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
+QUOTED = re.compile(r'"([A-Za-z0-9_./-]+)"')
+
+
+class Files:
+    def __init__(self, root):
+        self.root = root
+        self.hashes = {}
+        self.mentions = {}
+
+    def below(self, folder):
+        """Files of `folder` and of its folders, without what Python keeps there."""
+        return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+    def mentioned_by(self, path):
+        """Files of the project that the C++ file `path` includes, or names in quotes."""
+        if path not in self.mentions:
+            found = set()
+            text = path.read_text(errors="replace")
+            for name in INCLUDE.findall(text):
+                for folder in (self.root, path.parent):
+                    file = (folder / name).resolve()
+                    if file.is_file() and file.is_relative_to(self.root):
+                        found.add(file)
+            for line in text.splitlines():
+                for name in QUOTED.findall(line):
+                    # A word alone may be anything, but for where the line says that it is a path.
+                    if name.strip("./") and ("/" in name or "source_dir()" in line):
+                        file = (self.root / name).resolve()
+                        if file.is_relative_to(self.root) and file != self.root:
+                            found.update([file] if file.is_file() else self.below(file))
+            self.mentions[path] = found
+        return self.mentions[path]
+
+    def all_of(self, paths):
+        """The files `paths`, and all that those of C++ mention, and what these mention."""
+        queue, seen = list(paths), set()
+        while queue:
+            path = queue.pop()
+            if path not in seen:
+                seen.add(path)
+                if path.suffix in CPP:
+                    queue.extend(self.mentioned_by(path))
+        return seen
+
+    def fingerprint(self, paths):
+        whole = hashlib.sha256()
+        for path in sorted(paths):
+            if path not in self.hashes:
+                self.hashes[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+            whole.update(f"{path.relative_to(self.root)} {self.hashes[path]}\n".encode())
+        return whole.hexdigest()[:32]
+
+
+def fingerprints(root, sources):
+    files = Files(root)
+    common = set()
+    for name in COMMON:
+        path = root / name
+        common.update(files.below(path) if path.is_dir() else [path] if path.is_file() else [])
+    paths = {}
+    for line in sources.read_text().splitlines():
+        program, name = line.split("\t")
+        path = pathlib.Path(name).resolve()
+        if not path.is_relative_to(root) or path.is_relative_to(root / "build"):
+            continue  # made by CMake from what is here
+        if path.is_dir():
+            paths.setdefault(program, set()).update(p for p in files.below(path) if p.suffix not in CPP)
+        else:
+            paths.setdefault(program, set()).add(path)
+    return {program: files.fingerprint(files.all_of(some) | common) for program, some in paths.items()}
+
+
+def main():
+    root, sources, record = (pathlib.Path(argument).resolve() for argument in sys.argv[1:4])
+    now = fingerprints(root, sources)
+    if sys.argv[4:] == ["--write"]:
+        record.write_text(HEADER + "".join(f"{program} {now[program]}\n" for program in sorted(now)))
+        return
+    lines = record.read_text().splitlines() if record.is_file() else []
+    known = dict(line.split() for line in lines if len(line.split()) == 2)
+    for program in sorted(now):
+        print("same" if known.get(program) == now[program] else "changed", program)
+
+
+main()
