@@ -53,12 +53,20 @@ need_space() {
   fi
 }
 
+# What explain says of a network, and what it looks for where an attempt was ended.
+NO_NETWORK="the network (or the package index) cannot be reached"
+SLOW_NETWORK="the package index answers too slowly, or its connection breaks"
+# shellcheck disable=SC2034 # read by python.sh
+TOOK_TOO_LONG="was ended"
+
 # explain LOG: the usual causes, told from what the failed command printed.
 explain() {
   if grep -qiE 'no space left on device|disk quota exceeded' "$1"; then
     say "the disk is full"
-  elif grep -qiE 'could not resolve|name resolution|network is unreachable|failed to establish|connection (refused|timed out)|failed to fetch|unable to connect|max retries|proxyerror|newconnectionerror' "$1"; then
-    say "the network (or the package index) cannot be reached"
+  elif grep -qiE "readtimeout|read timed out|timed out \\(read|connection ?(reset|aborted|broken)|incompleteread|remote end closed|protocolerror|^error: wheel .* is invalid|do not match the hashes|^$TOOK_TOO_LONG after" "$1"; then
+    say "$SLOW_NETWORK"
+  elif grep -qiE 'could not resolve|name resolution|network is unreachable|failed to establish|connection (refused|timed out)|failed to fetch|unable to connect|max retries|proxyerror|newconnectionerror|connecttimeouterror' "$1"; then
+    say "$NO_NETWORK"
   elif grep -qiE 'no matching distribution|could not find a version' "$1"; then
     say "the package index has no build for this Python and machine ($(uname -m))"
   elif grep -qiE 'killed (signal|terminated program)|out of memory|bad_alloc|virtual memory exhausted' "$1"; then

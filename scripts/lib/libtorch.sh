@@ -105,7 +105,7 @@ install_wheel() {
   local venv="$1" version="${2:-$LIBTORCH_WHEEL}" python="$1/bin/python" folder missing toolkit
   need_space 3500 "LibTorch's wheel"
   # A CPU build is smaller by far; not every index has one under this name.
-  if ! try_logged pip-torch "$python" -m pip install -q --no-input --disable-pip-version-check --no-deps "torch==$version+cpu"; then
+  if ! pip_quietly pip-torch "$venv" --no-deps "torch==$version+cpu"; then
     pip_install pip-torch "installing torch==$version with pip" "$venv" --no-deps "torch==$version"
   fi
   folder=$(torch_of "$python")

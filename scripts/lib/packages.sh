@@ -10,6 +10,9 @@ INSTALLED_TEST_PACKAGES=(libopenmpi-dev openmpi-bin)
 COHORT_SYSROOT="$COHORT_STATE/sysroot"
 CMAKE_AT_LEAST=3.22
 
+# For apt-get: a mirror that answers nothing for 30 s, or breaks off, is asked again, three times.
+APT_PATIENCE=(-o Acquire::Retries=3 -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30)
+
 # package_here NAME: installed in the system, or unpacked privately by an earlier run.
 package_here() {
   [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ] ||
@@ -45,7 +48,7 @@ install_mode() {
 
 # apt_private ARGUMENT...: apt-get with lists and caches of our own, which no right is needed for.
 apt_private() {
-  apt-get -o "Dir::State::Lists=$COHORT_STATE/apt/lists" -o "Dir::Cache=$COHORT_STATE/apt/cache" \
+  apt-get "${APT_PATIENCE[@]}" -o "Dir::State::Lists=$COHORT_STATE/apt/lists" -o "Dir::Cache=$COHORT_STATE/apt/cache" \
     -o Dir::State::status=/var/lib/dpkg/status -o Debug::NoLocking=1 -o "APT::Sandbox::User=" "$@"
 }
 
@@ -78,14 +81,14 @@ install_with_apt() {
   size=$(download_size apt-get "$@")
   if [ -z "$size" ]; then
     # No lists yet, as in a container that is new.
-    try_logged apt-update "${prefix[@]}" apt-get update || true
+    try_logged apt-update "${prefix[@]}" apt-get "${APT_PATIENCE[@]}" update || true
     size=$(download_size apt-get "$@")
   fi
   say "Installing with ${prefix[*]:+sudo }apt-get${size:+ ($size to download)}: $*"
-  local install=("${prefix[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@")
+  local install=("${prefix[@]}" env DEBIAN_FRONTEND=noninteractive apt-get "${APT_PATIENCE[@]}" install -y --no-install-recommends "$@")
   if try_logged apt "${install[@]}"; then return 0; fi
   # Lists that are old: bring them up to date once, then try again.
-  try_logged apt-update "${prefix[@]}" apt-get update || true
+  try_logged apt-update "${prefix[@]}" apt-get "${APT_PATIENCE[@]}" update || true
   try_logged apt "${install[@]}" || fail_packages apt "$@"
 }
 
@@ -275,8 +278,7 @@ ensure_build_tools() {
     say "Installing into .cohort/venv with pip (about 30 MB): ${wanted[*]%%[<>=]*}" \
       "(the system's is missing or older than CMake $CMAKE_AT_LEAST, and only root may install packages)"
     ensure_venv "$COHORT_STATE/venv"
-    run_logged pip-tools "installing CMake and Ninja with pip" \
-      "$COHORT_STATE/venv/bin/python" -m pip install -q --no-input --disable-pip-version-check "${wanted[@]}"
+    pip_install pip-tools "installing CMake and Ninja with pip" "$COHORT_STATE/venv" "${wanted[@]}"
     PATH="$COHORT_STATE/venv/bin:$PATH"
     hash -r
   fi

@@ -57,18 +57,50 @@ ensure_venv() {
     "$folder/bin/python" "$wheel/pip" install -q --no-input --no-index --disable-pip-version-check "$wheel"
 }
 
+# A package index that answers nothing for 30 s is asked again, twice by pip and twice by us: pip does not try again
+# where a download breaks off. An attempt ends after half an hour, whatever still comes in.
+export PIP_DEFAULT_TIMEOUT="${PIP_DEFAULT_TIMEOUT:-30}" PIP_RETRIES="${PIP_RETRIES:-2}"
+PIP_ATTEMPTS=3
+PIP_ATTEMPT_SECONDS="${PIP_ATTEMPT_SECONDS:-1800}"
+PIP_PAUSE_SECONDS="${PIP_PAUSE_SECONDS:-5}"
+
+# pip_attempts NAME COMMAND...: try_logged, and again where the index could not be reached, or not in time.
+pip_attempts() {
+  local name="$1" attempt status=0 cause
+  shift
+  for ((attempt = 1; attempt <= PIP_ATTEMPTS; ++attempt)); do
+    status=0
+    try_logged "$name" timeout -k 10 "$PIP_ATTEMPT_SECONDS" "$@" || status=$?
+    if [ "$status" -eq 0 ]; then return 0; fi
+    if [ "$status" -eq 124 ]; then say "$TOOK_TOO_LONG after $PIP_ATTEMPT_SECONDS s" >>"$COHORT_LOGS/$name.log"; fi
+    cause=$(explain "$COHORT_LOGS/$name.log")
+    case "$cause" in "$NO_NETWORK" | "$SLOW_NETWORK") ;; *) return "$status" ;; esac
+    if [ "$attempt" -lt "$PIP_ATTEMPTS" ]; then
+      say "pip failed, because $cause: attempt $((attempt + 1)) of $PIP_ATTEMPTS in $PIP_PAUSE_SECONDS s" >&2
+      sleep "$PIP_PAUSE_SECONDS"
+    fi
+  done
+  return "$status"
+}
+
+# pip_quietly NAME FOLDER ARGUMENT...: pip in the environment FOLDER. Does not stop; the caller decides.
+pip_quietly() {
+  local name="$1" folder="$2"
+  shift 2
+  pip_attempts "$name" "$folder/bin/python" -m pip install -q --no-input --disable-pip-version-check "$@"
+}
+
 # pip_install NAME WHAT FOLDER ARGUMENT...: pip in the environment FOLDER; on a terminal its progress is shown.
 pip_install() {
-  local name="$1" what="$2" folder="$3"
+  local name="$1" what="$2" folder="$3" log="$COHORT_LOGS/$1.log" cause
   shift 3
   stop_if_no_install "Python packages in ${folder#"$COHORT_ROOT"/}"
-  local -a command=("$folder/bin/python" -m pip install --no-input --disable-pip-version-check)
-  if [ -t 1 ] && [ -z "${COHORT_VERBOSE:-}" ]; then
-    if "${command[@]}" "$@" 2>"$COHORT_LOGS/$name.log" </dev/null; then return 0; fi
-    tail -n 15 "$COHORT_LOGS/$name.log" >&2
-    local cause
-    cause=$(explain "$COHORT_LOGS/$name.log")
-    fail "$what failed${cause:+: $cause} (log: $COHORT_LOGS/$name.log)."
+  if [ -t 1 ] && [ -z "${COHORT_VERBOSE:-}" ] &&
+    "$folder/bin/python" -m pip install --no-input --disable-pip-version-check "$@" 2>"$log" </dev/null; then
+    return 0
   fi
-  run_logged "$name" "$what" "${command[@]}" -q "$@"
+  if pip_quietly "$name" "$folder" "$@"; then return 0; fi  # after a failure on a terminal too: it may be the network's
+  tail -n 15 "$log" >&2
+  cause=$(explain "$log")
+  fail "$what failed${cause:+: $cause} (log: $log)."
 }

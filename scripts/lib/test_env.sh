@@ -40,8 +40,7 @@ ensure_test_venv() {
     say "Python oracles for the tests into .cohort/test-venv: about 280 MB to download, or several GB where the package"
     say "index has only the CUDA build of torch, whose Python part does not start without CUDA's packages:"
     # A CPU build first, for its size; where there is none, the next call fetches what there is.
-    try_logged pip-torch-test "$COHORT_TEST_VENV/bin/python" -m pip install -q --no-input --disable-pip-version-check \
-      --no-deps "torch==$LIBTORCH_WHEEL+cpu" || true
+    pip_quietly pip-torch-test "$COHORT_TEST_VENV" --no-deps "torch==$LIBTORCH_WHEEL+cpu" || true
   fi
   say "$(grep -v '^#' "$requirements" "$COHORT_ROOT/scripts/requirements-test-nodeps.txt" -h | tr '\n' ' ')"
   pip_install pip-test "installing the tests' Python packages with pip" "$COHORT_TEST_VENV" -r "$requirements"

@@ -22,7 +22,7 @@ without() {
   local folder name
   folder=$(mktemp -d "$SCRATCH/path XXXX")
   for name in bash sh env cat cut df awk grep sed tail head mkdir rm dirname basename sha256sum id nproc sort find ls date \
-    readlink ln mv tr wc uname apt-get dpkg-deb g++ c++ cc gcc as ld python3 ldd sudo; do
+    readlink ln mv tr wc uname timeout sleep apt-get dpkg-deb g++ c++ cc gcc as ld python3 ldd sudo; do
     if [[ " $* " != *" $name "* ]] && command -v "$name" >/dev/null; then ln -s "$(command -v "$name")" "$folder/$name"; fi
   done
   fake_program "$folder" dpkg-query 'printf installed'
