@@ -17,13 +17,14 @@ import unittest
 HERE = pathlib.Path(__file__).resolve()
 LIST = HERE.with_name("pytorch_distributed_tests.txt")
 
-# The ranks import this file again, and find here what it is to be.
+# The process that runs the tests imports this file again, and finds here what it is to be.
 if os.environ.get("BACKEND"):
     sys.path.insert(0, str(HERE.parents[2] / "examples" / "shm_in_python"))
     if os.environ["BACKEND"] == "shm":
         import cohort_shm
 
         cohort_shm.register(os.environ["COHORT_INCLUDE"], os.environ["COHORT_LIB"])
+    import torch.multiprocessing
     from torch.testing._internal.common_distributed import DistTestCases
     from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
@@ -35,7 +36,9 @@ if os.environ.get("BACKEND"):
     class TestOverBackend(TestDistBackend, DistributedTest._DistTestBase):
         def setUp(self):
             super().setUp()
-            self._spawn_processes()
+            # PyTorch spawns its ranks, each of which imports torch and its tests for 2 s. Forked, a rank has them already:
+            # this process has imported them, and has started no thread.
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
 
 def run(names, backend, folders, verbosity=1):

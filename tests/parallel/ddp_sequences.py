@@ -141,4 +141,5 @@ def compare(rank, folder):
 
 if __name__ == "__main__":
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    mp.spawn(compare, (sys.argv[1],), RANKS)
+    # Forked, a rank has torch already. Importing it starts no thread.
+    mp.start_processes(compare, (sys.argv[1],), RANKS, start_method="fork")

@@ -71,4 +71,5 @@ def leave_together(rank, ranks, folder):
 
 if __name__ == "__main__":
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    mp.spawn(train, (sys.argv[1],), RANKS)
+    # Forked, a rank has torch already. Importing it starts no thread.
+    mp.start_processes(train, (sys.argv[1],), RANKS, start_method="fork")
