@@ -406,7 +406,7 @@ TEST(FaultsTest, APlacementThatIsReplacedUnderAStepEndsThatStep) {
     of.timeout = timeout;
     return of;
   };
-  Pipeline a({begins, linear}, options("cpu:0/a,cpu:0/b", 30s));
+  Pipeline a({begins, linear}, options("cpu:0/a,cpu:0/b", 5s));  // it waits for stage 0 until then
   Pipeline b({hangs}, options("cpu:0/b", 1500ms));
   Pipeline c({other}, options("cpu:0/b", 30s));
   const at::Tensor x = torch::randn({8, 4}), y = torch::randn({8, 4});
