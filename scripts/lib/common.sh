@@ -18,8 +18,9 @@ fail() {
   exit 1
 }
 
-# test_slots: what ctest's -j is given. A test that computes takes two, one that mostly waits takes one.
-test_slots() { say $((2 * $(usable_cores))); }
+# test_slots: what ctest's -j is given. A test that computes takes three, one that waits two, one that sleeps one: two that sleep
+# run beside those that compute.
+test_slots() { say $((3 * $(usable_cores) + 2)); }
 
 # stop_if_no_install WHAT: ends the command when it may install nothing, and says that WHAT is missing.
 stop_if_no_install() {

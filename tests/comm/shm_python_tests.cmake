@@ -14,14 +14,14 @@ if(NOT COHORT_READERS_ONLY AND NOT COHORT_SANITIZE)
     add_test(NAME comm_shm_python.pytorch_${_cohort_what} COMMAND ${_cohort_python_test}
       "${CMAKE_CURRENT_SOURCE_DIR}/pytorch_distributed_test.py" ${_cohort_what} ${_cohort_python_folders} "${LibTorch_VERSION}")
     set_tests_properties(comm_shm_python.pytorch_${_cohort_what} PROPERTIES
-      LABELS multiproc TIMEOUT 300 PROCESSORS 2 ENVIRONMENT "${_cohort_python_environment}" FIXTURES_REQUIRED shm_python)
+      LABELS multiproc TIMEOUT 300 PROCESSORS 3 ENVIRONMENT "${_cohort_python_environment}" FIXTURES_REQUIRED shm_python)
   endforeach()
-  set_tests_properties(comm_shm_python.pytorch_all PROPERTIES LABELS "multiproc;slow" PROCESSORS 2 TIMEOUT 3600)
+  set_tests_properties(comm_shm_python.pytorch_all PROPERTIES LABELS "multiproc;slow" PROCESSORS 3 TIMEOUT 3600)
   add_test(NAME examples.shm_in_python COMMAND ${_cohort_python_test}
     -m torch.distributed.run --standalone --nproc-per-node 2
     "${PROJECT_SOURCE_DIR}/examples/shm_in_python/main.py" ${_cohort_python_folders} 40)
   set_tests_properties(comm_shm_python.build comm_shm_python.2 comm_shm_python.3 examples.shm_in_python PROPERTIES
-    LABELS multiproc TIMEOUT 300 PROCESSORS 2 ENVIRONMENT "${_cohort_python_environment}")
+    LABELS multiproc TIMEOUT 300 PROCESSORS 3 ENVIRONMENT "${_cohort_python_environment}")
   set_tests_properties(comm_shm_python.build PROPERTIES FIXTURES_SETUP shm_python)
   set_tests_properties(comm_shm_python.2 comm_shm_python.3 examples.shm_in_python PROPERTIES FIXTURES_REQUIRED shm_python)
 endif()
