@@ -41,7 +41,7 @@ configure() {
   stamp=$(hash_of "$COHORT_ROOT/CMakePresets.json" "$COHORT_ROOT" "${CXX:-}" "$(command -v cmake)" "$(version_of "$(test_clang)")" "${arguments[@]}")
   if stamp_holds "configure-$preset" "$stamp" && [ -f "$folder/build.ninja" ]; then return 0; fi
   # A precompiled header of another version of the same compiler is an error.
-  rm -f "$folder/CMakeCache.txt" "$folder"/CMakeFiles/*/cmake_pch.hxx.gch "$folder"/tests/CMakeFiles/*/cmake_pch.hxx.gch
+  rm -f "$folder/CMakeCache.txt" "$folder"/CMakeFiles/*/cmake_pch.hxx.gch "$folder"/{tests,examples}/CMakeFiles/*/cmake_pch.hxx.gch
   run_logged "configure-$preset" "configuring the build ($preset)" \
     cmake -S "$COHORT_ROOT" --preset "$preset" "${arguments[@]}"
   set_stamp "configure-$preset" "$stamp"
