@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kClasses = 10;
 
-/// Twenty steps of SGD on small random batches; then the state, an input and its logits are saved for PyTorch.
+/// Five steps of SGD on small random batches, each of which changes every parameter and buffer. Then the state, an input and its
+/// logits are saved for PyTorch.
 template <typename Model>
 void train_and_compare(const std::string& name) {
   test::TempDir dir;
@@ -26,7 +27,7 @@ void train_and_compare(const std::string& name) {
   options.image_size = 64;
   Model model(options);
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
-  for (int step = 0; step < 20; ++step) {
+  for (int step = 0; step < 5; ++step) {
     optimizer.zero_grad();
     const at::Tensor logits = model->forward(at::randn({4, 3, 64, 64}));
     at::cross_entropy_loss(logits, at::randint(kClasses, {4}, at::kLong)).backward();

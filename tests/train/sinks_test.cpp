@@ -109,8 +109,8 @@ TEST(TensorBoardTest, AFolderThatCannotBeMadeIsNamed) {
 std::string run_python(const std::string& script, const std::string& argument) {
   const char* python = std::getenv("COHORT_PYTHON");
   if (python == nullptr) return "";
-  const std::string command = std::string("'") + python + "' '" +
-                              (test::source_dir() / script).string() + "' '" + argument + "'";
+  const std::string command =
+      std::string("'") + python + "' '" + (test::source_dir() / script).string() + "' '" + argument + "'";
   std::FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) throw std::runtime_error("cannot run " + command);
   std::string output;
@@ -138,7 +138,8 @@ TEST(TensorBoardTest, ItsOwnReaderReadsScalarsImagesTextAndPurgesAtAResume) {
     TensorBoardWriter writer(dir / "tensorboard", 6);  // the checkpoint was made after step 6
     for (int64_t step = 7; step <= 8; ++step) writer.scalar("train/loss", -static_cast<double>(step), step);
   }
-  const auto read = nlohmann::json::parse(run_python("tests/train/read_events.py", (dir / "tensorboard").string()));
+  const auto read =
+      nlohmann::json::parse(run_python("tests/train/read_events.py", (dir / "tensorboard").string()));
   EXPECT_EQ(read.at("scalars").at("train/loss"),
             nlohmann::json::parse("[[1,0.25],[2,0.5],[3,0.75],[4,1.0],[5,1.25],[6,1.5],[7,-7.0],[8,-8.0]]"));
   EXPECT_EQ(read.at("images").at("input/0"), nlohmann::json::parse("[[0,27,28,25]]"));
