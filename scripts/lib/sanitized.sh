@@ -2,7 +2,7 @@
 # Which programs of tests scripts/sanitize readers builds and runs: those that changed since all of them passed.
 
 # What passed under all sanitizers, of which files: written by scripts/sanitize readers --whole, and committed.
-SANITIZED_RECORD="${SANITIZED_RECORD:-$COHORT_ROOT/scripts/sanitized.txt}"
+SANITIZED_RECORD="$COHORT_ROOT/scripts/sanitized.txt"
 
 # changed_programs SOURCES RECORD ARGUMENT...: changed_programs.py of this clone.
 changed_programs() {
