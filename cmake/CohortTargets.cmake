@@ -88,30 +88,32 @@ function(cohort_library name)
   set_property(GLOBAL APPEND PROPERTY COHORT_LIBRARIES cohort_${name})
 endfunction()
 
-# _cohort_discover_suites(NAME LABELS TIMEOUT WAITS SLEEPS ALONE): as gtest_discover_tests() does for cases.
-function(_cohort_discover_suites name labels timeout waits sleeps alone)
+# _cohort_discover_suites(NAME LABELS TIMEOUT WAITS SLEEPS IDLES ALONE): as gtest_discover_tests() does for cases.
+function(_cohort_discover_suites name labels timeout waits sleeps idles alone)
   set(suites "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
   set(discover "${PROJECT_SOURCE_DIR}/tests/support/discover_suites.cmake")
   add_custom_command(TARGET ${name}_test POST_BUILD BYPRODUCTS "${suites}" VERBATIM
     COMMAND "${CMAKE_COMMAND}" -DPROGRAM=$<TARGET_FILE:${name}_test> -DPREFIX=${name} "-DLABELS=${labels}"
-      -DTIMEOUT=${timeout} "-DWAITS=${waits}" "-DSLEEPS=${sleeps}" "-DALONE=${alone}" "-DOUTPUT=${suites}" -P "${discover}")
+      -DTIMEOUT=${timeout} "-DWAITS=${waits}" "-DSLEEPS=${sleeps}" "-DIDLES=${idles}"
+      "-DALONE=${alone}" "-DOUTPUT=${suites}" -P "${discover}")
   set_property(TARGET ${name}_test APPEND PROPERTY LINK_DEPENDS "${discover}")
   file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/${name}_include.cmake"
     "if(EXISTS \"${suites}\")\n  include(\"${suites}\")\nelse()\n  add_test(${name}_NOT_BUILT ${name}_NOT_BUILT)\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${CMAKE_CURRENT_BINARY_DIR}/${name}_include.cmake")
 endfunction()
 
-# cohort_test(NAME [WAITS regex] [SLEEPS regex] [ALONE regex] SOURCES file... [LIBS target...] [LABELS label...])
+# cohort_test(NAME [WAITS regex] [SLEEPS regex] [IDLES regex] [ALONE regex] SOURCES file... [LIBS target...] [LABELS label...])
 # One GoogleTest executable, NAME_test. Of one with LibTorch every suite becomes a ctest test `NAME.Suite`, which runs each
 # case in a process of its own; of others every case becomes one, `NAME.Suite.Case`. NAME is the module, or MODULE_part
 # where a part needs no LibTorch and is to run under sanitizers too. WAITS: suites of these names, or where each case is a
-# ctest test all of them, wait for deadlines and processes more than they compute. SLEEPS: they compute a sixth of their time at
-# most. ctest is given three slots for each core and two more; a test that computes takes three, one that waits two, one that
-# sleeps one. So two sleep beside those that compute, and no core has nothing to do meanwhile.
-# ./test runs one that waits or sleeps and failed once more, alone: build/test/waiting_tests.txt. ALONE: suites of these names
-# have threads for all cores, and take many times as long beside another test.
+# ctest test all of them, wait for deadlines and processes more than they compute. SLEEPS: they wait so, and compute a sixth of
+# their time at most. ./test runs one of both that failed once more, alone: build/test/waiting_tests.txt. IDLES: as WAITS, but
+# beside others no deadline passes too early, so that a failure is one. ALONE: suites of these names have threads for all cores,
+# and take many times as long beside another test.
+# ctest is given three slots for each core and two more. A test that computes takes three, one that waits or idles two, one that
+# sleeps one: two sleep beside those that compute, so that no core has nothing to do meanwhile.
 function(cohort_test name)
-  cmake_parse_arguments(arg "" "WAITS;SLEEPS;ALONE" "SOURCES;LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "" "WAITS;SLEEPS;IDLES;ALONE" "SOURCES;LIBS;LABELS" ${ARGN})
   add_executable(${name}_test ${arg_SOURCES})
   _cohort_needs_torch(torch ${arg_LIBS})
   if(torch AND COHORT_READERS_ONLY)
@@ -142,12 +144,12 @@ function(cohort_test name)
       set_target_properties(${name}_test PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
     endif()
     math(EXPR timeout "2 * ${timeout}")  # of all cases together; main.cpp ends one that takes too long
-    _cohort_discover_suites(${name} "${arg_LABELS}" ${timeout} "${arg_WAITS}" "${arg_SLEEPS}" "${arg_ALONE}")
+    _cohort_discover_suites(${name} "${arg_LABELS}" ${timeout} "${arg_WAITS}" "${arg_SLEEPS}" "${arg_IDLES}" "${arg_ALONE}")
   else()
     target_link_libraries(${name}_test PRIVATE GTest::gtest_main)
     set_target_properties(${name}_test PROPERTIES UNITY_BUILD ${COHORT_UNITY} UNITY_BUILD_BATCH_SIZE 4)
     set(processors 3)
-    if(arg_WAITS)
+    if(arg_WAITS OR arg_IDLES)
       set(processors 2)
     endif()
     gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 120

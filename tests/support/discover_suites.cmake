@@ -1,4 +1,4 @@
-# cmake -DPROGRAM= -DPREFIX= -DLABELS= -DTIMEOUT= -DWAITS= -DSLEEPS= -DALONE= -DOUTPUT= -P discover_suites.cmake
+# cmake -DPROGRAM= -DPREFIX= -DLABELS= -DTIMEOUT= -DWAITS= -DSLEEPS= -DIDLES= -DALONE= -DOUTPUT= -P discover_suites.cmake
 # Writes a ctest test for each suite of a program of tests: `PREFIX.SUITE`, each case of which runs in a process of its own
 # (main.cpp).
 execute_process(COMMAND "${PROGRAM}" --gtest_list_tests OUTPUT_VARIABLE list RESULT_VARIABLE status TIMEOUT 120)
@@ -26,7 +26,7 @@ foreach(suite IN LISTS suites)
   set(processors 3)
   if(SLEEPS AND suite MATCHES "${SLEEPS}")
     set(processors 1)
-  elseif(WAITS AND suite MATCHES "${WAITS}")
+  elseif((WAITS AND suite MATCHES "${WAITS}") OR (IDLES AND suite MATCHES "${IDLES}"))
     set(processors 2)
   endif()
   set(serial FALSE)
