@@ -17,8 +17,9 @@ import re
 import sys
 
 COMMON = [
-    "CMakeLists.txt", "CMakePresets.json", "cmake", "tests/CMakeLists.txt", "scripts/sanitize", "scripts/suppressions",
-    "scripts/lib/build.sh", "scripts/lib/test_env.sh", "scripts/lib/sanitized.sh", "scripts/lib/changed_programs.py",
+    "CMakeLists.txt", "CMakePresets.json", "cmake", "tests/CMakeLists.txt", "tests/support/source_dir.cpp.in",
+    "scripts/sanitize", "scripts/suppressions", "scripts/lib/build.sh", "scripts/lib/test_env.sh",
+    "scripts/lib/sanitized.sh", "scripts/lib/changed_programs.py",
 ]
 HEADER = """# Programs of tests without LibTorch that passed under all sanitizers, each with the fingerprint of the files that
 # it was built from. `scripts/sanitize readers` leaves them out; `scripts/sanitize readers --whole` writes this file.
@@ -89,7 +90,7 @@ def fingerprints(root, sources):
         program, name = line.split("\t")
         path = pathlib.Path(name).resolve()
         if not path.is_relative_to(root) or path.is_relative_to(root / "build"):
-            continue  # made by CMake from what is here
+            continue  # made by CMake: from a declaration, or a file of COMMON
         if path.is_dir():
             paths.setdefault(program, set()).update(p for p in files.below(path) if p.suffix not in CPP)
         else:
