@@ -73,6 +73,11 @@ printf '%s\n' 'case SlowTest.OfASuite 5000.00' 'test base.SlowTest.WithoutLibTor
 expect "the slowest are printed, of those that are still there" 0 \
   "in seconds: 5002.00 base.SlowTest.Fails 5001.00 base.SlowTest.WithoutLibTorch 5000.00 comm.SlowTest.OfASuite 0.10 comm.SlowTest.Quick The 20 objects that took longest to compile, in seconds (0 where they came from ccache): 5000 a/slow.o 0.9 a/quick.o" \
   env "PATH=$programs:$PATH" "ALONE=$SCRATCH/alone.txt" "REAL_DATE=$(command -v date)" "$clone/scripts/slowest"
+mkdir -p "$clone/tests/costs"
+expect "what ctest is to begin with is written" 0 "tests/costs/costs.cmake has 3 tests." \
+  env "PATH=$programs:$PATH" "$clone/scripts/slowest" --costs
+expect "by its name, with its seconds" 0 "set_tests_properties([=[base.SlowTest.Fails]=] PROPERTIES COST 5002) set_tests_properties([=[base.SlowTest.WithoutLibTorch]=] PROPERTIES COST 5001) set_tests_properties([=[comm.SlowTest]=] PROPERTIES COST 5000)" \
+  cat "$clone/tests/costs/costs.cmake"
 expect "a slow test, a slow case of a suite, a test that fails alone and a slow object fail" 1 \
   "test base.SlowTest.Fails fails alone test base.SlowTest.WithoutLibTorch takes 5001.00 s test comm.SlowTest.OfASuite takes 5000.00 s object a/slow.o takes 5000" check
 expect "those that are on the list have a limit, too" 1 "object a/slow.o takes 5000" \
