@@ -10,8 +10,8 @@ mkdir -p "$SCRATCH/clone/.cohort/logs" "$SCRATCH/venv/bin"
 printf '#!/bin/sh\nexec "%s" "$@"\n' "$python" >"$SCRATCH/venv/bin/python"
 chmod +x "$SCRATCH/venv/bin/python"
 
-# with_index WHAT TEXT: functions of scripts/lib, with that index at $index. pip's attempts have no pause, a request of
-# its has 0.3 s, and one of apt's a second.
+# with_index WHAT TEXT: functions of scripts/lib, with that index at $index. pip's attempts have no pause, and a request of
+# its has 0.3 s.
 with_index() {
   local port="$SCRATCH/port"
   rm -rf "$port" "$SCRATCH/site"
@@ -23,7 +23,7 @@ with_index() {
     if [ -s "$port" ]; then break; fi
     sleep 0.1
   done
-  env -u PIP_EXTRA_INDEX_URL -u PIP_FIND_LINKS -u PIP_CERT -u http_proxy -u HTTP_PROXY PIP_CONFIG_FILE=/dev/null \
+  env -u PIP_EXTRA_INDEX_URL -u PIP_FIND_LINKS -u PIP_CERT -u http_proxy -u HTTP_PROXY -u PIP_PROXY NO_PROXY=127.0.0.1 PIP_CONFIG_FILE=/dev/null \
     PIP_DEFAULT_TIMEOUT=0.3 PIP_PAUSE_SECONDS=0 \
     COHORT_COMMAND=./quickstart COHORT_ROOT="$SCRATCH/clone" bash -c "set -euo pipefail
       . '$source_root/scripts/lib/common.sh'
@@ -45,7 +45,8 @@ lists_from() {
   rm -rf "$SCRATCH/clone/.cohort/apt"
   with_index "$1" "mkdir -p '$SCRATCH/clone/.cohort/apt/lists/partial' '$SCRATCH/clone/.cohort/apt/cache/archives/partial'
     printf 'deb [trusted=yes] %s ./\n' \$index >'$SCRATCH/sources.list'
-    APT_PATIENCE+=(-o Acquire::http::Timeout=1 -o Acquire::Retries::Delay=false -o 'Dir::Etc::SourceList=$SCRATCH/sources.list' -o Dir::Etc::SourceParts=-)
+    APT_PATIENCE+=(-o Acquire::Retries::Delay=false -o Acquire::http::Proxy::127.0.0.1=DIRECT
+      -o 'Dir::Etc::SourceList=$SCRATCH/sources.list' -o Dir::Etc::SourceParts=-)
     apt_private update"
 }
 slow="the package index answers too slowly, or its connection breaks"
@@ -55,6 +56,6 @@ expect "an index that drops a connection, breaks a file off and answers late is 
 expect "an index that never answers is an error that says so" 1 "./quickstart: installing probe with pip failed: $slow (log: " \
   install_from silent 1 1
 if command -v apt-get >/dev/null; then
-  expect "a mirror that drops a connection, and then answers late, is asked again" 0 "./ Packages [147 B]" lists_from drop,late
+  expect "a mirror that drops a connection is asked again" 0 "./ Packages [147 B]" lists_from drop
 fi
 finish
