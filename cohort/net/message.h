@@ -14,9 +14,13 @@ namespace cohort::net {
 struct Payload {
   std::shared_ptr<const void> owner;  ///< null: the memory outlives the message by itself
   std::span<const std::byte> bytes;
+  /// The receiver may have this memory itself, so nobody here writes it any more. It goes by handle where it lies in a block of
+  /// Node::allocate_shared(), or in one that came from the same peer; else it is copied. Of a message that came: it came so, and
+  /// this process may write it.
+  bool moves = false;
 };
 
-/// A short part and any number of payloads, which are not copied: they stay as they are until the message is gone.
+/// A short part and any number of payloads, which stay as they are until the message is gone.
 struct Message {
   std::uint32_t channel = 0;  ///< messages of one channel arrive in the order in which they were sent
   std::string header;
@@ -40,5 +44,8 @@ inline constexpr std::uint32_t kAnswerChannels = std::uint32_t{1} << 31;
 /// The most payloads of one message, and the most bytes of its header.
 inline constexpr std::size_t kMaxPayloads = 16'000;
 inline constexpr std::size_t kMaxHeaderBytes = std::size_t{64} << 20;
+
+/// A payload of fewer bytes is copied, wherever it lies.
+inline constexpr std::size_t kLeastBytesByHandle = std::size_t{64} << 10;
 
 }  // namespace cohort::net

@@ -1,17 +1,22 @@
 // Fuzzes what reads bytes from the network: a listener that a stranger talks to, a session after its handshake, and a caller
 // whose other side does not know the secret. Any bytes give messages within the window, or a CommError; nobody is trusted
 // without the secret.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/net/internal/handles.h"
 #include "cohort/net/internal/handshake.h"
 #include "cohort/net/internal/session.h"
 
@@ -30,7 +35,27 @@ std::shared_ptr<std::byte> allocate(std::size_t num_bytes) {
   return allocate_aligned(num_bytes);
 }
 
-void read_session(std::span<const std::byte> bytes) {
+// Of both sides: a block of this one's is with the other side, and slot 1 of the other's has a block that is on its way here.
+struct Heaps {
+  Heaps() {
+    const auto block = own->allocate(kLeastBytesByHandle), there = theirs->allocate(kLeastBytesByHandle);
+    lease = own->lend({block.get(), kLeastBytesByHandle}, peer);
+    std::vector<std::shared_ptr<void>> before{theirs->lend({there.get(), 1}, peer)};
+    coming = theirs->lend({there.get(), kLeastBytesByHandle}, peer);
+    check(lease && coming);
+    handles =
+        std::make_shared<Handles>(own, MappedHeap::map(cohort::base::Fd(::dup(theirs->descriptor()))), peer);
+  }
+  const std::shared_ptr<Holder> peer = std::make_shared<Holder>(::getpid(), "");
+  const std::shared_ptr<SharedHeap> own = std::make_shared<SharedHeap>(kWindow, kWindow),
+                                    theirs = std::make_shared<SharedHeap>(kWindow, kWindow);
+  std::shared_ptr<SharedHeap::Lease> lease, coming;
+  std::shared_ptr<const Handles> handles;
+};
+
+void read_session(std::span<const std::byte> bytes, bool has_handles) {
+  const std::optional<Heaps> heaps = has_handles ? std::optional<Heaps>(std::in_place) : std::nullopt;
+  const std::shared_ptr<const Handles> handles = heaps ? heaps->handles : nullptr;
   const Time now = Time() + std::chrono::hours(1);
   SessionOptions options;
   options.window = kWindow;
@@ -40,7 +65,7 @@ void read_session(std::span<const std::byte> bytes) {
     message.header = "ours";
     session.send(std::move(message));
   }
-  session.link_up(0, now);
+  session.link_up(0, now, handles);
   std::vector<iovec> parts;
   session.gather(parts);
   std::size_t size = 0;
@@ -64,12 +89,18 @@ void read_session(std::span<const std::byte> bytes) {
       bytes = bytes.subspan(length);
     }
     std::size_t held = 0;
-    for (const Message& message : messages) held += message.num_bytes();
+    for (const Message& message : messages) {
+      held += message.num_bytes();
+      for (const Payload& payload : message.payloads) {
+        if (payload.moves)
+          check(has_handles && payload.bytes.front() == payload.bytes.back());  // it can be read
+      }
+    }
     check(messages.size() <= 1 || held <= kWindow);
     if (first % 7 == 0) messages.clear();
     if (first % 11 == 0 && !session.ended()) {
       session.link_down(now);
-      session.link_up(0, now);
+      session.link_up(0, now, first % 2 == 0 ? handles : nullptr);
     }
   }
 }
@@ -92,9 +123,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   static const cohort::base::Secret secret = cohort::base::Secret::make();
   try {
-    switch (data[0] % 4) {
+    switch (data[0] % 5) {
       case 0:
-        read_session(std::as_bytes(std::span(bytes)));
+      case 4:
+        read_session(std::as_bytes(std::span(bytes)), data[0] % 5 == 4);
         break;
       case 1: {
         Handshake listener(Role::kListener, std::nullopt, std::string(32, 'a'));

@@ -118,9 +118,9 @@ TEST(HandshakeTest, StrangersAndOtherVersionsAreRejectedAtOnce) {
   Handshake http(Role::kListener, secret, word('b'));
   COHORT_EXPECT_THROW_WITH(http.feed("G"), CommError, "no handshake");
   Handshake later(Role::kListener, secret, word('b'));
-  COHORT_EXPECT_THROW_WITH(later.feed("COHORTNT\3" + std::string(40, '\0')), CommError, "speaks version 3");
+  COHORT_EXPECT_THROW_WITH(later.feed("COHORTNT\11" + std::string(40, '\0')), CommError, "speaks version 9");
   Handshake caller(Role::kCaller, secret, word('a'));
-  COHORT_EXPECT_THROW_WITH(caller.feed("\4" + std::string(1, '\0')), CommError, "speaks version 4");
+  COHORT_EXPECT_THROW_WITH(caller.feed("\10" + std::string(1, '\0')), CommError, "speaks version 8");
   Handshake flooded(Role::kListener, secret, word('b'));
   flooded.feed("COHORTNT");
   EXPECT_THROW(flooded.feed(std::string(100'000, 'x')), CommError);

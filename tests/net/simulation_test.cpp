@@ -1,10 +1,12 @@
 // Two processes and the wire between them, on a clock that jumps to the next event. A seed decides delays, sizes of pieces,
-// broken links that each side sees late or never, stopped processes, deaths and clocks. What must hold whatever happens:
+// broken links that each side sees late or never, stopped processes, deaths, clocks, and whether payloads go by handle. What must
+// hold whatever happens:
 //   a message arrives at most once, and in order within its channel, with the bytes that were sent;
-//   if both live and the wire holds in the end, every message arrives, and then nothing is left: no byte, no credit, no timer
-//   in the past;
+//   if both live and the wire holds in the end, every message arrives, and then nothing is left: no byte, no credit, no block of
+//   a heap, no timer in the past;
 //   a session ends only for a death, a goodbye or a silence that there was.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -61,6 +63,7 @@ class Simulation {
                           local(side));
       wake(side, now_);
     }
+    if (pick(3) == 0) make_heaps();
     const int num_messages = 1 + static_cast<int>(pick(60));
     const std::uint64_t spread = pick(2) == 0 ? 400'000 : 2'000;  // over time, or at once
     for (int i = 0; i < num_messages; ++i) {
@@ -128,7 +131,18 @@ class Simulation {
     std::map<std::uint32_t, std::vector<Sent>> sent;  // by channel
     std::map<std::uint32_t, std::size_t> delivered;   // of the other side's, by channel
     std::vector<std::shared_ptr<void>> credits;
+    std::shared_ptr<SharedHeap> heap;  // null: no payload goes by handle
+    std::shared_ptr<const Handles> handles;
   };
+
+  void make_heaps() {
+    for (Side& end : sides_) end.heap = std::make_shared<SharedHeap>(1 << 20, 64 << 20);
+    for (int side = 0; side < 2; ++side) {
+      const base::Fd fd(::dup(sides_[1 - side].heap->descriptor()));
+      sides_[side].handles = std::make_shared<Handles>(sides_[side].heap, MappedHeap::map(fd),
+                                                       std::make_shared<Holder>(::getpid(), ""));
+    }
+  }
 
   std::uint64_t pick(std::uint64_t below) { return random_() % below; }
   void at(Time time, std::function<void()> run) { events_.push({time, next_order_++, std::move(run)}); }
@@ -172,9 +186,10 @@ class Simulation {
     message.header = std::to_string(number);
     for (std::size_t left = size; left > 0 && message.payloads.size() < 4;) {
       const std::size_t part = message.payloads.size() == 3 ? left : 1 + pick(left);
-      const std::shared_ptr<std::byte> memory = allocate_aligned(part);
+      const bool moves = end.heap && pick(4) != 0;
+      const std::shared_ptr<std::byte> memory = moves ? end.heap->allocate(part) : allocate_aligned(part);
       std::memcpy(memory.get(), bytes_of(number, size - left), part);
-      message.payloads.push_back({memory, {memory.get(), part}});
+      message.payloads.push_back({memory, {memory.get(), part}, moves});
       left -= part;
     }
     end.sent[channel].push_back({channel, number, size});
@@ -310,8 +325,10 @@ class Simulation {
     }
     const std::uint64_t of_caller = caller.received(), of_listener = sides_[1].session->received();
     sides_[0].link = sides_[1].link = link;
-    caller.link_up(of_listener, local(0));
-    sides_[1].session->link_up(of_caller, local(1));
+    const bool has_handles = pick(4) != 0;  // there may be no memory for a shared link
+    const std::shared_ptr<const Handles> none;
+    caller.link_up(of_listener, local(0), has_handles ? sides_[0].handles : none);
+    sides_[1].session->link_up(of_caller, local(1), has_handles ? sides_[1].handles : none);
     pump(1);
     pump(0);
   }
@@ -418,6 +435,7 @@ class Simulation {
       const Outbox& box = sides_[side].session->outbox();
       if (box.num_queued() != 0 || box.num_kept() != 0) return fail("messages are kept that have arrived");
       if (box.bytes_on_the_way() != 0) return fail("bytes count that have been used");
+      if (sides_[side].heap && sides_[side].heap->bytes_in_use() != 0) return fail("blocks are in use");
     }
   }
 

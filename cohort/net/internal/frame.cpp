@@ -24,8 +24,8 @@ FrameHeader decode_frame_header(std::span<const std::byte, kFrameHeaderBytes> by
   header.message = reader.number<std::uint64_t>();
   header.acknowledged = reader.number<std::uint64_t>();
   header.released = reader.number<std::uint64_t>();
-  if (kind < 1 || kind > 4)
-    throw CommError("net.frame", base::concat("a frame is of kind ", kind, ", expected 1 to 4"));
+  if (kind < 1 || kind > 5)
+    throw CommError("net.frame", base::concat("a frame is of kind ", kind, ", expected 1 to 5"));
   header.kind = static_cast<FrameKind>(kind);
   const bool has_data = header.kind == FrameKind::kBegin || header.kind == FrameKind::kData;
   const std::size_t most =

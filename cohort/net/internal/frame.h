@@ -13,6 +13,7 @@ enum class FrameKind : std::uint8_t {
   kData = 2,     ///< the next bytes of a message that has begun
   kAck = 3,      ///< nothing: it is sent for what its header says, and to be heard
   kGoodbye = 4,  ///< the sender leaves: nothing follows
+  kMapped = 5,   ///< nothing: over this link the sender takes handles of the other side's heap
 };
 
 struct FrameHeader {
@@ -28,6 +29,8 @@ inline constexpr std::size_t kFrameHeaderBytes = 32;
 inline constexpr std::size_t kPieceBytes = 256 * 1024;
 /// The most bytes before them in a frame that begins a message.
 inline constexpr std::size_t kMaxTableBytes = 160 * 1024;
+/// In the table, beside the length of a payload that goes by handle: the handle is among the bytes in its place.
+inline constexpr std::uint64_t kByHandle = std::uint64_t{1} << 63;
 
 std::string encode(const FrameHeader& header);
 /// Throws: CommError for a kind that is not known or a length that no frame has.

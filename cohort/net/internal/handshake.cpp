@@ -16,7 +16,7 @@ namespace cohort::net {
 namespace {
 
 constexpr std::string_view kMagic = "COHORTNT";
-constexpr std::uint16_t kVersion = 2;
+constexpr std::uint16_t kVersion = 3;
 constexpr std::size_t kRandomBytes = 32, kCodeBytes = 64;
 constexpr std::size_t kFirstBytes = 8 + 2 + kRandomBytes, kSecondBytes = 2 + kRandomBytes + kCodeBytes;
 

@@ -109,6 +109,7 @@ void Inbox::begin_frame(const FrameHeader& header) {
       break;
     case FrameKind::kAck:
     case FrameKind::kGoodbye:
+    case FrameKind::kMapped:
       break;
   }
   state_ = State::kBody;
@@ -129,14 +130,21 @@ void Inbox::begin_message() {
   partial.message.channel = reader.number<std::uint32_t>();
   std::vector<std::size_t> sizes(reader.number<std::uint32_t>());
   std::size_t size = 0;
-  for (std::size_t& part : sizes) {
-    part = reader.number<std::uint64_t>();
-    if (part > (std::size_t{1} << 46) - size) reject("a message is longer than 64 TiB");
-    size += part;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const auto word = reader.number<std::uint64_t>();
+    sizes[i] = word & ~kByHandle;
+    if (sizes[i] > (std::size_t{1} << 46) - size) reject("a message is longer than 64 TiB");
+    size += sizes[i];
+    partial.left += sizes[i];
+    if (word == sizes[i]) continue;
+    if (i == 0) reject("the header of a message comes by handle");
+    if (!handles_) reject("a handle comes over a link that has none");
+    partial.lent.push_back({i - 1, sizes[i], {}});
+    partial.left -= sizes[i];
+    partial.left += kHandleBytes;
   }
   if (sizes[0] > kMaxHeaderBytes) reject(base::concat("the header of a message has ", sizes[0], " bytes"));
-  partial.left = size;
-  if (frame_left_ > size) reject("a message is longer than its table says");
+  if (frame_left_ > partial.left) reject("a message is longer than its table says");
   if (!counted_.contains(number)) {
     const std::uint64_t in_use = begun_cost_ - released_->bytes.load(std::memory_order_acquire);
     const std::size_t cost = cost_of(partial.message.channel, size);
@@ -150,7 +158,14 @@ void Inbox::begin_message() {
   last_begun_ = std::max(last_begun_, number);
   try {
     partial.message.header.resize(sizes[0]);
+    auto lent = partial.lent.begin();
     for (std::size_t i = 1; i < sizes.size(); ++i) {
+      if (lent != partial.lent.end() && lent->payload == i - 1) {
+        partial.parts.emplace_back(reinterpret_cast<std::byte*>(lent->bytes.data()), kHandleBytes);
+        partial.message.payloads.emplace_back();
+        ++lent;
+        continue;
+      }
       std::shared_ptr<std::byte> memory = allocate_(sizes[i]);
       partial.parts.emplace_back(memory.get(), sizes[i]);
       partial.message.payloads.push_back({memory, {memory.get(), sizes[i]}});
@@ -204,6 +219,11 @@ void Inbox::end_frame(std::vector<Message>& messages) {
 void Inbox::deliver(std::uint64_t number, std::vector<Message>& messages) {
   const auto found = partials_.find(number);
   Message message = std::move(found->second.message);
+  // Not before the message is whole, and once: what came in part comes again, with the same handles.
+  for (const Partial::Lent& lent : found->second.lent) {
+    message.payloads[lent.payload] =
+        handles_->redeem(decode_handle({lent.bytes.data(), lent.bytes.size()}), lent.size);
+  }
   partials_.erase(found);
   const std::size_t cost = counted_.at(number);
   counted_.erase(number);
@@ -222,7 +242,8 @@ void Inbox::deliver(std::uint64_t number, std::vector<Message>& messages) {
   }
 }
 
-void Inbox::restart() {
+void Inbox::restart(std::shared_ptr<const Handles> handles) {
+  handles_ = std::move(handles);
   partials_.clear();
   current_ = nullptr;
   state_ = State::kHeader;

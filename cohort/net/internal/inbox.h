@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cohort/net/internal/frame.h"
+#include "cohort/net/internal/handles.h"
 #include "cohort/net/message.h"
 
 namespace cohort::net {
@@ -50,8 +51,8 @@ class Inbox {
   std::span<std::byte> target();
   void filled(std::size_t num_bytes, std::vector<Message>& messages);
 
-  /// There is a new link: what came in part comes again.
-  void restart();
+  /// There is a new link: what came in part comes again. Without `handles` none may come over it.
+  void restart(std::shared_ptr<const Handles> handles = nullptr);
 
   /// All messages up to this number have come.
   std::uint64_t acknowledged() const { return acknowledged_; }
@@ -62,6 +63,12 @@ class Inbox {
     std::vector<std::pair<std::byte*, std::size_t>> parts;  // header and payloads
     std::size_t part = 0, position = 0;                     // where the next byte goes
     std::size_t left = 0;
+    // Payloads that come by handle, and the handles' bytes.
+    struct Lent {
+      std::size_t payload = 0, size = 0;
+      std::array<char, kHandleBytes> bytes{};
+    };
+    std::vector<Lent> lent;
   };
   enum class State { kHeader, kTableSize, kTable, kBody };
 
@@ -76,6 +83,7 @@ class Inbox {
   const std::size_t window_;
   const Allocate allocate_;
   const std::shared_ptr<Released> released_;
+  std::shared_ptr<const Handles> handles_;
   std::uint64_t begun_cost_ = 0;  // of messages that came, whole or in part, once each
   std::uint64_t acknowledged_ = 0, last_begun_ = 0;
   std::set<std::uint64_t> whole_;  // above acknowledged_

@@ -6,6 +6,9 @@
 // ends. Where the next message in turn does not fit, no other begins in its place, or a large one would wait for ever.
 // Answers do not count in the window. They have turns of their own, so no call that waits for the window holds them back.
 //
+// A payload goes by handle where both sides map its memory (handles.h): in its place among the bytes is the handle. In the window it
+// counts as all others, so a receiver that holds much memory holds back its sender.
+//
 // A message is kept until it is acknowledged. After a new link each that was not goes again, from its first byte and under
 // its number, and the other side drops what it had. Its bytes count once in the window.
 #include "cohort/net/internal/outbox.h"
@@ -21,32 +24,6 @@ namespace {
 
 iovec part_of(const void* data, std::size_t size) {
   return {const_cast<void*>(data), size};
-}
-
-// The table in front of a message's first bytes.
-std::string table_of(const Message& message) {
-  std::string table;
-  put(table, message.channel);
-  put(table, static_cast<std::uint32_t>(1 + message.payloads.size()));
-  put(table, static_cast<std::uint64_t>(message.header.size()));
-  for (const Payload& payload : message.payloads)
-    put(table, static_cast<std::uint64_t>(payload.bytes.size()));
-  return table;
-}
-
-// Appends the bytes [begin, end) of the message: header and payloads, one after the other.
-void append_bytes(std::vector<iovec>& parts, const Message& message, std::size_t begin, std::size_t end) {
-  std::size_t start = 0;
-  const auto append = [&](const void* data, std::size_t size) {
-    const std::size_t from = std::max(begin, start), to = std::min(end, start + size);
-    if (from < to) parts.push_back(part_of(static_cast<const std::byte*>(data) + (from - start), to - from));
-    start += size;
-  };
-  append(message.header.data(), message.header.size());
-  for (const Payload& payload : message.payloads) {
-    if (start >= end) break;
-    append(payload.bytes.data(), payload.bytes.size());
-  }
 }
 
 }  // namespace
@@ -130,13 +107,69 @@ std::uint64_t Outbox::begin_next() {
   return number;
 }
 
+// Each time that the message begins: over another link payloads may go another way. A handle of an earlier link stays good, and is
+// used again, so the peer takes a block once.
+void Outbox::lend_payloads(Begun& begun) {
+  const std::vector<Payload>& payloads = begun.message.payloads;
+  begun.size = begun.message.num_bytes();
+  begun.handles.clear();
+  if (!handles_) return;
+  const bool is_first = begun.lent.empty();
+  for (std::size_t i = 0; i < payloads.size(); ++i) {
+    if (!payloads[i].moves) continue;
+    begun.lent.resize(payloads.size());
+    if (!begun.lent[i]) begun.lent[i] = handles_->lend(payloads[i]);
+    if (!begun.lent[i]) continue;
+    begun.handles.resize(payloads.size());
+    begun.handles[i] = encode(begun.lent[i]->handle);
+    begun.size -= payloads[i].bytes.size() - kHandleBytes;
+    if (is_first) bytes_by_handle_ += payloads[i].bytes.size();
+  }
+}
+
+// The table in front of a message's first bytes.
+std::string Outbox::table_of(const Begun& begun) {
+  const Message& message = begun.message;
+  std::string table;
+  put(table, message.channel);
+  put(table, static_cast<std::uint32_t>(1 + message.payloads.size()));
+  put(table, static_cast<std::uint64_t>(message.header.size()));
+  for (std::size_t i = 0; i < message.payloads.size(); ++i) {
+    const bool is_lent = !begun.handles.empty() && !begun.handles[i].empty();
+    const auto size = static_cast<std::uint64_t>(message.payloads[i].bytes.size());
+    put(table, is_lent ? size | kByHandle : size);
+  }
+  return table;
+}
+
+// Appends the bytes [begin, end) of the message: header and payloads, or their handles, one after the other.
+void Outbox::append_bytes(std::vector<iovec>& parts, const Begun& begun, std::size_t begin, std::size_t end) {
+  const Message& message = begun.message;
+  std::size_t start = 0;
+  const auto append = [&](const void* data, std::size_t size) {
+    const std::size_t from = std::max(begin, start), to = std::min(end, start + size);
+    if (from < to) parts.push_back(part_of(static_cast<const std::byte*>(data) + (from - start), to - from));
+    start += size;
+  };
+  append(message.header.data(), message.header.size());
+  for (std::size_t i = 0; i < message.payloads.size() && start < end; ++i) {
+    const bool is_lent = !begun.handles.empty() && !begun.handles[i].empty();
+    if (is_lent) {
+      append(begun.handles[i].data(), kHandleBytes);
+    } else {
+      append(message.payloads[i].bytes.data(), message.payloads[i].bytes.size());
+    }
+  }
+}
+
 void Outbox::cut(std::uint64_t number, std::uint64_t acknowledged, std::uint64_t released) {
   Begun& begun = begun_.at(number);
   const bool begins = begun.position == 0 && begun.frames == 0;
+  if (begins) lend_payloads(begun);
   const std::size_t end = std::min(begun.size, begun.position + kPieceBytes);
-  const std::string table = begins ? table_of(begun.message) : std::string();
+  const std::string table = begins ? table_of(begun) : std::string();
   Frame frame;
-  append_bytes(frame.parts, begun.message, begun.position, end);
+  append_bytes(frame.parts, begun, begun.position, end);
   FrameHeader header;
   header.kind = begins ? FrameKind::kBegin : FrameKind::kData;
   header.length = static_cast<std::uint32_t>(table.size() + end - begun.position);
@@ -175,7 +208,8 @@ void Outbox::make_frame(std::uint64_t acknowledged, std::uint64_t released) {
   }
   cut(number, acknowledged, released);
   const Begun& begun = begun_.at(number);
-  if (begun.size <= kPieceBytes) {
+  // A long one that goes by handle has had its turn too.
+  if (begun.message.num_bytes() <= kPieceBytes) {
     short_bytes_ += begun.size + kKeepBytes;
   } else {
     short_bytes_ = 0;
@@ -275,6 +309,7 @@ void Outbox::restart(std::uint64_t received_by_peer) {
     throw CommError("net.acknowledge",
                     base::concat("the peer has message ", received_by_peer, " of ", next_number_ - 1));
   }
+  handles_.reset();
   frames_.clear();
   first_written_ = 0;
   controls_.clear();

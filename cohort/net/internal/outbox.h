@@ -7,10 +7,13 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cohort/net/internal/frame.h"
+#include "cohort/net/internal/handles.h"
 #include "cohort/net/message.h"
 
 namespace cohort::net {
@@ -50,6 +53,9 @@ class Outbox {
   /// There is no link any more, or a new one: what the peer has not got goes whole, in the order of its numbers.
   /// Throws: CommError where the peer says that it has what was never sent.
   void restart(std::uint64_t received_by_peer);
+  /// From now on, over this link, payloads go by handle where they can.
+  void use_handles(std::shared_ptr<const Handles> handles) { handles_ = std::move(handles); }
+  bool uses_handles() const { return handles_ != nullptr; }
   /// The messages that the peer may not have got: begun ones in order, then those of each channel. Empties the box.
   std::vector<Message> take_all();
 
@@ -58,15 +64,20 @@ class Outbox {
   std::size_t bytes_unsent() const;                       ///< what is not written of those
   std::size_t num_kept() const { return begun_.size(); }  ///< that have begun and are not acknowledged
   std::uint64_t bytes_on_the_way() const { return begun_cost_ - released_; }
+  std::uint64_t bytes_by_handle() const { return bytes_by_handle_; }  ///< so far, of messages that have begun
   bool is_blocked() const { return num_queued_ > 0 && !may_begin(); }  ///< by the window
 
  private:
   struct Begun {
     Message message;
-    std::size_t size = 0;      // bytes
-    std::size_t position = 0;  // of the bytes: so many are in frames
-    int frames = 0;            // that are not written yet
-    bool was_sent = false;     // whole, over this link or an earlier one
+    // Of payloads that go by handle over this link: the handles. Also those of earlier links are kept, as the peer may have got
+    // them.
+    std::vector<std::optional<Handles::Lent>> lent;
+    std::vector<std::string> handles;  // encoded; empty: the payload itself goes. None: all do
+    std::size_t size = 0;              // bytes, with handles in place of payloads
+    std::size_t position = 0;          // of the bytes: so many are in frames
+    int frames = 0;                    // that are not written yet
+    bool was_sent = false;             // whole, over this link or an earlier one
     bool is_sent() const { return position == size && frames == 0; }
   };
   struct Frame {
@@ -85,10 +96,15 @@ class Outbox {
   void make_frame(std::uint64_t acknowledged, std::uint64_t released);
   std::uint64_t begin_next();
   void cut(std::uint64_t number, std::uint64_t acknowledged, std::uint64_t released);
+  void lend_payloads(Begun& begun);
+  static std::string table_of(const Begun& begun);
+  static void append_bytes(std::vector<iovec>& parts, const Begun& begun, std::size_t begin, std::size_t end);
   void put_in_turn(std::uint32_t channel);
   void end_cutting(std::uint32_t channel);
 
   std::size_t window_;
+  std::shared_ptr<const Handles> handles_;
+  std::uint64_t bytes_by_handle_ = 0;
   // Not begun: by channel, and the channels of each kind in turn. A channel is in turn while it has a message and none of
   // it is in `cutting_` or `resend_`: `num_uncut_` counts those.
   std::map<std::uint32_t, std::deque<Message>> queues_;

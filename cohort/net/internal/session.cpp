@@ -4,6 +4,8 @@
 // Acknowledgements and released bytes travel in the header of each frame. Where no frame goes they are sent alone: after
 // 5 ms, at once where the peer may wait for them.
 //
+// Each side says once over a link that it maps the other's heap (kMapped): before that, payloads are copied.
+//
 // Who was not running itself (a debugger, a suspended machine) does not blame its peers: time in which tick() did not come is
 // no silence.
 #include "cohort/net/internal/session.h"
@@ -43,14 +45,16 @@ void Session::send(Message message) {
   if (!end_) outbox_.push(std::move(message));
 }
 
-void Session::link_up(std::uint64_t received_by_peer, Time now) {
+void Session::link_up(std::uint64_t received_by_peer, Time now, std::shared_ptr<const Handles> handles) {
   if (end_) return;
   try {
     outbox_.restart(received_by_peer);
   } catch (const CommError& error) {
     return end(DownKind::kFailed, base::message_of(error));
   }
-  inbox_.restart();
+  inbox_.restart(handles);
+  has_handles_ = handles != nullptr;
+  if (handles) handles_ = std::move(handles);
   is_up_ = true;
   ++num_links_;
   heard_ = sent_ = last_tick_ = now;
@@ -58,6 +62,7 @@ void Session::link_up(std::uint64_t received_by_peer, Time now) {
   told_message_ = 0;
   released_->told = 0;
   has_news_ = is_goodbye_queued_ = false;
+  if (has_handles_ && handles_->maps_theirs()) outbox_.push_control(FrameKind::kMapped);
   if (owes_news()) outbox_.push_control(FrameKind::kAck);
 }
 
@@ -84,10 +89,15 @@ void Session::end(DownKind kind, std::string text) {
   if (end_) return;
   end_ = End{kind, std::move(text)};
   is_up_ = false;
+  if (handles_) handles_->lose_peer();
 }
 
 void Session::on_header(const FrameHeader& header) {
   outbox_.on_peer_state(header.acknowledged, header.released);
+  if (header.kind == FrameKind::kMapped) {
+    if (!has_handles_) throw CommError("net.handle", "the peer maps a heap that was not shown to it");
+    outbox_.use_handles(handles_);
+  }
   if (header.kind == FrameKind::kGoodbye) end(DownKind::kLeft, "has left");
 }
 

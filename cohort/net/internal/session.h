@@ -50,8 +50,8 @@ class Session {
   /// Says goodbye after what has been sent so far.
   void leave() { wants_to_leave_ = true; }
 
-  /// There is a link, and the peer has our messages up to this number.
-  void link_up(std::uint64_t received_by_peer, Time now);
+  /// There is a link, and the peer has our messages up to this number. `handles`: payloads may go by handle over it.
+  void link_up(std::uint64_t received_by_peer, Time now, std::shared_ptr<const Handles> handles = nullptr);
   /// The link is broken, which is no death.
   void link_down(Time now);
   /// A caller connects: until link_up() or connect_failed() it does not want to.
@@ -82,6 +82,8 @@ class Session {
   const std::optional<End>& ended() const { return end_; }
   std::uint64_t received() const { return inbox_.acknowledged(); }
   const Outbox& outbox() const { return outbox_; }
+  /// By which payloads go now; null: none does.
+  std::shared_ptr<const Handles> handles() const { return outbox_.uses_handles() ? handles_ : nullptr; }
   int num_links() const { return num_links_; }
   /// The messages that the peer may not have got, once: after the end.
   std::vector<Message> take_unacknowledged() { return outbox_.take_all(); }
@@ -106,8 +108,10 @@ class Session {
   const std::shared_ptr<Released> released_;
   Outbox outbox_;
   Inbox inbox_;
+  std::shared_ptr<const Handles> handles_;  // of the last link that had them
   std::optional<End> end_;
-  bool is_up_ = false, wants_to_leave_ = false, is_goodbye_queued_ = false, has_left_ = false;
+  bool is_up_ = false, has_handles_ = false, wants_to_leave_ = false, is_goodbye_queued_ = false,
+       has_left_ = false;
   int num_links_ = 0;
   // Of the link: when it was heard, when something was written, what the peer was told, and since when there is news.
   Time heard_, sent_, news_since_, last_tick_;
