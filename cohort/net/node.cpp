@@ -39,6 +39,14 @@ std::shared_ptr<Peer> Node::connect(const std::string& address, base::Deadline d
   return loop_->connect(address, deadline);
 }
 
+std::shared_ptr<std::byte> Node::allocate_shared(std::size_t num_bytes) {
+  return loop_->allocate_shared(num_bytes);
+}
+
+SharedMetrics Node::shared_metrics() const {
+  return loop_->shared_metrics();
+}
+
 void Node::replace_thread() {
   loop_->replace_thread();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,6 +48,12 @@ class Node {
 
   /// Connects, and tries again until the deadline. Throws: RendezvousError that says what stood in the way.
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline);
+
+  /// Memory that peers of this host can have without a copy: a payload that lies in it and `moves` goes by handle. Where there is
+  /// no such memory it is NodeOptions::allocate's. It may outlive the node. Threads: any. Throws: std::bad_alloc.
+  std::shared_ptr<std::byte> allocate_shared(std::size_t num_bytes);
+  /// What of such memory is in use.
+  SharedMetrics shared_metrics() const;
 
   /// Another thread takes the place of the node's own, if that is in a function of the handler: it will wait, or has run for
   /// long. The function's thread ends after it. Does nothing where the node's thread is elsewhere. Threads: any.

@@ -31,9 +31,16 @@ struct PeerMetrics {
   std::uint64_t messages_sent = 0, messages_received = 0;  ///< whole ones
   std::uint64_t bytes_sent = 0, bytes_received = 0;        ///< of sockets
   std::uint64_t bytes_on_the_way = 0;                      ///< sent, and not yet used by the peer
-  std::size_t queued = 0;          ///< messages that wait for the peer's window, or the socket
-  std::uint64_t bytes_queued = 0;  ///< what is not written of them
-  int links = 0;                   ///< connections so far
+  std::uint64_t bytes_by_handle = 0;  ///< of payloads that the peer has in this process's place
+  std::size_t queued = 0;             ///< messages that wait for the peer's window, or the socket
+  std::uint64_t bytes_queued = 0;     ///< what is not written of them
+  int links = 0;                      ///< connections so far
+};
+
+/// Memory of a node that other processes of this host have mapped (Node::allocate_shared()).
+struct SharedMetrics {
+  std::size_t bytes_in_use = 0;  ///< of blocks that somebody holds, here or there
+  std::size_t bytes_cached = 0;  ///< of free ones that keep their memory
 };
 
 /// Another process. Lives as long as somebody holds it. Threads: any.
@@ -44,8 +51,9 @@ class Peer {
   virtual const std::string& name() const = 0;
   /// Differs from that of each other process, also of one with the same name later.
   virtual const std::string& incarnation() const = 0;
-  /// Comes back at once, and copies no payload: their memory must stay as it is until the message is gone. After the
-  /// peer's end messages are dropped. Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
+  /// Does not wait. Payloads must stay as they are until the message is gone. One of kLeastBytesByHandle bytes or more may be
+  /// copied once, to where a peer of this host has it without a copy of its own; one that `moves` need not be. After the peer's
+  /// end messages are dropped. Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
   virtual void send(Message message) = 0;
   /// What was sent to it and received from it so far.
   virtual PeerMetrics metrics() const = 0;

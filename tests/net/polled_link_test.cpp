@@ -1,5 +1,4 @@
 // Which thread reads what comes: the node's own, or one in poll_until(); over a socket and over shared memory.
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -28,20 +27,6 @@ NodeOptions with_spin(microseconds spin) {
   NodeOptions options;
   options.spin = spin;
   return options;
-}
-
-// The descriptors of this process that are connected sockets.
-std::vector<int> connected_sockets() {
-  std::vector<int> found;
-  DIR* const folder = ::opendir("/proc/self/fd");
-  while (const dirent* const entry = ::readdir(folder)) {
-    const int fd = std::atoi(entry->d_name);
-    sockaddr_storage address{};
-    socklen_t size = sizeof address;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) found.push_back(fd);
-  }
-  ::closedir(folder);
-  return found;
 }
 
 class PolledLinkTest : public testing::TestWithParam<std::string (*)()> {};
@@ -77,7 +62,7 @@ TEST_P(PolledLinkTest, ABrokenSocketMakesANewLinkAndLosesNothing) {
     peer->send(message_of(0, std::to_string(i), i % 50 == 0 ? random() % 600'000 : random() % 2'000));
     if (i % 10 == 0) peer->poll_until([&, count = a.heard->count()] { return a.heard->count() > count; });
     if (i % 150 != 149) continue;
-    for (const int fd : connected_sockets()) ::shutdown(fd, SHUT_RDWR);
+    for (const int fd : test::connected_sockets()) ::shutdown(fd, SHUT_RDWR);
     base::sleep(milliseconds(random() % 20), patience());
   }
   ASSERT_TRUE(test::comes_true([&] { return a.heard->count() == kMessages; })) << a.heard->count();

@@ -1,15 +1,19 @@
 #pragma once
 
+#include <dirent.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "cohort/net/internal/socket.h"
 #include "cohort/net/node.h"
 #include "tests/support/comes_true.h"
 
@@ -37,6 +41,21 @@ inline void expect_whole(const std::vector<net::Message>& messages, std::size_t 
       EXPECT_EQ(std::memcmp(payload.bytes.data(), sent.payloads[0].bytes.data(), payload.bytes.size()), 0);
     }
   }
+}
+
+/// The descriptors of this process that are connected sockets.
+inline std::vector<int> connected_sockets() {
+  std::vector<int> found;
+  DIR* const folder = ::opendir("/proc/self/fd");
+  while (const dirent* const entry = ::readdir(folder)) {
+    const int fd = std::atoi(entry->d_name);
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0)
+      found.push_back(fd);
+  }
+  ::closedir(folder);
+  return found;
 }
 
 /// Keeps all that a node hands over, and may send it back.

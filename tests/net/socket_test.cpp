@@ -9,6 +9,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <span>
+#include <vector>
 
 #include "cohort/base/secret.h"
 
@@ -48,12 +50,12 @@ TEST(SocketTest, AConnectionOfAnotherUserIsRejectedWithItsOwnError) {
   EXPECT_EQ(error, EAGAIN);
 }
 
-// The padding of a control message for one descriptor has room for another one.
-TEST(SocketTest, OfTwoDescriptorsThatComeTogetherNoneIsLeftOpen) {
+// A stranger may send any number of them, together or one after the other.
+TEST(SocketTest, OfManyDescriptorsThatComeTwoAreKept) {
   std::array<int, 2> ends{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
   const base::Fd from(ends[0]), to(ends[1]);
-  const std::array<int, 2> sent{from.get(), to.get()};
+  const std::array<int, 3> sent{from.get(), to.get(), from.get()};
   char byte = 'x';
   iovec part{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof sent)] = {};
@@ -71,11 +73,15 @@ TEST(SocketTest, OfTwoDescriptorsThatComeTogetherNoneIsLeftOpen) {
 
   const int before = num_open_files();
   std::array<std::byte, 8> bytes{};
-  base::Fd came;
-  EXPECT_EQ(receive_with_descriptor(to.get(), bytes, came), 1);
-  EXPECT_TRUE(came.is_open());
-  EXPECT_EQ(num_open_files(), before + 1);
-  came.close();
+  std::vector<base::Fd> came;
+  EXPECT_EQ(receive_with_descriptors(to.get(), bytes, came), 1);
+  EXPECT_EQ(came.size(), 2U);
+  EXPECT_EQ(num_open_files(), before + 2);
+  ASSERT_EQ(send_with_descriptors(from.get(), "y", std::span(sent).first(2)), 1);
+  EXPECT_EQ(receive_with_descriptors(to.get(), bytes, came), 1);
+  EXPECT_EQ(came.size(), 2U);
+  EXPECT_EQ(num_open_files(), before + 2);
+  came.clear();
   EXPECT_EQ(num_open_files(), before);
 }
 

@@ -66,6 +66,7 @@ Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
       incarnation_(new_incarnation()),
       place_(place_of_process()),
       began_(base::process_start(std::to_string(::getpid()))),
+      heap_(options_.shared_memory ? std::make_shared<SharedHeap>(options_.shared_cache) : nullptr),
       work_(io_.get_executor()),
       timer_(io_),
       sockets_(io_, poller_.duplicate().release()),
@@ -311,6 +312,7 @@ void Loop::arm(Time time) {
   timer_.expires_at(time);
   timer_.async_wait([this](const asio::error_code& error) {
     if (error) return;  // there is an earlier time
+    if (heap_) heap_->collect();
     locked([&] {
       armed_ = Time::max();
       update_all_peers();
@@ -358,6 +360,7 @@ std::vector<std::string> Loop::close(base::Deadline deadline) {
 }
 
 void Loop::send(PeerState& state, Message message) {
+  copy_to_heap(state, message);
   const std::lock_guard lock(mutex_);
   if (state.session.ended()) return;
   ++state.counts.messages_sent;
@@ -371,6 +374,7 @@ PeerMetrics Loop::metrics(const PeerState& state) {
   metrics.bytes_on_the_way = state.session.outbox().bytes_on_the_way();
   metrics.queued = state.session.outbox().num_unsent();
   metrics.bytes_queued = state.session.outbox().bytes_unsent();
+  metrics.bytes_by_handle = state.session.outbox().bytes_by_handle();
   return metrics;
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cohort/base/threads/deadline.h"
+#include "cohort/net/internal/handles.h"
 #include "cohort/net/internal/handshake.h"
 #include "cohort/net/internal/poller.h"
 #include "cohort/net/internal/session.h"
@@ -47,7 +48,9 @@ struct Connection {
   bool is_closed = false;
   bool waits_to_write = false;
   // Of a local socket.
-  base::Fd memory_to_send, memory_that_came;
+  base::Fd memory_to_send;  // of a link, by its caller
+  bool shows_heap = false;  // the heap's descriptor follows
+  std::vector<base::Fd> descriptors_that_came;
   std::unique_ptr<SharedLink> shared;  // bytes go there once the handshake is done
   int num_pollers = 0;                 // threads that look at it: neither wake-ups nor the poller are needed
 };
@@ -71,7 +74,9 @@ struct PeerState : Peer {
   std::string own_name, own_incarnation;  // set before anybody has the peer
   // Under the loop's mutex.
   Session session;
-  std::uint64_t number = 0;  // of the session
+  std::uint64_t number = 0;                 // of the session
+  std::shared_ptr<Holder> holder;           // its process
+  std::shared_ptr<MappedHeap> mapped_heap;  // its heap
   std::optional<SocketAddress> address;
   std::shared_ptr<Connection> connection;
   std::unique_ptr<asio::posix::stream_descriptor> process;  // readable when it has ended
@@ -98,6 +103,8 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void replace_thread();
   void will_wait();
   bool is_own_thread() const;
+  std::shared_ptr<std::byte> allocate_shared(std::size_t num_bytes);
+  SharedMetrics shared_metrics();
 
  private:
   struct Event {
@@ -145,6 +152,8 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool let_sleep(const std::shared_ptr<Connection>& connection);
   void write_handshake(const std::shared_ptr<Connection>& connection);
   Hello own_hello(Connection& connection) const;
+  std::shared_ptr<const Handles> handles_for(Connection& connection, const Hello& hello) const;
+  void copy_to_heap(const PeerState& peer, Message& message);
   bool answer_hello(const std::shared_ptr<Connection>& connection);
   void finish_handshake(const std::shared_ptr<Connection>& connection, Time now);
   void watch(const std::shared_ptr<PeerState>& peer, const Hello& hello);
@@ -163,6 +172,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   const NodeOptions options_;
   const std::shared_ptr<Handler> handler_;
   const std::string incarnation_, place_, began_;
+  const std::shared_ptr<SharedHeap> heap_;  // null: without shared memory
 
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;

@@ -36,10 +36,9 @@ bool make_shared_link(Connection& connection) {
       base::SharedMemory memory = SharedLink::make_memory();
       connection.memory_to_send = memory.take_fd();
       connection.shared = std::make_unique<SharedLink>(std::move(memory), role);
-    } else if (connection.memory_that_came.is_open() && connection.handshake->peer().has_shared_link) {
+    } else if (!connection.descriptors_that_came.empty() && connection.handshake->peer().has_shared_link) {
       connection.shared =
-          std::make_unique<SharedLink>(SharedLink::map_memory(connection.memory_that_came), role);
-      connection.memory_that_came.close();
+          std::make_unique<SharedLink>(SharedLink::map_memory(connection.descriptors_that_came[0]), role);
     }
   } catch (const SystemError& error) {
     base::log_warning(base::concat("messages of this host go over a socket: ", base::message_of(error)));
@@ -195,8 +194,8 @@ void Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) 
 }
 
 void Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time now) {
-  const ssize_t size = receive_with_descriptor(connection->socket.get(), std::span(buffer_).first(1024),
-                                               connection->memory_that_came);
+  const ssize_t size = receive_with_descriptors(connection->socket.get(), std::span(buffer_).first(1024),
+                                                connection->descriptors_that_came);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (size <= 0) {
     return lose(connection, now,
@@ -250,8 +249,12 @@ void Loop::take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Mes
 void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
   connection->output += connection->handshake->take_output();
   while (!connection->output.empty()) {
+    std::vector<int> descriptors;
+    if (connection->memory_to_send.is_open()) descriptors.push_back(connection->memory_to_send.get());
+    if (const int heap = connection->shows_heap ? heap_->descriptor() : -1; heap >= 0)
+      descriptors.push_back(heap);
     const ssize_t size =
-        send_with_descriptor(connection->socket.get(), connection->output, connection->memory_to_send.get());
+        send_with_descriptors(connection->socket.get(), connection->output, descriptors);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) {
       connection->waits_to_write = true;
@@ -259,6 +262,7 @@ void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
     }
     if (size < 0) return lose(connection, Time::clock::now(), std::strerror(errno));
     connection->memory_to_send.close();
+    connection->shows_heap = false;
     connection->output.erase(0, static_cast<std::size_t>(size));
   }
 }
@@ -275,7 +279,26 @@ Hello Loop::own_hello(Connection& connection) const {
   hello.process = ::getpid();
   hello.began = began_;
   hello.has_shared_link = options_.shared_memory && make_shared_link(connection);
+  connection.shows_heap = hello.has_shared_link;
   return hello;
+}
+
+// Null where payloads do not go by handle. The end of a process that is not seen would leave its blocks in use for ever.
+std::shared_ptr<const Handles> Loop::handles_for(Connection& connection, const Hello& hello) const {
+  if (!connection.shared || hello.place != place_) return nullptr;
+  PeerState& peer = *connection.peer;
+  if (!peer.holder) peer.holder = std::make_shared<Holder>(static_cast<pid_t>(hello.process), hello.began);
+  const std::size_t index =
+      peer.role == Role::kListener ? 1 : 0;  // after the link's memory, which a caller makes
+  if (!peer.mapped_heap && index < connection.descriptors_that_came.size()) {
+    try {
+      peer.mapped_heap = MappedHeap::map(connection.descriptors_that_came[index]);
+    } catch (const SystemError& error) {
+      base::log_warning(
+          base::concat("large messages of ", hello.name, " are copied: ", base::message_of(error)));
+    }
+  }
+  return std::make_shared<Handles>(heap_, peer.mapped_heap, peer.holder);
 }
 
 // A caller says who it is. A listener finds, or makes, the peer of the session that the caller names. False where the
@@ -336,8 +359,9 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
     state.session.link_down(now);
   }
   if (!hello.has_shared_link) connection->shared.reset();
+  const std::shared_ptr<const Handles> handles = handles_for(*connection, hello);
   connection->memory_to_send.close();
-  connection->memory_that_came.close();
+  connection->descriptors_that_came.clear();
   connection->handshake.reset();
   update_interest(*connection);
   if (state.session.ended()) {
@@ -346,7 +370,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
     return update_peer(peer, now);
   }
   state.connection = connection;
-  state.session.link_up(hello.received, now);
+  state.session.link_up(hello.received, now, handles);
   ++state.counts.links;
   if (state.role == Role::kListener && state.session.num_links() == 1) {
     events_.push_back({peer, true, std::nullopt, std::nullopt});

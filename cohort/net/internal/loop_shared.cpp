@@ -289,4 +289,26 @@ void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_do
   end_polling(connection);
 }
 
+std::shared_ptr<std::byte> Loop::allocate_shared(std::size_t num_bytes) {
+  if (heap_) {
+    if (auto block = heap_->allocate(num_bytes)) return block;
+  }
+  return options_.allocate ? options_.allocate(num_bytes) : allocate_aligned(num_bytes);
+}
+
+SharedMetrics Loop::shared_metrics() {
+  return heap_ ? SharedMetrics{heap_->bytes_in_use(), heap_->bytes_cached()} : SharedMetrics();
+}
+
+// Without the mutex, for what is copied may be long.
+void Loop::copy_to_heap(const PeerState& state, Message& message) {
+  if (!heap_ || message.num_bytes() < kLeastBytesByHandle) return;
+  std::shared_ptr<const Handles> handles;
+  {
+    const std::lock_guard lock(mutex_);
+    handles = state.session.handles();
+  }
+  if (handles) handles->copy_to_heap(message);
+}
+
 }  // namespace cohort::net::node_detail

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
@@ -168,40 +169,43 @@ bool is_local(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX;
 }
 
-ssize_t send_with_descriptor(int socket, std::string_view bytes, int fd) {
+ssize_t send_with_descriptors(int socket, std::string_view bytes, std::span<const int> fds) {
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  if (fd >= 0) {
+  if (!fds.empty()) {
     message.msg_control = control;
-    message.msg_controllen = sizeof control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
     cmsghdr* const header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof fd);
-    std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
   }
   return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// There is room for one descriptor: the kernel closes further ones. CMSG_SPACE() would have room for two, by its padding.
-ssize_t receive_with_descriptor(int socket, std::span<std::byte> bytes, base::Fd& fd) {
+// There is room for kMaxDescriptors: the kernel closes further ones that come together.
+ssize_t receive_with_descriptors(int socket, std::span<std::byte> bytes, std::vector<base::Fd>& fds) {
   iovec part{bytes.data(), bytes.size()};
-  int came = -1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof came)] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = CMSG_LEN(sizeof came);
+  message.msg_controllen = CMSG_LEN(kMaxDescriptors * sizeof(int));
   const ssize_t size = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (size < 0) return size;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    std::memcpy(&came, CMSG_DATA(header), sizeof came);
-    fd = base::Fd(came);
+    for (std::size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int came = -1;
+      std::memcpy(&came, CMSG_DATA(header) + at, sizeof came);
+      base::Fd fd(came);
+      if (fds.size() < kMaxDescriptors) fds.push_back(std::move(fd));
+    }
   }
   return size;
 }

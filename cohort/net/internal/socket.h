@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cohort/base/files/fd.h"
 
@@ -39,9 +40,11 @@ int connect_error(int socket);
 
 /// Whether it is one between processes of this host (AF_UNIX).
 bool is_local(int socket);
-/// send(2) and recv(2) without waiting, of a local socket, with a descriptor beside the first byte. `fd` of the
-/// first may be -1; that of the second stays as it was if none came.
-ssize_t send_with_descriptor(int socket, std::string_view bytes, int fd);
-ssize_t receive_with_descriptor(int socket, std::span<std::byte> bytes, base::Fd& fd);
+/// The most descriptors that go together.
+inline constexpr std::size_t kMaxDescriptors = 2;
+/// send(2) and recv(2) without waiting, of a local socket, with descriptors beside the first byte. What comes is appended to
+/// `fds`, which has kMaxDescriptors at most: further ones are closed.
+ssize_t send_with_descriptors(int socket, std::string_view bytes, std::span<const int> fds);
+ssize_t receive_with_descriptors(int socket, std::span<std::byte> bytes, std::vector<base::Fd>& fds);
 
 }  // namespace cohort::net
