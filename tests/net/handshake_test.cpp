@@ -133,7 +133,7 @@ TEST(HandshakeTest, RandomBytesAreNeverTrusted) {
   for (int round = 0; round < 3'000; ++round) {
     const Role role = random() % 2 == 0 ? Role::kCaller : Role::kListener;
     Handshake handshake(role, secret, word('a'));
-    std::string bytes = role == Role::kListener ? std::string("COHORTNT\1\0", 10) : std::string("\1\0", 2);
+    std::string bytes = role == Role::kListener ? std::string("COHORTNT\3\0", 10) : std::string("\3\0", 2);
     for (std::size_t i = random() % 300; i > 0; --i) bytes += static_cast<char>(random() % 256);
     try {
       while (!bytes.empty()) {
