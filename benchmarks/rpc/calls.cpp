@@ -1,12 +1,14 @@
-// Calls between two processes, beside LibTorch's own RPC from C++: empty calls one after the other and in bursts,
-// 4 MB there and back, and a step of distributed autograd. Each round makes two fresh processes, so that no thread of the
+// Calls between two processes, beside LibTorch's own RPC from C++: empty calls one after the other and in bursts, large tensors
+// there and back, kept or moved, and a step of distributed autograd. Each round makes two fresh processes, so that no thread of the
 // other library is there. A round's figure is its median. Run: OMP_NUM_THREADS=1 rpc_calls [ROUNDS [PART OF A NAME]]
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cohort/bench/compare.h"
@@ -44,11 +46,35 @@ struct Work {
   int repeats, calls;  // measured, after a tenth of them; calls of one
   std::function<void(rpc::Agent&)> by_cohort;
   std::function<void(LibtorchRpc&)> by_libtorch;
+  bool has_rings = false;  // also measured through a link's rings alone
 };
 
+// The caller keeps the tensor.
+Work work_of_echo(const char* name, int repeats, std::int64_t num_bytes) {
+  const at::Tensor large = at::ones({num_bytes / 4});
+  return {name,
+          repeats,
+          1,
+          [large](rpc::Agent& agent) { agent.rpc_sync<echo>("w1", large); },
+          [large](LibtorchRpc& agent) { agent.echo(large); },
+          true};
+}
+// The caller moves it in, and gets it back.
+Work work_of_moved_echo(const char* name, int repeats, std::int64_t num_bytes) {
+  const auto large = std::make_shared<at::Tensor>();
+  return {name, repeats, 1,
+          [large, num_bytes](rpc::Agent& agent) {
+            if (!large->defined()) *large = agent.shared_empty({num_bytes / 4}).fill_(1);
+            *large = agent.rpc_sync<echo>("w1", std::move(*large));
+          },
+          [large, num_bytes](LibtorchRpc& agent) {
+            if (!large->defined()) *large = at::ones({num_bytes / 4});
+            *large = agent.echo(*large);
+          }};
+}
+
 std::vector<Work> works() {
-  const at::Tensor large = at::ones({1 << 20}), x = at::randn({8, 8}).requires_grad_(),
-                   y = at::randn({8, 8}).requires_grad_();
+  const at::Tensor x = at::randn({8, 8}).requires_grad_(), y = at::randn({8, 8}).requires_grad_();
   const auto burst = [](rpc::Agent& agent) {
     std::vector<rpc::Future<std::int64_t>> futures;
     for (int i = 0; i < kBurst; ++i) futures.push_back(agent.rpc_async<add_integers>("w1", 1, 2));
@@ -63,8 +89,10 @@ std::vector<Work> works() {
            [](LibtorchRpc& agent) { agent.add_integers(); }},
           {"empty call in a burst of 64", 100, kBurst, burst,
            [](LibtorchRpc& agent) { agent.add_integers_in_burst(kBurst); }},
-          {"4 MB there and back", 200, 1, [large](rpc::Agent& agent) { agent.rpc_sync<echo>("w1", large); },
-           [large](LibtorchRpc& agent) { agent.echo(large); }},
+          work_of_echo("4 MB there and back", 200, 4 << 20),
+          work_of_moved_echo("4 MB there and back, moved", 500, 4 << 20),
+          work_of_echo("256 KB there and back", 500, 256 << 10),
+          work_of_echo("64 MB there and back", 20, 64 << 20),
           {"step: a remote product of 8 x 8, and its backward", 500, 1, step,
            [x, y](LibtorchRpc& agent) { agent.step(x, y); }}};
 }
@@ -76,8 +104,8 @@ double median_time(const Work& work, const std::function<void()>& once) {
   return bench::percentile(times, 0.5);
 }
 
-double run_cohort(const Work& work, int rank, const Store& store, const std::string& listen) {
-  return bench_rpc::run_agent(rank, store, listen, [&](rpc::Agent& agent) {
+double run_cohort(const Work& work, int rank, const Store& store, const rpc::AgentOptions& options) {
+  return bench_rpc::run_agent(rank, store, options, [&](rpc::Agent& agent) {
     return median_time(work, [&] { work.by_cohort(agent); });
   });
 }
@@ -103,11 +131,19 @@ void compare(const Work& work, int rounds) {
                   }));
     }
   }
-  for (const char* listen : {"127.0.0.1:0", "auto"}) {
-    variants.push_back(variant(
-        listen == std::string("auto") ? "Cohort, local socket" : "Cohort, TCP",
-        [&work, listen](int rank, const Store& store) { return run_cohort(work, rank, store, listen); }));
+  const auto add_cohort = [&](const char* name, const rpc::AgentOptions& options) {
+    variants.push_back(variant(name, [&work, options](int rank, const Store& store) {
+      return run_cohort(work, rank, store, options);
+    }));
+  };
+  rpc::AgentOptions options;
+  add_cohort("Cohort, local socket", options);
+  if (work.has_rings) {
+    options.shared_cache = 0;
+    add_cohort("Cohort, local socket, rings alone", options);
   }
+  options.listen = "127.0.0.1:0";
+  add_cohort("Cohort, TCP", options);
   const auto figures = bench::compare(
       variants, bench::CompareOptions().timeit(bench::TimeitOptions().label(work.name).rounds(rounds)));
   std::printf("%s\n%s\n", work.name, figures.text().c_str());

@@ -149,11 +149,13 @@ std::vector<Group> groups() {
 }
 
 void compare(const Group& group, const char* transport, const std::string& listen, int rounds) {
+  rpc::AgentOptions options;
+  options.listen = listen;
   std::vector<bench::Variant> variants;
   for (const Case& work : group.cases) {
-    variants.push_back(bench::Variant::sampled(work.name, [work, listen] {
+    variants.push_back(bench::Variant::sampled(work.name, [work, options] {
       return in_two_processes(
-          [&](int rank, const Store& store) { return run_agent(rank, store, listen, work.figure); });
+          [&](int rank, const Store& store) { return run_agent(rank, store, options, work.figure); });
     }));
   }
   const bench::Comparison figures = bench::compare(

@@ -54,11 +54,9 @@ inline double in_two_processes(const std::function<double(int, const Store&)>& b
 }
 
 /// One of two agents, w0 and w1: returns what `measure` of w0's returns, and 0 for w1.
-inline double run_agent(int rank, const Store& store, const std::string& listen,
+inline double run_agent(int rank, const Store& store, const cohort::rpc::AgentOptions& options,
                         const std::function<double(cohort::rpc::Agent&)>& measure) {
   cohort::comm::StoreAdapter adapter(store);
-  cohort::rpc::AgentOptions options;
-  options.listen = listen;
   cohort::rpc::Agent agent("w" + std::to_string(rank), rank, 2, adapter, options);
   const double figure = rank == 0 ? measure(agent) : 0;
   agent.shutdown(cohort::base::Deadline(std::chrono::minutes(5)));

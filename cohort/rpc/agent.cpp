@@ -4,6 +4,7 @@
 // characters.
 #include "cohort/rpc/agent.h"
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 #include <fnmatch.h>
@@ -13,6 +14,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/wire.h"
 
 namespace cohort::rpc {
 namespace {
@@ -100,6 +102,23 @@ std::chrono::milliseconds Agent::timeout() const {
 void Agent::set_timeout(std::chrono::milliseconds timeout) {
   check_timeout(timeout);
   state_->set_timeout(timeout);
+}
+
+at::Tensor Agent::shared_empty(at::IntArrayRef sizes, const at::TensorOptions& options) const {
+  if (!options.device().is_cpu() || options.layout() != at::kStrided) {
+    throw UsageError("rpc.shared_empty",
+                     base::concat("got a tensor on ", options.device().str(), " of layout ", options.layout(),
+                                  ", expected a dense one on the CPU"));
+  }
+  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
+  std::size_t num_bytes = options.dtype().itemsize();
+  for (const std::int64_t size : sizes) {
+    if (size < 0 || __builtin_mul_overflow(num_bytes, static_cast<std::size_t>(size), &num_bytes)) {
+      throw UsageError("rpc.shared_empty", base::concat("a tensor cannot have the sizes ", sizes));
+    }
+  }
+  const std::shared_ptr<std::byte> memory = state_->allocate_shared(num_bytes);
+  return tensor_over(memory, memory.get(), sizes, type).set_requires_grad(options.requires_grad());
 }
 
 AgentMetrics Agent::metrics() const {

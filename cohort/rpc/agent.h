@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <chrono>
 #include <memory>
 #include <string>
@@ -42,7 +44,8 @@ class Agent {
   /// Workers whose names match: '*' stands for any text. In the order of their ids.
   std::vector<WorkerInfo> workers(const std::string& pattern = "*") const;
 
-  /// Calls `function` on a worker, or on this one. The arguments' tensors must stay as they are until the result is there.
+  /// Calls `function` on a worker, or on this one. The arguments' tensors must stay as they are until the result is there. One
+  /// that is moved in is the function's.
   /// The result is an error if the function throws (with its type), if the worker dies (PeerError), or once the time is
   /// over (TimeoutError): the earlier of the target's and, within a handler, what is left of the call that it answers.
   /// Throws: UsageError for an unknown worker, or where the worker has the function with another signature.
@@ -85,6 +88,11 @@ class Agent {
   std::chrono::milliseconds timeout() const;
   /// Changes it for calls that begin later. Throws: UsageError for a negative one. Threads: any.
   void set_timeout(std::chrono::milliseconds timeout);
+
+  /// A tensor on the CPU, not set, whose memory the workers of this host can have without a copy: of 64 KiB or more, it is not
+  /// copied where it is moved into a call, or a function returns the only one that holds it. Where there is no such memory it is
+  /// an ordinary tensor. It may outlive the agent. Threads: any. Throws: UsageError for a device or layout of another kind.
+  at::Tensor shared_empty(at::IntArrayRef sizes, const at::TensorOptions& options = {}) const;
 
   /// What this worker has sent and handled, and what it keeps, now. To count costs a call less than a microsecond.
   AgentMetrics metrics() const;

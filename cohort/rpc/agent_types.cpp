@@ -41,8 +41,11 @@ std::string to_string(const AgentMetrics& metrics) {
   for (const WorkerTraffic& traffic : metrics.traffic) {
     lines.add(traffic.worker, ": sent ", text_of_bytes(traffic.bytes_sent), ", received ",
               text_of_bytes(traffic.bytes_received), ", on the way ", text_of_bytes(traffic.bytes_on_the_way),
-              ", queued ", text_of_bytes(traffic.bytes_queued), " in ", traffic.messages_queued, " messages");
+              ", queued ", text_of_bytes(traffic.bytes_queued), " in ", traffic.messages_queued,
+              " messages, by handle ", text_of_bytes(traffic.bytes_by_handle));
   }
+  lines.add("shared memory: ", text_of_bytes(metrics.shared_bytes_in_use), " in use, ",
+            text_of_bytes(metrics.shared_bytes_cached), " cached");
   for (const FunctionMetrics& function : metrics.functions) {
     lines.add(function.name, ": ", function.num_calls, " calls, ", function.num_errors, " errors, p50 ",
               text_of_time(function.p50), ", p99 ", text_of_time(function.p99), ", max ",

@@ -78,6 +78,9 @@ struct AgentOptions {
   /// How long a thread looks for an answer, or for the next call, before it sleeps. It takes a core meanwhile, and saves the
   /// time of waking one. None: 50 us where the host has a core for each of its workers, else 0.
   std::optional<std::chrono::microseconds> spin;
+  /// Of memory that the workers of this host share: the most bytes of free blocks that keep their pages. Tensors of 64 KiB or more
+  /// are copied once, into it, while copies take at most so many bytes; above that they are copied twice.
+  std::size_t shared_cache = std::size_t{256} << 20;
   std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< for all workers to come
 };
 
@@ -97,6 +100,8 @@ struct WorkerTraffic {
   std::uint64_t bytes_on_the_way = 0;  ///< of calls: sent, and not yet taken on there
   std::uint64_t bytes_queued = 0;      ///< that wait until that worker has room, or the connection
   std::size_t messages_queued = 0;
+  /// Of tensors that the worker has in this one's memory. They are no part of bytes_sent.
+  std::uint64_t bytes_by_handle = 0;
 };
 
 /// Totals of a worker since it joined, and what is under way.
@@ -114,6 +119,9 @@ struct AgentMetrics {
   /// The sums of `traffic`.
   std::uint64_t bytes_sent = 0, bytes_received = 0, bytes_on_the_way = 0, bytes_queued = 0;
   std::size_t messages_queued = 0;
+  std::uint64_t bytes_by_handle = 0;
+  /// Of the memory that this worker shares with those of its host: blocks that somebody holds, and free ones that are kept.
+  std::size_t shared_bytes_in_use = 0, shared_bytes_cached = 0;
   std::size_t contexts = 0;    ///< of distributed autograd, that this worker takes part in
   std::size_t backwards = 0;   ///< that run: those of this worker, and those of calls that it answered
   std::size_t references = 0;  ///< that this worker has, to objects of any worker

@@ -6,6 +6,8 @@
 // stack.
 #include "cohort/rpc/encoded.h"
 
+#include <iterator>
+
 #include "cohort/base/error.h"
 
 namespace cohort::rpc {
@@ -108,10 +110,17 @@ void Reader::finish() const {
 Encoded Reader::rest() {
   Encoded rest;
   rest.bytes = encoded_.bytes.substr(position_);
-  rest.tensors.assign(encoded_.tensors.begin() + static_cast<std::ptrdiff_t>(next_tensor_),
-                      encoded_.tensors.end());
-  rest.references.assign(encoded_.references.begin() + static_cast<std::ptrdiff_t>(next_reference_),
-                         encoded_.references.end());
+  const auto first_tensor = static_cast<std::ptrdiff_t>(next_tensor_),
+             first_reference = static_cast<std::ptrdiff_t>(next_reference_);
+  if (source_ != nullptr) {
+    rest.tensors.assign(std::make_move_iterator(source_->tensors.begin() + first_tensor),
+                        std::make_move_iterator(source_->tensors.end()));
+    rest.references.assign(std::make_move_iterator(source_->references.begin() + first_reference),
+                           std::make_move_iterator(source_->references.end()));
+  } else {
+    rest.tensors.assign(encoded_.tensors.begin() + first_tensor, encoded_.tensors.end());
+    rest.references.assign(encoded_.references.begin() + first_reference, encoded_.references.end());
+  }
   position_ = encoded_.bytes.size();
   next_tensor_ = encoded_.tensors.size();
   next_reference_ = encoded_.references.size();

@@ -68,6 +68,8 @@ class Reader {
  public:
   /// `encoded` outlives the reader.
   explicit Reader(const Encoded& encoded) : encoded_(encoded) {}
+  /// Of a value whose tensors and references rest() takes away, so that nothing here holds them after it.
+  explicit Reader(Encoded* encoded) : encoded_(*encoded), source_(encoded) {}
 
   /// A number as Writer::number() wrote it; T must be the same type.
   template <typename T>
@@ -114,6 +116,7 @@ class Reader {
   const char* take(std::size_t size);
 
   const Encoded& encoded_;
+  Encoded* const source_ = nullptr;
   std::size_t position_ = 0, next_tensor_ = 0, next_reference_ = 0;
   int depth_ = 0;
 };

@@ -30,10 +30,10 @@ struct RemoteFunction {
   std::string signature;  ///< "(Tensor, float64) -> Tensor"
   bool is_async = false;  ///< it returns a Future
   /// Runs on encoded arguments, and gives the result, or what was thrown, to the reply: before it returns, or later where
-  /// the function returns a Future. Does not throw.
-  std::function<void(const Encoded& arguments, const Reply& reply)> invoke;
+  /// the function returns a Future. Does not throw. By then the arguments' tensors are the function's alone.
+  std::function<void(Encoded arguments, const Reply& reply)> invoke;
   /// The same, for a result that stays here.
-  std::function<void(const Encoded& arguments, const Keep& keep)> invoke_and_keep;
+  std::function<void(Encoded arguments, const Keep& keep)> invoke_and_keep;
 };
 
 namespace function_detail {
@@ -65,7 +65,7 @@ struct KeepResult {
 };
 
 template <auto function, typename Kind>
-void invoke(const Encoded& encoded,
+void invoke(Encoded encoded,
             const std::function<void(typename Kind::Outcome outcome, std::exception_ptr error)>& done) {
   using Type = FunctionType<decltype(function)>;
   using Result = typename Type::Result;
@@ -73,6 +73,7 @@ void invoke(const Encoded& encoded,
   std::exception_ptr error;
   try {
     auto arguments = decode_arguments<function>(encoded);
+    encoded = {};
     if constexpr (Type::is_async) {
       auto future = apply<function>(std::move(arguments));
       return future.on_ready([future, done] {

@@ -95,6 +95,10 @@ void shutdown(std::chrono::milliseconds timeout) {
   group = std::move(here.group);
 }
 
+at::Tensor shared_empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return shared_agent()->shared_empty(sizes, options);
+}
+
 AgentMetrics metrics() {
   return shared_agent()->metrics();
 }

@@ -41,6 +41,9 @@ void shutdown(std::chrono::milliseconds timeout = std::chrono::minutes(10));
 /// Agent::metrics() of the process's agent: base::log_info(to_string(rpc::metrics())).
 AgentMetrics metrics();
 
+/// Agent::shared_empty() of the process's agent.
+at::Tensor shared_empty(at::IntArrayRef sizes, const at::TensorOptions& options = {});
+
 /// The workers whose names match: '*' stands for any text. In the order of their ids.
 std::vector<WorkerInfo> workers(const std::string& pattern = "*");
 

@@ -232,7 +232,8 @@ TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
   metrics.handlers_queued = 2;
   metrics.handlers_on_threads = 1;
   metrics.functions.push_back({"embed", 1200, 3, nanoseconds(97'300), milliseconds(2), seconds(1500)});
-  metrics.traffic.push_back({"ps/0", 12'300'000, 999, 0, 4'000'000'000'000'000, 7});
+  metrics.traffic.push_back({"ps/0", 12'300'000, 999, 0, 4'000'000'000'000'000, 7, 65'000});
+  metrics.shared_bytes_in_use = 4'000'000;
   metrics.contexts = 1;
   metrics.backwards = 2;
   metrics.references = 4;
@@ -241,7 +242,9 @@ TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
   EXPECT_EQ(to_string(metrics),
             "calls made: 1200, 1234.6 a second, 3 pending\n"
             "calls handled: 40, 0.0 a second, 5 unanswered, 2 queued, 1 on threads\n"
-            "ps/0: sent 12.3 MB, received 999.0 B, on the way 0.0 B, queued 4000.0 TB in 7 messages\n"
+            "ps/0: sent 12.3 MB, received 999.0 B, on the way 0.0 B, queued 4000.0 TB in 7 messages, by "
+            "handle 65.0 kB\n"
+            "shared memory: 4.0 MB in use, 0.0 B cached\n"
             "embed: 1200 calls, 3 errors, p50 97.3 us, p99 2.0 ms, max 1500.0 s\n"
             "1 contexts, 2 backwards, 4 references, 1 objects\n"
             "reference to object 0.1 of ps/0, made at main.cpp:12 by embed\n"

@@ -243,8 +243,10 @@ void AgentState::send_when_resolved(const std::string& worker, Encoded message,
     self->send_or_fail(worker, std::move(resolved), channel, on_error);
   };
   const References::List references = message.references;
-  const auto send_if_wanted = [send_it, message = std::move(message), is_wanted = std::move(is_wanted)] {
-    if (!is_wanted || is_wanted()) send_it(message);
+  // Called once, so the message's tensors can move.
+  const auto kept = std::make_shared<Encoded>(std::move(message));
+  const auto send_if_wanted = [send_it, kept, is_wanted = std::move(is_wanted)] {
+    if (!is_wanted || is_wanted()) send_it(std::move(*kept));
   };
   if (!channel) return references_->when_resolved(references, send_if_wanted);
   sends_->lock({worker, *channel}, [self = shared_from_this(), references, send_if_wanted](

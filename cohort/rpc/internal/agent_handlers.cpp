@@ -73,7 +73,7 @@ void AgentState::take(const std::string& from, net::Message message) {
   try {
     std::shared_ptr<void> credit = std::move(message.credit);
     auto [encoded, wires] = to_encoded(message);
-    Reader in(encoded);
+    Reader in(&encoded);
     const auto kind = static_cast<MessageKind>(in.number<std::uint8_t>());
     const auto id = in.number<std::uint64_t>();
     is_call = kind == MessageKind::kCall || kind == MessageKind::kMake;
@@ -249,9 +249,9 @@ void answer_backward_part(const Encoded& arguments, const Reply& reply) {
   reply(std::move(gradients), error);
 }
 
-void invoke_and_keep(const RemoteFunction& function, const Encoded& arguments, const Keep& keep) {
+void invoke_and_keep(const RemoteFunction& function, Encoded arguments, const Keep& keep) {
   if (!function.invoke_and_keep) throw UsageError("rpc.remote", "the function has no result to keep");
-  function.invoke_and_keep(arguments, keep);
+  function.invoke_and_keep(std::move(arguments), keep);
 }
 
 // The next call of the channel begins.
@@ -300,15 +300,16 @@ void AgentState::run(const Job& job, Encoded arguments) {
     } else if (job.place) {
       run_in_context(job, std::move(arguments), found);
     } else if (job.result == nullptr) {
-      found.invoke(arguments, [self, key = job.key, lock = job.channel_lock](
+      found.invoke(std::move(arguments), [self, key = job.key, lock = job.channel_lock](
                                   Encoded result, const std::exception_ptr& error) {
         self->answer(key, std::move(result), error);
         unlock_channel(lock);
       });
     } else {
-      invoke_and_keep(found, arguments, [self, job](ObjectValue value, const std::exception_ptr& error) {
-        self->keep(job, std::move(value), error);
-      });
+      invoke_and_keep(found, std::move(arguments),
+                      [self, job](ObjectValue value, const std::exception_ptr& error) {
+                        self->keep(job, std::move(value), error);
+                      });
     }
   } catch (...) {
     fail_job(job, std::current_exception());
@@ -348,17 +349,18 @@ void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteF
   const auto part =
       std::make_shared<RecordedPart>(context, key, job.place->path, arguments, function.is_async);
   if (job.result == nullptr) {
-    return function.invoke(arguments, [self, job, part](Encoded result, std::exception_ptr error) {
+    return function.invoke(std::move(arguments), [self, job, part](Encoded result, std::exception_ptr error) {
       bool is_late = false;
       run_unless_failed(error, [&] { is_late = part->end(result); });
       self->answer(job.key, std::move(result), error, is_late);
       unlock_channel(job.channel_lock);
     });
   }
-  invoke_and_keep(function, arguments, [self, job, part](ObjectValue value, std::exception_ptr error) {
-    run_unless_failed(error, [&] { part->end(value); });
-    self->keep(job, std::move(value), error);
-  });
+  invoke_and_keep(function, std::move(arguments),
+                  [self, job, part](ObjectValue value, std::exception_ptr error) {
+                    run_unless_failed(error, [&] { part->end(value); });
+                    self->keep(job, std::move(value), error);
+                  });
 }
 
 Encoded AgentState::backward_part(const Encoded& arguments) {

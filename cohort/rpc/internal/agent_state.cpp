@@ -126,6 +126,7 @@ void AgentState::make_node(int workers_of_host) {
   options.silence = options_.silence;
   options.heartbeat = std::min(options.heartbeat, options_.silence / 8);
   options.allocate = allocate_payload;
+  options.shared_cache = options_.shared_cache;
   const bool has_cores = workers_of_host <= base::CpuSet::of_process().size();
   options.spin = options_.spin.value_or(std::chrono::microseconds(has_cores ? 50 : 0));
   node_ = std::make_unique<net::Node>(std::move(options), std::make_shared<Handler>(weak_from_this()));
@@ -322,16 +323,20 @@ AgentMetrics AgentState::metrics() const {
   metrics.handlers_on_threads = num_on_threads_;
   metrics.contexts = contexts_.size();
   metrics.backwards = contexts_.num_backwards();
+  const net::SharedMetrics shared = node_->shared_metrics();
+  metrics.shared_bytes_in_use = shared.bytes_in_use;
+  metrics.shared_bytes_cached = shared.bytes_cached;
   for (const auto& [name, worker] : workers_) {
     if (worker.peer == nullptr) continue;
     const net::PeerMetrics of_peer = worker.peer->metrics();
     metrics.traffic.push_back({name, of_peer.bytes_sent, of_peer.bytes_received, of_peer.bytes_on_the_way,
-                               of_peer.bytes_queued, of_peer.queued});
+                               of_peer.bytes_queued, of_peer.queued, of_peer.bytes_by_handle});
     metrics.bytes_sent += of_peer.bytes_sent;
     metrics.bytes_received += of_peer.bytes_received;
     metrics.bytes_on_the_way += of_peer.bytes_on_the_way;
     metrics.bytes_queued += of_peer.bytes_queued;
     metrics.messages_queued += of_peer.queued;
+    metrics.bytes_by_handle += of_peer.bytes_by_handle;
   }
   return metrics;
 }

@@ -56,6 +56,9 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   /// The same target, by the worker's name. Throws: UsageError for an unknown id.
   Target with_name(Target target) const;
   AgentMetrics metrics() const;
+  std::shared_ptr<std::byte> allocate_shared(std::size_t num_bytes) const {
+    return node_->allocate_shared(num_bytes);
+  }
 
   void send_reference_message(std::int32_t to, const ReferenceMessage& message) override;
   WorkerInfo worker(std::int32_t id) const override;

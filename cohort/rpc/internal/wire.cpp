@@ -3,11 +3,14 @@
 // bytes of the values follow. A dense tensor is one payload, contiguous. A sparse one (COO) has two: its indices,
 // and its values. The table says besides how many of its dimensions are sparse, and how many entries it has.
 //
-// A payload shares the memory of its tensor, on both sides: nothing is copied where a tensor is contiguous and on
-// the CPU. In a call of a worker to itself it is copied, so that both sides have values of their own. The sizes
-// in the table come from another process. They are multiplied with a check for overflow, and compared with the
-// payload's length, before from_blob() makes a tensor of them. LibTorch trusts the indices of a sparse tensor, so
-// each is compared with its dimension.
+// A payload shares the memory of its tensor, on both sides: nothing is copied here where a tensor is contiguous and
+// on the CPU. Where nobody else holds the tensor its memory moves: module net may give the receiver the memory itself,
+// and the receiver owns it. So both sides see what they would see of a copy. In a call of a worker to itself the
+// payload is copied, so that both sides have values of their own.
+//
+// The sizes in the table come from another process. They are multiplied with a check for overflow, and compared with
+// the payload's length, before a tensor is made of them. LibTorch trusts the indices of a sparse tensor, so each is
+// compared with its dimension, in memory that the sender cannot write.
 #include "cohort/rpc/internal/wire.h"
 
 #include <ATen/ATen.h>
@@ -53,12 +56,18 @@ std::uint8_t flags_of(const at::Tensor& tensor) {
   return static_cast<std::uint8_t>(flags);
 }
 
-void add_payload(net::Message& message, const at::Tensor& given, Memory memory) {
+// So nobody can see what the receiver writes. What belongs to a graph may be saved for a backward.
+bool is_only_holder(const at::Tensor& tensor) {
+  return !tensor.is_sparse() && !tensor.requires_grad() && tensor.use_count() == 1 &&
+         tensor.weak_use_count() <= 1 && tensor.storage().use_count() == 1;
+}
+
+void add_payload(net::Message& message, const at::Tensor& given, Memory memory, bool moves = false) {
   // resolve_*: views of complex numbers may hold a pending operation.
   at::Tensor tensor = given.to(at::kCPU).resolve_conj().resolve_neg().contiguous();
   if (memory == Memory::kOwn && tensor.is_alias_of(given)) tensor = tensor.clone();
   const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
-  message.payloads.push_back({std::make_shared<at::Tensor>(tensor), {data, tensor.nbytes()}});
+  message.payloads.push_back({std::make_shared<at::Tensor>(tensor), {data, tensor.nbytes()}, moves});
 }
 
 // Also beside a size of 0, for LibTorch multiplies them.
@@ -83,8 +92,7 @@ at::Tensor tensor_of(const net::Payload& payload, at::IntArrayRef sizes, at::Sca
     reject_message(
         base::concat("a tensor of ", numel, " elements came with ", payload.bytes.size(), " bytes"));
   }
-  void* const data = const_cast<std::byte*>(payload.bytes.data());
-  return at::from_blob(data, sizes, [owner = payload.owner](void*) {}, options);
+  return tensor_over(payload.owner, const_cast<std::byte*>(payload.bytes.data()), sizes, type);
 }
 
 // Says which index is outside of its dimension; empty where none is.
@@ -160,8 +168,10 @@ class TensorReader {
       reject_message(base::concat(num_sparse, " of ", sizes.size(), " dimensions are said to be sparse"));
     }
     const auto num_entries = static_cast<std::int64_t>(table_.any_count());
-    const at::Tensor indices =
-        tensor_of(next_payload(), {static_cast<std::int64_t>(num_sparse), num_entries}, at::kLong);
+    const net::Payload& of_indices = next_payload();
+    at::Tensor indices =
+        tensor_of(of_indices, {static_cast<std::int64_t>(num_sparse), num_entries}, at::kLong);
+    if (of_indices.moves) indices = indices.clone();  // the sender could change them after they are checked
     std::vector<std::int64_t> shape{num_entries};
     shape.insert(shape.end(), sizes.begin() + static_cast<std::ptrdiff_t>(num_sparse), sizes.end());
     const at::Tensor values = tensor_of(next_payload(), shape, type);
@@ -185,6 +195,7 @@ net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory me
   message.channel = channel;
   for (const at::Tensor& given : encoded.tensors) {
     check_travels(given);
+    const bool moves = is_only_holder(given);
     const at::Tensor tensor = given.detach();
     table.number(static_cast<std::int8_t>(tensor.scalar_type()));
     table.number(flags_of(given));
@@ -201,7 +212,7 @@ net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory me
       add_payload(message, indices, memory);
       add_payload(message, tensor._values(), memory);
     } else {
-      add_payload(message, tensor, memory);
+      add_payload(message, tensor, memory, moves);
     }
   }
   message.header = table.take().bytes + encoded.bytes;
@@ -240,6 +251,16 @@ std::pair<Encoded, std::vector<WireReference>> to_encoded(net::Message& message)
   tensors.finish();
   encoded.bytes = table.rest().bytes;
   return {std::move(encoded), std::move(references)};
+}
+
+at::Tensor tensor_over(std::shared_ptr<const void> owner, void* data, at::IntArrayRef sizes,
+                       at::ScalarType type) {
+  return at::for_blob(data, sizes)
+      .deleter([owner = std::move(owner)](void*) {})
+      .options(at::TensorOptions(type))
+      .allocator(c10::GetCPUAllocator())
+      .resizeable_storage()
+      .make_tensor();
 }
 
 std::shared_ptr<std::byte> allocate_payload(std::size_t num_bytes) {
