@@ -157,19 +157,23 @@ TEST(AgentMetricsTest, BytesAreCountedForEachWorker) {
   const at::Tensor large = at::zeros({1 << 20}, at::kByte);
   std::vector<Future<void>> calls;
   for (int i = 0; i < 70; ++i) calls.push_back(job[0].rpc_async<wait_counted>("w1", large));
-  EXPECT_TRUE(comes_true([&] { return job[1].metrics().bytes_received > (60U << 20); }));
+  EXPECT_TRUE(comes_true([&] {
+    const AgentMetrics sent = job[0].metrics();
+    return sent.bytes_sent + sent.bytes_by_handle > (60U << 20);
+  }));
   const AgentMetrics metrics = job[0].metrics();
   ASSERT_EQ(metrics.traffic.size(), 2U);
   const WorkerTraffic &busy = metrics.traffic[0], &idle = metrics.traffic[1];
   EXPECT_EQ(busy.worker, "w1");
   EXPECT_EQ(idle.worker, "w2");
-  EXPECT_GT(busy.bytes_sent, 60U << 20);
+  EXPECT_GT(busy.bytes_sent + busy.bytes_by_handle, 60U << 20);
   EXPECT_GT(busy.bytes_on_the_way, 50U << 20) << "nobody has used them";
   EXPECT_GT(busy.messages_queued, 0U) << "the window is full";
   EXPECT_GT(busy.bytes_queued, busy.messages_queued);
   EXPECT_LT(idle.bytes_sent, 100'000U);
   EXPECT_EQ(idle.bytes_queued + idle.messages_queued, 0U);
   EXPECT_EQ(metrics.bytes_sent, busy.bytes_sent + idle.bytes_sent);
+  EXPECT_EQ(metrics.bytes_by_handle, busy.bytes_by_handle + idle.bytes_by_handle);
   EXPECT_EQ(metrics.bytes_received, busy.bytes_received + idle.bytes_received);
   gate.open();
   for (Future<void>& call : calls) call.get();
