@@ -202,7 +202,7 @@ class RandomTensors {
     if (pick(6) == 0) rest.push_back(x);
     std::vector<at::Tensor> clones;
     for (const at::Tensor& tensor : rest) clones.push_back(tensor.clone());
-    const auto [first, others] = change_and_swap(x.clone(), clones);
+    const auto [first, expected_copies] = change_and_swap(x.clone(), clones);
     std::vector<std::pair<at::Tensor, at::Tensor>> held;  // and what they were
     for (const at::Tensor& tensor : rest) {
       if (pick(3) == 0) held.emplace_back(tensor, tensor.clone());
@@ -211,8 +211,9 @@ class RandomTensors {
     auto [came, came_others] = moves ? job_[0].rpc_sync<change_and_swap>("w1", std::move(x), std::move(rest))
                                      : job_[0].rpc_sync<change_and_swap>("w1", x, rest);
     EXPECT_TRUE(at::equal(came, first));
-    ASSERT_EQ(came_others.size(), others.size());
-    for (std::size_t i = 0; i < others.size(); ++i) EXPECT_TRUE(at::equal(came_others[i], others[i]));
+    ASSERT_EQ(came_others.size(), expected_copies.size());
+    for (std::size_t i = 0; i < expected_copies.size(); ++i)
+      EXPECT_TRUE(at::equal(came_others[i], expected_copies[i]));
     came.zero_();
     for (const auto& [tensor, was] : held) EXPECT_TRUE(at::equal(tensor, was)) << "the callee writes it";
     if (pick(2) == 0) kept_.push_back(came_others[pick(2)]);

@@ -35,7 +35,7 @@ namespace cohort::net {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
-constexpr std::size_t kMostBytes = std::size_t{64} << 30;  // other processes map all of it
+constexpr std::size_t kMaxHeapBytes = std::size_t{64} << 30;  // other processes map all of it
 constexpr std::chrono::milliseconds kLookForDeaths(100);
 using Word = std::atomic<std::uint64_t>;
 
@@ -45,8 +45,9 @@ std::size_t round_up(std::size_t bytes) {
 
 std::size_t half_of_memory() {
   const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page <= 0) return kMostBytes;
-  return std::min(kMostBytes, round_up(static_cast<std::size_t>(pages) / 2 * static_cast<std::size_t>(page)));
+  if (pages <= 0 || page <= 0) return kMaxHeapBytes;
+  return std::min(kMaxHeapBytes,
+                  round_up(static_cast<std::size_t>(pages) / 2 * static_cast<std::size_t>(page)));
 }
 
 }  // namespace
