@@ -22,8 +22,8 @@ struct NodeOptions {
   std::chrono::milliseconds silence{2000};
   std::chrono::milliseconds handshake{1000};  ///< the time that one may take
   bool shared_memory = true;  ///< between processes of one host that are connected by a local socket
-  /// The most bytes that free shared blocks keep. Long payloads are copied into blocks while at most so many bytes are in use;
-  /// above that they go over a link's rings.
+  /// The most bytes that free shared blocks keep. Long payloads are copied into blocks while such copies take at most so many
+  /// bytes; above that they go over a link's rings.
   std::size_t shared_cache = std::size_t{256} << 20;
   /// After what came from a peer, and in Peer::poll_until(): how long a thread looks for more before it sleeps. It
   /// takes a core meanwhile. 0 where there are fewer cores than threads that look.

@@ -74,7 +74,6 @@ TEST(SharedHeapTest, WhatCannotBeHadIsNull) {
   const auto heap = std::make_shared<SharedHeap>(64 * kMiB, 16 * kMiB);
   EXPECT_EQ(heap->allocate(17 * kMiB), nullptr);
   EXPECT_EQ(heap->allocate(~std::size_t{0}), nullptr);
-  EXPECT_EQ(heap->allocate(kMiB, kMiB - 1), nullptr) << "more than may be in use";
   std::vector<std::shared_ptr<std::byte>> blocks;
   for (int i = 0; i < 16; ++i) blocks.push_back(heap->allocate(kMiB));
   EXPECT_EQ(heap->allocate(1), nullptr);
@@ -82,6 +81,18 @@ TEST(SharedHeapTest, WhatCannotBeHadIsNull) {
   EXPECT_EQ(heap->allocate(2 * kMiB), nullptr) << "no two free ones are neighbours";
   blocks.clear();
   EXPECT_NE(heap->allocate(16 * kMiB), nullptr);
+}
+
+TEST(SharedHeapTest, CopiesHaveALimitAndOtherBlocksHaveNot) {
+  const auto heap = std::make_shared<SharedHeap>(2 * kMiB, 64 * kMiB);
+  const auto any = heap->allocate(10 * kMiB);
+  auto first = heap->allocate(kMiB, SharedHeap::Purpose::kCopy);
+  const auto second = heap->allocate(kMiB, SharedHeap::Purpose::kCopy);
+  EXPECT_TRUE(any && first && second);
+  EXPECT_EQ(heap->allocate(1, SharedHeap::Purpose::kCopy), nullptr);
+  EXPECT_NE(heap->allocate(10 * kMiB), nullptr);
+  first.reset();
+  EXPECT_NE(heap->allocate(kMiB, SharedHeap::Purpose::kCopy), nullptr);
 }
 
 TEST(SharedHeapTest, WithoutRoomInTheAddressSpaceThereIsNoMemory) {
@@ -303,7 +314,8 @@ class HeapProgram {
     switch (kills_ && pick(80) == 0 ? 7 : pick(7)) {
       case 0: {
         Bytes bytes{nullptr, 1 + pick(300'000), 0};
-        bytes.memory = heap_->allocate(bytes.size, pick(2) == 0 ? kMiB : 100 * kMiB);
+        bytes.memory = heap_->allocate(bytes.size,
+                                       pick(2) == 0 ? SharedHeap::Purpose::kAny : SharedHeap::Purpose::kCopy);
         if (bytes.memory == nullptr) break;
         write(bytes);
         own_.push_back(bytes);

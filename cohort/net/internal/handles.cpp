@@ -74,7 +74,7 @@ void Handles::copy_to_heap(Message& message) const {
     if (size < kLeastBytesByHandle) continue;
     const bool is_shared = own_->contains(payload.bytes.data()) || (theirs_ && theirs_->find(payload.bytes));
     if (payload.moves && is_shared) continue;
-    std::shared_ptr<std::byte> block = own_->allocate(size, own_->cached_bytes());
+    std::shared_ptr<std::byte> block = own_->allocate(size, SharedHeap::Purpose::kCopy);
     if (block == nullptr) continue;
     std::memcpy(block.get(), payload.bytes.data(), size);
     const std::span<const std::byte> bytes(block.get(), size);

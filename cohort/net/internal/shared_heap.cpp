@@ -139,6 +139,7 @@ void SharedHeap::drop(std::uint64_t block) {
   if (--found->second.holds > 0) return;
   free_->give_warm({block, found->second.size});
   bytes_in_use_ -= found->second.size;
+  if (found->second.purpose == Purpose::kCopy) copied_bytes_ -= found->second.size;
   blocks_.erase(found);
 }
 
@@ -177,12 +178,12 @@ void SharedHeap::trim(std::unique_lock<std::mutex>& lock, std::uint64_t most) {
   for (const Range& range : ranges) free_->give_cold(range);
 }
 
-std::shared_ptr<std::byte> SharedHeap::allocate(std::size_t num_bytes, std::size_t most_in_use) {
+std::shared_ptr<std::byte> SharedHeap::allocate(std::size_t num_bytes, Purpose purpose) {
   if (!is_own_process() || num_bytes > most_bytes_) return nullptr;
   const std::uint64_t size = round_up(num_bytes);
   std::unique_lock lock(mutex_);
   if (!make_memory()) return nullptr;
-  const auto is_too_much = [&] { return size > most_in_use || bytes_in_use_ > most_in_use - size; };
+  const auto is_too_much = [&] { return purpose == Purpose::kCopy && copied_bytes_ + size > cached_bytes_; };
   std::optional<Range> range;
   if (!is_too_much()) range = free_->take_warm(size);
   if (!range) {
@@ -206,7 +207,8 @@ std::shared_ptr<std::byte> SharedHeap::allocate(std::size_t num_bytes, std::size
     }
   }
   bytes_in_use_ += size;
-  return hold(blocks_.emplace(range->offset, Block{size, 0}).first, range->offset);
+  if (purpose == Purpose::kCopy) copied_bytes_ += size;
+  return hold(blocks_.emplace(range->offset, Block{size, 0, purpose}).first, range->offset);
 }
 
 void SharedHeap::release(std::uint64_t block) {

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -56,15 +55,16 @@ class Holder {
 /// The memory is made when it is first needed. It outlives its node as long as a block is held. Threads: any.
 class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
  public:
-  /// `cached_bytes`: of free blocks that keep their pages. `most_bytes`: of all blocks; 0: half of the machine's memory.
+  /// `cached_bytes`: of free blocks that keep their pages, and of blocks for copies. `most_bytes`: of all blocks; 0: half of the
+  /// machine's memory.
   explicit SharedHeap(std::size_t cached_bytes, std::size_t most_bytes = 0);
 
-  /// A block, aligned to a page. Null where there is no memory, or where more than `most_in_use` bytes would be held.
-  std::shared_ptr<std::byte> allocate(std::size_t num_bytes,
-                                      std::size_t most_in_use = std::numeric_limits<std::size_t>::max());
+  /// What a block is for: those for copies are limited.
+  enum class Purpose : std::uint8_t { kAny, kCopy };
+  /// A block, aligned to a page. Null where there is no memory, or no more of it for this purpose.
+  std::shared_ptr<std::byte> allocate(std::size_t num_bytes, Purpose purpose = Purpose::kAny);
   /// The descriptor of the memory; -1 where it cannot be had, which is logged once.
   int descriptor();
-  std::size_t cached_bytes() const { return cached_bytes_; }
   bool contains(const std::byte* address) const;
 
   /// Another process's hold of a block, from here until that process gives it up.
@@ -98,6 +98,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   struct Block {
     std::uint64_t size = 0;
     std::uint64_t holds = 0;  // of this process, and leases
+    Purpose purpose = Purpose::kAny;
   };
   using Blocks = std::map<std::uint64_t, Block>;  // by offset
   struct Slot {
@@ -128,7 +129,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   bool has_warned_ = false;
   std::optional<FreeRanges> free_;
   Blocks blocks_;
-  std::uint64_t bytes_in_use_ = 0;
+  std::uint64_t bytes_in_use_ = 0, copied_bytes_ = 0;  // of blocks, and of those for copies
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_, used_slots_;
   std::chrono::steady_clock::time_point looked_;  // for processes that have ended
