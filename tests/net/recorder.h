@@ -51,8 +51,7 @@ inline std::vector<int> connected_sockets() {
     const int fd = std::atoi(entry->d_name);
     sockaddr_storage address{};
     socklen_t size = sizeof address;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0)
-      found.push_back(fd);
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) found.push_back(fd);
   }
   ::closedir(folder);
   return found;

@@ -253,8 +253,7 @@ void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
     if (connection->memory_to_send.is_open()) descriptors.push_back(connection->memory_to_send.get());
     if (const int heap = connection->shows_heap ? heap_->descriptor() : -1; heap >= 0)
       descriptors.push_back(heap);
-    const ssize_t size =
-        send_with_descriptors(connection->socket.get(), connection->output, descriptors);
+    const ssize_t size = send_with_descriptors(connection->socket.get(), connection->output, descriptors);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) {
       connection->waits_to_write = true;

@@ -301,7 +301,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
       run_in_context(job, std::move(arguments), found);
     } else if (job.result == nullptr) {
       found.invoke(std::move(arguments), [self, key = job.key, lock = job.channel_lock](
-                                  Encoded result, const std::exception_ptr& error) {
+                                             Encoded result, const std::exception_ptr& error) {
         self->answer(key, std::move(result), error);
         unlock_channel(lock);
       });
