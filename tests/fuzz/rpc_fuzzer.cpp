@@ -78,7 +78,8 @@ net::Message message_of(std::string_view bytes) {
     const std::string_view payload = take(length);
     const std::shared_ptr<std::byte> memory = allocate_payload(payload.size());
     if (!payload.empty()) std::memcpy(memory.get(), payload.data(), payload.size());
-    message.payloads.push_back({memory, {memory.get(), payload.size()}});
+    // Some lie in memory of the sender.
+    message.payloads.push_back({memory, {memory.get(), payload.size()}, message.payloads.size() % 4 < 2});
   }
   message.header = bytes;
   return message;
