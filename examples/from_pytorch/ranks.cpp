@@ -20,7 +20,7 @@ using DDP = parallel::DistributedDataParallel<torch::nn::Linear>;
 
 void demo_checkpoint(comm::Group group) {
   DDP ddp_model(torch::nn::Linear(10, 5), group);
-  const auto path = std::filesystem::temp_directory_path() / "cohort_from_python.safetensors";
+  const auto path = std::filesystem::temp_directory_path() / "cohort_from_pytorch.safetensors";
   if (group.rank() == 0) {
     checkpoint::save_safetensors(path, checkpoint::module_state(*ddp_model.module()));
   }

@@ -1,7 +1,7 @@
 // The C++ twins that docs/guide/from_pytorch.md shows beside PyTorch's tutorial programs, small enough for a
 // minute.
 //
-//   Run:      from_python one_process | ranks | training [PHOTOS]     PHOTOS: a folder per class
+//   Run:      from_pytorch one_process | ranks | training [PHOTOS]     PHOTOS: a folder per class
 //   Expect:   a line per twin with its loss, or what it checked; the status is 0
 //
 #include <cstdio>
@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
     } else if (which == "training") {
       run_training(argc > 2 ? argv[2] : "");
     } else {
-      std::fprintf(stderr, "usage: from_python one_process | ranks | training\n");
+      std::fprintf(stderr, "usage: from_pytorch one_process | ranks | training\n");
       return 2;
     }
     return 0;
