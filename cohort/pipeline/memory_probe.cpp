@@ -28,27 +28,27 @@ void drop_gradients(const PipelineParts& parts) {
   }
 }
 
-// One step, by action: what `thread` holds, that of the placement that is ahead. Behind it the most that the
+// One step, by action: what `thread` holds, that of the placement that is ahead. After it, the most that the
 // calling thread holds.
 Probe run_probe(PipelineParts parts, const std::function<void(const parallel::ModelRunner&)>& step,
                 std::thread::id thread) {
   Probe probe;
-  memory::AllocationProfiler watch;
+  memory::AllocationProfiler profiler;
   const int placement = parts.options.run_ahead, count = int(parts.options.placements.size());
   const std::int64_t before = gradient_bytes(parts, placement);
   const auto caller = std::this_thread::get_id();
   std::int64_t most = 0;
   parts.options.on_action = [&, parts](const Action& action) {
-    ProbedPart part{.name = to_string(action), .curve = watch.curve_of(thread)};
-    most = std::max(most, watch.made_by(caller).peak);
-    watch.begin();
+    ProbedPart part{.name = to_string(action), .curve = profiler.curve_of(thread)};
+    most = std::max(most, profiler.made_by(caller).peak);
+    profiler.begin();
     if (action.stage % count == placement && action.kind == ActionKind::kForward) {
-      part.held = watch.made_by(thread).now - (gradient_bytes(parts, placement) - before);
+      part.held = profiler.made_by(thread).now - (gradient_bytes(parts, placement) - before);
     }
     probe.push_back(std::move(part));
   };
   step(run_pipeline(std::move(parts), at::kCPU));
-  probe.push_back({.name = "caller", .curve = {std::max(most, watch.made_by(caller).peak)}});
+  probe.push_back({.name = "caller", .curve = {std::max(most, profiler.made_by(caller).peak)}});
   return probe;
 }
 

@@ -50,9 +50,9 @@ class Subject {
     task_->eval_step(batch_);
   }
   std::int64_t peak_of_step() {
-    const memory::AllocationProfiler watch;
+    const memory::AllocationProfiler profiler;
     train();
-    return watch.total().peak;
+    return profiler.total().peak;
   }
   // After the first steps.
   const std::vector<at::Tensor>& state() const { return state_; }

@@ -16,7 +16,7 @@ namespace cohort::script {
 namespace {
 
 void use_profiler() {
-  const memory::AllocationProfiler watch;
+  const memory::AllocationProfiler profiler;
 }
 
 void use_arena() {
@@ -29,7 +29,7 @@ void use_pool() {
 }
 
 void expect_the_same_report() {
-  const memory::AllocationProfiler watch;
+  const memory::AllocationProfiler profiler;
   AllocationLog log;
   at::Tensor logged;
   {
@@ -52,7 +52,7 @@ void expect_the_same_report() {
   logged.reset();
   const std::vector<std::int64_t> expected = {400,  400 + (2 << 20), 400,  464, 400,
                                               1488, 1488 + 40,       1488, 400, 0};
-  EXPECT_EQ(watch.curve(), expected);
+  EXPECT_EQ(profiler.curve(), expected);
   std::size_t num_died = 0;
   for (const AllocationLog::Allocation& entry : log.entries())
     num_died += entry.died != AllocationLog::kNever;

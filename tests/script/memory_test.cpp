@@ -53,12 +53,12 @@ TEST(PackingTest, ABetterOrderThanBySizeIsFound) {
 // Bytes that a call of `body` asks LibTorch's allocator for, at most at once.
 template <typename Body>
 std::int64_t allocated_by(const Body& body) {
-  memory::AllocationProfiler watch;
+  memory::AllocationProfiler profiler;
   for (int i = 0; i < kWarm; ++i) body();
-  watch.begin();
-  const std::int64_t before = watch.total().now;
+  profiler.begin();
+  const std::int64_t before = profiler.total().now;
   body();
-  return watch.total().peak - before;
+  return profiler.total().peak - before;
 }
 
 TEST(MemoryTest, AReplayAllocatesNothingButWhatEscapes) {
@@ -80,7 +80,7 @@ TEST(MemoryTest, AStepAllocatesItsLossOnly) {
 
 // How often a backward takes a block, or gives one back.
 std::size_t blocks_of_backward(const ScriptOptions* options) {
-  memory::AllocationProfiler watch;
+  memory::AllocationProfiler profiler;
   at::manual_seed(1);
   auto model = test::small_mlp();
   std::optional<Scripted<decltype(model)>> fast;
@@ -89,9 +89,9 @@ std::size_t blocks_of_backward(const ScriptOptions* options) {
   for (int i = 0;; ++i) {
     model->zero_grad();
     const at::Tensor loss = cross_entropy(fast ? (*fast)(x) : model->forward(x), y);
-    watch.begin();
+    profiler.begin();
     loss.backward();
-    if (i > kWarm) return watch.curve().size();
+    if (i > kWarm) return profiler.curve().size();
   }
 }
 
@@ -131,9 +131,9 @@ template <typename Make>
 Peaks peaks_of_a_step(const Make& make, const at::Tensor& x, const at::Tensor& y) {
   Peaks peaks;
   for (std::int64_t* const peak : {&peaks.eager, &peaks.step, &peaks.function}) {
-    memory::AllocationProfiler watch;
+    memory::AllocationProfiler profiler;
     auto model = make();
-    const std::int64_t parameters = watch.total().now;
+    const std::int64_t parameters = profiler.total().now;
     optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.01));
     auto step = script_step(model, cross_entropy, optimizer);
     auto function = script(model);
@@ -144,9 +144,9 @@ Peaks peaks_of_a_step(const Make& make, const at::Tensor& x, const at::Tensor& y
       optimizer.step();
     };
     for (int i = 0; i < kWarm; ++i) body();
-    watch.begin();
+    profiler.begin();
     for (int i = 0; i < 3; ++i) body();
-    *peak = watch.total().peak - parameters;
+    *peak = profiler.total().peak - parameters;
   }
   return peaks;
 }

@@ -57,20 +57,20 @@ class Measurement {
     const train::BatchPlan& sizes = inputs_.sizes;
     const PlannedModel model(inputs_.step, inputs_.place);
     MemoryUse& all = plan_.places.back().measured;
-    all.model = watch_.total().now;
+    all.model = profiler_.total().now;
     activations_ = counts();  // a runner may run a forward while it is made
     const parallel::ModelRunner call = call_of(model);
     const at::Tensor input = inputs_.step.input(sizes.loaded), target = inputs_.step.target(sizes.loaded);
-    all.batch = watch_.total().now - *all.model;
+    all.batch = profiler_.total().now - *all.model;
     activations_ = counts();
     step(model, call, input, target);
     all.optimizer = optimizer_bytes_;
     model.optimizer->zero_grad();
-    watch_.begin();
+    profiler_.begin();
     before_ = counts();
     activations_ = before_;
     step(model, call, input, target);
-    all.peak = watch_.total().peak;
+    all.peak = profiler_.total().peak;
     all.gradients = gradients_[0] - before_[0];
     all.activations = measured_.calls_after_forward ? 0 : activations_[0] - before_[0];
     std::size_t thread = 0;
@@ -85,8 +85,8 @@ class Measurement {
  private:
   // Of all, then of each thread.
   std::vector<std::int64_t> counts() const {
-    std::vector<std::int64_t> counts{watch_.total().now};
-    for (const auto thread : threads_) counts.push_back(watch_.made_by(thread).now);
+    std::vector<std::int64_t> counts{profiler_.total().now};
+    for (const auto thread : threads_) counts.push_back(profiler_.made_by(thread).now);
     return counts;
   }
   std::int64_t activations_of(std::size_t i) const { return activations_[i + 1] - before_[i + 1]; }
@@ -95,7 +95,7 @@ class Measurement {
     MemoryUse& use = place.measured;
     use.activations = activations_of(i);
     if (measured_.has_gradients) use.gradients = gradients_[i + 1] - before_[i + 1];
-    const std::int64_t peak = watch_.made_by(threads_[i]).peak;
+    const std::int64_t peak = profiler_.made_by(threads_[i]).peak;
     if (measured_.has_peak) use.peak = peak;
     // This thread made neither its part of the model nor the optimizer's state, which are exact.
     if (measured_.adds_model_to_peak) {
@@ -110,7 +110,7 @@ class Measurement {
         throw UsageError(kWhereMeasure, base::concat(plan_.runner, " told of a forward on placement ", place,
                                                      ", and planned ", threads_.size()));
       }
-      const std::int64_t held = watch_.made_by(threads_[place]).now - gradient_bytes;
+      const std::int64_t held = profiler_.made_by(threads_[place]).now - gradient_bytes;
       activations_[place + 1] = std::max(activations_[place + 1], held);
     });
   }
@@ -127,9 +127,9 @@ class Measurement {
       });
     }
     gradients_ = counts();
-    optimizer_bytes_ -= watch_.total().now;
+    optimizer_bytes_ -= profiler_.total().now;
     model.optimizer->step();
-    optimizer_bytes_ += watch_.total().now;
+    optimizer_bytes_ += profiler_.total().now;
   }
 
   MemoryPlan& plan_;
@@ -139,7 +139,7 @@ class Measurement {
   const std::vector<std::thread::id>& threads_ = placement_threads_.ids();
   std::vector<std::int64_t> before_, activations_, gradients_;
   std::int64_t optimizer_bytes_ = 0;
-  memory::AllocationProfiler watch_;
+  memory::AllocationProfiler profiler_;
 };
 
 }  // namespace

@@ -15,10 +15,10 @@ using memory::ProbedPart;
 Probe run_probe(const torch::nn::Module& module, const std::function<at::Tensor(const at::Tensor&)>& loss_of,
                 const at::Tensor& input) {
   Probe probe;
-  memory::AllocationProfiler watch;
+  memory::AllocationProfiler profiler;
   const auto note = [&](const std::string& name) {
-    probe.push_back({name, watch.total().now, watch.curve()});
-    watch.begin();
+    probe.push_back({name, profiler.total().now, profiler.curve()});
+    profiler.begin();
   };
   at::Tensor loss;
   {
