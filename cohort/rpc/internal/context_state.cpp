@@ -30,7 +30,7 @@ using Tensors = std::vector<at::Tensor>;
 constexpr const char* kMark = "cohort::rpc: ";  // before what a leaf is
 
 // The leaves that the graph of `roots` leads to, in an order that depends on the graph alone.
-std::vector<Edge> leaves_of(const std::vector<Edge>& roots) {
+std::vector<Edge> leaf_edges(const std::vector<Edge>& roots) {
   std::vector<Edge> leaves;
   autograd::GraphWalk walk;
   std::unordered_set<const torch::autograd::Node*> seen;
@@ -288,7 +288,7 @@ void ContextState::backward(const Tensors& roots, const Tensors& late,
     edges.push_back(autograd::edge_of(tensor));
     gradients.push_back(at::empty({0}));
   }
-  const std::vector<Edge> leaves = leaves_of(edges);
+  const std::vector<Edge> leaves = leaf_edges(edges);
   if (leaves.empty()) return;
   for (const Edge& edge : leaves) {
     check_leaf(static_cast<torch::autograd::AccumulateGrad&>(*edge.function).variable);
