@@ -165,9 +165,9 @@ TEST_F(RunPidnsTest, AsTheFirstProcessItReapsWhatRanksLeaveBehind) {
       "cd \"$FOLDER\"; sh -c 'sleep 0.2 & echo $! > orphan'; i=0; "
       "while [ -e /proc/$(cat orphan) ] && [ $i -lt 200 ]; do sleep 0.1; i=$((i+1)); done; "
       "! [ -e /proc/$(cat orphan) ]";
-  const std::string kill_guard =
-      "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" != cohort-guard ] || kill -9 ${p#/proc/}; done; ";
-  for (const std::string& before : {std::string(), kill_guard}) {
+  const std::string kill_watchdog =
+      "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" != cohort-watchdog ] || kill -9 ${p#/proc/}; done; ";
+  for (const std::string& before : {std::string(), kill_watchdog}) {
     Job job(dir.path(), {"--bind-to=none", "--", "sh", "-c", before + script},
             {"unshare", "-fp", "--mount-proc", "--kill-child"});
     EXPECT_EQ(job.wait(), 0) << "it is gone, and no zombie: " << job.err();
