@@ -85,9 +85,9 @@ TEST(FitControlTest, ASaveThatTwoRanksAreAskedForInTurnIsMadeOnce) {
     SavePolicy policy(options);
     FitControl control(options, ranks);
     control.begin();
-    // Rank 0's wish, as it hears no signals of its own here.
-    RankCoordinator::ControlRequests wish;
-    wish.save_now = true;
+    // Rank 0's requests, as it hears no signals of its own here.
+    RankCoordinator::ControlRequests requests;
+    requests.save_now = true;
     if (is_asked) {
       EXPECT_FALSE(control.poll(policy).save_now);
       raise(SIGUSR1);
@@ -95,9 +95,9 @@ TEST(FitControlTest, ASaveThatTwoRanksAreAskedForInTurnIsMadeOnce) {
       policy.saving();
       EXPECT_FALSE(control.poll(policy).save_now);
     } else {
-      ranks.agree(wish);
-      ranks.agree({});
-      ranks.agree({});
+      ranks.agree_on(requests);
+      ranks.agree_on({});
+      ranks.agree_on({});
     }
   });
 }
@@ -114,7 +114,7 @@ TEST(FitControlTest, ASignalOfOneRankStopsAllAtTheSamePoll) {
     control.poll(policy);
     if (is_asked) raise(SIGTERM);
     control.poll(policy);
-    EXPECT_EQ(control.stop_signal(), 0) << "what was wished at the poll before";
+    EXPECT_EQ(control.stop_signal(), 0) << "what was requested at the poll before";
     control.poll(policy);
     EXPECT_EQ(control.stop_signal(), SIGTERM);
   });

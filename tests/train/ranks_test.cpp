@@ -445,14 +445,14 @@ TEST_P(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
   });
 }
 
-TEST(GradientSyncTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
+TEST(GradientSyncTest, WhatOneRankRequestsAllAreToldAtTheNextStep) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
     RankCoordinator ranks(&group);
     for (int step = 0; step < 6; ++step) {
       RankCoordinator::ControlRequests requests;
       if (step == 2 && group.rank() == 1) requests.stop_signal = 15;
       if (step == 3 && group.rank() == 2) requests.save_now = true;
-      const RankCoordinator::ControlRequests agreed = ranks.agree(requests);
+      const RankCoordinator::ControlRequests agreed = ranks.agree_on(requests);
       EXPECT_EQ(agreed.stop_signal, step == 3 ? 15 : 0) << step;
       EXPECT_EQ(agreed.save_now, step == 4) << step;
       EXPECT_FALSE(agreed.save_due);

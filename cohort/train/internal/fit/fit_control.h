@@ -26,17 +26,17 @@ class FitControl {
   int stop_signal() const { return stop_signal_; }
   bool stopping() const { return stop_signal_ != 0; }
 
-  /// Returns what all ranks are to do now, never this rank's own wish alone: a save is a collective. The
+  /// Returns what all ranks are to do now, never what this rank alone requests: a save is a collective. The
   /// first signal that it tells stays stop_signal(). Collective.
   RankCoordinator::ControlRequests poll(const SavePolicy& policy) {
-    RankCoordinator::ControlRequests wish;
+    RankCoordinator::ControlRequests requests;
     if (signals_) {
-      wish.save_now = signals_->take_save_request();
-      wish.stop_signal = signals_->stop_signal();
+      requests.save_now = signals_->take_save_request();
+      requests.stop_signal = signals_->stop_signal();
     }
-    wish.save_due = ranks_.is_first() && policy.is_due_by_clock();
-    RankCoordinator::ControlRequests agreed = ranks_.agree(wish);
-    // Several ranks hear what was wished at the poll before. A save since then is what was wished.
+    requests.save_due = ranks_.is_first() && policy.is_due_by_clock();
+    RankCoordinator::ControlRequests agreed = ranks_.agree_on(requests);
+    // Several ranks hear what was requested at the poll before. A save since then is what was requested.
     if (ranks_.size() > 1 && policy.num_saves() != num_saves_told_) agreed.save_now = agreed.save_due = false;
     num_saves_told_ = policy.num_saves();
     if (!stopping()) stop_signal_ = agreed.stop_signal;

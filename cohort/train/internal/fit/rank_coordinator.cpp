@@ -1,5 +1,5 @@
-// agree() begins an all-reduce of this rank's wishes, and returns the result of the call before. All ranks
-// have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel by
+// agree_on() begins an all-reduce of this rank's requests, and returns the result of the call before. All
+// ranks have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel by
 // name, because a rank may not know all names; they are added in the order of ranks. A checkpoint is read by
 // rank 0 alone: its layout travels as an object, then each tensor.
 #include "cohort/train/internal/fit/rank_coordinator.h"
@@ -55,10 +55,10 @@ void RankCoordinator::require_same(const std::string& what, const std::string& t
   if (size() > 1) comm::require_same(*group_, what, text);
 }
 
-RankCoordinator::ControlRequests RankCoordinator::agree(const ControlRequests& requests) {
+RankCoordinator::ControlRequests RankCoordinator::agree_on(const ControlRequests& requests) {
   if (size() == 1) return requests;
   ControlRequests agreed;
-  // The first call has nothing to answer. A wish is heard one step late, and by all ranks at once.
+  // The first call has nothing to answer. A request is heard one step late, and by all ranks at once.
   if (told_.defined()) {
     telling_.wait();
     const std::int64_t* const words = told_.const_data_ptr<std::int64_t>();
@@ -67,7 +67,7 @@ RankCoordinator::ControlRequests RankCoordinator::agree(const ControlRequests& r
   told_ = at::tensor(
       {std::int64_t{requests.stop_signal}, std::int64_t{requests.save_now}, std::int64_t{requests.save_due}},
       at::kLong);
-  // The maximum: one rank's wish is enough, and of two signals all take the same.
+  // The maximum: one rank's request is enough, and of two signals all take the same.
   telling_ = group_->all_reduce(told_, comm::ReduceOp::MAX);
   return agreed;
 }

@@ -41,9 +41,9 @@ class RankCoordinator {
   /// Throws on all ranks where `text` differs: comm::require_same.
   void require_same(const std::string& what, const std::string& text) const;
 
-  /// Returns what all ranks are to do now, the same on each: with several ranks what any of them wished at
-  /// the call before, so that telling costs no waiting.
-  ControlRequests agree(const ControlRequests& requests);
+  /// Returns what all ranks are to do now, the same on each: with several ranks what any of them requested
+  /// at the call before, so that telling costs no waiting.
+  ControlRequests agree_on(const ControlRequests& requests);
 
   /// Sums over ranks, in the order of ranks.
   std::map<std::string, MeterSet::Sum> total(MeterSet& meters) const;
