@@ -146,7 +146,7 @@ fs::path RunCheckpoints::put(const fs::path& temporary, const std::string& name)
     return temporary;
   }
   const fs::path old = folder_ / temporary_name(name + std::string(kReplacedMark));
-  rename_and_sync(target, old);  // killed here: locate_checkpoint() finds it, recover() puts it back
+  rename_and_sync(target, old);  // killed here: locate_checkpoint() finds it, recover() restores it
   try {
     rename_and_sync(temporary, target);
   } catch (...) {

@@ -1,6 +1,6 @@
 // States are taken as clones of the generators. A second run draws from copies of these, through a
 // RandomScope, so no other thread sees it. Where a copy does not do, the global generator itself is set for
-// the time of the run, by one thread at a time. Always: the generators that were set are put back when the
+// the time of the run, by one thread at a time. Always: the generators that were set are restored when the
 // run ends. A count of lendings tells a change that the function made from a state that another thread has
 // lent meanwhile.
 #include "cohort/core/generator_states.h"

@@ -50,7 +50,7 @@ class GeneratorStates {
   enum class Global : std::uint8_t { kCopy, kItself };
 
   /// While it lives, operators of this thread draw what they drew when the states were taken. On the CPU they
-  /// draw from copies. The other generators are put back at the end.
+  /// draw from copies. The other generators are restored at the end.
   /// Blocking: the global generator itself is locked for one thread at a time, which may lock it again.
   /// Throws: TimeoutError where another thread has it locked for longer than `patience`, as when that thread
   /// waits for this one.
@@ -94,7 +94,7 @@ class ReseededGenerators {
   std::vector<std::pair<at::Generator, at::Tensor>> before_;
 };
 
-/// LibTorch's global generator of the CPU, which is put back at the end where it was seeded meanwhile. What
+/// LibTorch's global generator of the CPU, which is restored at the end where it was seeded meanwhile. What
 /// Again lends on another thread at the same time is no news of it: then it counts as unchanged. It begins
 /// when no other thread has lent the generator. Blocking and Throws: as Again.
 class GlobalGeneratorAsFound {
@@ -109,7 +109,7 @@ class GlobalGeneratorAsFound {
   bool holds() const;
   /// True if nothing was drawn from it since it was seeded, before or meanwhile.
   bool is_seeded() const;
-  /// It is put back whatever becomes of it.
+  /// It is restored whatever becomes of it.
   void restore_at_end() { restores_at_end_ = true; }
 
  private:

@@ -1,5 +1,5 @@
 // A scope puts its generator into a record of the thread, and switches on a dispatch key whose kernels hand
-// it to operators. The end of the scope puts back the record and the key that were there. A generator is made
+// it to operators. The end of the scope restores the record and the key that were there. A generator is made
 // at the first draw, so a scope in which nothing draws costs little. Always: on the CPU, a scope never writes
 // to LibTorch's global generator. A program without scopes gets no kernels.
 #include "cohort/core/random_scope.h"

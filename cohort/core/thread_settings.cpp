@@ -9,7 +9,7 @@ namespace cohort::core {
 
 // Note [The number of threads is a thread's own, nearly]
 // at::set_num_threads sets OpenMP's and MKL's number for the calling thread, and in passing the number that
-// every thread gets that has not computed yet. The second is put back, by a thread that has nothing else to
+// every thread gets that has not computed yet. The second is restored, by a thread that has nothing else to
 // do with it.
 void set_num_threads_this_thread(int threads) {
   static std::mutex mutex;

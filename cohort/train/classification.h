@@ -39,7 +39,7 @@ struct ClassificationOptions {
 /// LibTorch rejects in the model or the loss, with the batch's types and shapes in front.
 ///
 /// Metrics: "loss" (mean over the batch) and "accuracy" (0 to 1). A batch whose loss or
-/// gradients are not finite changes nothing but running statistics, and these Trainer puts back.
+/// gradients are not finite changes nothing but running statistics, and these Trainer restores.
 class ClassificationTask : public Task {
  public:
   /// Shapes: the batch's input [N, ...], its target [N] of int64 class numbers.

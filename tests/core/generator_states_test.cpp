@@ -61,7 +61,7 @@ TEST(GeneratorStatesTest, OneThreadAtATimeHasTheGlobalGenerator) {
   EXPECT_TRUE(at::equal(before, at::detail::getDefaultCPUGenerator().get_state()));
 }
 
-// What other threads lend meanwhile may not be taken for a change, and put back over their states.
+// What other threads lend meanwhile may not be taken for a change, and undone over their states.
 TEST(GeneratorStatesTest, WhatAnotherThreadLendsMeanwhileIsNoChange) {
   at::manual_seed(7);
   std::atomic<bool> is_over{false};
@@ -97,7 +97,7 @@ TEST(ReseededGeneratorsTest, DrawFromNewSeedsAndAreAfterwardsWhereTheyWere) {
   EXPECT_TRUE(at::equal(drawn(generator), next));
 }
 
-TEST(ReseededGeneratorsTest, AGeneratorThatStandsThereTwiceIsPutBackToo) {
+TEST(ReseededGeneratorsTest, AGeneratorThatStandsThereTwiceIsRestoredToo) {
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
   const at::Tensor before = generator.get_state();
   { const ReseededGenerators reseeded({generator, generator}); }

@@ -30,8 +30,8 @@ using std::chrono::milliseconds;
 
 // Who opens the place, and when the caller begins anew.
 enum class Then {
-  kWaits,     // the caller waits for late stages, and then puts everything back
-  kContinues  // the caller makes the next step, which waits, and puts everything back if that rejects
+  kWaits,     // the caller waits for late stages, and then restores everything
+  kContinues  // the caller makes the next step, which waits, and restores everything if that rejects
 };
 
 // False: the machine was too slow for this timeout.

@@ -220,7 +220,7 @@ TEST(KeptBuffersTest, ABufferThatRepeatsItsElementsIsLeftAlone) {
   EXPECT_TRUE(at::equal(task.ids[3], at::arange(3)));
 }
 
-TEST(KeptBuffersTest, ASparseBufferIsPutBackToo) {
+TEST(KeptBuffersTest, ASparseBufferIsRestoredToo) {
   struct WithNeighbours : LateTask {
     WithNeighbours() : LateTask({}) {
       neighbours = net->register_buffer("neighbours", at::eye(3).to_sparse());

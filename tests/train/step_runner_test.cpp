@@ -63,7 +63,7 @@ TEST(StepRunnerTest, AStepHasTheRateOfItsNumberAndIsToldWithItsMetrics) {
   EXPECT_LT(steps.lr(), 0.1);
 }
 
-TEST(StepRunnerTest, BuffersOfAStepThatIsNotFiniteArePutBackWhereTheRunContinues) {
+TEST(StepRunnerTest, BuffersOfAStepThatIsNotFiniteAreRestoredWhereTheRunContinues) {
   const RankCoordinator ranks(nullptr);
   for (const bool stops : {false, true}) {
     const TrainerOptions options = TrainerOptions().stop_on_non_finite(stops);

@@ -1,5 +1,5 @@
 // A handler runs as its caller's thread would have run the function, where a thread's state decides what is
-// computed. A scope sets the state of the caller, and puts back what the thread had: LibTorch's defaults, or the
+// computed. A scope sets the state of the caller, and restores what the thread had: LibTorch's defaults, or the
 // state of a thread that waits for an answer and meanwhile reads what comes.
 //
 // Autocast's cache of casts belongs to the process: another thread may clear it in the middle of a handler, and

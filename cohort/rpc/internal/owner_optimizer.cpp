@@ -1,4 +1,4 @@
-// A step puts the context's gradients in the place of grad(), which belongs to somebody else, and puts that back. One lock for
+// A step puts the context's gradients in the place of grad(), which belongs to somebody else, and restores that. One lock for
 // the process: parameters may belong to optimizers of several trainers.
 #include "cohort/rpc/internal/owner_optimizer.h"
 

@@ -17,7 +17,7 @@ class KeptBuffers {
  public:
   /// Before the step: copies them.
   void keep(const Task& task);
-  /// After it: puts them back where the metric called "loss", or a gradient, is not finite. Does not wait for
+  /// After it: restores them where the metric called "loss", or a gradient, is not finite. Does not wait for
   /// an accelerator.
   void restore_unless_finite(const StepMetrics& metrics, const optim::NonFinite& gradients);
 
