@@ -140,7 +140,7 @@ struct Rendezvous {
   std::string reach;
   std::string where;             // for messages
   bool is_kept_by_rank = false;  // the store: it goes with rank 0
-  bool outlives = false;         // it may be met at again, by another group of these ranks
+  bool outlives = false;         // another group of these ranks may have its rendezvous there
 };
 
 Rendezvous join_rendezvous(const InitOptions& options, const Job& job) {
@@ -207,8 +207,7 @@ Agreement agree_on(const Store& store, const Job& job, const std::string& finger
     StoreAdapter kv_store(store, agreement.waits);
     // Two processes of one rank would overwrite each other's words, and the group would hang later.
     if (kv_store.add(base::concat("claim/", job.rank), 1) > 1) {
-      fail(base::concat("two processes say that they are rank ", job.rank, " of the job that meets at ",
-                        where),
+      fail(base::concat("two processes say that they are rank ", job.rank, " of the rendezvous at ", where),
            "one process per rank; for file://, a new file for each job");
     }
     words = base::all_gather_words(kv_store, "here", job.rank, job.world_size,

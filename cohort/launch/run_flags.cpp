@@ -27,7 +27,7 @@ std::span<const RunFlag> run_flags() {
       {"nnodes", 0, "N", "Nodes of the job. Default: 1", ""},
       {"node-rank", 0, "K", "Which node this is, from 0. Default: 0", ""},
       {"master-addr", 0, "HOST",
-       "Where node 0 is met: a name, an IPv4 or an IPv6 address. The same on all nodes", ""},
+       "Address of node 0: a name, an IPv4 or an IPv6 address. The same on all nodes", ""},
       {"master-port", 0, "PORT", "Its port. Default: 29500, and with one node one that the system chooses",
        ""},
       {"standalone", 0, "", "One node, on a port that the system chooses", ""},

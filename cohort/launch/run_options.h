@@ -51,7 +51,7 @@ struct RunOptions {
   int nnodes = 1;
   int nproc_per_node = 1;
   int node_rank = 0;
-  /// Where the agent of node 0 is met. Default: 127.0.0.1, with one node.
+  /// Address of the agent of node 0. Default: 127.0.0.1, with one node.
   std::optional<std::string> master_addr = std::nullopt;
   /// Nothing: the system chooses with one node, 29500 with several.
   std::optional<std::uint16_t> master_port = std::nullopt;

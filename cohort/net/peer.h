@@ -26,7 +26,7 @@ struct Down {
   std::vector<Message> unacknowledged;  ///< messages to it that it may not have got
 };
 
-/// Totals of a peer since it was met, and what is on its way now.
+/// Totals of a peer since it was first known, and what is on its way now.
 struct PeerMetrics {
   std::uint64_t messages_sent = 0, messages_received = 0;  ///< whole ones
   std::uint64_t bytes_sent = 0, bytes_received = 0;        ///< of sockets

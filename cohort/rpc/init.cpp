@@ -1,4 +1,4 @@
-// The agent of the process: made once, and kept beside the group whose store it met over. Joining takes long and
+// The agent of the process: made once, and kept beside the group over whose store it joined. Joining takes long and
 // must not hold the mutex, so `is_joining` keeps a second init_rpc() out meanwhile. A join that fails takes the
 // mark away, so init_rpc() may be called again. shutdown() forgets the agent only where Agent::shutdown() has not
 // thrown: after a timeout it may be called again. The agent is shared, because another thread may be in a call, or

@@ -253,7 +253,7 @@ TEST(SilentStoreTest, BarriersOfTwoGroupsDoNotWaitForEachOther) {
   other.join();
 }
 
-// As a group for GPUs compares. Rank 0 meets at the barrier while the comparison of its call waits.
+// As a group for GPUs compares. Rank 0 waits at the barrier while the comparison of its call waits.
 TEST(SilentStoreTest, AComparisonOverTheStoreContinuesBesideABarrier) {
   const auto server = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
   const auto run = [&](int rank) {

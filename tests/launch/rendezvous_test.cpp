@@ -343,7 +343,7 @@ TEST(RendezvousTest, ANodeThatIsLostWhileOthersAreWaitedForEndsTheRendezvous) {
   EXPECT_NE(kv_store->get("go").find(R"("words":["","w",""])"), std::string::npos) << kv_store->get("go");
 }
 
-// Both nodes meet over `store`; what each of them gets, or the error. A process has one box for signals.
+// The rendezvous of both nodes over `store`: what each gets, or the error. A process has one SignalQueue.
 std::array<std::string, 2> outcomes(const std::shared_ptr<MapStore>& kv_store,
                                     const std::array<std::optional<base::Secret>, 2>& secrets,
                                     milliseconds timeout, SignalQueue& signals) {

@@ -31,7 +31,7 @@ bool is_loopback(const std::string& host);
 /// Returns true when `text` is a numeric address that is not of this host alone. Looks no name up.
 bool is_far_address(const std::string& text);
 
-/// Returns true for 127.0.0.1, localhost, ::1 and [::1]: whoever meets there is on this host. Looks no name
+/// Returns true for 127.0.0.1, localhost, ::1 and [::1]: whoever listens there is on this host. Looks no name
 /// up.
 bool is_this_host(const std::string& host);
 

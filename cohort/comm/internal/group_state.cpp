@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have met and may have died
+constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have joined and may have died
 
 }  // namespace
 

@@ -229,7 +229,7 @@ std::vector<ConfigKey> comm_keys() {
       {.name = "comm.timeout",
        .target = [](Config& c) -> KeyTarget { return &c.comm.timeout; },
        .on_resume = OnResume::kCannotMatter,
-       .help = "Seconds that ranks wait for each other, to meet and in each collective.",
+       .help = "Seconds that ranks wait for each other, in the rendezvous and in each collective.",
        .min = 0,
        .max = 1e9,
        .min_is_open = true},

@@ -1,4 +1,4 @@
-// How an agent meets the other workers and sees their ends. Its own end: agent_shutdown.cpp. Its calls:
+// How an agent joins the other workers and sees their ends. Its own end: agent_shutdown.cpp. Its calls:
 // agent_calls.cpp, agent_handlers.cpp.
 //
 // The rendezvous of workers is two rounds over the store: which host each is on, then name, address and functions of each.
@@ -64,7 +64,7 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
       base::ThreadPool::Options{.name = "rpc", .max_threads = options_.num_threads});
   timers_ = std::make_unique<Timers>();
   references_ = std::make_shared<References>(self_.id, weak_from_this());
-  // A second agent of this worker over the same store meets the second ones of the others.
+  // A second agent of this worker over the same store joins the second ones of the others.
   const std::int64_t round = store.add(base::concat("rpc/agents of ", self_.id), 1);
   const auto gather = [&](const char* key, const std::string& word) {
     base::Words words = base::all_gather_words(store, base::concat("rpc/", round, '/', key), self_.id,

@@ -285,7 +285,7 @@ TEST(ShmFaultTest, AnotherHostIsRejectedByName) {
   COHORT_EXPECT_THROW_WITH(Rank(kv_store, 0, 2, seconds(5)), UsageError, "rank 1 on node7");
 }
 
-// Ranks as processes: they meet in a folder.
+// Ranks as processes: a folder is their key-value store.
 class FolderStore : public KeyValueStore {
  public:
   explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}

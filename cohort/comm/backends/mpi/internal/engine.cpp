@@ -194,7 +194,7 @@ void Engine::begin() {
       found != 0) {
     largest_tag_ = *tag;
   }
-  // Rank 0's random number names the job: ranks of two mpiruns may meet at one store.
+  // Rank 0's random number names the job: ranks of two mpiruns may share one store.
   std::random_device random;
   job_ = (std::uint64_t{random()} << 32) | random();
   check(MPI_Bcast(&job_, sizeof(job_), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
@@ -388,7 +388,7 @@ void Engine::finalize() {
     const std::lock_guard lock(mutex_);
     exit_timeout = exit_timeout_;
   }
-  // MPI_Finalize waits without a limit. So the ranks meet first in a barrier that this rank can give up.
+  // MPI_Finalize waits without a limit. So the ranks first make a barrier that this rank can give up.
   const base::Deadline deadline(exit_timeout);
   MPI_Request request = MPI_REQUEST_NULL;
   int done = MPI_Ibarrier(MPI_COMM_WORLD, &request) == MPI_SUCCESS ? 0 : 1;
