@@ -52,19 +52,19 @@ bool starts_with(const std::string& text, std::string_view prefix) {
 }
 
 // Operators that leave memory as it comes: sizes and type are all that can be the same.
-bool is_blank(const std::string& base) {
+bool is_uninitialized(const std::string& base) {
   return base == "_make_dep_token" || starts_with(base, "empty") || starts_with(base, "_empty") ||
          starts_with(base, "new_empty") || starts_with(base, "resize") || starts_with(base, "_resize");
 }
 
-bool same(const Tensors& a, const Tensors& b, bool blank) {
+bool same(const Tensors& a, const Tensors& b, bool uninitialized) {
   if (a.size() != b.size()) return false;
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (a[i].defined() != b[i].defined()) return false;
     if (!a[i].defined()) continue;
     if (a[i].sizes() != b[i].sizes() || a[i].scalar_type() != b[i].scalar_type()) return false;
     if (a[i].layout() != b[i].layout()) return false;
-    if (a[i].layout() != at::kStrided || blank) continue;
+    if (a[i].layout() != at::kStrided || uninitialized) continue;
     if (a[i].strides() != b[i].strides() || a[i].is_conj() != b[i].is_conj()) return false;
     if (!same_bits(a[i], b[i])) return false;
   }
@@ -96,28 +96,29 @@ Trace call(const Run& run, const opinfo::Case& sample, bool with_gradient) {
   return trace;
 }
 
-std::string difference(const Trace& eager, const Trace& scripted, bool blank) {
-  if (!same(eager.results, scripted.results, blank)) return "other results";
-  if (!same(eager.inputs, scripted.inputs, blank)) return "other effects on its inputs";
-  if (!same(eager.gradients, scripted.gradients, blank)) return "other gradients";
+std::string difference(const Trace& eager, const Trace& scripted, bool uninitialized) {
+  if (!same(eager.results, scripted.results, uninitialized)) return "other results";
+  if (!same(eager.inputs, scripted.inputs, uninitialized)) return "other effects on its inputs";
+  if (!same(eager.gradients, scripted.gradients, uninitialized)) return "other gradients";
   if (!same_bits(eager.generator, scripted.generator)) return "the generator stands elsewhere";
   return "";
 }
 
 // Records `run` twice, and replays it on the same inputs and on others of the same shapes. No call is
 // verified: the function itself would run, not the replay.
-Sighting watch(const Run& run, const opinfo::Found& found, bool blank, bool with_gradient) {
+Sighting watch(const Run& run, const opinfo::Found& found, bool uninitialized, bool with_gradient) {
   Sighting seen;
   Function fast(run, ScriptOptions().max_programs(1).min_operators(0).verify(false));
   const auto compare = [&](const opinfo::Case& sample, const char* what) {
     const Trace eager = call(run, sample, with_gradient);
-    const std::string differs = difference(eager, call(std::ref(fast), sample, with_gradient), blank);
+    const std::string differs = difference(eager, call(std::ref(fast), sample, with_gradient), uninitialized);
     if (differs.empty()) return;
     seen = {.verdict = Verdict::kDiffers, .reason = concat(what, ": ", differs)};
   };
   try {
     const opinfo::Case& first = found.cases.front();
-    if (!difference(call(run, first, with_gradient), call(run, first, with_gradient), blank).empty()) {
+    if (!difference(call(run, first, with_gradient), call(run, first, with_gradient), uninitialized)
+             .empty()) {
       return {.reason = "eager mode itself has other results each time"};
     }
     for (int i = 1; i <= 7; ++i) compare(first, i <= 2 ? "recording" : "replay");
@@ -152,7 +153,7 @@ bool has_gradient(const opinfo::Case& sample) {
 Sighting watch(const c10::OperatorName& name) {
   const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
-  const bool blank = is_blank(opinfo::base_of(name));
+  const bool uninitialized = is_uninitialized(opinfo::base_of(name));
   const opinfo::Found found = opinfo::find_inputs(op);
   Sighting seen;
   if (found.cases.empty()) {
@@ -161,10 +162,10 @@ Sighting watch(const c10::OperatorName& name) {
     const Run run = [&](const Tensors& inputs) { return found.cases.front()(inputs); };
     {
       const at::NoGradGuard no_grad;
-      seen = watch(run, found, blank, false);
+      seen = watch(run, found, uninitialized, false);
     }
     if (seen.verdict == Verdict::kSame && has_gradient(found.cases.front())) {
-      const Sighting backward = watch(run, found, blank, true);
+      const Sighting backward = watch(run, found, uninitialized, true);
       if (backward.verdict == Verdict::kDiffers) {
         seen = backward;
         seen.reason = concat("with gradients, ", seen.reason);
@@ -259,7 +260,7 @@ void expect_as_documented(const ByVerdict& seen) {
              rejected = names_in(page.str(), "Rejected");
   EXPECT_GE(replayed.size(), 2000U);
   const auto depends_on_memory = [](const Sighting& sighting) {
-    return is_blank(sighting.name.substr(0, sighting.name.find('.')));
+    return is_uninitialized(sighting.name.substr(0, sighting.name.find('.')));
   };
   constexpr const char* kHint =
       "; if that is meant, COHORT_WRITE_OPERATORS=docs/reference/script_operators.md";

@@ -195,19 +195,19 @@ void expect_all_like_eager(const std::vector<Use>& uses) {
   }
 }
 
-TEST(BlanksTest, WhatCppWroteIsThereForAnOperatorThatWorksInPlace) {
+TEST(UninitializedTest, WhatCppWroteIsThereForAnOperatorThatWorksInPlace) {
   expect_all_like_eager(kInPlace);
 }
 
-TEST(BlanksTest, WhatCppWroteStaysBesideAPartThatAnOperatorWrites) {
+TEST(UninitializedTest, WhatCppWroteStaysBesideAPartThatAnOperatorWrites) {
   expect_all_like_eager(kPartlyWritten);
 }
 
-TEST(BlanksTest, EachPartOfATableHasWhatCppWroteThere) {
+TEST(UninitializedTest, EachPartOfATableHasWhatCppWroteThere) {
   expect_all_like_eager(kParts);
 }
 
-TEST(BlanksTest, TablesOfIndicesAndMasksAreReadInParts) {
+TEST(UninitializedTest, TablesOfIndicesAndMasksAreReadInParts) {
   const auto inputs = [](int call) { return Tensors{at::arange(3).add(call).to(at::kFloat)}; };
   const at::NoGradGuard no_grad;
   expect_like_eager(
@@ -240,8 +240,8 @@ TEST(BlanksTest, TablesOfIndicesAndMasksAreReadInParts) {
       inputs);
 }
 
-// `zeros` has contents of its own, so that it is no blank; C++ writes to it all the same.
-TEST(BlanksTest, WhatCppWroteIntoZerosAndOnesIsThereOrTheFunctionStaysEager) {
+// `zeros` has contents of its own, so that it is not uninitialized; C++ writes to it all the same.
+TEST(UninitializedTest, WhatCppWroteIntoZerosAndOnesIsThereOrTheFunctionStaysEager) {
   const at::NoGradGuard no_grad;
   const auto inputs = [](int call) { return Tensors{at::arange(3).add(call).to(at::kFloat)}; };
   for (const bool is_read_in_parts : {false, true}) {
@@ -309,7 +309,7 @@ void expect_writes_of_threads_are_kept(const Run& run_on_another) {
 }
 
 // Autograd counts one write of such an operator for each argument that is written to, whatever else it reads.
-TEST(BlanksTest, OperatorsThatReadWhatTheyWriteAreNobodyElse) {
+TEST(UninitializedTest, OperatorsThatReadWhatTheyWriteAreNobodyElse) {
   const std::vector<std::function<void(const at::Tensor& t, const at::Tensor& x)>> uses = {
       [](const at::Tensor& t, const at::Tensor& /*x*/) { t[0].copy_(t[1]); },
       [](const at::Tensor& t, const at::Tensor& /*x*/) { at::Tensor(t).mul_(t); },
@@ -341,7 +341,7 @@ TEST(BlanksTest, OperatorsThatReadWhatTheyWriteAreNobodyElse) {
   }
 }
 
-TEST(BlanksTest, WritesOfAThreadOfTheFunctionAreKept) {
+TEST(UninitializedTest, WritesOfAThreadOfTheFunctionAreKept) {
   expect_writes_of_threads_are_kept([](const std::function<void()>& part) {
     std::thread thread([&] {
       const at::NoGradGuard no_grad;
@@ -351,7 +351,7 @@ TEST(BlanksTest, WritesOfAThreadOfTheFunctionAreKept) {
   });
 }
 
-TEST(BlanksTest, WritesOfAnAsynchronousTaskAreKept) {
+TEST(UninitializedTest, WritesOfAnAsynchronousTaskAreKept) {
   expect_writes_of_threads_are_kept([](const std::function<void()>& part) {
     std::async(std::launch::async, [&] {
       const at::NoGradGuard no_grad;
@@ -373,7 +373,7 @@ class TwoThreads {
 };
 
 // By core::parallel_for: at::parallel_for runs on the caller alone in code compiled without OpenMP.
-TEST(BlanksTest, WritesOfAThreadOfLibTorchsPoolAreKept) {
+TEST(UninitializedTest, WritesOfAThreadOfLibTorchsPoolAreKept) {
   const TwoThreads threads;
   expect_writes_of_threads_are_kept([](const std::function<void()>& part) {
     const std::thread::id caller = std::this_thread::get_id();
@@ -393,7 +393,7 @@ TEST(BlanksTest, WritesOfAThreadOfLibTorchsPoolAreKept) {
 }
 
 // Of a thread of the function's own: no operator of the recording thread shows it.
-TEST(BlanksTest, WritesOfAThreadToWhatIsCapturedAreKept) {
+TEST(UninitializedTest, WritesOfAThreadToWhatIsCapturedAreKept) {
   for (const bool needs_gradient : {false, true}) {
     for (const bool is_first : {false, true}) {
       const auto run = [=](bool is_scripted) {
@@ -427,7 +427,7 @@ TEST(BlanksTest, WritesOfAThreadToWhatIsCapturedAreKept) {
 }
 
 // Others train the same weights: the function's own operators are replayed.
-TEST(BlanksTest, WritesOfOtherThreadsToWhatIsCapturedAreAllowedWithoutVerification) {
+TEST(UninitializedTest, WritesOfOtherThreadsToWhatIsCapturedAreAllowedWithoutVerification) {
   const at::Tensor weight = at::ones({3});
   auto fast = script(
       [&](const at::Tensor& x) {
