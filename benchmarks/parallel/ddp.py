@@ -51,7 +51,7 @@ def tune():
     libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
-class Work:
+class Workload:
     def __init__(self, name, batch):
         self.net = make_net(name)
         size = SIZES[name][2]
@@ -68,7 +68,7 @@ def throughput_rank(rank, name, ranks, rounds, steps, batch, folder):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo", f"file://{folder}/store", datetime.timedelta(minutes=5), ranks, rank)
-    work = Work(name, batch)
+    work = Workload(name, batch)
     optimizer = torch.optim.SGD(work.net.parameters(), 1e-4, momentum=0.9, fused=True)
     models = {
         "independent": work.net,
@@ -128,7 +128,7 @@ def overlap(name, steps=10, latency_us=100):
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     latency = latency_us * 1e-6
     link.put_under(dist.group.WORLD, latency, 1e9)
-    work = Work(name, SIZES[name][1])
+    work = Workload(name, SIZES[name][1])
     models = {"no communication": work.net}
 
     def turns(count):

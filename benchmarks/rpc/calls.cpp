@@ -41,7 +41,7 @@ COHORT_REMOTE(echo);
 COHORT_REMOTE(multiply);
 
 // What rank 0 repeats, by either library.
-struct Work {
+struct Workload {
   const char* name;
   int repeats, calls;  // measured, after a tenth of them; calls of one
   std::function<void(rpc::Agent&)> by_cohort;
@@ -50,7 +50,7 @@ struct Work {
 };
 
 // The caller keeps the tensor.
-Work work_of_echo(const char* name, int repeats, std::int64_t num_bytes) {
+Workload work_of_echo(const char* name, int repeats, std::int64_t num_bytes) {
   const at::Tensor large = at::ones({num_bytes / 4});
   return {name,
           repeats,
@@ -60,7 +60,7 @@ Work work_of_echo(const char* name, int repeats, std::int64_t num_bytes) {
           true};
 }
 // The caller moves it in, and gets it back.
-Work work_of_moved_echo(const char* name, int repeats, std::int64_t num_bytes) {
+Workload work_of_moved_echo(const char* name, int repeats, std::int64_t num_bytes) {
   const auto large = std::make_shared<at::Tensor>();
   return {name, repeats, 1,
           [large, num_bytes](rpc::Agent& agent) {
@@ -73,7 +73,7 @@ Work work_of_moved_echo(const char* name, int repeats, std::int64_t num_bytes) {
           }};
 }
 
-std::vector<Work> works() {
+std::vector<Workload> workloads() {
   const at::Tensor x = at::randn({8, 8}).requires_grad_(), y = at::randn({8, 8}).requires_grad_();
   const auto burst = [](rpc::Agent& agent) {
     std::vector<rpc::Future<std::int64_t>> futures;
@@ -97,27 +97,27 @@ std::vector<Work> works() {
            [x, y](LibtorchRpc& agent) { agent.step(x, y); }}};
 }
 
-double median_time(const Work& work, const std::function<void()>& once) {
-  for (int i = 0; i < work.repeats / 10; ++i) once();
+double median_time(const Workload& workload, const std::function<void()>& once) {
+  for (int i = 0; i < workload.repeats / 10; ++i) once();
   std::vector<double> times;
-  for (int i = 0; i < work.repeats; ++i) times.push_back(bench::seconds_of(once) / work.calls);
+  for (int i = 0; i < workload.repeats; ++i) times.push_back(bench::seconds_of(once) / workload.calls);
   return bench::percentile(times, 0.5);
 }
 
-double run_cohort(const Work& work, int rank, const Store& store, const rpc::AgentOptions& options) {
+double run_cohort(const Workload& workload, int rank, const Store& store, const rpc::AgentOptions& options) {
   return bench_rpc::run_agent(rank, store, options, [&](rpc::Agent& agent) {
-    return median_time(work, [&] { work.by_cohort(agent); });
+    return median_time(workload, [&] { workload.by_cohort(agent); });
   });
 }
 
-double run_libtorch(const Work& work, int rank, const Store& store, const std::string& transports) {
+double run_libtorch(const Workload& workload, int rank, const Store& store, const std::string& transports) {
   LibtorchRpc agent(store, rank, transports);
-  const double time = rank == 0 ? median_time(work, [&] { work.by_libtorch(agent); }) : 0;
+  const double time = rank == 0 ? median_time(workload, [&] { workload.by_libtorch(agent); }) : 0;
   agent.shutdown();
   return time;
 }
 
-void compare(const Work& work, int rounds) {
+void compare(const Workload& workload, int rounds) {
   const auto variant = [&](const char* name, const std::function<double(int, const Store&)>& body) {
     return bench::Variant::sampled(name, [body] { return in_two_processes(body); });
   };
@@ -126,8 +126,8 @@ void compare(const Work& work, int rounds) {
     for (const char* transports : {"all", "tcp"}) {
       variants.push_back(
           variant(transports == std::string("tcp") ? "LibTorch, TCP" : "LibTorch, all transports",
-                  [&work, transports](int rank, const Store& store) {
-                    return run_libtorch(work, rank, store, transports);
+                  [&workload, transports](int rank, const Store& store) {
+                    return run_libtorch(workload, rank, store, transports);
                   }));
     }
   }
@@ -145,13 +145,13 @@ void compare(const Work& work, int rounds) {
   options.listen = "127.0.0.1:0";
   add_cohort("Cohort, TCP", options);
   const auto figures = bench::compare(
-      variants, bench::CompareOptions().timeit(bench::TimeitOptions().label(work.name).rounds(rounds)));
-  std::printf("%s\n%s\n", work.name, figures.text().c_str());
+      variants, bench::CompareOptions().timeit(bench::TimeitOptions().label(workload.name).rounds(rounds)));
+  std::printf("%s\n%s\n", workload.name, figures.text().c_str());
   std::fflush(stdout);
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
-  return bench_rpc::run_entries(count, arguments, works, compare);
+  return bench_rpc::run_workloads(count, arguments, workloads, compare);
 }

@@ -170,7 +170,7 @@ void compare(const Group& group, const char* transport, const std::string& liste
 }  // namespace
 
 int main(int count, char** arguments) {
-  return bench_rpc::run_entries(count, arguments, groups, [](const Group& group, int rounds) {
+  return bench_rpc::run_workloads(count, arguments, groups, [](const Group& group, int rounds) {
     compare(group, "TCP", "127.0.0.1:0", rounds);
     compare(group, "local socket", "auto", rounds);
   });

@@ -63,16 +63,16 @@ inline double run_agent(int rank, const Store& store, const cohort::rpc::AgentOp
   return figure;
 }
 
-/// The main function of a program with the arguments [ROUNDS [PART OF A NAME]]: calls compare(entry, rounds) for each of
-/// make_entries() whose name has the part.
-template <typename MakeEntries, typename Compare>
-int run_entries(int count, char** arguments, const MakeEntries& make_entries, const Compare& compare) {
+/// The main function of a program with the arguments [ROUNDS [PART OF A NAME]]: calls compare(workload, rounds) for each of
+/// make_workloads() whose name has the part.
+template <typename MakeWorkloads, typename Compare>
+int run_workloads(int count, char** arguments, const MakeWorkloads& make_workloads, const Compare& compare) {
   try {
     cohort::memory::tune_allocator();
     const std::string part = count > 2 ? arguments[2] : "";
-    for (const auto& entry : make_entries()) {
-      if (std::string_view(entry.name).find(part) == std::string_view::npos) continue;
-      compare(entry, count > 1 ? std::atoi(arguments[1]) : 5);
+    for (const auto& workload : make_workloads()) {
+      if (std::string_view(workload.name).find(part) == std::string_view::npos) continue;
+      compare(workload, count > 1 ? std::atoi(arguments[1]) : 5);
     }
     return 0;
   } catch (const std::exception& error) {

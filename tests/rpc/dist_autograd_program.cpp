@@ -74,7 +74,7 @@ struct Sine {
   static at::Tensor remote(const Statement& s, const at::Tensor& y) { return plain(s, y); }
 };
 
-struct Call {
+struct PlainCall {
   static at::Tensor remote(const Statement& s, const at::Tensor& y) {
     return y + call(s, s.there, s.seed, y * 0.5).get();
   }
@@ -408,20 +408,20 @@ struct PostedObject {
   }
 };
 
-struct Kind {
+struct StatementKind {
   const char* name;
   at::Tensor (*remote)(const Statement& s, const at::Tensor& y);
   at::Tensor (*plain)(const Statement& s, const at::Tensor& y);
 };
 template <typename K>
-constexpr Kind kind(const char* name) {
+constexpr StatementKind kind(const char* name) {
   return {name, K::remote, K::plain};
 }
-constexpr Kind kKinds[] = {
+constexpr StatementKind kKinds[] = {
     kind<Multiply>("multiply"),
     kind<Sine>("sine"),
     // From here on, those that call.
-    kind<Call>("call"),
+    kind<PlainCall>("call"),
     kind<UnusedCall>("unused call"),
     kind<NoGradCall>("call without gradients"),
     kind<DetachedCall>("call of a detached value"),

@@ -338,12 +338,12 @@ class RandomCaller {
           "w" + std::to_string(self_) + (pick(2) == 0 ? " a" : " b") + std::to_string(seed_);
       begin_call(name, {name, i, pick(5) == 0 ? pick(4) : 0, pick(8) == 0});
     }
-    for (Call& call : calls_) end_call(call);
+    for (BegunCall& call : calls_) end_call(call);
     for (const auto& [channel, needed] : needed_) check(channel, needed);
   }
 
  private:
-  struct Call {
+  struct BegunCall {
     Step step;
     std::optional<Future<int>> future;
     RRef<int> object;
@@ -370,7 +370,7 @@ class RandomCaller {
   }
   void add(const Step& step, Future<int> future) { calls_.push_back({step, std::move(future), {}}); }
   // A call that was given up may have begun or not.
-  void end_call(Call& call) {
+  void end_call(BegunCall& call) {
     try {
       const int number = call.future ? call.future->get() : call.object.to_here();
       EXPECT_EQ(number, call.step.number);
@@ -396,7 +396,7 @@ class RandomCaller {
   const std::size_t self_;
   const unsigned seed_;
   std::mt19937 random_;
-  std::vector<Call> calls_;
+  std::vector<BegunCall> calls_;
   std::map<std::string, std::vector<int>> needed_;  // by channel: what was answered
 };
 
