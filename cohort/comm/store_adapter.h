@@ -23,9 +23,10 @@ class StoreConnections {
   /// is not empty.
   void wait(const std::string& prefix, const std::vector<std::string>& keys,
             std::chrono::milliseconds timeout);
-  /// One that nobody else has until it is given back. One that never is stays with whoever hangs in it.
+  /// A connection that nobody else has until give_back(). Where that is never called, it stays with whoever
+  /// hangs in it.
   c10::intrusive_ptr<c10d::Store> take();
-  /// Puts back what take() gave, for the next who waits.
+  /// Returns what take() gave, for the next who waits.
   void give_back(c10::intrusive_ptr<c10d::Store> connection);
 
  private:
