@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kGoodbye(300);  // for it to end once all is
 
 // In the child of a process that may have threads: only async-signal-safe calls, no allocation.
 [[noreturn]] void watch_over(int fd, const char* folder) {
-  ::setsid();  // neither Ctrl-C nor a closed terminal reaches it
+  ::setsid();                               // neither Ctrl-C nor a closed terminal reaches it
   ::prctl(PR_SET_NAME, "cohort-watchdog");  // 15 letters, the most that a name may have
   for (int number = 1; number < SIGRTMIN; ++number) ::signal(number, SIG_IGN);
   ::dup2(fd, 0);
