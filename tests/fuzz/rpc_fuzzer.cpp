@@ -30,7 +30,7 @@
 #include "cohort/rpc/internal/context_state.h"
 #include "cohort/rpc/internal/idle_reports.h"
 #include "cohort/rpc/internal/owner_optimizer.h"
-#include "cohort/rpc/internal/reference_protocol.h"
+#include "cohort/rpc/internal/protocol/reference_protocol.h"
 #include "cohort/rpc/internal/wire.h"
 #include "cohort/rpc/remote_exception.h"
 

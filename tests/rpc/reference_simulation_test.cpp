@@ -13,7 +13,7 @@
 #include <set>
 #include <string>
 
-#include "cohort/rpc/internal/reference_protocol.h"
+#include "cohort/rpc/internal/protocol/reference_protocol.h"
 
 namespace cohort::rpc {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/encoded.h"
-#include "cohort/rpc/internal/reference_protocol.h"
+#include "cohort/rpc/internal/protocol/reference_protocol.h"
 
 /// What agents tell each other: a kind, the number of a call, and what belongs to it.
 namespace cohort::rpc {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/rpc/internal/reference_protocol.h"
+#include "cohort/rpc/internal/protocol/reference_protocol.h"
 #include "cohort/rpc/reference.h"
 
 namespace cohort::rpc {

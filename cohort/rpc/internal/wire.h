@@ -8,7 +8,7 @@
 
 #include "cohort/net/message.h"
 #include "cohort/rpc/encoded.h"
-#include "cohort/rpc/internal/reference_protocol.h"
+#include "cohort/rpc/internal/protocol/reference_protocol.h"
 
 /// Encoded values as messages of module net: tensors become payloads, which are not copied where they lie in one piece on
 /// the CPU. A sparse tensor becomes two: indices and values.

@@ -5,7 +5,7 @@
 //   the owner dies: all holds on its objects are lost.
 // The owner makes forks for others at once, without messages. A worker is its own peer: what it tells itself is delivered
 // before a step ends. kDrop follows only a fork that is confirmed, so the order of messages does not matter.
-#include "cohort/rpc/internal/reference_protocol.h"
+#include "cohort/rpc/internal/protocol/reference_protocol.h"
 
 #include <algorithm>
 
