@@ -111,7 +111,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   }
   std::optional<RecordedPlace> place;
   if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
-      scope != nullptr && scope->context()->note_callee(target.worker)) {
+      scope != nullptr && contexts_.begin_call(*scope->context(), worker->info.id)) {
     pending.context = scope->context();
     pending.attached.emplace("the answer to a call of a context", helper_of(target.worker));
     pending.recorded = scope->record(
@@ -183,7 +183,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   const MakeTrace trace(function, self_.name, target.worker, id);
   std::optional<RecordedPlace> place;
   if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
-      scope != nullptr && scope->context()->note_callee(target.worker)) {
+      scope != nullptr && contexts_.begin_call(*scope->context(), owner.id)) {
     scope->record(arguments, {gradient_sender(target.worker, id, scope->context())})->make_late();
     place = scope->next_place();
   }

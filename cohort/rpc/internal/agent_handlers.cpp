@@ -99,7 +99,7 @@ void AgentState::take(const std::string& from, net::Message message) {
       case MessageKind::kReference:
         return on_reference(from, in);
       case MessageKind::kContextEnds:
-        return end_context(decode<ContextId>(in));
+        return on_context_message(from, in);
       case MessageKind::kLeaving:
         return on_leaving(from, decode<std::optional<IdleReport>>(in));
     }
@@ -129,6 +129,12 @@ void AgentState::on_reference(const std::string& from, Reader& in) {
   const ReferenceMessage message = read_reference_message(in);
   in.finish();
   references_->on_message(id_of(from), message);
+}
+
+void AgentState::on_context_message(const std::string& from, Reader& in) {
+  const ContextMessage message{decode<ContextId>(in)};
+  in.finish();
+  apply(contexts_.on_message(id_of(from), message));
 }
 
 void AgentState::on_call(const std::string& caller, std::uint64_t id, Reader& in,
@@ -319,8 +325,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
 
 // The value of an object. A parameter is copied, since an optimizer may step while it is sent.
 void AgentState::run_fetch(const Job& job, const Encoded& arguments, const RemoteFunction& function) {
-  const std::shared_ptr<ContextState> context =
-      job.place ? contexts_.find_or_make(job.place->context) : nullptr;
+  const std::shared_ptr<ContextState> context = job.place ? context_of(job) : nullptr;
   function.invoke(
       arguments, [self = shared_from_this(), job, context](Encoded value, std::exception_ptr error) {
         run_unless_failed(error, [&] {
@@ -341,10 +346,15 @@ void AgentState::run_fetch(const Job& job, const Encoded& arguments, const Remot
       });
 }
 
+std::shared_ptr<ContextState> AgentState::context_of(const Job& job) {
+  const ContextId id = job.place->context;
+  return contexts_.get(contexts_.on_call(id_of(job.key.first), id), id);
+}
+
 // The handler's part of the graph ends with its answer.
 void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function) {
   const auto self = shared_from_this();
-  const std::shared_ptr<ContextState> context = contexts_.find_or_make(job.place->context);
+  const std::shared_ptr<ContextState> context = context_of(job);
   const ContextState::PartKey key(id_of(job.key.first), job.key.second);
   const auto part =
       std::make_shared<RecordedPart>(context, key, job.place->path, arguments, function.is_async);

@@ -225,12 +225,15 @@ void AgentState::free_later(std::shared_ptr<void> what) {
 }
 
 void AgentState::end_context(ContextId id) {
-  std::set<std::string> callees;
-  free_later(contexts_.end(id, callees));
-  for (const std::string& worker : callees) {
+  apply(contexts_.end(id));
+}
+
+void AgentState::apply(Contexts::Effects effects) {
+  free_later(std::move(effects.left));
+  for (const auto& [to, message] : effects.messages) {
     Writer out = begin_message(MessageKind::kContextEnds);
-    encode(out, id);
-    send(worker, out.take());
+    encode(out, message.context);
+    send(worker(to).name, out.take());
   }
 }
 
@@ -280,7 +283,7 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
     fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));
   for (const RunningKey& key : handlers) on_cancel(key);
   references_->on_down(worker, why);
-  free_later(contexts_.on_down(worker));
+  apply(contexts_.on_down(worker));
   changed_.notify_all();
 }
 

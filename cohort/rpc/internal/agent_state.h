@@ -143,6 +143,9 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::int32_t id_of(const std::string& worker) const;
   References::List receive_references(const std::vector<WireReference>& wires, const std::string& from);
   void on_reference(const std::string& from, Reader& in);
+  void on_context_message(const std::string& from, Reader& in);
+  void apply(Contexts::Effects effects);
+  std::shared_ptr<ContextState> context_of(const Job& job);
   void keep(const Job& job, ObjectValue value, const std::exception_ptr& error);
   void check_answer(const std::string& from, std::uint64_t id) const;
   void on_error(std::uint64_t id, const RemoteException& exception);

@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 #include <unordered_set>
 
@@ -91,20 +92,8 @@ class ContextState::Running {
   ContextState& context_;
 };
 
-ContextState::ContextState(ContextId id, std::weak_ptr<const void> home)
-    : id_(id), home_(std::move(home)), anchor_(at::empty({0}).requires_grad_()) {}
-
-bool ContextState::note_callee(const std::string& worker) {
-  const std::lock_guard lock(mutex_);
-  if (!has_ended_) callees_.insert(worker);
-  return !has_ended_;
-}
-
-std::set<std::string> ContextState::end() {
-  const std::lock_guard lock(mutex_);
-  has_ended_ = true;
-  return callees_;
-}
+ContextState::ContextState(ContextId id, ContextProtocol::CopyId copy, std::weak_ptr<const void> home)
+    : id_(id), copy_(copy), home_(std::move(home)), anchor_(at::empty({0}).requires_grad_()) {}
 
 void ContextState::add_part(PartKey key, Part part) {
   const std::lock_guard lock(mutex_);

@@ -7,8 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -16,14 +14,12 @@
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/rpc/backward_options.h"
 #include "cohort/rpc/codec_values.h"
-#include "cohort/rpc/context_id.h"
 #include "cohort/rpc/encoded.h"
+#include "cohort/rpc/internal/protocol/context_protocol.h"
 
 /// What a worker knows of one context of distributed autograd: the parts of its graph that lie here, and the gradients of leaves
 /// here.
 namespace cohort::rpc {
-
-using dist_autograd::ContextId;
 
 /// Where a call stands in a context: the place of its caller's handler, and then its number among the calls of that handler. The same
 /// whichever workers there are and however fast they run.
@@ -58,18 +54,17 @@ class ContextState {
     Tensors fetched;           ///< leaves whose values the call returned
   };
 
-  ContextState(ContextId id, std::weak_ptr<const void> home);
+  ContextState(ContextId id, ContextProtocol::CopyId copy, std::weak_ptr<const void> home);
 
   ContextId id() const { return id_; }
+  ContextProtocol::CopyId copy() const { return copy_; }
   /// Whether the agent with this mark has it.
   bool is_of(const void* home) const { return home_.lock().get() == home; }
   const at::Tensor& anchor() const { return anchor_; }
 
-  /// Before a call is recorded. False where the context has ended: it is not.
-  bool note_callee(const std::string& worker);
   bool has_ended() const { return has_ended_; }
-  /// No call is recorded any more. Returns whom this worker has called.
-  std::set<std::string> end();
+  /// Results that come now have no gradient.
+  void end() { has_ended_ = true; }
 
   void add_part(PartKey key, Part part);
   /// The answer to a fetch of an object's value: gradients continue to the leaves that it has.
@@ -115,16 +110,16 @@ class ContextState {
   Tensors backward_graph(const Part& part, bool keep_graph, Tensors gradients, Gradients& of_leaves) const;
 
   const ContextId id_;
+  const ContextProtocol::CopyId copy_;
   const std::weak_ptr<const void> home_;
   const at::Tensor anchor_;
+  std::atomic<bool> has_ended_{false};
   mutable std::mutex mutex_;  // of all below
-  std::set<std::string> callees_;
   std::map<PartKey, Part> parts_;
   std::unordered_map<const c10::TensorImpl*, Value> values_;
   std::map<Order, Gradients, Earlier> gradients_;
   Backward backward_;
   int num_running_ = 0;  // backwards, here and of parts
-  std::atomic<bool> has_ended_{false};
 };
 
 /// Whether some of them are defined: of gradients, whether any came.

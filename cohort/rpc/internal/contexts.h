@@ -1,47 +1,56 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
-#include <string>
+#include <utility>
+#include <vector>
 
 #include "cohort/rpc/internal/context_state.h"
+#include "cohort/rpc/internal/protocol/context_protocol.h"
 
 namespace cohort::rpc {
 
-/// The contexts of a worker. Threads: any.
+/// The contexts of a worker: what ContextProtocol has copies of. Threads: any.
 class Contexts {
  public:
-  explicit Contexts(std::int32_t self) : self_(self) {}
+  using CopyId = ContextProtocol::CopyId;
+  /// What the end of contexts leads to.
+  struct Effects {
+    std::vector<std::pair<std::int32_t, ContextMessage>> messages;  ///< to send
+    std::shared_ptr<void> left;  ///< graphs and tensors, for whoever may take the time to free them
+  };
+
+  explicit Contexts(std::int32_t self) : protocol_(self) {}
   std::shared_ptr<ContextState> create();
-  /// For a call that came. Of a context that has ended nothing is kept.
-  std::shared_ptr<ContextState> find_or_make(ContextId id);
-  /// Throws: UsageError for one that is not here, or has ended.
+  /// A call has come: ContextProtocol::on_call().
+  CopyId on_call(std::int32_t caller, ContextId id);
+  /// The context in which such a call runs. If the copy has ended the context has ended too, and nothing is kept of it.
+  std::shared_ptr<ContextState> get(CopyId copy, ContextId id);
+  /// Before a call is recorded. False where the context has ended: the call is not recorded.
+  bool begin_call(const ContextState& context, std::int32_t callee);
+  /// Throws: UsageError for a context that is not here, or has ended.
   std::shared_ptr<ContextState> find(ContextId id) const;
   /// The same; null, where find() throws.
   std::shared_ptr<ContextState> find_if_here(ContextId id) const;
-  /// Forgets it, and sets `callees` to those whom this worker has called in it, who are to forget theirs. Returns what is left
-  /// of it, graphs and tensors, for whoever may take the time to free them.
-  std::shared_ptr<void> end(ContextId id, std::set<std::string>& callees);
-  /// The contexts of a worker that is dead, likewise.
-  std::shared_ptr<void> on_down(std::int32_t worker);
+  /// The program of this worker has ended a context of its own.
+  Effects end(ContextId id);
+  Effects on_message(std::int32_t from, const ContextMessage& message);
+  Effects on_down(std::int32_t worker);
   std::size_t size() const;
   /// ContextState::num_running() of all.
   std::size_t num_backwards() const;
   const void* mark() const { return mark_.get(); }
 
  private:
-  const std::int32_t self_;
+  std::shared_ptr<ContextState> state_of(CopyId copy, ContextId id);
+  Effects take_effects(ContextProtocol::Effects effects);
+
   const std::shared_ptr<const void> mark_ = std::make_shared<char>();
   mutable std::mutex mutex_;  // of all below
-  std::uint64_t next_number_ = 1;
-  std::map<ContextId, std::shared_ptr<ContextState>> contexts_;
-  // For calls that come after the end: contexts of late, and workers that are dead.
-  std::deque<ContextId> ended_;
-  std::set<std::int32_t> down_;
+  ContextProtocol protocol_;
+  std::map<CopyId, std::shared_ptr<ContextState>> states_;  // from the first handler on
 };
 
 }  // namespace cohort::rpc
