@@ -122,7 +122,8 @@ struct AgentMetrics {
   std::uint64_t bytes_by_handle = 0;
   /// Of the memory that this worker shares with those of its host: blocks that somebody holds, and free ones that are kept.
   std::size_t shared_bytes_in_use = 0, shared_bytes_cached = 0;
-  std::size_t contexts = 0;    ///< of distributed autograd, that this worker takes part in
+  /// Of distributed autograd, that this worker takes part in. One that has ended counts until its calls have come.
+  std::size_t contexts = 0;
   std::size_t backwards = 0;   ///< that run: those of this worker, and those of calls that it answered
   std::size_t references = 0;  ///< that this worker has, to objects of any worker
   /// Each reference that is in use here: to which object, and which line made it or who sent it.

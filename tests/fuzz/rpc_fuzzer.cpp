@@ -30,6 +30,7 @@
 #include "cohort/rpc/internal/context_state.h"
 #include "cohort/rpc/internal/idle_reports.h"
 #include "cohort/rpc/internal/owner_optimizer.h"
+#include "cohort/rpc/internal/protocol/context_protocol.h"
 #include "cohort/rpc/internal/protocol/reference_protocol.h"
 #include "cohort/rpc/internal/wire.h"
 #include "cohort/rpc/remote_exception.h"
@@ -186,6 +187,27 @@ void read_reference_messages(Reader& in) {
   check(protocol.num_holds() == 0 && protocol.num_objects() == 0 && protocol.num_passed_on() == 0);
 }
 
+// Worker 0, which has a context and a copy of one of worker 1's, and has made a call in both. Workers 1 and 2 say what they
+// like. Once they are dead, nothing is left of their contexts.
+void read_context_messages(Reader& in) {
+  ContextProtocol protocol(0);
+  ContextProtocol::Effects effects;
+  const ContextId own = protocol.create(), remote{1, 5};
+  protocol.begin_call(protocol.copy_of(own), 1);
+  protocol.begin_call(protocol.on_call(2, remote), 2);
+  try {
+    while (true) {
+      const std::int32_t from = 1 + in.number<std::uint8_t>() % 2;
+      protocol.on_message(from, read_context_message(in), effects);
+    }
+  } catch (const CommError&) {  // there are no more
+  }
+  protocol.on_down(1, effects);
+  protocol.on_down(2, effects);
+  protocol.end(own, effects);
+  check(protocol.num_copies() == 0 && protocol.size() == 0);
+}
+
 void read_idle_report(Reader& in) {
   IdleReports reports;
   reports.resize(3);
@@ -210,8 +232,8 @@ void read_message(const Encoded& encoded) {
       return read_error(in);
     case static_cast<int>(MessageKind::kReference):
       return read_reference_messages(in);
-    case static_cast<int>(MessageKind::kContextEnds):
-      return read_value<ContextId>(in);
+    case static_cast<int>(MessageKind::kContext):
+      return read_context_messages(in);
     case static_cast<int>(MessageKind::kLeaving):
       return read_idle_report(in);
     case kOptionsKind:

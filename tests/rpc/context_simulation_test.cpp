@@ -58,7 +58,7 @@ class ContextSimulation {
     return error_;
   }
 
-  std::size_t num_late = 0, num_made_late = 0, num_outside = 0;
+  std::size_t num_late = 0, num_made_late = 0, num_outside = 0, num_unsent = 0, num_orphaned = 0;
 
  private:
   using CopyId = ContextProtocol::CopyId;
@@ -117,6 +117,8 @@ class ContextSimulation {
       if (is_open(ended.mapped())) fail("a copy ends, and the context has not");
     }
     for (const auto& [to, message] : effects.messages) {
+      if (message.type == ContextMessage::Type::kUnsent) ++num_unsent;
+      if (message.type == ContextMessage::Type::kOrphaned) ++num_orphaned;
       const auto deliver = [this, self, to = to, message = message] {
         ContextProtocol::Effects next;
         worker_at(to).protocol.on_message(self, message, next);
@@ -171,12 +173,25 @@ class ContextSimulation {
                            : "a call is within a context that has ended");
     }
     if (!has_copy) return ++num_outside, void();
-    at(pick(2) == 0 ? 0 : pick(delay_), [this, self, callee, context, depth] {  // its references are known
+    const std::uint64_t delay = pick(2) == 0 ? 0 : pick(delay_);  // until its references are known
+    if (pick(8) == 0) {
+      return at(delay, [this, self, copy, callee, context] { cancel(self, copy, callee, context); });
+    }
+    at(delay, [this, self, callee, context, depth] {
       if (!worker_at(self).is_alive) return;
       const auto deliver = [this, self, callee, context, depth] { arrive(self, callee, context, depth); };
       if (callee == self) return deliver();
       carry(self, callee, deliver);
     });
+  }
+
+  // A call is not sent: its caller has given up, or it cannot travel.
+  void cancel(std::int32_t self, CopyId copy, std::int32_t callee, ContextId context) {
+    Worker& here = worker_at(self);
+    if (!here.is_alive) return;
+    ContextProtocol::Effects effects;
+    here.protocol.cancel_call(copy, context, callee, effects);
+    apply(self, effects);
   }
 
   void arrive(std::int32_t caller, std::int32_t self, ContextId context, int depth) {
@@ -241,27 +256,31 @@ std::uint64_t num_context_seeds() {
 }
 
 TEST(ContextSimulationTest, ContextsLiveUntilTheirEndAndLeaveNothing) {
-  std::size_t num_late = 0, num_made_late = 0, num_outside = 0;
+  std::size_t num_late = 0, num_made_late = 0, num_outside = 0, num_unsent = 0;
   for (std::uint64_t seed = 1; seed <= num_context_seeds(); ++seed) {
     ContextSimulation simulation(seed, false);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_late += simulation.num_late;
     num_made_late += simulation.num_made_late;
     num_outside += simulation.num_outside;
+    num_unsent += simulation.num_unsent;
   }
   EXPECT_GT(num_late, num_context_seeds()) << "calls that come after the end";
   EXPECT_GT(num_made_late, 0U) << "copies that such a call makes";
   EXPECT_GT(num_outside, num_context_seeds() / 10) << "calls of handlers that run on after the end";
+  EXPECT_GT(num_unsent, 0U) << "calls that ends have counted, and that are not sent";
 }
 
 TEST(ContextSimulationTest, ContextsLiveUntilTheirEndAndLeaveNothingWhereWorkersDie) {
-  std::size_t num_late = 0;
+  std::size_t num_late = 0, num_orphaned = 0;
   for (std::uint64_t seed = 1; seed <= num_context_seeds(); ++seed) {
     ContextSimulation simulation(seed, true);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_late += simulation.num_late;
+    num_orphaned += simulation.num_orphaned;
   }
   EXPECT_GT(num_late, num_context_seeds()) << "calls that come after the end";
+  EXPECT_GT(num_orphaned, 0U) << "copies of which a caller has died";
 }
 
 }  // namespace

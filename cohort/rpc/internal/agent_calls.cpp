@@ -109,9 +109,11 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
     id = next_call_++;
     pending.statistics = &statistics_.count_made(function, pending.begun);
   }
+  ContextScope* const scope = ContextScope::recording(contexts_.mark());
+  const std::optional<ContextCall> in_context =
+      scope == nullptr ? std::nullopt : contexts_.begin_call(*scope->context(), worker->info.id);
   std::optional<RecordedPlace> place;
-  if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
-      scope != nullptr && contexts_.begin_call(*scope->context(), worker->info.id)) {
+  if (in_context) {
     pending.context = scope->context();
     pending.attached.emplace("the answer to a call of a context", helper_of(target.worker));
     pending.recorded = scope->record(
@@ -147,16 +149,17 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   out.append(std::move(arguments));
   send_when_resolved(
       target.worker, out.take(),
-      [self = shared_from_this(), id, worker = target.worker](const std::exception_ptr& error) {
-        self->count_unsent(worker);
+      [self = shared_from_this(), id, worker = target.worker, in_context](const std::exception_ptr& error) {
+        self->count_unsent(worker, in_context);
         self->fail(id, error);
       },
-      [self = shared_from_this(), id, worker = target.worker] {  // not once its caller has given up
+      // Not once its caller has given up.
+      [self = shared_from_this(), id, worker = target.worker, in_context] {
         {
           const std::lock_guard lock(self->mutex_);
           if (self->pending_.count(id) > 0) return true;
         }
-        self->count_unsent(worker);
+        self->count_unsent(worker, in_context);
         return false;
       },
       target.channel);
@@ -181,9 +184,11 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     statistics_.count_made(base::Deadline::Clock::now());
   }
   const MakeTrace trace(function, self_.name, target.worker, id);
+  ContextScope* const scope = ContextScope::recording(contexts_.mark());
+  const std::optional<ContextCall> in_context =
+      scope == nullptr ? std::nullopt : contexts_.begin_call(*scope->context(), owner.id);
   std::optional<RecordedPlace> place;
-  if (ContextScope* const scope = ContextScope::recording(contexts_.mark());
-      scope != nullptr && contexts_.begin_call(*scope->context(), owner.id)) {
+  if (in_context) {
     scope->record(arguments, {gradient_sender(target.worker, id, scope->context())})->make_late();
     place = scope->next_place();
   }
@@ -205,8 +210,9 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   }
   send_when_resolved(
       target.worker, out.take(),
-      [self = shared_from_this(), worker = target.worker, reference](const std::exception_ptr& error) {
-        self->count_unsent(worker);
+      [self = shared_from_this(), worker = target.worker, reference,
+       in_context](const std::exception_ptr& error) {
+        self->count_unsent(worker, in_context);
         self->references_->mark_lost(*reference, error);
       },
       nullptr, target.channel);
@@ -214,11 +220,12 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
 }
 
 // A call was made, and will never be sent.
-void AgentState::count_unsent(const std::string& worker) {
+void AgentState::count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context) {
   {
     const std::lock_guard lock(mutex_);
     --counts_.sent[static_cast<std::size_t>(workers_.at(worker).info.id)];
   }
+  if (in_context) apply(contexts_.cancel_call(*in_context));
 }
 
 void AgentState::send_or_fail(const std::string& worker, Encoded message,

@@ -98,7 +98,7 @@ void AgentState::take(const std::string& from, net::Message message) {
         return;
       case MessageKind::kReference:
         return on_reference(from, in);
-      case MessageKind::kContextEnds:
+      case MessageKind::kContext:
         return on_context_message(from, in);
       case MessageKind::kLeaving:
         return on_leaving(from, decode<std::optional<IdleReport>>(in));
@@ -132,9 +132,17 @@ void AgentState::on_reference(const std::string& from, Reader& in) {
 }
 
 void AgentState::on_context_message(const std::string& from, Reader& in) {
-  const ContextMessage message{decode<ContextId>(in)};
+  const ContextMessage message = read_context_message(in);
   in.finish();
   apply(contexts_.on_message(id_of(from), message));
+}
+
+// Also of a call whose handler will not begin: the end of its context waits for it.
+ContextProtocol::CopyId AgentState::count_in_context(const std::string& caller,
+                                                     const std::optional<RecordedPlace>& place) {
+  if (!place) return ContextProtocol::kNoCopy;
+  worker(place->context.creator);  // throws for an unknown one
+  return contexts_.on_call(id_of(caller), place->context);
 }
 
 void AgentState::on_call(const std::string& caller, std::uint64_t id, Reader& in,
@@ -146,6 +154,7 @@ void AgentState::on_call(const std::string& caller, std::uint64_t id, Reader& in
   job.channel = decode<std::optional<std::string>>(in);
   job.place = decode<std::optional<RecordedPlace>>(in);
   job.state = decode<CallerState>(in);
+  job.copy = count_in_context(caller, job.place);
   begin(std::move(job), left, in.rest(), std::move(credit));
 }
 
@@ -164,6 +173,7 @@ void AgentState::on_make(const std::string& caller, std::uint64_t id, Reader& in
   job.channel = decode<std::optional<std::string>>(in);
   job.place = decode<std::optional<RecordedPlace>>(in);
   job.state = decode<CallerState>(in);
+  job.copy = count_in_context(caller, job.place);
   job.result = references_->make(asked, asked.fork.maker, base::concat(line, " by ", job.function));
   begin(std::move(job), left, in.rest(), std::move(credit));
 }
@@ -325,7 +335,8 @@ void AgentState::run(const Job& job, Encoded arguments) {
 
 // The value of an object. A parameter is copied, since an optimizer may step while it is sent.
 void AgentState::run_fetch(const Job& job, const Encoded& arguments, const RemoteFunction& function) {
-  const std::shared_ptr<ContextState> context = job.place ? context_of(job) : nullptr;
+  const std::shared_ptr<ContextState> context =
+      job.place ? contexts_.get(job.copy, job.place->context) : nullptr;
   function.invoke(
       arguments, [self = shared_from_this(), job, context](Encoded value, std::exception_ptr error) {
         run_unless_failed(error, [&] {
@@ -346,15 +357,10 @@ void AgentState::run_fetch(const Job& job, const Encoded& arguments, const Remot
       });
 }
 
-std::shared_ptr<ContextState> AgentState::context_of(const Job& job) {
-  const ContextId id = job.place->context;
-  return contexts_.get(contexts_.on_call(id_of(job.key.first), id), id);
-}
-
 // The handler's part of the graph ends with its answer.
 void AgentState::run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function) {
   const auto self = shared_from_this();
-  const std::shared_ptr<ContextState> context = context_of(job);
+  const std::shared_ptr<ContextState> context = contexts_.get(job.copy, job.place->context);
   const ContextState::PartKey key(id_of(job.key.first), job.key.second);
   const auto part =
       std::make_shared<RecordedPart>(context, key, job.place->path, arguments, function.is_async);

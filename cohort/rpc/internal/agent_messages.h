@@ -4,6 +4,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/encoded.h"
+#include "cohort/rpc/internal/protocol/context_protocol.h"
 #include "cohort/rpc/internal/protocol/reference_protocol.h"
 
 /// What agents tell each other: a kind, the number of a call, and what belongs to it.
@@ -15,9 +16,9 @@ enum class MessageKind : std::uint8_t {
   kResult,  ///< value
   kError,   ///< RemoteException
   kCancel,  ///< nobody waits for the call any more
-  kReference,    ///< ReferenceMessage
-  kContextEnds,  ///< ContextId
-  kLeaving,  ///< this worker has come to shutdown(), or has given up; or IdleReport: and has nothing to do
+  kReference,  ///< ReferenceMessage
+  kContext,    ///< ContextMessage
+  kLeaving,    ///< this worker has come to shutdown(), or has given up; or IdleReport: and has nothing to do
 };
 
 /// Whether the receiver has asked for it, or keeps count of it, or makes room by it: such messages need no room of the window.
@@ -59,6 +60,25 @@ inline ReferenceMessage read_reference_message(Reader& in) {
   message.object.number = in.number<std::uint64_t>();
   message.fork.maker = in.number<std::int32_t>();
   message.fork.number = in.number<std::uint64_t>();
+  return message;
+}
+
+inline void write_context_message(Writer& out, const ContextMessage& message) {
+  out.number(static_cast<std::uint8_t>(message.type));
+  encode(out, message.context);
+  out.number(message.num_calls);
+}
+/// Throws: CommError for what write_context_message() does not write.
+inline ContextMessage read_context_message(Reader& in) {
+  const auto kind = in.number<std::uint8_t>();
+  if (kind > static_cast<std::uint8_t>(ContextMessage::Type::kOrphaned)) {
+    throw CommError("rpc.receive", base::concat("a message about a context is of kind ", int{kind}),
+                    "the same program on all workers");
+  }
+  ContextMessage message;
+  message.type = static_cast<ContextMessage::Type>(kind);
+  message.context = decode<ContextId>(in);
+  message.num_calls = in.number<std::uint64_t>();
   return message;
 }
 

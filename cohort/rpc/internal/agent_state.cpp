@@ -231,8 +231,8 @@ void AgentState::end_context(ContextId id) {
 void AgentState::apply(Contexts::Effects effects) {
   free_later(std::move(effects.left));
   for (const auto& [to, message] : effects.messages) {
-    Writer out = begin_message(MessageKind::kContextEnds);
-    encode(out, message.context);
+    Writer out = begin_message(MessageKind::kContext);
+    write_context_message(out, message);
     send(worker(to).name, out.take());
   }
 }

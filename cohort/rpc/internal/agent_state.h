@@ -104,6 +104,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
     CallContext call;
     std::shared_ptr<Reference> result;                          // null: the caller gets it
     std::optional<RecordedPlace> place;                         // within a context of distributed autograd
+    ContextProtocol::CopyId copy = ContextProtocol::kNoCopy;    // of this context, in which the handler runs
     CallerState state;                                          // of the thread that made the call
     std::optional<std::string> channel;                         // of calls that have an order
     std::shared_ptr<base::KeyedAsyncMutex::Lock> channel_lock;  // from start() on
@@ -145,7 +146,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_reference(const std::string& from, Reader& in);
   void on_context_message(const std::string& from, Reader& in);
   void apply(Contexts::Effects effects);
-  std::shared_ptr<ContextState> context_of(const Job& job);
+  ContextProtocol::CopyId count_in_context(const std::string& caller,
+                                           const std::optional<RecordedPlace>& place);
   void keep(const Job& job, ObjectValue value, const std::exception_ptr& error);
   void check_answer(const std::string& from, std::uint64_t id) const;
   void on_error(std::uint64_t id, const RemoteException& exception);
@@ -170,7 +172,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   std::string describe(std::uint64_t id, const Pending& pending) const;
   const Worker& find_worker(const std::string& name) const;
   void leave(base::Deadline deadline);
-  void count_unsent(const std::string& worker);
+  void count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context);
   void count_received(const std::string& caller);
   std::optional<IdleReport> next_report();
   void send_leaving(const std::optional<IdleReport>& report);

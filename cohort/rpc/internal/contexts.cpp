@@ -39,9 +39,16 @@ std::shared_ptr<ContextState> Contexts::get(CopyId copy, ContextId id) {
   ended->end();
   return ended;
 }
-bool Contexts::begin_call(const ContextState& context, std::int32_t callee) {
+std::optional<ContextCall> Contexts::begin_call(const ContextState& context, std::int32_t callee) {
   const std::lock_guard lock(mutex_);
-  return protocol_.begin_call(context.copy(), callee);
+  if (!protocol_.begin_call(context.copy(), callee)) return std::nullopt;
+  return ContextCall{context.copy(), context.id(), callee};
+}
+Contexts::Effects Contexts::cancel_call(const ContextCall& call) {
+  const std::lock_guard lock(mutex_);
+  ContextProtocol::Effects effects;
+  protocol_.cancel_call(call.copy, call.context, call.callee, effects);
+  return take_effects(std::move(effects));
 }
 std::shared_ptr<ContextState> Contexts::find_if_here(ContextId id) const {
   const std::lock_guard lock(mutex_);
@@ -73,7 +80,7 @@ Contexts::Effects Contexts::on_down(std::int32_t worker) {
 }
 std::size_t Contexts::size() const {
   const std::lock_guard lock(mutex_);
-  return protocol_.num_copies();
+  return protocol_.size();
 }
 std::size_t Contexts::num_backwards() const {
   const std::lock_guard lock(mutex_);

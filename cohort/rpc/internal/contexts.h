@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,13 @@
 #include "cohort/rpc/internal/protocol/context_protocol.h"
 
 namespace cohort::rpc {
+
+/// A call that this worker makes within a context.
+struct ContextCall {
+  ContextProtocol::CopyId copy;
+  ContextId context;
+  std::int32_t callee;
+};
 
 /// The contexts of a worker: what ContextProtocol has copies of. Threads: any.
 class Contexts {
@@ -24,12 +32,14 @@ class Contexts {
 
   explicit Contexts(std::int32_t self) : protocol_(self) {}
   std::shared_ptr<ContextState> create();
-  /// A call has come: ContextProtocol::on_call().
+  /// A call has come, whether its handler will run or not: ContextProtocol::on_call().
   CopyId on_call(std::int32_t caller, ContextId id);
   /// The context in which such a call runs. If the copy has ended the context has ended too, and nothing is kept of it.
   std::shared_ptr<ContextState> get(CopyId copy, ContextId id);
-  /// Before a call is recorded. False where the context has ended: the call is not recorded.
-  bool begin_call(const ContextState& context, std::int32_t callee);
+  /// Before a call is recorded. Nothing, where the context has ended: the call is not recorded.
+  std::optional<ContextCall> begin_call(const ContextState& context, std::int32_t callee);
+  /// A call that began will never be sent.
+  Effects cancel_call(const ContextCall& call);
   /// Throws: UsageError for a context that is not here, or has ended.
   std::shared_ptr<ContextState> find(ContextId id) const;
   /// The same; null, where find() throws.
@@ -38,6 +48,7 @@ class Contexts {
   Effects end(ContextId id);
   Effects on_message(std::int32_t from, const ContextMessage& message);
   Effects on_down(std::int32_t worker);
+  /// Also those that have ended and of which calls have yet to come.
   std::size_t size() const;
   /// ContextState::num_running() of all.
   std::size_t num_backwards() const;

@@ -1,25 +1,33 @@
+// The end of a context travels as calls do: each copy tells those whom it called, with the number of its calls. So a callee
+// knows which calls have yet to come, in whatever order messages arrive. For each caller it has a balance: calls that have
+// come, less calls that ends have counted. It forgets a context that has ended when all balances are 0.
+//
+// Always: a worker's calls and ends add up to 0 for each callee in the end. So a balance that is not 0 has a message to
+// come, or its caller dies. Nothing is remembered for longer, and no number bounds it.
+//
+// A call that comes when its context is forgotten, or not known yet, makes a copy. The end of its caller is still to come,
+// as the balance is above 0, and ends this copy too. By induction over the time at which copies were made each copy ends:
+// its maker's copy is older. If the maker dies the worker asks the creator to tell it of the end (kOrphaned). A copy does
+// not end with its caller: leaves here may have gradients that an optimizer has yet to take. The creator itself knows
+// which of its contexts have ended, so no call makes a copy there.
+//
+// A call is counted when it begins, and not when it is sent: its context may end while its references are
+// resolved. If it then is not sent (kUnsent) the end has counted a call too many.
 #include "cohort/rpc/internal/protocol/context_protocol.h"
 
-#include <algorithm>
-
 namespace cohort::rpc {
-namespace {
 
-// Contexts that have ended are remembered, so that a call which was on its way does not make one anew.
-constexpr std::size_t kMaxEnded = 256;
+using MessageType = ContextMessage::Type;
 
-}  // namespace
-
-ContextProtocol::CopyId ContextProtocol::add_copy(ContextId context) {
-  const CopyId copy = next_copy_++;
-  entries_[context].copy = copy;
-  copies_.emplace(copy, context);
-  return copy;
+ContextProtocol::CopyId ContextProtocol::add_copy(Entries::iterator entry) {
+  entry->second.copy = next_copy_++;
+  copies_.emplace(entry->second.copy, entry);
+  return entry->second.copy;
 }
 
 ContextId ContextProtocol::create() {
   const ContextId context{self_, next_context_++};
-  add_copy(context);
+  add_copy(entries_.try_emplace(context).first);
   return context;
 }
 
@@ -28,47 +36,100 @@ ContextProtocol::CopyId ContextProtocol::copy_of(ContextId context) const {
   return found != entries_.end() ? found->second.copy : kNoCopy;
 }
 
-ContextProtocol::CopyId ContextProtocol::on_call(std::int32_t /*caller*/, ContextId context) {
-  if (const CopyId copy = copy_of(context); copy != kNoCopy) return copy;
-  if (down_.count(context.creator) > 0) return kNoCopy;
-  if (std::find(ended_.begin(), ended_.end(), context) != ended_.end()) return kNoCopy;
-  return add_copy(context);
+ContextProtocol::CopyId ContextProtocol::on_call(std::int32_t caller, ContextId context) {
+  if (down_.count(context.creator) > 0 || down_.count(caller) > 0) return copy_of(context);
+  const auto [entry, is_new] = entries_.try_emplace(context);
+  if (is_new && context.creator != self_) add_copy(entry);
+  const CopyId copy = entry->second.copy;
+  add_to_balance(entry, caller, 1);
+  return copy;
 }
 
 bool ContextProtocol::begin_call(CopyId copy, std::int32_t callee) {
   const auto found = copies_.find(copy);
   if (found == copies_.end()) return false;
-  entries_.at(found->second).callees.insert(callee);
+  if (down_.count(callee) == 0) ++found->second->second.made[callee];
   return true;
 }
 
-void ContextProtocol::end(ContextId context, Effects& effects) {
-  if (std::find(ended_.begin(), ended_.end(), context) == ended_.end()) ended_.push_back(context);
-  if (ended_.size() > kMaxEnded) ended_.pop_front();
-  const auto found = entries_.extract(context);
-  if (found.empty()) return;
-  copies_.erase(found.mapped().copy);
-  effects.ended.push_back(found.mapped().copy);
-  for (const std::int32_t callee : found.mapped().callees) {
-    effects.messages.emplace_back(callee, ContextMessage{context});
+void ContextProtocol::cancel_call(CopyId copy, ContextId context, std::int32_t callee, Effects& effects) {
+  if (down_.count(callee) > 0) return;
+  if (const auto found = copies_.find(copy); found != copies_.end()) {
+    --found->second->second.made[callee];
+  } else if (down_.count(context.creator) == 0) {
+    effects.messages.emplace_back(callee, ContextMessage{MessageType::kUnsent, context});
   }
 }
 
-void ContextProtocol::on_message(std::int32_t /*from*/, const ContextMessage& message, Effects& effects) {
-  end(message.context, effects);
+void ContextProtocol::end(ContextId context, Effects& effects) {
+  const auto entry = entries_.find(context);
+  if (entry == entries_.end()) return;
+  end_copy(entry, effects);
+  erase_if_over(entry);
+}
+
+void ContextProtocol::end_copy(Entries::iterator entry, Effects& effects) {
+  auto& [context, known] = *entry;
+  if (known.copy == kNoCopy) return;
+  effects.ended.push_back(known.copy);
+  copies_.erase(known.copy);
+  known.copy = kNoCopy;
+  for (const auto& [callee, num_calls] : known.made) {
+    effects.messages.emplace_back(callee, ContextMessage{MessageType::kEnded, context, num_calls});
+  }
+  known.made.clear();
+}
+
+void ContextProtocol::add_to_balance(Entries::iterator entry, std::int32_t caller, std::uint64_t change) {
+  Counts& balances = entry->second.balances;
+  if ((balances[caller] += change) == 0) balances.erase(caller);
+  erase_if_over(entry);
+}
+
+void ContextProtocol::erase_if_over(Entries::iterator entry) {
+  if (entry->second.copy == kNoCopy && entry->second.balances.empty()) entries_.erase(entry);
+}
+
+void ContextProtocol::on_message(std::int32_t from, const ContextMessage& message, Effects& effects) {
+  if (down_.count(from) > 0 || down_.count(message.context.creator) > 0) return;
+  if (message.type == MessageType::kOrphaned) {
+    if (const auto found = copies_.find(copy_of(message.context)); found != copies_.end()) {
+      found->second->second.made.try_emplace(from, 0);
+    } else {
+      effects.messages.emplace_back(from, ContextMessage{MessageType::kEnded, message.context});
+    }
+    return;
+  }
+  const auto entry = entries_.try_emplace(message.context).first;
+  end_copy(entry, effects);
+  // A call that is not sent is one that need not come.
+  add_to_balance(entry, from, message.type == MessageType::kUnsent ? 1 : 0 - message.num_calls);
 }
 
 void ContextProtocol::on_down(std::int32_t worker, Effects& effects) {
-  down_.insert(worker);
-  for (auto at = entries_.begin(); at != entries_.end();) {
-    if (at->first.creator != worker) {
-      ++at;
+  if (!down_.insert(worker).second) return;
+  for (auto next = entries_.begin(); next != entries_.end();) {
+    const auto entry = next++;
+    if (entry->first.creator != worker) {
+      on_caller_down(entry, worker, effects);
       continue;
     }
-    copies_.erase(at->second.copy);
-    effects.ended.push_back(at->second.copy);
-    at = entries_.erase(at);
+    if (entry->second.copy != kNoCopy) effects.ended.push_back(entry->second.copy);
+    copies_.erase(entry->second.copy);
+    entries_.erase(entry);
   }
+}
+
+// Or a callee.
+void ContextProtocol::on_caller_down(Entries::iterator entry, std::int32_t caller, Effects& effects) {
+  auto& [context, known] = *entry;
+  known.made.erase(caller);
+  if (known.balances.erase(caller) == 0) return;
+  // Also where there are other callers: these may have been called by this worker.
+  if (known.copy != kNoCopy && context.creator != self_) {
+    effects.messages.emplace_back(context.creator, ContextMessage{MessageType::kOrphaned, context});
+  }
+  erase_if_over(entry);
 }
 
 }  // namespace cohort::rpc

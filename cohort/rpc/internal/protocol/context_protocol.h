@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <set>
 #include <utility>
@@ -16,13 +15,20 @@ namespace cohort::rpc {
 
 using dist_autograd::ContextId;
 
-/// The sender's copy of a context has ended.
 struct ContextMessage {
+  enum class Type : std::uint8_t {
+    kEnded,   ///< the sender's copy has ended. It has made `num_calls` calls of the receiver
+    kUnsent,  ///< after kEnded: a call that it counted will never be sent
+    kOrphaned,  ///< to the creator: a caller of the sender has died, so the creator is to tell the sender of the end
+  };
+  Type type = Type::kEnded;
   ContextId context;
+  std::uint64_t num_calls = 0;
 };
 
 /// One worker's part of the protocol. A worker has a copy of a context from the first call of it on. The end of the context
-/// goes to those who were called in it, and on to those that they called. Threads: one at a time.
+/// goes to those who were called in it, and on to those that they called. A worker knows of a context that has ended until
+/// all calls of it have come. Threads: one at a time.
 class ContextProtocol {
  public:
   /// A copy of this worker's. A context that comes again has another copy.
@@ -40,35 +46,44 @@ class ContextProtocol {
   ContextId create();
   /// The program of this worker has ended a context of its own.
   void end(ContextId context, Effects& effects);
-  /// A call has come. Returns the copy in which it runs; kNoCopy where the context has ended.
+  /// A call has come, whether its handler will run or not. Returns the copy in which it runs; kNoCopy where the context has
+  /// ended.
   CopyId on_call(std::int32_t caller, ContextId context);
   /// Before a call of `callee` is sent within a copy. False where the copy has ended: the call belongs to no context.
   bool begin_call(CopyId copy, std::int32_t callee);
+  /// A call that began will never be sent.
+  void cancel_call(CopyId copy, ContextId context, std::int32_t callee, Effects& effects);
 
   void on_message(std::int32_t from, const ContextMessage& message, Effects& effects);
-  /// A worker is dead.
+  /// A worker is dead. What comes of it later changes nothing.
   void on_down(std::int32_t worker, Effects& effects);
 
   /// kNoCopy where there is none.
   CopyId copy_of(ContextId context) const;
   bool is_live(CopyId copy) const { return copies_.count(copy) > 0; }
   std::size_t num_copies() const { return copies_.size(); }
-  /// All that is kept: copies, and what is known of contexts that have ended.
-  std::size_t size() const { return copies_.size() + ended_.size(); }
+  /// Contexts that this worker has a copy of, or that have ended and of which calls or ends have yet to come.
+  std::size_t size() const { return entries_.size(); }
 
  private:
+  // Calls by worker. Differences may wrap around.
+  using Counts = std::map<std::int32_t, std::uint64_t>;
   struct Entry {
-    CopyId copy = kNoCopy;
-    std::set<std::int32_t> callees;
+    CopyId copy = kNoCopy;  // none: the context has ended
+    Counts made;            // calls of the copy, of each callee that is to be told of the end
+    Counts balances;        // of each caller: calls that have come, less those that its ends counted. Never 0
   };
-  CopyId add_copy(ContextId context);
+  using Entries = std::map<ContextId, Entry>;
+  CopyId add_copy(Entries::iterator entry);
+  void end_copy(Entries::iterator entry, Effects& effects);
+  void add_to_balance(Entries::iterator entry, std::int32_t caller, std::uint64_t change);
+  void on_caller_down(Entries::iterator entry, std::int32_t caller, Effects& effects);
+  void erase_if_over(Entries::iterator entry);
 
   const std::int32_t self_;
   std::uint64_t next_context_ = 1, next_copy_ = 1;
-  std::map<ContextId, Entry> entries_;
-  std::map<CopyId, ContextId> copies_;
-  // For calls that come after the end: contexts of late, and workers that are dead.
-  std::deque<ContextId> ended_;
+  Entries entries_;
+  std::map<CopyId, Entries::iterator> copies_;
   std::set<std::int32_t> down_;
 };
 
