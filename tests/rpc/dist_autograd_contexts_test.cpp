@@ -81,6 +81,15 @@ at::Tensor times_shared_when_open(const at::Tensor& x) {
   forward_gate->wait();
   return x * shared_weight;
 }
+bool is_within_context() {  // on w2
+  return agent_of("w2").state()->is_recording();
+}
+std::atomic<bool> is_at_gate{false};
+bool asks_w2_when_open() {  // on w1
+  is_at_gate = true;
+  forward_gate->wait();
+  return agent_of("w1").rpc_sync<is_within_context>("w2");
+}
 at::Tensor first_of_two(const std::vector<at::Tensor>& list, const at::Tensor& scale) {
   return list.at(0) * scale;
 }
@@ -97,6 +106,8 @@ COHORT_REMOTE(may_fail);
 COHORT_REMOTE(may_fail_below);
 COHORT_REMOTE(waits_in_backward);
 COHORT_REMOTE(times_shared_when_open);
+COHORT_REMOTE(is_within_context);
+COHORT_REMOTE(asks_w2_when_open);
 COHORT_REMOTE(first_of_two);
 COHORT_REMOTE(sum_of_types);
 
@@ -116,6 +127,11 @@ class DistAutogradContextsTest : public testing::Test {
   ~DistAutogradContextsTest() override {
     shared_weight.reset();
     fails_now = false;
+  }
+  bool no_context_is_left() {
+    return comes_true([this] {
+      return job[0].metrics().contexts + job[1].metrics().contexts + job[2].metrics().contexts == 0;
+    });
   }
   Job job{3};
   const at::Tensor x = leaf_with({5, 7});
@@ -249,6 +265,56 @@ TEST_F(DistAutogradContextsTest, AResultThatComesAfterTheEndHasNoGradient) {
     gate.open();
     EXPECT_FALSE(result.get().requires_grad()) << worker;
   }
+}
+
+TEST_F(DistAutogradContextsTest, ACallOfAHandlerAfterTheEndBelongsToNoContext) {
+  test::Gate gate;
+  forward_gate = &gate;
+  is_at_gate = false;
+  Future<bool> result;
+  {
+    Context context(job[0]);
+    EXPECT_TRUE(job[0].rpc_sync<is_within_context>("w2"));
+    result = job[0].rpc_async<asks_w2_when_open>("w1");
+    EXPECT_TRUE(comes_true([] { return is_at_gate.load(); }));
+  }
+  EXPECT_TRUE(no_context_is_left()) << "the handler still runs";
+  gate.open();
+  EXPECT_FALSE(result.get());
+  EXPECT_EQ(job[2].metrics().contexts, 0U);
+  job.shutdown();
+}
+
+// Calls of a channel wait for each other. The handler of the second begins when 300 further contexts have ended.
+TEST_F(DistAutogradContextsTest, ACallThatBeginsLongAfterTheEndLeavesNoContext) {
+  test::Gate gate;
+  forward_gate = &gate;
+  std::vector<Future<at::Tensor>> results;
+  {
+    Context context(job[0]);
+    for (int i = 0; i < 2; ++i) {
+      results.push_back(job[0].rpc_async<times_shared_when_open>(to("w1").in_order("updates"), x));
+    }
+  }
+  for (int i = 0; i < 300; ++i) {
+    Context context(job[0]);
+    job[0].rpc_sync<times_shared>("w1", x);
+  }
+  gate.open();
+  for (Future<at::Tensor>& result : results) EXPECT_FALSE(result.get().requires_grad());
+  EXPECT_TRUE(no_context_is_left());
+  job.shutdown();
+}
+
+// w2 was called by w1 alone, which dies. So w0 tells w2 of the end, and not earlier.
+TEST_F(DistAutogradContextsTest, AWorkerWhoseCallerHasDiedLearnsOfTheEnd) {
+  {
+    Context context(job[0]);
+    EXPECT_TRUE(job[0].rpc_sync<times_shared_by_two>("w1", x).requires_grad());
+    job.drop(1);
+    EXPECT_EQ(job[2].metrics().contexts, 1U);
+  }
+  EXPECT_TRUE(comes_true([&] { return job[0].metrics().contexts + job[2].metrics().contexts == 0; }));
 }
 
 // Of the worker that began it: its thread ends, and with it the context, while a part still goes backward elsewhere.
