@@ -17,7 +17,7 @@
 
 namespace cohort::rpc {
 
-using MessageType = ContextMessage::Type;
+using ContextMessageType = ContextMessage::Type;
 
 ContextProtocol::CopyId ContextProtocol::add_copy(Entries::iterator entry) {
   entry->second.copy = next_copy_++;
@@ -57,7 +57,7 @@ void ContextProtocol::cancel_call(CopyId copy, ContextId context, std::int32_t c
   if (const auto found = copies_.find(copy); found != copies_.end()) {
     --found->second->second.made[callee];
   } else if (down_.count(context.creator) == 0) {
-    effects.messages.emplace_back(callee, ContextMessage{MessageType::kUnsent, context});
+    effects.messages.emplace_back(callee, ContextMessage{ContextMessageType::kUnsent, context});
   }
 }
 
@@ -75,7 +75,7 @@ void ContextProtocol::end_copy(Entries::iterator entry, Effects& effects) {
   copies_.erase(known.copy);
   known.copy = kNoCopy;
   for (const auto& [callee, num_calls] : known.made) {
-    effects.messages.emplace_back(callee, ContextMessage{MessageType::kEnded, context, num_calls});
+    effects.messages.emplace_back(callee, ContextMessage{ContextMessageType::kEnded, context, num_calls});
   }
   known.made.clear();
 }
@@ -92,18 +92,18 @@ void ContextProtocol::erase_if_over(Entries::iterator entry) {
 
 void ContextProtocol::on_message(std::int32_t from, const ContextMessage& message, Effects& effects) {
   if (down_.count(from) > 0 || down_.count(message.context.creator) > 0) return;
-  if (message.type == MessageType::kOrphaned) {
+  if (message.type == ContextMessageType::kOrphaned) {
     if (const auto found = copies_.find(copy_of(message.context)); found != copies_.end()) {
       found->second->second.made.try_emplace(from, 0);
     } else {
-      effects.messages.emplace_back(from, ContextMessage{MessageType::kEnded, message.context});
+      effects.messages.emplace_back(from, ContextMessage{ContextMessageType::kEnded, message.context});
     }
     return;
   }
   const auto entry = entries_.try_emplace(message.context).first;
   end_copy(entry, effects);
   // A call that is not sent is one that need not come.
-  add_to_balance(entry, from, message.type == MessageType::kUnsent ? 1 : 0 - message.num_calls);
+  add_to_balance(entry, from, message.type == ContextMessageType::kUnsent ? 1 : 0 - message.num_calls);
 }
 
 void ContextProtocol::on_down(std::int32_t worker, Effects& effects) {
@@ -127,7 +127,7 @@ void ContextProtocol::on_caller_down(Entries::iterator entry, std::int32_t calle
   if (known.balances.erase(caller) == 0) return;
   // Also where there are other callers: these may have been called by this worker.
   if (known.copy != kNoCopy && context.creator != self_) {
-    effects.messages.emplace_back(context.creator, ContextMessage{MessageType::kOrphaned, context});
+    effects.messages.emplace_back(context.creator, ContextMessage{ContextMessageType::kOrphaned, context});
   }
   erase_if_over(entry);
 }
