@@ -132,13 +132,13 @@ void compare(const Workload& workload, int rounds) {
     }
   }
   const auto add_cohort = [&](const char* name, const rpc::AgentOptions& options) {
-    variants.push_back(variant(name, [&work, options](int rank, const Store& store) {
-      return run_cohort(work, rank, store, options);
+    variants.push_back(variant(name, [&workload, options](int rank, const Store& store) {
+      return run_cohort(workload, rank, store, options);
     }));
   };
   rpc::AgentOptions options;
   add_cohort("Cohort, local socket", options);
-  if (work.has_rings) {
+  if (workload.has_rings) {
     options.shared_cache = 0;
     add_cohort("Cohort, local socket, rings alone", options);
   }

@@ -143,6 +143,7 @@ void read_call(Reader& in, bool is_make) {
     in.number<std::uint64_t>();
     in.text();
   }
+  read_value<std::optional<std::string>>(in);  // the channel
   read_value<std::optional<RecordedPlace>>(in);
   const auto state = decode<CallerState>(in);
   {

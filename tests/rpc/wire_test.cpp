@@ -52,6 +52,52 @@ TEST(WireTest, TensorsOfEachTypeAndShapeArriveAsTheyWere) {
       at::equal(received(to_message(0, {"", {complex.conj()}})).tensors[0], complex.conj().resolve_conj()));
 }
 
+TEST(WireTest, ATensorWithoutGapsKeepsItsStrides) {
+  const at::Tensor values = at::arange(120, at::kFloat).view({2, 3, 4, 5});
+  const std::vector<at::Tensor> sent{values.contiguous(at::MemoryFormat::ChannelsLast),
+                                     values.permute({3, 0, 2, 1}),
+                                     values[0][0].t(),
+                                     values.slice(1, 1, 3),
+                                     values.view({2, 1, 60}).transpose(0, 2),
+                                     at::zeros({0, 3}).t()};
+  for (const Memory memory : {Memory::kShared, Memory::kOwn}) {
+    const net::Message message = to_message(0, {"", sent}, memory);
+    EXPECT_EQ(message.payloads[1].bytes.data() == static_cast<const std::byte*>(values.const_data_ptr()),
+              memory == Memory::kShared);
+    const Encoded came = received(message);
+    for (std::size_t i = 0; i < sent.size(); ++i) {
+      EXPECT_TRUE(at::equal(came.tensors[i], sent[i])) << i;
+      EXPECT_EQ(came.tensors[i].is_contiguous(), sent[i].is_contiguous() || i == 3) << i;
+      if (i < 3) EXPECT_EQ(came.tensors[i].strides(), sent[i].strides()) << i;
+    }
+    EXPECT_TRUE(came.tensors[0].is_contiguous(at::MemoryFormat::ChannelsLast));
+  }
+}
+
+TEST(WireTest, StridesThatOverlapOrLeaveGapsAreAnError) {
+  // References, tensors, type, flags, dimensions, two sizes, two strides.
+  const auto error_of = [](char first, char second) {
+    net::Message message = to_message(0, {"", {at::ones({3, 2}).t()}});
+    add_references(message, {});
+    EXPECT_EQ(message.header.substr(5, 4), (std::string{2, 3, 1, 2}));
+    message.header[7] = first;
+    message.header[8] = second;
+    try {
+      to_encoded(message);
+    } catch (const CommError& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(error_of(1, 2), "none");
+  EXPECT_EQ(error_of(3, 1), "none");
+  for (const auto& [first, second] :
+       std::vector<std::pair<char, char>>{{1, 1}, {1, 3}, {2, 1}, {0, 0}, {4, 1}}) {
+    EXPECT_NE(error_of(first, second).find("came with strides"), std::string::npos)
+        << int{first} << int{second};
+  }
+}
+
 // Three entries, of which two are the same, in a tensor of 4 x 3 x 2.
 at::Tensor three_entries(const at::Tensor& values, std::int64_t num_sparse) {
   const at::Tensor indices = at::tensor({3, 0, 3, 2, 1, 2}, at::kLong).view({2, 3});
@@ -108,7 +154,9 @@ TEST(WireTest, WhatNoSenderWritesOfASparseTensorIsAnError) {
   };
   // References, tensors, type, flags, dimensions, three sizes, sparse dimensions, entries.
   EXPECT_EQ(error_of([](net::Message&) {}), "none");
-  EXPECT_NE(error_of([](net::Message& m) { m.header[3] = 8; }).find("an unknown flag"), std::string::npos);
+  EXPECT_NE(error_of([](net::Message& m) { m.header[3] = 16; }).find("an unknown flag"), std::string::npos);
+  EXPECT_NE(error_of([](net::Message& m) { m.header[3] = 10; }).find("an unknown flag"), std::string::npos)
+      << "a sparse tensor has no strides";
   EXPECT_NE(error_of([](net::Message& m) { m.header[5] = 3; }).find("has index 3 in a dimension of size 3"),
             std::string::npos);
   EXPECT_NE(error_of([](net::Message& m) { m.header[8] = 4; }).find("4 of 3 dimensions"), std::string::npos);

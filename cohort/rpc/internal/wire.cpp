@@ -1,6 +1,7 @@
 // A message's header begins with two tables. The first says how many references there are, and for each its
 // object, owner and fork. The second says how many tensors, and for each its element type, flags and sizes. The
-// bytes of the values follow. A dense tensor is one payload, contiguous. A sparse one (COO) has two: its indices,
+// bytes of the values follow. A dense tensor is one payload: its memory as it lies, with its strides, where it has no gaps, as one
+// in channels_last; else a contiguous copy. A sparse one (COO) has two: its indices,
 // and its values. The table says besides how many of its dimensions are sparse, and how many entries it has.
 //
 // A payload shares the memory of its tensor, on both sides: nothing is copied here where a tensor is contiguous and
@@ -39,7 +40,8 @@ bool is_dense_type(at::ScalarType type) {
   return at::isIntegralType(type, true) || at::isFloatingType(type) || at::isComplexType(type);
 }
 
-enum TensorFlag : std::uint8_t { kRequiresGrad = 1, kIsSparse = 2, kIsCoalesced = 4 };
+enum TensorFlag : std::uint8_t { kRequiresGrad = 1, kIsSparse = 2, kIsCoalesced = 4, kHasStrides = 8 };
+constexpr int kAllFlags = kRequiresGrad | kIsSparse | kIsCoalesced | kHasStrides;
 
 void check_travels(const at::Tensor& tensor) {
   const bool has_layout = tensor.layout() == at::kStrided || tensor.layout() == at::kSparse;
@@ -48,8 +50,14 @@ void check_travels(const at::Tensor& tensor) {
                    "a dense tensor, or a sparse one (COO): tensor.to_dense(), tensor.dequantize()");
 }
 
-std::uint8_t flags_of(const at::Tensor& tensor) {
-  int flags = 0;
+// A tensor on the CPU whose values have no gaps. resolve_*: views of complex numbers may hold a pending operation.
+at::Tensor without_gaps(const at::Tensor& given) {
+  const at::Tensor tensor = given.to(at::kCPU).resolve_conj().resolve_neg();
+  return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+}
+
+std::uint8_t flags_of(const at::Tensor& tensor, bool has_strides) {
+  int flags = has_strides ? kHasStrides : 0;
   if (tensor.requires_grad() && tensor.is_leaf()) flags |= kRequiresGrad;
   if (tensor.is_sparse()) flags |= kIsSparse;
   if (tensor.is_sparse() && tensor.is_coalesced()) flags |= kIsCoalesced;
@@ -62,9 +70,10 @@ bool is_only_holder(const at::Tensor& tensor) {
          tensor.weak_use_count() <= 1 && tensor.storage().use_count() == 1;
 }
 
-void add_payload(net::Message& message, const at::Tensor& given, Memory memory, bool moves = false) {
-  // resolve_*: views of complex numbers may hold a pending operation.
-  at::Tensor tensor = given.to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+// `dense` has no gaps.
+void add_payload(net::Message& message, const at::Tensor& given, const at::Tensor& dense, Memory memory,
+                 bool moves = false) {
+  at::Tensor tensor = dense;
   if (memory == Memory::kOwn && tensor.is_alias_of(given)) tensor = tensor.clone();
   const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
   message.payloads.push_back({std::make_shared<at::Tensor>(tensor), {data, tensor.nbytes()}, moves});
@@ -83,7 +92,25 @@ void check_sizes(at::IntArrayRef sizes, std::uint64_t max_elements) {
   }
 }
 
-at::Tensor tensor_of(const net::Payload& payload, at::IntArrayRef sizes, at::ScalarType type) {
+// Whether they are those of a tensor whose dimensions lie in some order, without gaps.
+bool are_without_gaps(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (strides[d] < 0 || strides[d] > static_cast<std::int64_t>(kMaxElements)) return false;
+    if (sizes[d] > 1) dims.emplace_back(strides[d], sizes[d]);
+  }
+  std::sort(dims.begin(), dims.end());
+  std::int64_t expected = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != expected) return false;
+    expected *= size;
+  }
+  return true;
+}
+
+// `strides` may be empty: those of a contiguous tensor.
+at::Tensor tensor_of(const net::Payload& payload, at::IntArrayRef sizes, at::ScalarType type,
+                     at::IntArrayRef strides = {}) {
   check_sizes(sizes, kMaxElements);
   std::uint64_t numel = 1;
   for (const std::int64_t size : sizes) numel *= static_cast<std::uint64_t>(size);
@@ -92,7 +119,10 @@ at::Tensor tensor_of(const net::Payload& payload, at::IntArrayRef sizes, at::Sca
     reject_message(
         base::concat("a tensor of ", numel, " elements came with ", payload.bytes.size(), " bytes"));
   }
-  return tensor_over(payload.owner, const_cast<std::byte*>(payload.bytes.data()), sizes, type);
+  if (!strides.empty() && (numel == 0 || !are_without_gaps(sizes, strides))) {
+    reject_message(base::concat("a tensor of sizes ", sizes, " came with strides ", strides));
+  }
+  return tensor_over(payload.owner, const_cast<std::byte*>(payload.bytes.data()), sizes, type, strides);
 }
 
 // Says which index is outside of its dimension; empty where none is.
@@ -136,14 +166,17 @@ class TensorReader {
       reject_message(base::concat("a tensor has elements of type ", static_cast<int>(type)));
     }
     const auto flags = table_.number<std::uint8_t>();
-    if (flags > (kRequiresGrad | kIsSparse | kIsCoalesced)) reject_message("a tensor has an unknown flag");
+    const bool is_sparse = (flags & kIsSparse) != 0, has_strides = (flags & kHasStrides) != 0;
+    if (flags > kAllFlags || (is_sparse && has_strides)) reject_message("a tensor has an unknown flag");
     const std::size_t num_dims = table_.count();
     if (num_dims > kMaxDims) reject_message(base::concat("a tensor has ", num_dims, " dimensions"));
     std::vector<std::int64_t> sizes(num_dims);
     for (std::int64_t& size : sizes) size = static_cast<std::int64_t>(table_.any_count());
     const auto scalar_type = static_cast<at::ScalarType>(type);
-    at::Tensor tensor = (flags & kIsSparse) != 0 ? sparse(sizes, scalar_type, (flags & kIsCoalesced) != 0)
-                                                 : tensor_of(next_payload(), sizes, scalar_type);
+    std::vector<std::int64_t> strides(has_strides ? num_dims : 0);
+    for (std::int64_t& stride : strides) stride = static_cast<std::int64_t>(table_.any_count());
+    at::Tensor tensor = is_sparse ? sparse(sizes, scalar_type, (flags & kIsCoalesced) != 0)
+                                  : tensor_of(next_payload(), sizes, scalar_type, strides);
     if ((flags & kRequiresGrad) == 0) return tensor;
     if (at::isIntegralType(scalar_type, true)) reject_message("whole numbers require grad");
     return tensor.set_requires_grad(true);
@@ -196,9 +229,11 @@ net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory me
   for (const at::Tensor& given : encoded.tensors) {
     check_travels(given);
     const bool moves = is_only_holder(given);
-    const at::Tensor tensor = given.detach();
+    const at::Tensor detached = given.detach(),
+                     tensor = given.is_sparse() ? detached : without_gaps(detached);
+    const bool has_strides = !given.is_sparse() && tensor.numel() > 0 && !tensor.is_contiguous();
     table.number(static_cast<std::int8_t>(tensor.scalar_type()));
-    table.number(flags_of(given));
+    table.number(flags_of(given, has_strides));
     table.count(static_cast<std::uint64_t>(tensor.dim()));
     for (const std::int64_t size : tensor.sizes()) table.count(static_cast<std::uint64_t>(size));
     if (tensor.is_sparse()) {
@@ -209,10 +244,12 @@ net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory me
       if (const std::string wrong = describe_wrong_index(indices, tensor.sizes()); !wrong.empty()) {
         throw UsageError("rpc.send", wrong, "at::sparse_coo_tensor, which checks them");
       }
-      add_payload(message, indices, memory);
-      add_payload(message, tensor._values(), memory);
+      add_payload(message, given._indices(), indices, memory);
+      add_payload(message, given._values(), without_gaps(tensor._values()).contiguous(), memory);
     } else {
-      add_payload(message, tensor, memory, moves);
+      const at::IntArrayRef strides = has_strides ? tensor.strides() : at::IntArrayRef();
+      for (const std::int64_t stride : strides) table.count(static_cast<std::uint64_t>(stride));
+      add_payload(message, given, tensor, memory, moves);
     }
   }
   message.header = table.take().bytes + encoded.bytes;
@@ -254,8 +291,9 @@ std::pair<Encoded, std::vector<WireReference>> to_encoded(net::Message& message)
 }
 
 at::Tensor tensor_over(std::shared_ptr<const void> owner, void* data, at::IntArrayRef sizes,
-                       at::ScalarType type) {
+                       at::ScalarType type, at::IntArrayRef strides) {
   return at::for_blob(data, sizes)
+      .strides(strides.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(strides))
       .deleter([owner = std::move(owner)](void*) {})
       .options(at::TensorOptions(type))
       .allocator(c10::GetCPUAllocator())

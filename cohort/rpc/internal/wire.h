@@ -30,7 +30,7 @@ std::pair<Encoded, std::vector<WireReference>> to_encoded(net::Message& message)
 
 /// A tensor of memory that lives as long as the tensor, and views of it. It can be resized, and takes LibTorch's memory then.
 at::Tensor tensor_over(std::shared_ptr<const void> owner, void* data, at::IntArrayRef sizes,
-                       at::ScalarType type);
+                       at::ScalarType type, at::IntArrayRef strides = {});
 
 /// Memory for a tensor that comes, of LibTorch's allocator: memory::tune_allocator() has it keep its pages.
 std::shared_ptr<std::byte> allocate_payload(std::size_t num_bytes);
