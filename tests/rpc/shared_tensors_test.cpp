@@ -71,8 +71,8 @@ TEST(AgentSharedTensorsTest, AMovedTensorComesBackInItsMemory) {
   Job job(2);
   EXPECT_TRUE(stays_in_its_memory<give_back>(job));
   EXPECT_TRUE(stays_in_its_memory<give_back_reference>(job));
-  EXPECT_GT(job[0].metrics().bytes_by_handle, 2 * 4 * kLongSize);
-  EXPECT_GT(job[1].metrics().bytes_by_handle, 2 * 4 * kLongSize);
+  EXPECT_GE(job[0].metrics().bytes_by_handle, 2 * 4 * kLongSize);
+  EXPECT_GE(job[1].metrics().bytes_by_handle, 2 * 4 * kLongSize);
   EXPECT_TRUE(comes_true([&] { return job[0].metrics().shared_bytes_in_use == 0; }));
   job.shutdown();
 }
