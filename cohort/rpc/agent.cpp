@@ -13,6 +13,7 @@
 #include <cctype>
 
 #include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/rpc/internal/agent_state.h"
 #include "cohort/rpc/internal/wire.h"
 
@@ -59,6 +60,9 @@ Agent::Agent(std::string name, int id, int world_size, base::KeyValueStore& stor
   } catch (...) {
     state_->stop();  // ~Agent() does not run; threads and connections may have begun
     throw;
+  }
+  if (world_size > 1) {
+    base::log_info(base::concat(self().name, " reaches ", describe_transports(metrics().traffic)));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 #include <initializer_list>
+#include <map>
 
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
@@ -28,7 +29,25 @@ std::string text_of_time(std::chrono::nanoseconds time) {
   return scaled_text(static_cast<double>(time.count()), {"ns", "us", "ms", "s"});
 }
 
+constexpr std::size_t kNamesOfATransport = 8;  // in a line of the log
+
 }  // namespace
+
+std::string describe_transports(const std::vector<WorkerTraffic>& traffic) {
+  std::map<std::string, std::vector<std::string>> names;
+  for (const WorkerTraffic& each : traffic) names[each.transport].push_back(each.worker);
+  base::TextList parts;
+  for (auto& [transport, workers] : names) {
+    const std::size_t count = workers.size();
+    if (count > kNamesOfATransport) {
+      workers.resize(kNamesOfATransport);
+      workers.emplace_back("...");
+    }
+    parts.add(count, parts.empty() ? (count == 1 ? " worker" : " workers") : "", " over ", transport, " (",
+              base::join(workers), ")");
+  }
+  return parts.text();
+}
 
 std::string to_string(const AgentMetrics& metrics) {
   base::TextList lines("\n");
@@ -39,10 +58,11 @@ std::string to_string(const AgentMetrics& metrics) {
             " unanswered, ", metrics.handlers_queued, " queued, ", metrics.handlers_on_threads,
             " on threads");
   for (const WorkerTraffic& traffic : metrics.traffic) {
-    lines.add(traffic.worker, ": sent ", text_of_bytes(traffic.bytes_sent), ", received ",
-              text_of_bytes(traffic.bytes_received), ", on the way ", text_of_bytes(traffic.bytes_on_the_way),
-              ", queued ", text_of_bytes(traffic.bytes_queued), " in ", traffic.messages_queued,
-              " messages, by handle ", text_of_bytes(traffic.bytes_by_handle));
+    lines.add(traffic.worker, " over ", traffic.transport, ": sent ", text_of_bytes(traffic.bytes_sent),
+              ", received ", text_of_bytes(traffic.bytes_received), ", on the way ",
+              text_of_bytes(traffic.bytes_on_the_way), ", queued ", text_of_bytes(traffic.bytes_queued),
+              " in ", traffic.messages_queued, " messages, by handle ",
+              text_of_bytes(traffic.bytes_by_handle));
   }
   lines.add("shared memory: ", text_of_bytes(metrics.shared_bytes_in_use), " in use, ",
             text_of_bytes(metrics.shared_bytes_cached), " cached");

@@ -96,6 +96,7 @@ struct FunctionMetrics {
 /// What is exchanged with another worker.
 struct WorkerTraffic {
   std::string worker;
+  std::string transport;  ///< net::Peer::transport(): "shared memory", "a local socket", "TCP"
   std::uint64_t bytes_sent = 0, bytes_received = 0;
   std::uint64_t bytes_on_the_way = 0;  ///< of calls: sent, and not yet taken on there
   std::uint64_t bytes_queued = 0;      ///< that wait until that worker has room, or the connection
@@ -103,6 +104,9 @@ struct WorkerTraffic {
   /// Of tensors that the worker has in this one's memory. They are no part of bytes_sent.
   std::uint64_t bytes_by_handle = 0;
 };
+
+/// The workers by transport: "2 workers over shared memory (ps/0, ps/1), 1 over TCP (ps/2)".
+std::string describe_transports(const std::vector<WorkerTraffic>& traffic);
 
 /// Totals of a worker since it joined, and what is under way.
 struct AgentMetrics {

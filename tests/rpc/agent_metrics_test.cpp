@@ -163,6 +163,7 @@ TEST(AgentMetricsTest, BytesAreCountedForEachWorker) {
   }));
   const AgentMetrics metrics = job[0].metrics();
   ASSERT_EQ(metrics.traffic.size(), 2U);
+  EXPECT_EQ(metrics.traffic[0].transport, "shared memory");
   const WorkerTraffic &busy = metrics.traffic[0], &idle = metrics.traffic[1];
   EXPECT_EQ(busy.worker, "w1");
   EXPECT_EQ(idle.worker, "w2");
@@ -236,23 +237,40 @@ TEST(AgentMetricsTest, AsTextTheyHaveALineForEachWorkerAndFunction) {
   metrics.handlers_queued = 2;
   metrics.handlers_on_threads = 1;
   metrics.functions.push_back({"embed", 1200, 3, nanoseconds(97'300), milliseconds(2), seconds(1500)});
-  metrics.traffic.push_back({"ps/0", 12'300'000, 999, 0, 4'000'000'000'000'000, 7, 65'000});
+  metrics.traffic.push_back({"ps/0", "TCP", 12'300'000, 999, 0, 4'000'000'000'000'000, 7, 65'000});
   metrics.shared_bytes_in_use = 4'000'000;
   metrics.contexts = 1;
   metrics.backwards = 2;
   metrics.references = 4;
   metrics.rrefs = {"object 0.1 of ps/0, made at main.cpp:12 by embed"};
   metrics.objects = {"object 1.1, made at main.cpp:13, held by ps/0"};
-  EXPECT_EQ(to_string(metrics),
-            "calls made: 1200, 1234.6 a second, 3 pending\n"
-            "calls handled: 40, 0.0 a second, 5 unanswered, 2 queued, 1 on threads\n"
-            "ps/0: sent 12.3 MB, received 999.0 B, on the way 0.0 B, queued 4000.0 TB in 7 messages, by "
-            "handle 65.0 kB\n"
-            "shared memory: 4.0 MB in use, 0.0 B cached\n"
-            "embed: 1200 calls, 3 errors, p50 97.3 us, p99 2.0 ms, max 1500.0 s\n"
-            "1 contexts, 2 backwards, 4 references, 1 objects\n"
-            "reference to object 0.1 of ps/0, made at main.cpp:12 by embed\n"
-            "object 1.1, made at main.cpp:13, held by ps/0");
+  EXPECT_EQ(
+      to_string(metrics),
+      "calls made: 1200, 1234.6 a second, 3 pending\n"
+      "calls handled: 40, 0.0 a second, 5 unanswered, 2 queued, 1 on threads\n"
+      "ps/0 over TCP: sent 12.3 MB, received 999.0 B, on the way 0.0 B, queued 4000.0 TB in 7 messages, by "
+      "handle 65.0 kB\n"
+      "shared memory: 4.0 MB in use, 0.0 B cached\n"
+      "embed: 1200 calls, 3 errors, p50 97.3 us, p99 2.0 ms, max 1500.0 s\n"
+      "1 contexts, 2 backwards, 4 references, 1 objects\n"
+      "reference to object 0.1 of ps/0, made at main.cpp:12 by embed\n"
+      "object 1.1, made at main.cpp:13, held by ps/0");
+}
+
+TEST(AgentMetricsTest, TheTransportOfEachPairIsNamed) {
+  AgentOptions options;
+  options.listen = "127.0.0.1:0";
+  Job job(2, options);
+  EXPECT_EQ(job[0].metrics().traffic.at(0).transport, "TCP");
+  EXPECT_EQ(describe_transports(job[1].metrics().traffic), "1 worker over TCP (w0)");
+  job.shutdown();
+  std::vector<WorkerTraffic> traffic(12);
+  for (std::size_t i = 0; i < traffic.size(); ++i) {
+    traffic[i].worker = base::concat('w', i);
+    traffic[i].transport = i < 10 ? "shared memory" : "TCP";
+  }
+  EXPECT_EQ(describe_transports(traffic),
+            "2 workers over TCP (w10, w11), 10 over shared memory (w0, w1, w2, w3, w4, w5, w6, w7, ...)");
 }
 
 TEST(MetricsChild, DISABLED_Rank) {

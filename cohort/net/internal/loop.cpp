@@ -46,6 +46,11 @@ void PeerState::send(Message message) {
   if (const auto of = loop.lock()) of->send(*this, std::move(message));
 }
 
+std::string PeerState::transport() const {
+  const auto of = loop.lock();
+  return of ? of->transport(*this) : "nothing";
+}
+
 PeerMetrics PeerState::metrics() const {
   const auto of = loop.lock();
   return of ? of->metrics(*this) : counts;
@@ -366,6 +371,14 @@ void Loop::send(PeerState& state, Message message) {
   ++state.counts.messages_sent;
   state.session.send(std::move(message));
   flush(state);
+}
+
+std::string Loop::transport(const PeerState& state) {
+  const std::lock_guard lock(mutex_);
+  const std::shared_ptr<Connection> connection = state.connection;
+  if (!connection || connection->is_closed || connection->handshake) return "nothing";
+  if (connection->shared) return "shared memory";
+  return is_local(connection->socket.get()) ? "a local socket" : "TCP";
 }
 
 PeerMetrics Loop::metrics(const PeerState& state) {

@@ -65,6 +65,7 @@ struct PeerState : Peer {
   const std::string& name() const override { return own_name; }
   const std::string& incarnation() const override { return own_incarnation; }
   void send(Message message) override;
+  std::string transport() const override;
   PeerMetrics metrics() const override;
   bool is_down() const override;
   void poll_until(const std::function<bool()>& is_done) override;
@@ -97,6 +98,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::vector<std::string> close(base::Deadline deadline);
 
   void send(PeerState& peer, Message message);
+  std::string transport(const PeerState& peer);
   PeerMetrics metrics(const PeerState& peer);
   bool is_down(const PeerState& peer);
   void poll_until(const PeerState& peer, const std::function<bool()>& is_done);

@@ -332,8 +332,9 @@ AgentMetrics AgentState::metrics() const {
   for (const auto& [name, worker] : workers_) {
     if (worker.peer == nullptr) continue;
     const net::PeerMetrics of_peer = worker.peer->metrics();
-    metrics.traffic.push_back({name, of_peer.bytes_sent, of_peer.bytes_received, of_peer.bytes_on_the_way,
-                               of_peer.bytes_queued, of_peer.queued, of_peer.bytes_by_handle});
+    metrics.traffic.push_back({name, worker.peer->transport(), of_peer.bytes_sent, of_peer.bytes_received,
+                               of_peer.bytes_on_the_way, of_peer.bytes_queued, of_peer.queued,
+                               of_peer.bytes_by_handle});
     metrics.bytes_sent += of_peer.bytes_sent;
     metrics.bytes_received += of_peer.bytes_received;
     metrics.bytes_on_the_way += of_peer.bytes_on_the_way;
