@@ -106,6 +106,10 @@ std::span<const EnvVariable> cohort_variables() {
       {"COHORT_SLOW_REPEAT", "how often the slow tests repeat; set by the slow script"},
       {"COHORT_SPAWN_CALL", "which call of launch::spawn a rank was made by; set by spawn"},
       {"COHORT_SPAWN_ERROR_FD", "where a rank made by launch::spawn writes its error; set by spawn"},
+      {"COHORT_TLS_AUTHORITIES", "file of the authorities that sign the certificates of peers (PEM)"},
+      {"COHORT_TLS_CERTIFICATE",
+       "file of this process's certificate (PEM): TCP between workers is encrypted"},
+      {"COHORT_TLS_KEY", "file of the key of this process's certificate (PEM)"},
       {"COHORT_VERBOSE", "set by --verbose of ./quickstart and ./test: show what every command prints"},
   };
   return variables;

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <openssl/types.h>
+
+#include <memory>
+#include <string>
+
+#include "cohort/net/tls_options.h"
+
+namespace cohort::net {
+
+/// Releases an object of OpenSSL.
+template <auto release>
+struct Releaser {
+  template <typename T>
+  void operator()(T* object) const {
+    release(object);
+  }
+};
+
+/// A node's certificate and key, and whom it believes. Threads: any.
+class TlsContext {
+ public:
+  /// Reads the files. Throws: UsageError that names the file and what is wrong with it.
+  explicit TlsContext(TlsOptions options);
+  ~TlsContext();
+  TlsContext(const TlsContext&) = delete;
+  TlsContext& operator=(const TlsContext&) = delete;
+
+  const TlsOptions& options() const { return options_; }
+  /// A new object for one connection. Throws: SystemError.
+  SSL* make_connection() const;
+
+ private:
+  const TlsOptions options_;
+  SSL_CTX* const context_;
+};
+
+/// What OpenSSL says of the thread's last error, "certificate has expired". Forgets all its errors.
+std::string take_tls_error();
+/// "Nov 29 10:00:00 2026 GMT".
+std::string date_of(const ASN1_TIME* time);
+
+}  // namespace cohort::net
