@@ -126,6 +126,36 @@ TEST(HandshakeTest, StrangersAndOtherVersionsAreRejectedAtOnce) {
   EXPECT_THROW(flooded.feed(std::string(100'000, 'x')), CommError);
 }
 
+TEST(HandshakeTest, CodesOfAnotherChannelDoNotMatch) {
+  const base::Secret secret = base::Secret::make();
+  for (const bool is_same : {true, false}) {
+    Handshake caller(Role::kCaller, secret, word('a')), listener(Role::kListener, secret, word('b'));
+    caller.bind_to("a channel");
+    listener.bind_to(is_same ? "a channel" : "another one");
+    if (is_same) {
+      talk(caller, listener, 100);
+      EXPECT_TRUE(caller.is_done() && listener.is_done());
+    } else {
+      COHORT_EXPECT_THROW_WITH(talk(caller, listener, 100), CommError, "who listens there does not know");
+    }
+  }
+}
+
+// Each learns it from the other's first bytes.
+TEST(HandshakeTest, TlsOfTheOtherSideIsKnownAndAnswered) {
+  Handshake listener(Role::kListener, std::nullopt, word('b'));
+  listener.feed("\x16");
+  COHORT_EXPECT_THROW_WITH(listener.feed(std::string("\x03\x01\x02\0", 4)), CommError,
+                           "who connected uses TLS, and this process does not");
+  const std::string answer = listener.take_output();
+  EXPECT_FALSE(answer.empty() || answer[0] == '\x16' || answer[0] == '\x15');
+  Handshake caller(Role::kCaller, std::nullopt, word('a'));
+  COHORT_EXPECT_THROW_WITH(caller.feed(std::string("\x15\x03\x03\0\x02\x02\x46", 7)), CommError,
+                           "who listens there uses TLS, and this process does not");
+  Handshake neither(Role::kListener, std::nullopt, word('b'));
+  COHORT_EXPECT_THROW_WITH(neither.feed("\x16GET"), CommError, "no handshake");
+}
+
 // Whatever a stranger says, it is sent away, and never trusted.
 TEST(HandshakeTest, RandomBytesAreNeverTrusted) {
   std::mt19937 random(3);

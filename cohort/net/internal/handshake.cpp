@@ -17,10 +17,13 @@ namespace {
 
 constexpr std::string_view kMagic = "COHORTNT";
 constexpr std::uint16_t kVersion = 3;
+constexpr std::string_view kTlsHandshake = "\x16\x03", kTlsAlert = "\x15\x03";
+constexpr const char* kTlsHint =
+    "certificates for all processes of the job, or for none: COHORT_TLS_CERTIFICATE";
 constexpr std::size_t kRandomBytes = 32, kCodeBytes = 64;
 constexpr std::size_t kFirstBytes = 8 + 2 + kRandomBytes, kSecondBytes = 2 + kRandomBytes + kCodeBytes;
 
-[[noreturn]] void reject(const std::string& what, const char* hint = "") {
+[[noreturn]] void reject_handshake(const std::string& what, const char* hint = "") {
   throw CommError("net.handshake", what, hint);
 }
 
@@ -59,7 +62,7 @@ Handshake::Handshake(Role role, const std::optional<base::Secret>& secret, std::
     : role_(role),
       key_(secret ? std::optional(secret->derive("net")) : std::nullopt),
       random_(std::move(random)) {
-  if (random_.size() != kRandomBytes) reject("a random word has 32 bytes");
+  if (random_.size() != kRandomBytes) reject_handshake("a random word has 32 bytes");
   if (role_ == Role::kListener) return;
   output_ = kMagic;
   put(output_, kVersion);
@@ -85,9 +88,9 @@ std::string_view Handshake::take(std::size_t size) {
 void Handshake::check_version(std::string_view bytes) const {
   const auto version = ByteReader(bytes).number<std::uint16_t>();
   if (version != kVersion) {
-    reject(base::concat("the other side speaks version ", version, " of the protocol, this one version ",
-                        kVersion),
-           "the same version of Cohort on all hosts");
+    reject_handshake(base::concat("the other side speaks version ", version,
+                                  " of the protocol, this one version ", kVersion),
+                     "the same version of Cohort on all hosts");
   }
 }
 
@@ -97,7 +100,7 @@ void Handshake::feed(std::string_view bytes) {
   }
   // What is left is a step that is not whole, unless the handshake is done and frames follow.
   if (!is_done() && input_.size() > kMaxHelloBytes + 2 + kCodeBytes)
-    reject("more bytes than a handshake has");
+    reject_handshake("more bytes than a handshake has");
 }
 
 // One step of the other side; false where its bytes are not all there.
@@ -105,8 +108,14 @@ bool Handshake::step() {
   const bool is_caller = role_ == Role::kCaller;
   if (!is_caller && num_steps_ == 0) {
     // A stranger is seen at its first byte.
+    if (input_.starts_with(kTlsHandshake)) {
+      put(output_, kVersion);  // is no TLS, which a caller with TLS sees
+      reject_handshake("who connected uses TLS, and this process does not", kTlsHint);
+    }
+    if (input_ == kTlsHandshake.substr(0, 1)) return false;
     const std::size_t seen = std::min(input_.size(), kMagic.size());
-    if (input_.compare(0, seen, kMagic, 0, seen) != 0) reject("a stranger's first bytes are no handshake");
+    if (input_.compare(0, seen, kMagic, 0, seen) != 0)
+      reject_handshake("a stranger's first bytes are no handshake");
     if (input_.size() < kFirstBytes) return false;
     const std::string_view first = take(kFirstBytes);
     check_version(first.substr(kMagic.size()));
@@ -117,6 +126,9 @@ bool Handshake::step() {
     transcript_ += answer;
     output_ += answer + code("listener");
   } else if (is_caller && num_steps_ == 0) {
+    if (input_.starts_with(kTlsAlert)) {
+      reject_handshake("who listens there uses TLS, and this process does not", kTlsHint);
+    }
     if (input_.size() < kSecondBytes) {
       // Another version's step may be shorter, so it would be waited for in vain.
       if (input_.size() >= 2) check_version(input_);
@@ -126,18 +138,19 @@ bool Handshake::step() {
     check_version(second);
     transcript_ += second.substr(0, kSecondBytes - kCodeBytes);
     if (!is_code(second.substr(kSecondBytes - kCodeBytes), "listener")) {
-      reject("who listens there does not know the job's secret");
+      reject_handshake("who listens there does not know the job's secret");
     }
     is_trusted_ = true;
     output_ += code("caller");
   } else if (!is_trusted_) {
     if (input_.size() < kCodeBytes) return false;
-    if (!is_code(take(kCodeBytes), "caller")) reject("who connected does not know the job's secret");
+    if (!is_code(take(kCodeBytes), "caller"))
+      reject_handshake("who connected does not know the job's secret");
     is_trusted_ = true;
   } else if (!peer_) {
     if (input_.size() < 2) return false;
     const std::size_t size = ByteReader(input_).number<std::uint16_t>();
-    if (size > kMaxHelloBytes) reject("a hello is too long");
+    if (size > kMaxHelloBytes) reject_handshake("a hello is too long");
     if (input_.size() < 2 + size) return false;
     peer_ = hello_of(take(2 + size).substr(2));
   } else {

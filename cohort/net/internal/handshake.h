@@ -40,7 +40,11 @@ class Handshake {
   /// Without a secret both sides are trusted: for sockets that strangers cannot reach. `random`: base::random_word().
   Handshake(Role role, const std::optional<base::Secret>& secret, std::string random);
 
-  /// Takes bytes. Throws: CommError for a stranger, another version, or what is no handshake.
+  /// Makes the codes cover what identifies the encrypted connection below (TlsStream::channel_binding()): who passes bytes on
+  /// between two such connections cannot have codes of the same. Before the first bytes are fed.
+  void bind_to(std::string_view channel) { transcript_.insert(0, channel); }
+  /// Takes bytes. Throws: CommError for a stranger, another version, one with TLS where this node has none or the other way
+  /// round, or what is no handshake. Then there may be output, which tells the other side.
   void feed(std::string_view bytes);
   /// Bytes to send now.
   std::string take_output();
