@@ -31,7 +31,7 @@ class Loop;
 /// A process among others. One thread does its input and output. Threads: any.
 class Node {
  public:
-  /// Throws: UsageError for a silence below two heartbeats.
+  /// Throws: UsageError for a silence below two heartbeats, and for files of certificates that cannot be used.
   Node(NodeOptions options, std::shared_ptr<Handler> handler);
   /// Without close() peers see this process's death.
   ~Node();

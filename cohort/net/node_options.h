@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cohort/base/secret.h"
+#include "cohort/net/tls_options.h"
 
 namespace cohort::net {
 
@@ -16,6 +17,8 @@ struct NodeOptions {
   std::string name;  ///< what peers call this process
   std::optional<base::Secret>
       secret;  ///< of the job; without one only local sockets and loopback are listened on
+  /// Encrypts TCP, and takes only peers with a certificate. All processes of a job have it, or none. Not for local sockets.
+  std::optional<TlsOptions> tls;
   std::size_t window = std::size_t{64} << 20;  ///< bytes that each peer may have on its way here
   std::chrono::milliseconds heartbeat{250};    ///< between signs of life
   /// After so long without one a peer is given up: above all peers' heartbeats.

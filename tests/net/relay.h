@@ -3,9 +3,11 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -32,6 +34,11 @@ class Relay {
   /// From now on connections take bytes and pass none on.
   void fall_silent() { is_silent_ = true; }
   int num_connections() const { return connections_; }
+  /// Whether these bytes have passed, in one read of a connection, so far.
+  bool has_passed(const std::string& bytes) {
+    const std::lock_guard lock(mutex_);
+    return passed_.find(bytes) != std::string::npos;
+  }
 
  private:
   void run() {
@@ -64,6 +71,11 @@ class Relay {
         const int other = end->second.second;
         const ssize_t size = ::read(file.fd, buffer.data(), buffer.size());
         bool is_over = size <= 0;
+        if (size > 0) {
+          const std::lock_guard lock(mutex_);
+          passed_.append(buffer, 0,
+                         std::min(static_cast<std::size_t>(size), kMaxPassedBytes - passed_.size()));
+        }
         if (const std::int64_t left = left_; left > 0 && size > 0) {
           left_ = left - size;
           if (left <= size) ++cuts_;
@@ -89,6 +101,10 @@ class Relay {
       }
     }
   }
+
+  static constexpr std::size_t kMaxPassedBytes = 1 << 20;
+  std::mutex mutex_;
+  std::string passed_;  // the first bytes, of all connections in turn
 
   const std::string target_;
   std::string address_;

@@ -72,6 +72,7 @@ Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
       place_(place_of_process()),
       began_(base::process_start(std::to_string(::getpid()))),
       heap_(options_.shared_memory ? std::make_shared<SharedHeap>(options_.shared_cache) : nullptr),
+      tls_(options_.tls ? std::make_unique<const TlsContext>(*options_.tls) : nullptr),
       work_(io_.get_executor()),
       timer_(io_),
       sockets_(io_, poller_.duplicate().release()),
@@ -230,6 +231,7 @@ void Loop::flush(PeerState& state) {
 // Writes of `parts_` what the socket takes, and returns how many bytes. 0: it is written once the socket is writable, or
 // there is an error, which the loop reads.
 std::size_t Loop::write_socket(Connection& connection) {
+  if (connection.tls) return write_tls(connection);
   msghdr message{};
   message.msg_iov = parts_.data();
   message.msg_iovlen = std::min(parts_.size(), kMaxParts);

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/base/threads/deadline.h"
 #include "cohort/net/internal/handles.h"
 #include "cohort/net/internal/handshake.h"
@@ -24,6 +25,8 @@
 #include "cohort/net/internal/session.h"
 #include "cohort/net/internal/shared_link.h"
 #include "cohort/net/internal/socket.h"
+#include "cohort/net/internal/tls/context.h"
+#include "cohort/net/internal/tls/stream.h"
 #include "cohort/net/node_options.h"
 #include "cohort/net/peer.h"
 
@@ -47,6 +50,9 @@ struct Connection {
   bool is_connecting = false;
   bool is_closed = false;
   bool waits_to_write = false;
+  bool is_rejected = false;     // it was told why: what it sends is dropped until it closes, or the deadline
+  std::size_t num_dropped = 0;  // bytes
+  std::unique_ptr<TlsStream> tls;  // of a TCP socket, where this node has certificates
   // Of a local socket.
   base::Fd memory_to_send;  // of a link, by its caller
   bool shows_heap = false;  // the heap's descriptor follows
@@ -158,6 +164,11 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void copy_to_heap(const PeerState& peer, Message& message);
   bool answer_hello(const std::shared_ptr<Connection>& connection);
   void finish_handshake(const std::shared_ptr<Connection>& connection, Time now);
+  void fail_handshake(const std::shared_ptr<Connection>& connection, Time now, const CommError& error);
+  void drop_input(const std::shared_ptr<Connection>& connection, Time now);
+  bool make_tls(const std::shared_ptr<Connection>& connection, Role role, Time now);
+  bool has_tls(const std::shared_ptr<Connection>& connection, Time now);
+  std::size_t write_tls(Connection& connection);
   void watch(const std::shared_ptr<PeerState>& peer, const Hello& hello);
   void on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t process);
   void lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,
@@ -175,6 +186,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   const std::shared_ptr<Handler> handler_;
   const std::string incarnation_, place_, began_;
   const std::shared_ptr<SharedHeap> heap_;  // null: without shared memory
+  const std::unique_ptr<const TlsContext> tls_;  // null: no TLS
 
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
@@ -201,6 +213,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::vector<std::shared_ptr<asio::posix::stream_descriptor>> listeners_;
   std::vector<iovec> parts_;
   Time armed_ = Time::max();
+  Time next_warning_ = Time::min();  // of a rejected connection
   bool is_closing_ = false, is_stopped_ = false;
 };
 

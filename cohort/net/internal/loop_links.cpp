@@ -102,6 +102,7 @@ void Loop::add_connection(const std::shared_ptr<Connection>& connection, Role ro
   connections_.emplace(connection->key, connection);
   update_interest(*connection);
   handshakes_.push_back(connection);
+  if (!make_tls(connection, role, now)) return;
   arm(connection->deadline);
 }
 
@@ -173,7 +174,12 @@ void Loop::on_writable(const std::shared_ptr<Connection>& connection) {
     }
   }
   update_interest(*connection);
-  if (connection->handshake) return write_handshake(connection);
+  if (connection->handshake) {
+    write_handshake(connection);
+    // What OpenSSL has read already makes no socket readable.
+    if (connection->tls && connection->handshake && !connection->is_closed) read(connection);
+    return;
+  }
   flush(*connection->peer);
   update_peer(connection->peer, Time::clock::now());
 }
@@ -194,25 +200,28 @@ void Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) 
 }
 
 void Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time now) {
-  const ssize_t size = receive_with_descriptors(connection->socket.get(), std::span(buffer_).first(1024),
-                                                connection->descriptors_that_came);
+  if (connection->is_rejected) return drop_input(connection, now);
+  if (connection->tls) write_handshake(connection);  // what waited for the TLS handshake
+  if (connection->is_closed || connection->is_rejected || (connection->tls && !connection->tls->is_ready()))
+    return;
+  const iovec room{buffer_.data(), TlsStream::kMinReadBytes};
+  const ssize_t size =
+      connection->tls
+          ? connection->tls->read({&room, 1})
+          : receive_with_descriptors(connection->socket.get(), std::span(buffer_).first(1024),
+                                     connection->descriptors_that_came);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (size <= 0) {
+  if (size <= 0 && !(size < 0 && errno == EPROTO && connection->tls)) {
     return lose(connection, now,
                 size == 0 ? "the connection was closed during the handshake" : std::strerror(errno));
   }
   try {
+    if (size < 0) throw connection->tls->failure();
     connection->handshake->feed(
         {reinterpret_cast<const char*>(buffer_.data()), static_cast<std::size_t>(size)});
     if (connection->handshake->is_time_for_hello() && !answer_hello(connection)) return;
   } catch (const CommError& error) {
-    if (connection->peer) {
-      Session& session = connection->peer->session;
-      const bool was_up = session.num_links() > 0;
-      session.end(was_up ? DownKind::kDied : DownKind::kFailed,
-                  (was_up ? "died: " : "") + base::message_of(error));
-    }
-    return lose(connection, now, base::message_of(error));
+    return fail_handshake(connection, now, error);
   }
   write_handshake(connection);
   if (!connection->is_closed && connection->handshake->is_done()) finish_handshake(connection, now);
@@ -225,10 +234,15 @@ bool Loop::read_socket(const std::shared_ptr<Connection>& connection, Time now) 
   // One system call fills what is left of a long payload in place, and reads the frames after it.
   const iovec parts[] = {{target.data(), target.size()}, {buffer_.data(), buffer_.size()}};
   const std::size_t first = target.empty() ? 1 : 0;
-  const ssize_t got = ::readv(connection->socket.get(), parts + first, static_cast<int>(2 - first));
+  const ssize_t got = connection->tls
+                          ? connection->tls->read(std::span(parts).subspan(first))
+                          : ::readv(connection->socket.get(), parts + first, static_cast<int>(2 - first));
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
   if (got <= 0) {
-    lose(connection, now, got == 0 ? "the connection was closed" : std::strerror(errno));
+    lose(connection, now,
+         got == 0          ? "the connection was closed"
+         : connection->tls ? connection->tls->error()
+                           : std::strerror(errno));
     return false;
   }
   const auto size = static_cast<std::size_t>(got);
@@ -247,14 +261,19 @@ void Loop::take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Mes
 }
 
 void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
+  if (connection->tls && !has_tls(connection, Time::clock::now())) return;
   connection->output += connection->handshake->take_output();
   while (!connection->output.empty()) {
     std::vector<int> descriptors;
     if (connection->memory_to_send.is_open()) descriptors.push_back(connection->memory_to_send.get());
     if (const int heap = connection->shows_heap ? heap_->descriptor() : -1; heap >= 0)
       descriptors.push_back(heap);
-    const ssize_t size = send_with_descriptors(connection->socket.get(), connection->output, descriptors);
+    const iovec bytes{connection->output.data(), connection->output.size()};
+    const ssize_t size =
+        connection->tls ? connection->tls->write({&bytes, 1})
+                        : send_with_descriptors(connection->socket.get(), connection->output, descriptors);
     if (size < 0 && errno == EINTR) continue;
+    if (size == 0) return;  // TLS has to read first
     if (size < 0 && errno == EAGAIN) {
       connection->waits_to_write = true;
       return update_interest(*connection);

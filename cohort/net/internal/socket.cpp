@@ -81,18 +81,22 @@ void set_options(int fd) {
   static_cast<void>(::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes));
 }
 
-std::string bound_address(int fd, const SocketAddress& wanted) {
-  if (wanted.is_unix()) return wanted.text;
-  sockaddr_storage storage{};
-  socklen_t size = sizeof storage;
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &size);
+std::string text_of(const sockaddr_storage& storage, socklen_t size) {
   char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
-  ::getnameinfo(reinterpret_cast<sockaddr*>(&storage), size, host, sizeof host, port, sizeof port,
+  ::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), size, host, sizeof host, port, sizeof port,
                 NI_NUMERICHOST | NI_NUMERICSERV);
   std::string name = host;
   if (name == "0.0.0.0" || name == "::") name = base::host_name();  // all of this host's
   if (name.find(':') != std::string::npos) name = "[" + name + "]";
   return name + ":" + port;
+}
+
+std::string bound_address(int fd, const SocketAddress& wanted) {
+  if (wanted.is_unix()) return wanted.text;
+  sockaddr_storage storage{};
+  socklen_t size = sizeof storage;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &size);
+  return text_of(storage, size);
 }
 
 }  // namespace
@@ -161,6 +165,13 @@ int connect_error(int socket) {
   socklen_t size = sizeof error;
   if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
   return error;
+}
+
+std::string peer_address(int socket) {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof storage;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&storage), &size) != 0) return "";
+  return storage.ss_family == AF_UNIX ? "a process of this host" : text_of(storage, size);
 }
 
 bool is_local(int socket) {

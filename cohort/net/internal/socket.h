@@ -38,6 +38,9 @@ base::Fd start_connect(const SocketAddress& address);
 /// 0, or an errno.
 int connect_error(int socket);
 
+/// "10.0.0.2:41234": the other side of a connection. "" where it is gone.
+std::string peer_address(int socket);
+
 /// Whether it is one between processes of this host (AF_UNIX).
 bool is_local(int socket);
 /// The most descriptors that go together.
