@@ -48,6 +48,9 @@ std::string to_hex(std::string_view bytes) {
 }
 
 std::string hmac(const EVP_MD* hash, const std::string& key, std::string_view text) {
+  // Else OpenSSL's memory goes as the process ends, also while a thread of a node is in OpenSSL.
+  static const int is_ready = ::OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  if (is_ready != 1) throw SystemError("base.secret", "OpenSSL cannot be used");
   std::array<unsigned char, EVP_MAX_MD_SIZE> bytes{};
   unsigned size = 0;
   if (::HMAC(hash, key.data(), static_cast<int>(key.size()),
