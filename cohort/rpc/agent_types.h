@@ -12,6 +12,7 @@
 
 #include "cohort/base/secret.h"
 #include "cohort/core/nested.h"
+#include "cohort/net/tls_options.h"
 
 /// Workers, whom to call, and what can be chosen. Include cohort/rpc/agent.h.
 namespace cohort::rpc {
@@ -73,6 +74,9 @@ struct AgentOptions {
   /// which only processes of this user may connect, and those of other hosts by a port of all addresses of this one.
   std::string listen = "auto";
   std::optional<base::Secret> secret = base::Secret::of_process();  ///< of the job; needed beyond loopback
+  /// Encrypts what goes over TCP, and takes only workers with a certificate. All workers have it, or none. Else the files that
+  /// the environment names: COHORT_TLS_CERTIFICATE, COHORT_TLS_KEY and COHORT_TLS_AUTHORITIES.
+  std::optional<net::TlsOptions> tls = net::TlsOptions::of_process();
   /// After which a worker is given up. The same on all workers: each gives eight or more signs of life in it.
   std::chrono::milliseconds silence = std::chrono::seconds(2);
   /// How long a thread looks for an answer, or for the next call, before it sleeps. It takes a core meanwhile, and saves the

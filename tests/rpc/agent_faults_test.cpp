@@ -1,5 +1,5 @@
 // What callers get where something beside their calls fails: docs/design/rpc.md, "What can go wrong". The workers are agents
-// of this process, over TCP and over local sockets. Processes that die, stop or have no descriptors left:
+// of this process, over TCP with and without TLS and over local sockets. Processes that die, stop or have no descriptors left:
 // agent_faults_processes_test.cpp. COHORT_FAULTS: how often each fault is injected.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "tests/net/relay.h"
 #include "tests/rpc/faults.h"
 #include "tests/rpc/job.h"
+#include "tests/support/certificates.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
@@ -119,10 +121,16 @@ class OtherProgramStore : public test::MapStore {
 
 class AgentFaultsTest : public testing::TestWithParam<const char*> {
  protected:
-  static AgentOptions options() { return test::options_over(GetParam()); }
+  static AgentOptions options() {
+    static const test::Authority authority;
+    static const net::TlsOptions files = authority.make_node("worker");
+    AgentOptions options = test::options_over(GetParam());
+    if (GetParam() == std::string_view("tls")) options.tls = files;
+    return options;
+  }
 };
 
-INSTANTIATE_TEST_SUITE_P(Transports, AgentFaultsTest, testing::Values("tcp", "local"),
+INSTANTIATE_TEST_SUITE_P(Transports, AgentFaultsTest, testing::Values("tcp", "tls", "local"),
                          test::name_of_transport);
 
 TEST_P(AgentFaultsTest, ACutConnectionIsMadeAgainAndEachCallRunsOnce) {

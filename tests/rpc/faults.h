@@ -24,10 +24,10 @@ inline int num_faults() {
   return text == nullptr ? 1 : std::atoi(text);
 }
 
-/// Options of agents over "tcp", or over "local" sockets.
+/// Options of agents over "tcp", "tls" (the caller gives certificates), or "local" sockets.
 inline rpc::AgentOptions options_over(const std::string& transport) {
   rpc::AgentOptions options;
-  options.listen = transport == "tcp" ? "127.0.0.1:0" : "auto";
+  options.listen = transport == "local" ? "auto" : "127.0.0.1:0";
   return options;
 }
 inline std::string name_of_transport(const ::testing::TestParamInfo<const char*>& info) {

@@ -118,11 +118,11 @@ void Loop::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
       // A local socket that is gone may be that of a process which has not ended: its pidfd says.
       return state.session.connect_failed((error == ECONNREFUSED || error == ENOENT) && !state.process, now);
     }
-    const auto connection = std::make_shared<Connection>(std::move(fd));
-    connection->peer = peer;
-    add_connection(connection, Role::kCaller, now);
-    state.connection = connection;
+    state.connection = std::make_shared<Connection>(std::move(fd));
+    state.connection->peer = peer;
+    add_connection(std::shared_ptr(state.connection), Role::kCaller, now);
   } catch (const SystemError& error) {
+    state.connection.reset();
     state.last_error = base::message_of(error);
     state.session.connect_failed(false, now);
   }

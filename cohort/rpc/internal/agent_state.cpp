@@ -123,6 +123,7 @@ void AgentState::make_node(int workers_of_host) {
   net::NodeOptions options;
   options.name = self_.name;
   options.secret = options_.secret;
+  options.tls = options_.tls;
   options.silence = options_.silence;
   options.heartbeat = std::min(options.heartbeat, options_.silence / 8);
   options.allocate = allocate_payload;
