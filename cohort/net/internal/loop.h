@@ -185,7 +185,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   const NodeOptions options_;
   const std::shared_ptr<Handler> handler_;
   const std::string incarnation_, place_, began_;
-  const std::shared_ptr<SharedHeap> heap_;  // null: without shared memory
+  const std::shared_ptr<SharedHeap> heap_;       // null: without shared memory
   const std::unique_ptr<const TlsContext> tls_;  // null: no TLS
 
   asio::io_context io_;

@@ -206,10 +206,9 @@ void Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time no
     return;
   const iovec room{buffer_.data(), TlsStream::kMinReadBytes};
   const ssize_t size =
-      connection->tls
-          ? connection->tls->read({&room, 1})
-          : receive_with_descriptors(connection->socket.get(), std::span(buffer_).first(1024),
-                                     connection->descriptors_that_came);
+      connection->tls ? connection->tls->read({&room, 1})
+                      : receive_with_descriptors(connection->socket.get(), std::span(buffer_).first(1024),
+                                                 connection->descriptors_that_came);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (size <= 0 && !(size < 0 && errno == EPROTO && connection->tls)) {
     return lose(connection, now,
