@@ -55,7 +55,7 @@ class Peer {
   /// copied once, to where a peer of this host has it without a copy of its own; one that `moves` need not be. After the peer's
   /// end messages are dropped. Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
   virtual void send(Message message) = 0;
-  /// How bytes go to it now: "shared memory", "a local socket" or "TCP"; "nothing" between two connections.
+  /// How bytes go to it now: "shared memory", "a local socket", "TCP" or "TLS"; "nothing" between two connections.
   virtual std::string transport() const = 0;
   /// What was sent to it and received from it so far.
   virtual PeerMetrics metrics() const = 0;

@@ -1,8 +1,9 @@
-// Which thread reads what comes: the node's own, or one in poll_until(); over a socket and over shared memory.
+// Which thread reads what comes: the node's own, or one in poll_until(); over TCP, TLS and shared memory.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
 #include <atomic>
+#include <optional>
 #include <random>
 #include <semaphore>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "cohort/base/secret.h"
 #include "cohort/net/node.h"
 #include "recorder.h"
+#include "tests/support/certificates.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/patience.h"
 
@@ -23,18 +25,31 @@ using test::message_of;
 using test::patience;
 using test::Worker;
 
-NodeOptions with_spin(microseconds spin) {
-  NodeOptions options;
-  options.spin = spin;
-  return options;
-}
+enum class LinkKind { kTcp, kTls, kSharedMemory };
 
-class PolledLinkTest : public testing::TestWithParam<std::string (*)()> {};
+class PolledLinkTest : public testing::TestWithParam<LinkKind> {
+ protected:
+  static std::string address() {
+    return GetParam() == LinkKind::kSharedMemory ? "unix:@cohort-" + base::random_word() : "127.0.0.1:0";
+  }
+  NodeOptions with_spin(microseconds spin) {
+    NodeOptions options;
+    options.spin = spin;
+    if (GetParam() == LinkKind::kTls) {
+      if (!authority_) authority_.emplace();
+      options.tls = authority_->make_node("node");
+    }
+    return options;
+  }
+
+ private:
+  std::optional<test::Authority> authority_;
+};
 
 TEST_P(PolledLinkTest, MessagesOfAllSizesGoThereAndBackWithAndWithoutLooking) {
   for (const microseconds spin : {microseconds(0), microseconds(200)}) {
     Worker a("a", with_spin(spin)), b("b", with_spin(spin), true);
-    const auto peer = a.node->connect(b.node->listen(GetParam()()), patience());
+    const auto peer = a.node->connect(b.node->listen(address()), patience());
     std::mt19937 random(3);
     constexpr std::size_t kMessages = 400;
     for (std::size_t i = 0; i < kMessages; ++i) {
@@ -55,7 +70,7 @@ TEST_P(PolledLinkTest, MessagesOfAllSizesGoThereAndBackWithAndWithoutLooking) {
 
 TEST_P(PolledLinkTest, ABrokenSocketMakesANewLinkAndLosesNothing) {
   Worker a("a", with_spin(microseconds(50))), b("b", with_spin(microseconds(50)), true);
-  const auto peer = a.node->connect(b.node->listen(GetParam()()), patience());
+  const auto peer = a.node->connect(b.node->listen(address()), patience());
   std::mt19937 random(1);
   constexpr std::size_t kMessages = 1'500;
   for (std::size_t i = 0; i < kMessages; ++i) {
@@ -86,7 +101,7 @@ TEST_P(PolledLinkTest, WhoWaitsForAnAnswerReadsItItself) {
   options.name = "a";
   Node a(options, heard);
   Worker b("b", with_spin(microseconds(50)), true);
-  const auto peer = a.connect(b.node->listen(GetParam()()), patience());
+  const auto peer = a.connect(b.node->listen(address()), patience());
   test::wait_until([&] {  // until the node's own thread has begun to look, it may come first
     peer->send(message_of(0, "first"));
     const int count = heard->num_here + heard->num_elsewhere;
@@ -119,8 +134,8 @@ TEST_P(PolledLinkTest, AFunctionThatWaitsGivesItsThreadsPlaceToAnother) {
   options.name = "b";
   Node b(options, heard);
   heard->node = &b;
-  Worker a("a");
-  const auto peer = a.node->connect(b.listen(GetParam()()), patience());
+  Worker a("a", with_spin(microseconds(0)));
+  const auto peer = a.node->connect(b.listen(address()), patience());
   for (int i = 0; i < 3; ++i) peer->send(message_of(0, std::to_string(i)));
   EXPECT_TRUE(test::comes_true([&] { return heard->num_ended == 2; }));
   EXPECT_TRUE(heard->was_done);
@@ -155,7 +170,7 @@ TEST_P(PolledLinkTest, AFunctionMayWaitOnAThreadThatReadsForItself) {
   Node a(options, heard);
   heard->node = &a;
   Worker b("b", options_of_b, true);
-  const auto peer = a.connect(b.node->listen(GetParam()()), patience());
+  const auto peer = a.connect(b.node->listen(address()), patience());
   test::wait_until([&] {  // the node's own thread may come first
     const int count = heard->num_pairs;
     peer->send(message_of(0, "first"));
@@ -186,7 +201,7 @@ TEST_P(PolledLinkTest, APeerIsNotSilentWhileTheThreadThatReadsItIsInAFunction) {
   options.silence = seconds(1);
   Node a(options, heard);
   Worker b("b", options_of_b, true);
-  const auto peer = a.connect(b.node->listen(GetParam()()), patience());
+  const auto peer = a.connect(b.node->listen(address()), patience());
   test::wait_until([&] {  // the node's own thread may come first
     const int count = heard->count;
     peer->send(message_of(0, "message"));
@@ -199,7 +214,7 @@ TEST_P(PolledLinkTest, APeerIsNotSilentWhileTheThreadThatReadsItIsInAFunction) {
 // Whoever looks while the condition is asked may hold what the condition needs.
 TEST_P(PolledLinkTest, TheConditionOfAThreadThatWaitsMayUseTheNode) {
   Worker a("a", with_spin(microseconds(200))), b("b", with_spin(microseconds(50)), true);
-  const auto peer = a.node->connect(b.node->listen(GetParam()()), patience());
+  const auto peer = a.node->connect(b.node->listen(address()), patience());
   for (std::uint64_t i = 1; i <= 20; ++i) {
     peer->send(message_of(0, "message"));
     peer->poll_until([&] { return peer->metrics().messages_received >= i; });
@@ -207,12 +222,11 @@ TEST_P(PolledLinkTest, TheConditionOfAThreadThatWaitsMayUseTheNode) {
   EXPECT_TRUE(test::comes_true([&] { return a.heard->count() == 20; }));
 }
 
+std::string name_of(const testing::TestParamInfo<LinkKind>& info) {
+  return info.param == LinkKind::kTcp ? "Tcp" : info.param == LinkKind::kTls ? "Tls" : "SharedMemory";
+}
 INSTANTIATE_TEST_SUITE_P(Links, PolledLinkTest,
-                         testing::Values([]() -> std::string { return "127.0.0.1:0"; },
-                                         []() -> std::string {
-                                           return "unix:@cohort-" + base::random_word();
-                                         }),
-                         [](const auto& info) { return info.index == 0 ? "Socket" : "SharedMemory"; });
+                         testing::Values(LinkKind::kTcp, LinkKind::kTls, LinkKind::kSharedMemory), name_of);
 
 }  // namespace
 }  // namespace cohort::net

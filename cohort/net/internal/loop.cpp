@@ -380,6 +380,7 @@ std::string Loop::transport(const PeerState& state) {
   const std::shared_ptr<Connection> connection = state.connection;
   if (!connection || connection->is_closed || connection->handshake) return "nothing";
   if (connection->shared) return "shared memory";
+  if (connection->tls) return "TLS";
   return is_local(connection->socket.get()) ? "a local socket" : "TCP";
 }
 
