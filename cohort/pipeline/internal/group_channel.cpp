@@ -21,7 +21,7 @@ using base::concat;
 constexpr std::int64_t kHeader = 512;
 constexpr std::int64_t kDefined = 1, kRequiresGrad = 2;
 
-at::Tensor header_of(const Message& message) {
+at::Tensor encode_header(const Message& message) {
   at::Tensor header = at::zeros({kHeader}, at::kLong);
   auto* const numbers = header.mutable_data_ptr<std::int64_t>();
   std::int64_t place = 0;
@@ -94,7 +94,7 @@ void GroupChannel::send(Message message, const base::Deadline& deadline) {
   while (in_flight_.size() >= static_cast<std::size_t>(capacity_)) wait_for_oldest();
   InFlight next;
   for (at::Tensor& tensor : message.tensors) tensor = dense(tensor);
-  next.tensors.push_back(header_of(message));
+  next.tensors.push_back(encode_header(message));
   for (const at::Tensor& tensor : message.tensors) {
     if (tensor.defined() && tensor.numel() > 0) next.tensors.push_back(flat(tensor));
   }

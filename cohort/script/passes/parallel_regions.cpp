@@ -16,7 +16,8 @@
 namespace cohort::script {
 namespace {
 
-using Numbers = std::unordered_set<std::size_t>;
+// Storages by their numbers, and slots numbered after all storages.
+using MemoryIds = std::unordered_set<std::size_t>;
 
 template <typename Fn>
 void each_slot_of(const Tape& tape, const PlannedStep& step, const Fn& fn) {
@@ -36,35 +37,34 @@ struct Touched {
     all.insert(other.all.begin(), other.all.end());
     written.insert(other.written.begin(), other.written.end());
   }
-  Numbers all, written;
+  MemoryIds all, written;
 };
 
 Touched touched_by(const Tape& tape, const PlannedStep& step) {
   Touched touched;
   const OperatorCall& call = tape.calls()[step.call];
   const auto storage = [&](int slot) { return tape.values()[at_slot(slot)].storage; };
-  // Slots are numbered after the storages, so that one set holds both.
-  const auto filled = [&](int slot) { return tape.num_storages() + at_slot(slot); };
+  const auto slot_id = [&](int slot) { return tape.num_storages() + at_slot(slot); };
   const bool only_reads = step.view != kUndefined || is_pure(call);
   each_slot_of(tape, step, [&](int slot) {
     touched.all.insert(storage(slot));
-    touched.all.insert(filled(slot));
+    touched.all.insert(slot_id(slot));
     if (!only_reads) touched.written.insert(storage(slot));
   });
   if (step.view != kUndefined) {
-    touched.written.insert(filled(step.view));
+    touched.written.insert(slot_id(step.view));
   } else {
     each_slot(call.results, [&](int slot) {
       touched.written.insert(storage(slot));
-      touched.written.insert(filled(slot));
+      touched.written.insert(slot_id(slot));
     });
   }
   return touched;
 }
 
-bool intersect(const Numbers& a, const Numbers& b) {
-  const Numbers& less = a.size() < b.size() ? a : b;
-  const Numbers& more = a.size() < b.size() ? b : a;
+bool intersect(const MemoryIds& a, const MemoryIds& b) {
+  const MemoryIds& less = a.size() < b.size() ? a : b;
+  const MemoryIds& more = a.size() < b.size() ? b : a;
   return std::any_of(less.begin(), less.end(), [&](std::size_t each) { return more.count(each) != 0; });
 }
 

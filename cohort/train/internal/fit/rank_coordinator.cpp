@@ -59,16 +59,16 @@ RankCoordinator::ControlRequests RankCoordinator::agree_on(const ControlRequests
   if (size() == 1) return requests;
   ControlRequests agreed;
   // The first call has nothing to answer. A request is heard one step late, and by all ranks at once.
-  if (told_.defined()) {
-    telling_.wait();
-    const std::int64_t* const words = told_.const_data_ptr<std::int64_t>();
+  if (reduced_requests_.defined()) {
+    reduction_.wait();
+    const std::int64_t* const words = reduced_requests_.const_data_ptr<std::int64_t>();
     agreed = {static_cast<int>(words[0]), words[1] != 0, words[2] != 0};
   }
-  told_ = at::tensor(
+  reduced_requests_ = at::tensor(
       {std::int64_t{requests.stop_signal}, std::int64_t{requests.save_now}, std::int64_t{requests.save_due}},
       at::kLong);
   // The maximum: one rank's request is enough, and of two signals all take the same.
-  telling_ = group_->all_reduce(told_, comm::ReduceOp::MAX);
+  reduction_ = group_->all_reduce(reduced_requests_, comm::ReduceOp::MAX);
   return agreed;
 }
 

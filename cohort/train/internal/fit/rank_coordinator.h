@@ -42,7 +42,7 @@ class RankCoordinator {
   void require_same(const std::string& what, const std::string& text) const;
 
   /// Returns what all ranks are to do now, the same on each: with several ranks what any of them requested
-  /// at the call before, so that telling costs no waiting.
+  /// at the call before, so that a step never waits for the reduction.
   ControlRequests agree_on(const ControlRequests& requests);
 
   /// Sums over ranks, in the order of ranks.
@@ -57,8 +57,8 @@ class RankCoordinator {
 
  private:
   const comm::Group* group_;
-  at::Tensor told_;
-  comm::Pending telling_;
+  at::Tensor reduced_requests_;  // of the last agree_on(); all ranks' maximum once reduction_ is over
+  comm::Pending reduction_;
 };
 
 }  // namespace cohort::train

@@ -140,11 +140,13 @@ class Engine {
   bool stopping_ = false, over_ = false;
   std::chrono::milliseconds exit_timeout_{0};
 
+  // A call or a task failed. Callers of run() set it too, and the thread that exits reads it.
+  std::atomic<bool> failed_{false};
+
   // The engine's thread alone.
   std::vector<MpiWorkPtr> running_;
   std::optional<base::Deadline> abort_at_;
   std::string abort_because_;
-  std::atomic<bool> failed_{false};
   base::Deadline::Clock::time_point last_moved_;
 };
 

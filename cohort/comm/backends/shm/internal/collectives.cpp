@@ -183,7 +183,7 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
   const Signature signature{.type = CollectiveType::kAllReduce, .dtype = dtype, .op = op, .bytes = bytes};
   // With two ranks each needs all of the other's either way.
   const bool whole = ranks.size() == 2 || bytes <= kOneRoundBytes;
-  const auto offer = [&](const Chunk& chunk) {
+  const auto fill_slot = [&](const Chunk& chunk) {
     if (whole) {
       copy_bytes(ranks.outgoing(), chunk.data, chunk.bytes);
     } else {
@@ -193,7 +193,7 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
   Chunk chunk = chunk_at(data, bytes, 0);
   if (bytes >= kInPlaceBytes && ranks.size() > 1) {
     const std::uint64_t place = ranks.place_of(data, bytes);
-    if (place == 0) offer(chunk);
+    if (place == 0) fill_slot(chunk);
     ranks.arrive(signature, place);
     co_await ranks.everyone();
     std::array<void*, kMaxRanks> where{};
@@ -205,12 +205,12 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
       co_return;
     }
     if (any_in_arena(ranks)) {  // then some have offered nothing: once more
-      offer(chunk);
+      fill_slot(chunk);
       ranks.arrive(signature);
       co_await ranks.everyone_again();
     }
   } else {
-    offer(chunk);
+    fill_slot(chunk);
     ranks.arrive(signature);
     co_await ranks.everyone();
   }
