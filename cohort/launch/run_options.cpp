@@ -160,24 +160,44 @@ int read_signal(const Given& given, const std::string& name) {
   given.reject("names of signals that can be handled, with commas between: SIGTERM,SIGINT");
 }
 
-// key=value,key=value of torchrun's --rdzv-conf; those that mean something without elasticity.
+struct RdzvKey {
+  std::string_view name;
+  void (*read)(const Given& value, RunOptions& options);
+};
+
+void read_rendezvous_timeout(const Given& value, RunOptions& options) {
+  options.rendezvous_timeout = value.seconds(0.001);
+}
+
+void read_keep_alive_interval(const Given& value, RunOptions& options) {
+  options.keep_alive_interval = value.seconds(0.001);
+}
+
+// With 1, a single keep-alive that comes late would end the job.
+void read_keep_alive_max_attempt(const Given& value, RunOptions& options) {
+  options.keep_alive_max_attempt = value.integer(2, 1'000'000);
+}
+
+// The keys of torchrun's --rdzv-conf that mean something without elasticity. torchrun's static rendezvous calls
+// the time limit timeout, its dynamic rendezvous join_timeout.
+constexpr RdzvKey kRdzvKeys[] = {{"timeout", read_rendezvous_timeout},
+                                 {"join_timeout", read_rendezvous_timeout},
+                                 {"keep_alive_interval", read_keep_alive_interval},
+                                 {"keep_alive_max_attempt", read_keep_alive_max_attempt}};
+
+// Reads key=value,key=value.
 void read_rdzv_conf(const Given& given, RunOptions& options) {
   for (const std::string& part : split(given.text, ',')) {
     const std::size_t equals = part.find('=');
     const std::string key = part.substr(0, equals);
     if (equals == std::string::npos) given.reject("KEY=VALUE,KEY=VALUE");
     const Given value{given.name + " " + key, part.substr(equals + 1)};
-    if (key == "timeout" || key == "join_timeout") {
-      options.rendezvous_timeout = value.seconds(0.001);
-    } else if (key == "keep_alive_interval") {
-      options.keep_alive_interval = value.seconds(0.001);
-    } else if (key == "keep_alive_max_attempt") {
-      // With 1, a single sign that comes late would end the job.
-      options.keep_alive_max_attempt = value.integer(2, 1'000'000);
-    } else {
+    const auto* const known = std::ranges::find(kRdzvKeys, key, &RdzvKey::name);
+    if (known == std::end(kRdzvKeys)) {
       reject(concat(given.name, ": '", key, "' is not known"),
              "timeout, keep_alive_interval, keep_alive_max_attempt");
     }
+    known->read(value, options);
   }
 }
 
