@@ -40,7 +40,7 @@ void check_data(const DataConfig& data) {
                 ": expected as many in both"));
   }
   // A data set of a plug-in may make any number of channels, so only the image folder's is checked.
-  const std::size_t channels = data.color == "gray" ? 1 : 3;
+  const auto channels = static_cast<std::size_t>(image_channels(data));
   const bool is_folder = data.type == "image_folder";
   if (is_folder && !data.mean.empty() && data.mean.size() != channels) {
     fail(concat("data.mean has ", data.mean.size(), " numbers: expected ", channels,

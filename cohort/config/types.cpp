@@ -92,6 +92,11 @@ std::string val_path(const DataConfig& config) {
   return config.val.empty() ? config.path + "/val" : config.val;
 }
 
+std::int64_t image_channels(const DataConfig& config) {
+  constexpr base::Choice<std::int64_t> kChannels[] = {{"rgb", 3}, {"gray", 1}};
+  return base::choose<ConfigError>("config.load", "data.color", config.color, kChannels);
+}
+
 double default_lr(const std::string& optimizer) {
   return optimizer == OptimConfig().name ? OptimConfig().lr : 1e-3;
 }

@@ -204,6 +204,10 @@ std::vector<TransformConfig> val_transforms(const DataConfig& config);
 std::string train_path(const DataConfig& config);
 std::string val_path(const DataConfig& config);
 
+/// Returns the channels of an image of data.color: 3 for rgb, 1 for gray. Throws: ConfigError for another
+/// color.
+std::int64_t image_channels(const DataConfig& config);
+
 /// Returns the learning rate of a file that names `optimizer` and no optim.lr: 0.1 for sgd (0.01 in a flat
 /// file), else 0.001, as in PyTorch.
 double default_lr(const std::string& optimizer);

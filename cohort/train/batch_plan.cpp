@@ -2,6 +2,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/train/internal/config_choices.h"
 
 namespace cohort::train {
 namespace {
@@ -68,7 +69,7 @@ BatchPlan batch_plan(const config::TrainConfig& train, const config::Distributed
   plan.loader_parts = train.accumulate;
   plan.evaluation = global_evaluation_size(train, 1);
   // With "skip" the number of samples is known only when the whole batch was read.
-  return data.on_error == "skip" ? plan.with_whole_steps() : plan;
+  return on_error_of(data) == data::OnError::kSkip ? plan.with_whole_steps() : plan;
 }
 
 }  // namespace cohort::train

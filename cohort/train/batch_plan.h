@@ -44,7 +44,8 @@ std::int64_t global_evaluation_size(const config::TrainConfig& train, int num_ra
 
 /// Returns the plan of a step on `num_ranks` ranks. The loader hands out parts one after the other.
 /// Where broken samples are skipped it hands out the whole step, because their number weighs each part.
-/// Throws: UsageError for an unknown distributed.model, and for sizes or a number of ranks below 1.
+/// Throws: UsageError for an unknown distributed.model, and for sizes or a number of ranks below 1;
+/// ConfigError for an unknown data.on_error.
 BatchPlan batch_plan(const config::TrainConfig& train, const config::DistributedConfig& distributed,
                      const config::DataConfig& data, int num_ranks);
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/train/internal/config_choices.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/input_fields.h"
 #include "cohort/train/internal/model_runners.h"
@@ -53,7 +54,7 @@ parallel::ModelRunnerOptions ExampleStep::runner_options() const {
 }
 
 std::unique_ptr<optim::Autocast> ExampleStep::autocast() const {
-  if (options_.train.precision != "bf16") return nullptr;
+  if (!is_bf16(options_.train)) return nullptr;
   return std::make_unique<optim::Autocast>(at::kCPU, at::kBFloat16);
 }
 

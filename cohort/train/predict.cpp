@@ -21,6 +21,7 @@
 #include "cohort/script/script.h"
 #include "cohort/train/batch_plan.h"
 #include "cohort/train/classes.h"
+#include "cohort/train/internal/config_choices.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/json_text.h"
 
@@ -45,7 +46,7 @@ ImageTask task_of(const config::DataConfig& config, const DatasetSetup& setup,
   }
   // A bare .safetensors file says nothing of classes. The validation data then has to be there.
   if (!classes) classes = make_dataset(config, Split::kVal, setup)->classes();
-  ImageTask task{.color = config.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb,
+  ImageTask task{.color = color_of(config),
                  .image_size = config.image_size,
                  .channels_last = setup.channels_last,
                  .classes = std::move(*classes)};
@@ -109,8 +110,8 @@ torch::nn::AnyModule make_trained_model(config::ModelConfig config, const ModelS
   return model;
 }
 
-Predictor::Model call_of(torch::nn::AnyModule model, const std::string& precision) {
-  return [model = std::move(model), bf16 = precision == "bf16"](const at::Tensor& images) mutable {
+Predictor::Model call_of(torch::nn::AnyModule model, const config::TrainConfig& train) {
+  return [model = std::move(model), bf16 = is_bf16(train)](const at::Tensor& images) mutable {
     std::optional<optim::Autocast> narrow;
     // As the run computed, so that predictions are those of its evaluation.
     if (bf16) narrow.emplace(at::kCPU, at::kBFloat16);
@@ -181,8 +182,7 @@ Predictor Predictor::of_run(const config::Config& config, const TrainedWeights& 
                          .num_classes = static_cast<std::int64_t>(task.classes.size()),
                          .seed = config.run.seed,
                          .channels_last = task.channels_last};
-  return {task, call_of(make_trained_model(config.model, setup, trained.tensors), config.train.precision),
-          batch_size};
+  return {task, call_of(make_trained_model(config.model, setup, trained.tensors), config.train), batch_size};
 }
 
 Predictor Predictor::of_program(const fs::path& file) {
@@ -261,7 +261,7 @@ std::vector<Prediction> predict_samples(const config::Config& config, const Trai
                          .channels_last = datasets.channels_last};
   // The model is made after the data was found, as it may take long.
   const Predictor::Model model =
-      call_of(make_trained_model(config.model, setup, trained.tensors), config.train.precision);
+      call_of(make_trained_model(config.model, setup, trained.tensors), config.train);
   // Of no BatchPlan: that needs the run's model runner, whose library may not be loaded here.
   data::Loader loader(dataset, {.batch_size = global_evaluation_size(config.train, /*num_ranks=*/1),
                                 .seed = static_cast<std::uint64_t>(config.run.seed),
@@ -310,7 +310,7 @@ void export_program(const config::Config& config, const TrainedWeights& trained,
                          .channels_last = datasets.channels_last};
   const torch::nn::AnyModule model = make_trained_model(config.model, setup, trained.tensors);
   // Autocast is inside of the function, so its casts become part of the program.
-  auto fast = script::script(call_of(model, config.train.precision),
+  auto fast = script::script(call_of(model, config.train),
                              script::ScriptOptions().name(config.model.name).modules({model.ptr()}));
   const at::NoGradGuard no_grad;
   for (int i = 0; i < 3; ++i) fast(example);  // what is made lazily takes a third

@@ -18,6 +18,7 @@
 #include "cohort/core/device.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/internal/config_choices.h"
 #include "cohort/train/internal/distributed_setup.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/fit/run_state.h"
@@ -114,7 +115,7 @@ TrainerOptions trainer_options(const config::TrainConfig& train, const config::R
       .eval_every(train.eval_every)
       .log_every(run.log_every)
       .trace_steps(run.trace)
-      .stop_on_non_finite(train.on_nonfinite == "stop")
+      .stop_on_non_finite(stops_on_nonfinite(train))
       .handle_signals(true)
       .keep_optimizer_options(true);
 }

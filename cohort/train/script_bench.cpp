@@ -14,6 +14,7 @@
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/train/batch_plan.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/internal/config_choices.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/model_runners.h"
 

@@ -11,7 +11,7 @@
 #include "cohort/data/image_folder.h"
 #include "cohort/data/synthetic.h"
 #include "cohort/memory/process_memory.h"
-#include "cohort/train/internal/input_fields.h"
+#include "cohort/train/internal/config_choices.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -19,10 +19,6 @@ namespace {
 
 std::string path_of(const config::DataConfig& config, Split split) {
   return split == Split::kTrain ? config::train_path(config) : config::val_path(config);
-}
-
-data::ColorMode color_mode(const config::DataConfig& config) {
-  return config.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb;
 }
 
 std::vector<data::TransformSpec> transforms_of(const config::DataConfig& config, Split split) {
@@ -87,7 +83,7 @@ std::shared_ptr<const data::Dataset> make_synthetic(const config::DataConfig& co
                                                     const DatasetSetup& setup) {
   return std::make_shared<data::SyntheticDataset>(
       data::SyntheticOptions{.size = split == Split::kTrain ? config.synthetic_train : config.synthetic_val,
-                             .shape = {channels_of(config), config.image_size, config.image_size},
+                             .shape = {config::image_channels(config), config.image_size, config.image_size},
                              .num_classes = setup.num_classes > 0 ? setup.num_classes : 10,
                              .seed = static_cast<std::uint64_t>(setup.seed) * 2 + (split == Split::kVal),
                              .channels_last = setup.channels_last});
@@ -99,12 +95,11 @@ std::shared_ptr<const data::Dataset> make_image_folder(const config::DataConfig&
   check_folder(path, split);
   data::ImageFolderOptions options;
   options.transforms = transforms_of(config, split);
-  options.color = color_mode(config);
+  options.color = color_of(config);
   options.channels_last = setup.channels_last;
-  options.allow_empty = config.empty_class == "keep";
-  options.on_other_files =
-      config.on_other_files == "raise" ? data::OnOtherFiles::kRaise : data::OnOtherFiles::kWarn;
-  if (config.cache == "encoded") {
+  options.allow_empty = keeps_empty_classes(config);
+  options.on_other_files = on_other_files_of(config);
+  if (caches_files(config)) {
     options.cache_bytes = cache_bytes(split, memory::system_memory().available_bytes, setup.ranks_on_host);
   }
   return std::make_shared<data::ImageFolder>(path, options);

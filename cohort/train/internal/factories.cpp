@@ -27,6 +27,7 @@
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/pipeline/schedule.h"
+#include "cohort/train/internal/config_choices.h"
 #include "cohort/train/weights.h"
 
 namespace cohort::train {
@@ -61,8 +62,7 @@ std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Spli
   options.rank = setup.rank;
   options.world_size = setup.world_size;
   // Evaluation keeps the order and every sample, whatever section data says of training.
-  options.last_batch =
-      training && config.last_batch == "pad" ? data::LastBatchPolicy::kPad : data::LastBatchPolicy::kKeep;
+  options.last_batch = training ? last_batch_of(config) : data::LastBatchPolicy::kKeep;
   options.workers = static_cast<int>(config.workers);
   options.prefetch = static_cast<int>(config.prefetch);
   options.shuffle = training && config.shuffle;
@@ -70,7 +70,7 @@ std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Spli
   options.pin_memory = config.pin_memory;
   options.device = setup.device;
   options.seed = static_cast<std::uint64_t>(setup.seed);
-  options.on_error = config.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRaise;
+  options.on_error = on_error_of(config);
   // Without a sampler of its own the loader makes PyTorch's distributed one.
   const bool has_sampler = config.sampler != "auto" || !config.sampler_options.empty();
   if (training && has_sampler) {
@@ -137,7 +137,7 @@ ClassificationOptions classification_options(const config::TrainConfig& config, 
       .label_smoothing(config.label_smoothing)
       .accumulate(plan.task_parts)
       .clip_norm(clip_norm)
-      .bf16(config.precision == "bf16")
+      .bf16(is_bf16(config))
       .script(config.script);
 }
 
@@ -198,7 +198,7 @@ std::shared_ptr<const optim::LRSchedule> make_schedule(const config::ScheduleCon
   options.name = config.name;
   options.total_steps = train.epochs > kNever / steps_per_epoch ? kNever : train.epochs * steps_per_epoch;
   if (train.max_steps > 0) options.total_steps = std::min(options.total_steps, train.max_steps);
-  options.unit_steps = config.unit == "epoch" ? steps_per_epoch : 1;
+  options.unit_steps = counts_epochs(config) ? steps_per_epoch : 1;
   options.lr = lr;
   options.warmup_steps =
       std::min(options.total_steps, warmup_steps(config, steps_per_epoch, options.total_steps));
@@ -208,7 +208,7 @@ std::shared_ptr<const optim::LRSchedule> make_schedule(const config::ScheduleCon
   options.gamma = config.gamma;
   options.eta_min = config.eta_min;
   options.one_cycle = {.pct_start = config.pct_start,
-                       .linear_anneal = config.anneal == "linear",
+                       .linear_anneal = anneals_linearly(config),
                        .cycle_momentum = config.cycle_momentum,
                        .base_momentum = config.base_momentum,
                        .max_momentum = config.max_momentum,

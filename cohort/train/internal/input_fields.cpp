@@ -4,17 +4,10 @@
 
 namespace cohort::train {
 
-std::int64_t channels_of(const config::DataConfig& config) {
-  return config.color == "gray" ? 1 : 3;
-}
-
-bool is_channels_last(const config::TrainConfig& config) {
-  return config.memory_format == "channels_last";
-}
-
 data::Field image_field(const config::DataConfig& config, bool channels_last) {
   const std::int64_t side = config.image_size;
-  return {.name = "input", .shape = {channels_of(config), side, side}, .channels_last = channels_last};
+  return {
+      .name = "input", .shape = {config::image_channels(config), side, side}, .channels_last = channels_last};
 }
 
 data::Field input_field(const config::DataConfig& config, bool channels_last, const data::Dataset& dataset) {

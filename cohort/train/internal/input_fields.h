@@ -19,9 +19,4 @@ data::Field image_field(const config::DataConfig& config, bool channels_last);
 /// Returns `samples` zeros of `field`, laid out as in a batch.
 at::Tensor zero_batch(const data::Field& field, std::int64_t samples);
 
-/// Channels of data.color.
-std::int64_t channels_of(const config::DataConfig& config);
-/// Whether train.memory_format is channels_last.
-bool is_channels_last(const config::TrainConfig& config);
-
 }  // namespace cohort::train
