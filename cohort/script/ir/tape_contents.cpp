@@ -19,7 +19,6 @@ namespace {
 
 using ArgumentType = TensorPlace::ArgumentType;
 
-// True if the tensor's elements are all that its storage holds.
 bool covers_storage(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
 }
@@ -30,8 +29,7 @@ at::Tensor flat(const at::Tensor& tensor, c10::ScalarType dtype) {
   return at::empty({0}, tensor.options().dtype(dtype)).set_(tensor.storage(), 0, {numel}, {1});
 }
 
-// How many elements of the tensor's type its storage holds.
-std::int64_t num_elements(const at::Tensor& tensor) {
+std::int64_t num_storage_elements(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.itemsize());
 }
 
@@ -52,12 +50,9 @@ at::Tensor resized(const at::Tensor& list, std::int64_t numel) {
 }  // namespace
 
 // Note [What C++ wrote]
-// torch::tensor({1, 2}) makes an empty tensor and fills it without an operator. Such contents are put there
-// again in each run, if a second recording has the same. A storage that an operator left as it came is
-// watched element by element: an operator that overwrites elements fills them; at the first call that reads
-// others, or works in place on them, all that no operator filled is kept as a constant and written by a call
-// of its own. What zeros(), arange() and the like made is made again at its first use: if it differs, C++
-// wrote over it.
+// torch::tensor({1, 2}) makes an empty tensor and fills it without an operator. A replay writes the same
+// contents, if a second recording has them too. What zeros(), arange() and the like made is made again at its
+// first use: if it differs, C++ wrote over it.
 
 // To be asked before a call reads elements of `tensor`, or overwrites all of them.
 void Tape::find_contents(int slot, const at::Tensor& tensor, bool is_overwritten) {
@@ -74,7 +69,7 @@ void Tape::find_contents(int slot, const at::Tensor& tensor, bool is_overwritten
     return;
   }
   const bool is_filled = storage.unfilled == Unfilled::kSome && tensor.scalar_type() == dtype &&
-                         storage.filled.numel() == num_elements(tensor) &&
+                         storage.filled.numel() == num_storage_elements(tensor) &&
                          part_of(storage.filled, tensor).all().item<bool>();
   if (!is_filled) snapshot(number, tensor);
 }
@@ -91,11 +86,10 @@ void Tape::mark_filled(int slot, const at::Tensor& tensor) {
   if (tensor.scalar_type() != values_[at_slot(storage.first)].layout.dtype) return;
   if (storage.unfilled == Unfilled::kAll) storage.filled = at::zeros({0}, at::TensorOptions(at::kBool));
   storage.unfilled = Unfilled::kSome;
-  storage.filled = resized(storage.filled, num_elements(tensor));
+  storage.filled = resized(storage.filled, num_storage_elements(tensor));
   part_of(storage.filled, tensor).fill_(true);
 }
 
-// Note [What C++ wrote]
 void Tape::snapshot(std::size_t number, const at::Tensor& tensor) {
   static const auto copy = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
   static const auto where = c10::Dispatcher::singleton().findSchemaOrThrow("aten::where", "self_out");

@@ -1,8 +1,8 @@
-// Who changes the tensors of a recording, by the version counters that autograd keeps. A counter is watched
-// from the first use of its tensor, or from watch(). After each call that writes, its version is taken as
-// known. A counter that moved by more was moved by another writer. Always: tensors that count together, as a
-// tensor and its detach() do, have one entry. The entry holds the counter, so its address is not used again.
-// Inference tensors have no counter, and nobody can tell who writes to them.
+// Who changes the tensors of a recording, by the version counters that autograd keeps. A counter is
+// watched from the first use of its tensor, or from watch(). After each call that writes, its version is
+// taken as known. A counter that moved by more was moved by another writer. Always: tensors that count
+// together, as a tensor and its detach() do, have one entry. The entry holds the counter, so its address
+// is not used again. Inference tensors have no counter: who writes to them is not known.
 #include <cstring>
 
 #include "cohort/script/ir/tape.h"
@@ -10,7 +10,7 @@
 namespace cohort::script {
 namespace {
 
-// Identity of a counter: VariableVersion is a pointer to it, and compares nothing.
+// Identity of a counter: VariableVersion is a pointer to it.
 const void* address_of(const c10::VariableVersion& version) {
   static_assert(sizeof(version) == sizeof(const void*));
   const void* address = nullptr;
@@ -27,11 +27,9 @@ bool count_together(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // Note [Who else writes]
-// Autograd counts changes in place: once for each operator that writes, when it has ended. A counter that has
-// moved by more than the operators of the tape was moved by somebody whom the recorder does not see: a thread
-// of the function's own, as a rule. Captured tensors may also be changed by whom it pleases, as by others who
-// train the same weights (Hogwild!): a replay reads them where they lie. So the first such recordings are of
-// no use, and only where it continues the function stays eager: CacheEntry::add_trace().
+// The other writer is a thread of the function's own, as a rule. Captured tensors may also be changed by
+// others that train the same weights (Hogwild!), as a replay reads them where they lie. So such a recording
+// is not used, and the function stays eager only if several follow each other: CacheEntry::add_trace().
 void Tape::check_version(Version& version) {
   const std::uint32_t now = version.counter.current_version();
   if (now - version.seen > version.writes) {
@@ -88,8 +86,7 @@ void Tape::mark_written(const std::vector<Written>& written) {
     storage.written = true;
     if (each.is_overwritten) mark_filled(each.slot, each.tensor);
     if (each.tensor.is_inference()) continue;
-    // Autograd counts this write when the operator has ended; a kernel that is made of other operators may
-    // have counted several times meanwhile.
+    // Autograd counts this write at the operator's end; operators within the kernel have counted before.
     const c10::VariableVersion& counter = each.tensor.unsafeGetTensorImpl()->version_counter();
     const auto known = versions_.find(address_of(counter));
     if (known == versions_.end()) continue;

@@ -111,7 +111,7 @@ void ContextProtocol::on_down(std::int32_t worker, Effects& effects) {
   for (auto next = entries_.begin(); next != entries_.end();) {
     const auto entry = next++;
     if (entry->first.creator != worker) {
-      on_caller_down(entry, worker, effects);
+      remove_worker(entry, worker, effects);
       continue;
     }
     if (entry->second.copy != kNoCopy) effects.ended.push_back(entry->second.copy);
@@ -120,11 +120,10 @@ void ContextProtocol::on_down(std::int32_t worker, Effects& effects) {
   }
 }
 
-// Or a callee.
-void ContextProtocol::on_caller_down(Entries::iterator entry, std::int32_t caller, Effects& effects) {
+void ContextProtocol::remove_worker(Entries::iterator entry, std::int32_t worker, Effects& effects) {
   auto& [context, known] = *entry;
-  known.made.erase(caller);
-  if (known.balances.erase(caller) == 0) return;
+  known.made.erase(worker);
+  if (known.balances.erase(worker) == 0) return;
   // Also where there are other callers: these may have been called by this worker.
   if (known.copy != kNoCopy && context.creator != self_) {
     effects.messages.emplace_back(context.creator, ContextMessage{ContextMessageType::kOrphaned, context});

@@ -77,7 +77,7 @@ class ContextProtocol {
   CopyId add_copy(Entries::iterator entry);
   void end_copy(Entries::iterator entry, Effects& effects);
   void add_to_balance(Entries::iterator entry, std::int32_t caller, std::uint64_t change);
-  void on_caller_down(Entries::iterator entry, std::int32_t caller, Effects& effects);
+  void remove_worker(Entries::iterator entry, std::int32_t worker, Effects& effects);
   void erase_if_over(Entries::iterator entry);
 
   const std::int32_t self_;
