@@ -178,8 +178,8 @@ void read_keep_alive_max_attempt(const Given& value, RunOptions& options) {
   options.keep_alive_max_attempt = value.integer(2, 1'000'000);
 }
 
-// The keys of torchrun's --rdzv-conf that mean something without elasticity. torchrun's static rendezvous calls
-// the time limit timeout, its dynamic rendezvous join_timeout.
+// The keys of torchrun's --rdzv-conf that mean something without elasticity. torchrun's static rendezvous
+// calls the time limit timeout, and its dynamic rendezvous calls it join_timeout.
 constexpr RdzvKey kRdzvKeys[] = {{"timeout", read_rendezvous_timeout},
                                  {"join_timeout", read_rendezvous_timeout},
                                  {"keep_alive_interval", read_keep_alive_interval},

@@ -133,6 +133,7 @@ std::optional<std::string> wait_for_listener(const std::string& host, std::uint1
     }
     if (found.addresses == nullptr) error = found.error;
     for (const addrinfo* address = found.addresses.get(); address != nullptr; address = address->ai_next) {
+      // An address that drops packets must not take the time of the addresses after it.
       const milliseconds most(std::min(2000, deadline.remaining_ms()));
       if (connects(*address, most, error)) return numeric(*address);
     }
@@ -146,6 +147,7 @@ std::optional<std::string> wait_for_listener(const std::string& host, std::uint1
     if (patience.expired() && !std::exchange(is_logged, true)) {
       log_info(concat("waiting for ", target.name, " at ", at, " (", error, ")"));
     }
+    // A round that waited for the name server has had its pause.
     if (!asked.valid()) sleep(milliseconds(100), deadline);
   }
   return std::nullopt;

@@ -120,6 +120,7 @@ CpuBackend::WorkPtr CpuBackend::allgather(TensorLists& outputs, Tensors& inputs,
 
 CpuBackend::WorkPtr CpuBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                 const c10d::AllgatherOptions& options) {
+  // c10d's call for one tensor is its call for a list with one tensor in it.
   Tensors outputs{output}, inputs{input};
   return allgather_into_tensor_coalesced(outputs, inputs, options);
 }
@@ -178,6 +179,7 @@ CpuBackend::WorkPtr CpuBackend::scatter(Tensors& outputs, TensorLists& inputs,
   const CallSite who = caller(CallType::kScatter);
   const at::Tensor& output = check_one(who, outputs);
   const int root = check_rank(who, options.rootRank, size_);
+  // As in gather(): on other ranks inputs are not used.
   if (rank_ == root) check_list(who, inputs, output, size_);
   return submit({.type = CallType::kScatter,
                  .op_type = OpType::SCATTER,
@@ -274,6 +276,7 @@ CpuBackend::WorkPtr CpuBackend::alltoall(Tensors& outputs, Tensors& inputs,
 CpuBackend::WorkPtr CpuBackend::send(Tensors& tensors, int to, int tag) {
   const CallSite who = caller(CallType::kSend);
   check_one(who, tensors);
+  // c10d has no options for messages, so start() takes the group's timeout.
   return submit({.type = CallType::kSend,
                  .op_type = OpType::SEND,
                  .inputs = tensors,

@@ -343,6 +343,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   state->group->setDefaultBackend(made.type);
   state->group->setGroupName(options.name);
   state->registry = options.registry != nullptr ? options.registry : new_registry(options.rank, size);
+  // Last, since a hang detector on another thread reads each group that is in the registry.
   state->registry->add(state);
   return state;
 }

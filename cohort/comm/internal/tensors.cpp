@@ -113,6 +113,7 @@ void check_tensor(const CallSite& caller, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.device().is_cpu(), caller, ": got a tensor on ", tensor.device(),
               ", expected one on the CPU");
   TORCH_CHECK(tensor.layout() == at::kStrided, caller, ": got a sparse tensor, expected a dense one");
+  // A backend sees a pointer and bytes, and could not skip the gaps of a strided tensor.
   TORCH_CHECK(tensor.is_contiguous(), caller, ": got a tensor of strides ", tensor.strides(),
               ", expected a contiguous one");
 }

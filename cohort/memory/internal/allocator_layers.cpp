@@ -1,3 +1,7 @@
+// A chain of fixed places: arena, profiler, pool, and an end that holds LibTorch's first allocator. A
+// place without a layer is passed over, so layers may come in any order. A block that has no owner of its
+// own gets the deleter give_back(), which asks the layers in the order of the chain. Always: a block that
+// no layer takes back goes to LibTorch's deleter.
 #include "cohort/memory/internal/allocator_layers.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -39,6 +43,7 @@ void LayeredAllocator::add(Place place, AllocatorLayer& layer) {
     self.end.original_ = c10::GetCPUAllocator();
     self.end.original_deleter_ = self.end.original_->raw_deleter();
   }
+  // Requests read it without the mutex, so the layer has to be whole before they can see it.
   self.at(place).layer_.store(&layer, std::memory_order_release);
   // One that was set since then may end here itself.
   if (!is_first && c10::GetCPUAllocator() != &self.front()) return;

@@ -1,3 +1,7 @@
+// A payload goes by handle in two cases: it lies in a block of the own heap, or in a block that came from
+// this peer. The second block goes home: is_receivers says so, and the receiver finds the block in its own
+// heap. Any other payload is copied. Always: a handle from the peer is checked before a byte of its block
+// is read.
 #include "cohort/net/internal/handles.h"
 
 #include <cstdint>
@@ -44,6 +48,7 @@ std::optional<Handles::Lent> Handles::lend(const Payload& payload) const {
     const Handle handle = lease->handle();
     return Lent{handle, std::move(lease)};
   }
+  // Memory of a third process's heap is not found here: the peer cannot map it, so it is copied.
   if (theirs_ == nullptr) return std::nullopt;
   auto held = theirs_->find(payload.bytes);
   if (!held) return std::nullopt;
@@ -75,6 +80,7 @@ void Handles::copy_to_heap(Message& message) const {
     const bool is_shared = own_->contains(payload.bytes.data()) || (theirs_ && theirs_->find(payload.bytes));
     if (payload.moves && is_shared) continue;
     std::shared_ptr<std::byte> block = own_->allocate(size, SharedHeap::Purpose::kCopy);
+    // Copies may take a limited part of the heap. Beyond it the payload itself goes over the link.
     if (block == nullptr) continue;
     std::memcpy(block.get(), payload.bytes.data(), size);
     const std::span<const std::byte> bytes(block.get(), size);

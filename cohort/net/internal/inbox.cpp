@@ -30,6 +30,7 @@ constexpr std::size_t kWorthReadingInPlace = 16 * 1024;
 
 std::shared_ptr<std::byte> allocate_aligned(std::size_t num_bytes) {
   constexpr std::size_t kAlignment = 64;
+  // aligned_alloc() wants a multiple of the alignment, and the sum may wrap around.
   const std::size_t rounded =
       (std::max<std::size_t>(num_bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
   void* const memory = rounded < num_bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
@@ -73,6 +74,7 @@ void Inbox::consume(std::span<const std::byte> bytes,
         reader.number<std::uint32_t>();
         const auto count = reader.number<std::uint32_t>();
         if (count < 1 || count > 1 + kMaxPayloads) reject(base::concat("a message of ", count, " parts"));
+        // What was collected stays: begin_message() reads channel and count again.
         wanted_ += 8 * static_cast<std::size_t>(count);
         if (wanted_ > header_.length) reject("the table of a message is longer than its frame");
         state_ = State::kTable;
@@ -121,6 +123,7 @@ void Inbox::begin_message() {
   state_ = State::kBody;
   if (number == 0) reject("a message has no number");
   if (has(number)) return;  // its bytes are dropped
+  // A message gets its number when it begins, so the peer leaves none out.
   if (number > last_begun_ + 1) {
     reject(base::concat("message ", number, " begins after message ", last_begun_));
   }
@@ -145,6 +148,7 @@ void Inbox::begin_message() {
   }
   if (sizes[0] > kMaxHeaderBytes) reject(base::concat("the header of a message has ", sizes[0], " bytes"));
   if (frame_left_ > partial.left) reject("a message is longer than its table says");
+  // A message that comes again over a new link has been counted: restart() keeps `counted_`.
   if (!counted_.contains(number)) {
     const std::uint64_t in_use = begun_cost_ - released_->bytes.load(std::memory_order_acquire);
     const std::size_t cost = cost_of(partial.message.channel, size);
@@ -181,6 +185,7 @@ void Inbox::begin_message() {
 
 std::span<std::byte> Inbox::place() {
   Partial& partial = *current_;
+  // An empty payload is a part too, and no byte goes there.
   while (partial.position == partial.parts[partial.part].second) {
     ++partial.part;
     partial.position = 0;

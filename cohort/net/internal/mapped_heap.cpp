@@ -1,3 +1,8 @@
+// The other process's side of Note [Tickets] in shared_heap.cpp. redeem() takes a lease by a
+// compare-and-swap, and drop() gives it up by another. A swap that fails in redeem() is a fault of the
+// sender, or the second use of a handle. Always: slot and range are checked before the swap, so a wrong
+// handle changes nothing. `held_` knows by which handle bytes are held, so a block can go back to its
+// owner without a copy.
 #include "cohort/net/internal/mapped_heap.h"
 
 #include <sys/mman.h>
@@ -68,6 +73,7 @@ std::optional<std::pair<Handle, std::shared_ptr<std::byte>>> MappedHeap::find(
   if (bytes.data() < data || bytes.data() >= data + memory_.size()) return std::nullopt;
   const auto offset = static_cast<std::uint64_t>(bytes.data() - data);
   const std::lock_guard lock(mutex_);
+  // The last hold that begins at or before the bytes. If it does not cover them the bytes are copied.
   auto found = held_.upper_bound(offset);
   if (found == held_.begin()) return std::nullopt;
   const Held& held = std::prev(found)->second;

@@ -61,6 +61,7 @@ SocketAddress tcp_address(const std::string& text) {
                           base::concat("the address ", text, " is not known: ", ::gai_strerror(status)));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
+  // Of several addresses the first, which is the one that the system prefers.
   SocketAddress address;
   std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
   address.size = found->ai_addrlen;
@@ -122,6 +123,7 @@ SocketAddress resolve(const std::string& text) {
 
 base::Fd listen_at(const SocketAddress& address, std::string& bound) {
   base::Fd fd = open_socket(address);
+  // A restarted process can listen at its port while old connections are in TIME_WAIT.
   const int on = 1;
   static_cast<void>(::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0 ||
@@ -153,6 +155,7 @@ base::Fd start_connect(const SocketAddress& address) {
   base::Fd fd = open_socket(address);
   set_options(fd.get());
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0) return fd;
+  // connect_error() says how it ended, once the socket is writable.
   if (errno == EINPROGRESS) return fd;
   const int error = errno;  // the caller reads it, and close() may change it
   fd.close();
@@ -180,6 +183,7 @@ bool is_local(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX;
 }
 
+// Descriptors go with the first byte, so they are sent even if only a part of `bytes` is.
 ssize_t send_with_descriptors(int socket, std::string_view bytes, std::span<const int> fds) {
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
@@ -214,6 +218,7 @@ ssize_t receive_with_descriptors(int socket, std::span<std::byte> bytes, std::ve
     for (std::size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
       int came = -1;
       std::memcpy(&came, CMSG_DATA(header) + at, sizeof came);
+      // Owned before it is counted: one that is too many is closed.
       base::Fd fd(came);
       if (fds.size() < kMaxDescriptors) fds.push_back(std::move(fd));
     }

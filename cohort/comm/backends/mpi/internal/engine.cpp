@@ -227,6 +227,7 @@ void Engine::run(std::function<void()> task, base::Deadline deadline, const char
   }
   changed_.notify_one();
   if (!done.wait(deadline)) {
+    // The task may block the engine's thread for ever, so at exit nobody may wait for MPI_Finalize.
     failed_ = true;
     deadline.check("comm.mpi", what);
   }
@@ -333,6 +334,7 @@ void Engine::end_late(MpiWork& call) {
                                ". MPI cannot continue after that: the job ends by MPI_Abort within ",
                                kGrace.count() / 1000, " s"));
   failed_ = true;
+  // The first late call is named as the cause: what is late after it often waited for it.
   if (!abort_at_) {
     abort_at_ = base::Deadline(kGrace);
     abort_because_ = what;

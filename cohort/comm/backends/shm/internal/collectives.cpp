@@ -152,7 +152,7 @@ Chunk chunk_at(std::byte* data, std::size_t bytes, std::size_t index) {
                    "rows that match on both ends");
 }
 
-// How many numbers of `width` bytes, times `parts`, go through a slot at a time.
+// The bytes of each of `parts` that go through a slot at a time: whole lines, so that no two parts share one.
 std::size_t piece_bytes(int parts) {
   return kChunkBytes / static_cast<std::size_t>(parts) / kLine * kLine;
 }
@@ -364,6 +364,7 @@ Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> fro
     co_await ranks.everyone();
     // All continue as long as the longest part takes.
     for (int rank = 0; rank < ranks.size(); ++rank) most = std::max(most, ranks.word(rank));
+    // The first round brings the sizes, and they are compared before a byte is copied out.
     for (std::size_t rank = 0; start == 0 && rank < to.size(); ++rank) {
       const std::uint64_t sent =
           reinterpret_cast<const std::uint64_t*>(ranks.incoming(static_cast<int>(rank)) + kChunkBytes)[own];

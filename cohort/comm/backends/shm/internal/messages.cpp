@@ -84,6 +84,7 @@ Task Messages::recv(int from, Span data, int tag, int* source) {
   if (early == early_.end()) {
     posted_.push_back(&posted);
   } else {
+    // Also a message that has come in part: pump() copies it to its taker once it is whole.
     early->taker = &posted;
     posted.source = early->source;
     if (early->whole) take_early(early, posted);
