@@ -27,6 +27,7 @@ constexpr std::array<MemoryColumn, 7> kColumns{{{"model", &MemoryUse::model},
 
 template <typename... Args>
 std::string printed(const char* format, Args... args) {
+  // A longer line is cut, since names of models and layers have any length.
   std::array<char, 256> text{};
   std::snprintf(text.data(), text.size(), format, args...);
   return text.data();

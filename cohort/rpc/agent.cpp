@@ -77,6 +77,7 @@ const WorkerInfo& Agent::self() const {
 std::vector<WorkerInfo> Agent::workers(const std::string& pattern) const {
   std::vector<WorkerInfo> found;
   for (WorkerInfo& worker : state_->workers()) {
+    // Without FNM_PATHNAME: * also matches the / of trainer/0.
     if (::fnmatch(pattern.c_str(), worker.name.c_str(), 0) == 0) found.push_back(std::move(worker));
   }
   return found;
@@ -87,6 +88,7 @@ base::Future<Encoded> Agent::call(const Target& target, const char* function, En
 }
 
 std::shared_ptr<Reference> Agent::make(const Target& target, const char* function, Encoded arguments) {
+  // The line of the caller's program names the object in rpc::metrics().
   return state_->make(state_->with_name(target), function, std::move(arguments),
                       base::concat(target.line.file_name(), ':', target.line.line()));
 }
@@ -114,6 +116,7 @@ at::Tensor Agent::shared_empty(at::IntArrayRef sizes, const at::TensorOptions& o
                      base::concat("got a tensor on ", options.device().str(), " of layout ", options.layout(),
                                   ", expected a dense one on the CPU"));
   }
+  // Checked here: a size that wraps around would get a block that is too small.
   const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
   std::size_t num_bytes = options.dtype().itemsize();
   for (const std::int64_t size : sizes) {

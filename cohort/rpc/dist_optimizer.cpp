@@ -100,6 +100,7 @@ void DistributedOptimizer::step(const dist_autograd::Context& context) {
   ask_all<void>(owners_, [&](const Owner& owner) {
     return owner.optimizer.rpc_async<&OwnerOptimizer::step>(context.id(), owner.lr, momentum_);
   });
+  // Not where a step has failed: the next step takes the rates along again.
   drop_rates();
 }
 

@@ -21,6 +21,7 @@ constexpr int kMaxDepth = 200;
 
 }  // namespace
 
+// LEB128, as in DWARF and WebAssembly.
 void Writer::count(std::uint64_t value) {
   while (value >= 0x80) {
     encoded_.bytes.push_back(static_cast<char>(value | 0x80));

@@ -191,6 +191,7 @@ std::vector<ConfigKey> data_keys() {
        .help =
            "Batches in page-locked memory, copied while the last step runs. Without an accelerator it does "
            "nothing, and that is logged once."},
+      // A run that a broken image has ended can resume with skip.
       {.name = "data.on_error",
        .target = [](Config& c) -> KeyTarget { return &c.data.on_error; },
        .on_resume = OnResume::kTakesEffect,
@@ -225,6 +226,7 @@ std::vector<ConfigKey> data_keys() {
        .max = kMany,
        .used_with = "data.type",
        .used_values = {"synthetic"}},
+      // No step reads validation samples, so their number may change.
       {.name = "data.synthetic_val",
        .target = [](Config& c) -> KeyTarget { return &c.data.synthetic_val; },
        .on_resume = OnResume::kTakesEffect,

@@ -65,6 +65,7 @@ std::vector<ConfigKey> run_keys() {
        .help = "Newest checkpoints that are kept, besides those that last and best point to; 0: all.",
        .min = 0,
        .max = 1e9},
+      // Another format has another extension, so a run may have checkpoints of both.
       {.name = "run.checkpoint_format",
        .target = [](Config& c) -> KeyTarget { return &c.run.checkpoint_format; },
        .on_resume = OnResume::kTakesEffect,
@@ -204,6 +205,7 @@ std::vector<ConfigKey> distributed_keys() {
        .matches = is_not_empty,
        .used_with = "distributed.gradients",
        .unused_values = {"none", "average"}},
+      // auto is chosen after the rendezvous: only then is it known whether all ranks are on one host.
       {.name = "distributed.backend",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.backend; },
        .on_resume = OnResume::kTakesEffect,

@@ -311,6 +311,7 @@ std::vector<ConfigKey> train_keys() {
        .help = "Share of the target that is spread over all classes in the training loss.",
        .min = 0,
        .max = 1},
+      // Parameters are float32 with either word, so checkpoints fit both.
       {.name = "train.precision",
        .target = [](Config& c) -> KeyTarget { return &c.train.precision; },
        .on_resume = OnResume::kTakesEffect,

@@ -114,6 +114,7 @@ void ContextState::add_fetch(PartKey key, CallPath path, Encoded& value) {
     }
     check_leaf(tensor);
     part.fetched.push_back(tensor);
+    // It goes out as a new leaf. Its gradient comes to backward_part(), which adds it to that of `fetched`.
     tensor = tensor.detach().requires_grad_();
   }
   if (!part.fetched.empty()) add_part(key, std::move(part));
@@ -147,6 +148,7 @@ bool ContextState::Earlier::operator()(const Order& a, const Order& b) const {
   if (a.first != b.first) return a.first < b.first;
   const auto [in_a, in_b] = std::mismatch(a.second.begin(), a.second.end(), b.second.begin(), b.second.end());
   if (in_a == a.second.end() || in_b == b.second.end()) return a.second.size() < b.second.size();
+  // Of two calls of one handler the later one first, as one process goes backward.
   return *in_a > *in_b;
 }
 
@@ -210,6 +212,7 @@ Tensors ContextState::backward_part(PartKey key, Backward backward, Tensors grad
     keep_graph = backward.keep_graph || part.num_late > 0;
     if (!part.values.empty()) gradients = take_gradients(part, backward.number, keep_graph);
     if (!any_defined(gradients) && part.num_late == 0) return {};
+    // Before it runs: a second backward through the part finds nothing, and says so.
     if (!keep_graph) parts_.erase(found);
   }
   const Running running(*this, backward);
@@ -238,6 +241,7 @@ Tensors ContextState::backward_graph(const Part& part, bool keep_graph, Tensors 
     throw CommError("rpc.backward",
                     base::concat(gradients.size(), " gradients came for the results of a call"));
   }
+  // Late calls get a turn and no gradient: Note [Late calls].
   for (std::size_t i = 0; i < part.num_late; ++i) gradients.push_back(at::empty({0}));
   const Tensors found = part.graph->backward(gradients, keep_graph);
   const std::size_t num_inputs = part.inputs_with_gradient.size();

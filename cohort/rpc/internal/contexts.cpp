@@ -1,3 +1,7 @@
+// ContextProtocol decides which contexts have a copy here, and `states_` has what was computed in each
+// copy. A step of the protocol and the change of `states_` that follows are under one mutex. So no copy
+// that has ended has a state. The caller of a step frees states without the mutex, as their graphs may be
+// large.
 #include "cohort/rpc/internal/contexts.h"
 
 #include "cohort/base/error.h"
@@ -35,6 +39,7 @@ Contexts::CopyId Contexts::on_call(std::int32_t caller, ContextId id) {
 std::shared_ptr<ContextState> Contexts::get(CopyId copy, ContextId id) {
   const std::lock_guard lock(mutex_);
   if (protocol_.is_live(copy)) return state_of(copy, id);
+  // The handler runs all the same, with a state that nobody else finds and that goes with it.
   const auto ended = std::make_shared<ContextState>(id, copy, mark_);
   ended->end();
   return ended;

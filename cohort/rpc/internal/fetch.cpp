@@ -32,6 +32,7 @@ void answer_when_made(const Encoded& arguments, const Reply& reply, Encoded (*an
 }
 
 Encoded encode_object(const Reference& reference) {
+  // Does not wait: on_value() has called.
   const ObjectValue value = reference.value({});
   if (value.encode == nullptr) {
     throw UsageError("rpc.rref", base::concat(reference.describe(), " cannot travel"),
@@ -73,6 +74,7 @@ base::Future<Encoded> fetch_value(const std::shared_ptr<Reference>& reference, R
 }
 
 base::Future<Encoded> await_value(const std::shared_ptr<Reference>& reference, Reference::Timeout timeout) {
+  // No value travels, so a context need not record the call.
   const at::NoGradGuard not_recorded;
   return reference->call({.timeout = timeout}, kAwait, only(reference));
 }

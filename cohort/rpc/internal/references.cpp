@@ -46,6 +46,7 @@ auto References::run(const Step& step) {
     for (const ReferenceProtocol::HoldId hold : effects.resolved) {
       const auto [begin, end] = waiters_.equal_range(hold);
       for (auto waiter = begin; waiter != end; ++waiter) {
+        // A list of references has one waiter, and the last reference that is resolved runs it.
         if (--waiter->second->num_waiting == 0) ready.push_back(std::move(waiter->second->fn));
       }
       waiters_.erase(begin, end);
@@ -113,6 +114,7 @@ void References::mark_lost(const Reference& reference, std::exception_ptr error)
     }
     protocol_.mark_lost(reference.hold_, effects);
   });
+  // Without the mutex, as functions that wait for the object run here.
   if (unmade != nullptr) unmade->promise.set_error(std::move(error));
 }
 
@@ -146,6 +148,7 @@ std::shared_ptr<Reference> References::create_here(ObjectValue value, std::strin
 std::shared_ptr<Reference> References::make(const WireReference& asked, std::int32_t holder,
                                             std::string made_at) {
   const ReferenceProtocol::HoldId hold = run([&](auto& effects) {
+    // It is there already where this worker asks itself: create().
     std::shared_ptr<Object>& object = objects_[asked.object];
     if (object == nullptr) object = std::make_shared<Object>();
     object->made_at = made_at;
@@ -165,6 +168,7 @@ void References::set_value(const Reference& reference, ObjectValue value, std::e
     if (std::exchange(found->second->is_set, true)) return;  // its time was over
     object = found->second;
   }
+  // Whoever set is_set is alone here, so no mutex is needed, and functions that wait may take it.
   object->value = std::move(value);
   object->promise.set_error(std::move(error));
 }
@@ -192,6 +196,7 @@ void References::when_resolved(const List& references, std::function<void()> fn)
       return;
     }
   }
+  // Without the mutex: it may use references.
   fn();
 }
 
@@ -213,6 +218,7 @@ void References::check_usable(const Reference& reference) const {
 std::vector<WireReference> References::send(const List& references, std::int32_t to) {
   if (references.empty()) return {};
   const std::lock_guard lock(mutex_);
+  // All before the first fork is made: an error must not leave forks that nobody receives.
   for (const auto& reference : references) check_usable(*reference);
   std::vector<WireReference> wires;
   for (const auto& reference : references) wires.push_back(protocol_.send(reference->hold_, to));
@@ -295,6 +301,7 @@ Reference::Reference(std::shared_ptr<References> home, std::uint64_t hold, Objec
     : home_(std::move(home)), hold_(hold), object_(object), owner_(std::move(owner)) {}
 
 Reference::~Reference() {
+  // A step as any other: it may send kDrop, or free an object of this worker.
   home_->run([&](auto& effects) {
     home_->errors_.erase(hold_);
     home_->origins_.erase(hold_);

@@ -349,6 +349,7 @@ std::shared_ptr<CacheEntry> Cache::find(std::span<const at::Tensor> inputs) {
   std::erase_if(entries_, [](const LruEntry& lru) { return lru.entry->is_dead(); });
   if (entries_.size() >= static_cast<std::size_t>(options_.max_programs())) {
     const auto oldest = std::ranges::min_element(entries_, {}, &LruEntry::last_call);
+    // A used entry stays: programs that take turns would else be recorded anew each time.
     if (calls_ - oldest->last_call > kStaleCalls) entries_.erase(oldest);
   }
   if (entries_.size() < static_cast<std::size_t>(options_.max_programs())) {

@@ -1,3 +1,5 @@
+// Each key has a table of its words, in the order of the table of keys in module config. That module cannot
+// hold the types, as it builds without LibTorch, so a test compares both tables.
 #include "cohort/train/internal/config_choices.h"
 
 #include <cstddef>

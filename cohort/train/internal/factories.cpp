@@ -55,6 +55,7 @@ std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Spli
   const bool training = split == Split::kTrain;
   data::LoaderOptions options;
   options.batch_size = training ? setup.plan.step : setup.plan.evaluation;
+  // A global batch need not divide by the ranks. In evaluation each rank has a batch of the same size.
   if (training) {
     options.global_batch_size = setup.plan.global;
     options.parts = setup.plan.loader_parts;
@@ -74,6 +75,7 @@ std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Spli
   // Without a sampler of its own the loader makes PyTorch's distributed one.
   const bool has_sampler = config.sampler != "auto" || !config.sampler_options.empty();
   if (training && has_sampler) {
+    // Options without a name are those of the sampler that auto takes.
     options.sampler = data::make_sampler({.name = config.sampler == "auto" ? "distributed" : config.sampler,
                                           .size = dataset->size(),
                                           .world_size = setup.world_size,

@@ -108,6 +108,7 @@ void ReferenceProtocol::emit(std::int32_t to, const ReferenceMessage& message, E
     if (down_.count(to) == 0) effects.messages.emplace_back(to, message);
     return;
   }
+  // A queue and no recursion: what delivery tells this worker waits its turn in the loop.
   to_self_.push_back(message);
   if (std::exchange(is_delivering_, true)) return;
   for (std::size_t i = 0; i < to_self_.size(); ++i) deliver(self_, ReferenceMessage(to_self_[i]), effects);
@@ -149,6 +150,7 @@ void ReferenceProtocol::deliver(std::int32_t from, const ReferenceMessage& messa
 
 void ReferenceProtocol::on_down(std::int32_t worker, Effects& effects) {
   if (!down_.insert(worker).second) return;
+  // Collected first, since each removal and release changes these maps.
   std::vector<std::pair<ObjectId, ForkId>> forks;
   for (const auto& [object, holders] : objects_) {
     for (const auto& [fork, holder] : holders) {

@@ -45,6 +45,7 @@ double Rate::per_second(Time now) const {
   for (const Slot& slot : slots_) {
     if (slot.second > second - kSeconds) count += slot.count;
   }
+  // The newest second is not over, so the slots span nine to ten seconds.
   const std::int64_t first = std::max<std::int64_t>(second - kSeconds + 1, 0);
   const double time = std::chrono::duration<double>(now - begin_).count() - static_cast<double>(first);
   return static_cast<double>(count) / std::max(time, 1.0);
