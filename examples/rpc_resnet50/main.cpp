@@ -1,64 +1,31 @@
 // ResNet-50 in two shards on two workers, trained by a third one. A batch is split into micro-batches, so that both
 // shards work at the same time. After "Distributed pipeline parallelism using RPC", one of PyTorch's tutorials.
 //
-//   Run:      rpc_resnet50 [IMAGES [SIZE [STEPS]]]      or: cohort run --nproc-per-node 3 -- rpc_resnet50
-//   Expect:   a line for "splits 1", "splits 2", "splits 4" and "splits 8" with the seconds of a step; each ends with
-//             "parameters are those of one process, bit for bit"
+//   Run:      rpc_resnet50 [IMAGES [SIZE [STEPS [SPLITS]]]]      or: cohort run --nproc-per-node 3 -- rpc_resnet50
+//   Expect:   a line for "splits 1", "splits 2", "splits 4" and "splits 8" with the seconds of a step and the losses of
+//             the first and the last step; each ends with "parameters are those of one process, bit for bit". The
+//             first step is not timed. With SPLITS: only these, to measure, and nothing is compared
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <mutex>
 
 #include "cohort/comm/job.h"
 #include "cohort/launch/spawn.h"
-#include "cohort/models/layers.h"
-#include "cohort/models/resnet.h"
 #include "cohort/optim/factory.h"
 #include "cohort/rpc/dist_optimizer.h"
 #include "cohort/rpc/remote_module.h"
+#include "shard.h"
 
 namespace {
 
-namespace core = cohort::core;
-namespace models = cohort::models;
 namespace optim = cohort::optim;
 namespace rpc = cohort::rpc;
 
-constexpr std::int64_t kClasses = 1000;
-// The layers of ResNet-50 before layer3, or those from there on.
-struct ShardImpl : torch::nn::Module {
-  explicit ShardImpl(bool is_first) {
-    models::ModelOptions options;
-    options.name = "resnet50";
-    options.num_classes = kClasses;
-    bool is_here = is_first;
-    for (const auto& [name, layer] : models::layers_of(models::ResNet(options).ptr())) {
-      if (name == "layer3.0") is_here = !is_first;
-      if (is_here) layers.push_back(layer);
-    }
-    for (std::size_t i = 0; i < layers.size(); ++i) register_module(std::to_string(i), layers[i].ptr());
-  }
-  at::Tensor run(at::Tensor x) {
-    for (const core::AnyLayer& layer : layers) x = layer.forward(x);
-    return x;
-  }
-  // Micro-batches come at the same time.
-  at::Tensor forward(const rpc::RRef<at::Tensor>& input) {
-    const at::Tensor x = input.to_here();
-    const std::lock_guard lock(mutex);
-    return run(x);
-  }
-  std::vector<core::AnyLayer> layers;
-  std::mutex mutex;
-};
-
-std::shared_ptr<ShardImpl> make_shard(bool is_first) {
-  torch::manual_seed(1);
-  return std::make_shared<ShardImpl>(is_first);
-}
 COHORT_REMOTE(make_shard);
 COHORT_REMOTE_MODULE(ShardImpl);
 const optim::OptimizerOptions kOptimizer{.name = "sgd", .lr = 0.05};
@@ -74,7 +41,8 @@ Batch make_batch(std::int64_t images, std::int64_t size, std::int64_t step) {
 
 class Remote {
  public:
-  void step(const Batch& batch, std::int64_t splits) {
+  // The loss before the step.
+  double step(const Batch& batch, std::int64_t splits) {
     rpc::dist_autograd::Context context;
     std::vector<rpc::Future<at::Tensor>> futures;
     for (const at::Tensor& images : batch.images.chunk(splits)) {
@@ -84,8 +52,10 @@ class Remote {
     }
     std::vector<at::Tensor> outputs;
     for (auto& future : futures) outputs.push_back(future.get());
-    rpc::dist_autograd::backward(context, {at::mse_loss(at::cat(outputs), batch.labels)});
+    const at::Tensor loss = at::mse_loss(at::cat(outputs), batch.labels);
+    rpc::dist_autograd::backward(context, {loss});
     optimizer_.step(context);
+    return loss.item<double>();
   }
   std::vector<rpc::RRef<at::Tensor>> parameters() const {
     std::vector<rpc::RRef<at::Tensor>> all = first_.parameters();
@@ -99,7 +69,16 @@ class Remote {
   rpc::DistributedOptimizer optimizer_{parameters(), kOptimizer};
 };
 
-void train(std::int64_t images, std::int64_t size, std::int64_t steps) {
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// IMAGES, SIZE, STEPS, and SPLITS or 0.
+using Numbers = std::array<std::int64_t, 4>;
+
+void train(const Numbers& numbers) {
+  const auto& [images, size, steps, only] = numbers;
   Remote remote;
   const std::vector<rpc::RRef<at::Tensor>> there = remote.parameters();
   const auto first = make_shard(true), second = make_shard(false);  // the same in this process alone
@@ -107,12 +86,16 @@ void train(std::int64_t images, std::int64_t size, std::int64_t steps) {
   for (const at::Tensor& parameter : second->parameters()) here.push_back(parameter);
   const auto optimizer = optim::make_optimizer(kOptimizer, {{.params = here}});
   for (const std::int64_t splits : {1, 2, 4, 8}) {
-    double seconds = 0;
+    if (only != 0 && splits != only) continue;
+    double seconds = 0, seconds_alone = 0, losses[2]{};  // losses of the first step and of the last
     for (std::int64_t step = 0; step < steps; ++step) {
       const Batch batch = make_batch(images, size, step);
-      const auto begin = std::chrono::steady_clock::now();
-      remote.step(batch, splits);
-      seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      const auto begin = Clock::now();
+      losses[step > 0] = remote.step(batch, splits);
+      const bool is_timed = step > 0 || steps == 1;
+      if (is_timed) seconds += seconds_since(begin);
+      if (only != 0) continue;
+      const auto begin_alone = Clock::now();
       std::vector<at::Tensor> outputs;
       for (const at::Tensor& part : batch.images.chunk(splits)) {
         outputs.push_back(second->run(first->run(part)));
@@ -120,18 +103,26 @@ void train(std::int64_t images, std::int64_t size, std::int64_t steps) {
       optimizer->zero_grad();
       at::mse_loss(at::cat(outputs), batch.labels).backward();
       optimizer->step();
+      if (is_timed) seconds_alone += seconds_since(begin_alone);
+    }
+    const double timed = double(std::max<std::int64_t>(steps - 1, 1));
+    std::printf("splits %ld  %.3f s a step, loss %.6f to %.6f", long(splits), seconds / timed, losses[0],
+                losses[steps > 1]);
+    if (only != 0) {
+      std::printf("\n");
+      continue;
     }
     bool is_same = true;
     for (std::size_t i = 0; i < here.size(); ++i) is_same = is_same && at::equal(there[i].to_here(), here[i]);
-    std::printf("splits %ld  %.3f s a step; parameters are %sthose of one process, bit for bit\n",
-                long(splits), seconds / static_cast<double>(steps), is_same ? "" : "NOT ");
+    std::printf("; in one process %.3f s; parameters are %sthose of one process, bit for bit\n",
+                seconds_alone / timed, is_same ? "" : "NOT ");
   }
 }
 
-void work(std::int64_t images, std::int64_t size, std::int64_t steps) {
+void work(const Numbers& numbers) {
   const int rank = cohort::comm::job_from_environment().rank;
   rpc::init_rpc(rank == 0 ? "trainer/0" : "shard/" + std::to_string(rank));
-  if (rank == 0) train(images, size, steps);
+  if (rank == 0) train(numbers);
   rpc::shutdown();
 }
 
@@ -139,10 +130,9 @@ void work(std::int64_t images, std::int64_t size, std::int64_t steps) {
 
 int main(int count, char** arguments) {
   try {
-    const std::int64_t images = count > 1 ? std::atol(arguments[1]) : 120;
-    const std::int64_t size = count > 2 ? std::atol(arguments[2]) : 128;
-    const std::int64_t steps = count > 3 ? std::atol(arguments[3]) : 3;
-    cohort::launch::spawn_unless_launched([&](int) { work(images, size, steps); }, 3);
+    Numbers numbers{120, 128, 3, 0};
+    for (int i = 1; i < std::min(count, 5); ++i) numbers.at(std::size_t(i - 1)) = std::atol(arguments[i]);
+    cohort::launch::spawn_unless_launched([&](int) { work(numbers); }, 3);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
