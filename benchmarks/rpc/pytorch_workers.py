@@ -11,13 +11,12 @@ import torch
 import torch.distributed.rpc as rpc
 import torch.multiprocessing as mp
 
-warnings.filterwarnings("ignore")  # of what PyTorch's RPC itself uses, which is deprecated
-
 TRANSPORTS = {"all": None, "tcp": ["uv"]}
 
 
 def work(rank, names, transports, folder, train, arguments):
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # PyTorch's RPC itself uses what is deprecated
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"file://{folder}/store", rpc_timeout=600, _transports=TRANSPORTS[transports]
     )
