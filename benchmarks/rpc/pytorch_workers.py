@@ -36,8 +36,8 @@ def invoke(method, module, arguments):
     return method(module.local_value(), *arguments)
 
 
-# rref.rpc_async().forward(x) is shorter, but it sends the call from a callback on another thread, which has no context
-# of distributed autograd: nothing is recorded, and nothing is trained.
+# rref.rpc_async().forward(x) is shorter. But it may send the call from a callback, on a thread without the context of
+# distributed autograd. Such a call is not recorded, and its worker is not trained.
 def call(module, method, *arguments):
     return rpc.rpc_sync(module.owner(), invoke, (method, module, arguments))
 
