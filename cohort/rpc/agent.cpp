@@ -14,7 +14,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 #include "cohort/rpc/internal/wire.h"
 
 namespace cohort::rpc {

@@ -12,7 +12,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/timeline.h"
 #include "cohort/rpc/init.h"
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_scope.h"
 

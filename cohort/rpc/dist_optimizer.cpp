@@ -15,7 +15,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/rpc/function.h"
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/owner_optimizer.h"
 

@@ -11,7 +11,7 @@
 #include "cohort/base/error.h"
 #include "cohort/comm/init.h"
 #include "cohort/comm/store_adapter.h"
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 
 namespace cohort::rpc {
 namespace {

@@ -25,7 +25,7 @@
 #include "cohort/base/error.h"
 #include "cohort/rpc/codec.h"
 #include "cohort/rpc/context_id.h"
-#include "cohort/rpc/internal/agent_messages.h"
+#include "cohort/rpc/internal/agent/agent_messages.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_state.h"
 #include "cohort/rpc/internal/idle_reports.h"

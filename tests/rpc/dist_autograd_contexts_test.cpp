@@ -12,7 +12,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/dist_autograd.h"
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/gate.h"

@@ -18,7 +18,7 @@
 #include "cohort/net/node.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/codec.h"
-#include "cohort/rpc/internal/agent_messages.h"
+#include "cohort/rpc/internal/agent/agent_messages.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/contexts.h"
 #include "cohort/rpc/internal/wire.h"

@@ -3,7 +3,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/function.h"
-#include "cohort/rpc/internal/agent_messages.h"
+#include "cohort/rpc/internal/agent/agent_messages.h"
 #include "cohort/rpc/reference.h"
 
 namespace cohort::rpc {

@@ -12,7 +12,7 @@
 #include "cohort/base/error.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "cohort/rpc/function.h"
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 
 namespace cohort::rpc {
 namespace {

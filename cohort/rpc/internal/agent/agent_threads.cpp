@@ -6,7 +6,7 @@
 // meanwhile; so another thread takes the node's place: as the function begins to wait for a call of its own, or by a timer,
 // and the function goes to the pool for its next runs. One handler at a time may be on the node's thread, or have begun
 // there. With AgentOptions::num_threads of 1 none is: a program may count on one handler at a time.
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 
 namespace cohort::rpc {
 namespace {
@@ -36,9 +36,9 @@ base::WaitHelper AgentState::helper_of(const std::string& worker) {
   std::shared_ptr<net::Peer> peer;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = workers_.find(worker);
-    if (found == workers_.end()) return nullptr;
-    peer = found->second.peer;
+    const KnownWorker* const known = workers_.find_if_known(worker);
+    if (known == nullptr) return nullptr;
+    peer = known->peer;
   }
   return [self = weak_from_this(), peer](const std::function<bool()>& is_done) {
     if (peer != nullptr) peer->poll_until(is_done);

@@ -3,17 +3,13 @@
 //
 // The rendezvous of workers is two rounds over the store: which host each is on, then name, address and functions of each.
 // The first round says which pairs use local sockets, and whether those are enough. A worker that has joined
-// earlier may connect, call or die while this one still reads the store; such events are kept in early_* and
-// handled after the join.
-//
-// A peer's name is what the peer says. So each worker leaves its incarnation on the store, and the first peer of this
-// incarnation is heard under the worker's name. Any other process is ignored, whenever it connects and whatever its
-// name is. Who knows an incarnation may have it from the handshake: against strangers there is the job's secret.
+// earlier may connect, call or die while this one still reads the store; such events are kept in early_events_ and
+// handled after the join. Which process is heard as which worker: worker_table.cpp.
 //
 // Nothing waits but join() and shutdown(): results are set by the node's thread, handlers run on the pool,
 // deadlines on the timers' thread. Promises are set, messages sent and handlers stopped without the mutex, because
 // each of these may call back into the agent. The exception is a promise whose future nobody has yet.
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -25,7 +21,7 @@
 #include "cohort/base/secret.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
-#include "cohort/rpc/internal/agent_messages.h"
+#include "cohort/rpc/internal/agent/agent_messages.h"
 #include "cohort/rpc/internal/recorded_part.h"
 #include "cohort/rpc/internal/wire.h"
 
@@ -56,6 +52,7 @@ AgentState::AgentState(WorkerInfo self, AgentOptions options)
       timeout_(options_.timeout),
       contexts_(self_.id),
       trace_(self_.name),
+      workers_(self_.id),
       statistics_(base::Deadline::Clock::now()) {}
 
 void AgentState::join(int world_size, base::KeyValueStore& store) {
@@ -97,25 +94,19 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
     const auto size = static_cast<std::size_t>(world_size);
     counts_ = {std::vector<std::uint64_t>(size), std::vector<std::uint64_t>(size)};
     reports_.resize(size);
+    std::vector<KnownWorker> workers(size);
     for (int id = 0; id < world_size; ++id) {
       const json word = json::parse(words[static_cast<std::size_t>(id)]);
       const bool is_local = hosts[static_cast<std::size_t>(id)] == host && !word.value("local", "").empty();
       addresses.push_back(word.at(is_local ? "local" : "address"));
-      Worker worker;
+      KnownWorker& worker = workers[static_cast<std::size_t>(id)];
       worker.info = {word.at("name"), id};
       worker.incarnation = word.at("incarnation").get<std::string>();
       worker.signatures = word.at("functions").get<std::map<std::string, std::string>>();
-      const std::string name = worker.info.name;
-      names_.push_back(name);
-      if (!workers_.emplace(name, std::move(worker)).second) {
-        throw UsageError("rpc.join", base::concat("two workers are named '", name, "'"),
-                         "a name of its own for each");
-      }
     }
-    for (const std::shared_ptr<net::Peer>& peer : early_) choose_peer(peer);
-    early_.clear();
+    workers_.set(std::move(workers));
   }
-  connect(world_size, addresses, deadline);
+  connect(addresses, deadline);
   handle_early_events();
 }
 
@@ -133,87 +124,46 @@ void AgentState::make_node(int workers_of_host) {
   node_ = std::make_unique<net::Node>(std::move(options), std::make_shared<Handler>(weak_from_this()));
 }
 
-// Later events are kept too until all early ones are handled: the node's thread would overtake this one.
 void AgentState::handle_early_events() {
   while (true) {
-    std::vector<std::pair<std::shared_ptr<net::Peer>, net::Message>> messages;
-    std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> down;
+    std::optional<EarlyEvents::Events> events;
     {
       const std::lock_guard lock(mutex_);
-      messages.swap(early_messages_);
-      down.swap(early_down_);
-      has_joined_ = messages.empty() && down.empty();
-      if (has_joined_) return;
+      events = early_events_.take();
     }
-    for (auto& [peer, message] : messages) {
+    if (!events) return;
+    for (auto& [peer, message] : events->messages) {
       if (is_worker(peer)) take(peer->name(), std::move(message));
     }
-    for (const auto& [peer, why] : down) end_worker(peer, why);
+    for (const auto& [peer, why] : events->down) end_worker(peer, why);
   }
 }
 
-// Each worker connects to those with a lower id, and waits for those with a higher one. So each pair has one
-// connection, and no two connects cross.
-void AgentState::connect(int world_size, const std::vector<std::string>& addresses, base::Deadline deadline) {
+void AgentState::connect(const std::vector<std::string>& addresses, base::Deadline deadline) {
   for (int id = 0; id < self_.id; ++id) {
     const std::shared_ptr<net::Peer> peer = node_->connect(addresses[static_cast<std::size_t>(id)], deadline);
     const std::lock_guard lock(mutex_);
-    const auto found = workers_.find(peer->name());
-    if (found == workers_.end() || found->second.info.id != id ||
-        found->second.incarnation != peer->incarnation()) {
-      throw RendezvousError(
-          "rpc.join", base::concat("at the address of worker ", id, " is another process: ", peer->name()));
-    }
-    found->second.peer = peer;
+    workers_.on_connected(id, peer);
   }
   std::unique_lock lock(mutex_);
-  const auto missing = [&] {
-    std::vector<std::string> names;
-    for (const auto& [name, worker] : workers_) {
-      if (worker.info.id > self_.id && worker.info.id < world_size && worker.peer == nullptr)
-        names.push_back(name);
-    }
-    return names;
-  };
-  if (!base::wait(changed_, lock, [&] { return missing().empty(); }, deadline)) {
+  if (!base::wait(changed_, lock, [&] { return workers_.not_connected().empty(); }, deadline)) {
     throw RendezvousError("rpc.join",
                           base::concat("these workers did not connect within ", options_.join_timeout.count(),
-                                       " ms: ", base::join(missing())));
+                                       " ms: ", base::join(workers_.not_connected())));
   }
 }
 
 void AgentState::on_connect(const std::shared_ptr<net::Peer>& peer) {
   {
     const std::lock_guard lock(mutex_);
-    if (workers_.empty()) {
-      early_.push_back(peer);  // it may know all workers before this one does
-    } else {
-      choose_peer(peer);
-    }
+    workers_.on_connect(peer);
   }
   changed_.notify_all();
 }
 
-// Under the mutex: hears a process that has connected as a worker, if it is one.
-void AgentState::choose_peer(const std::shared_ptr<net::Peer>& peer) {
-  const auto found = workers_.find(peer->name());
-  if (found == workers_.end()) return;
-  Worker& worker = found->second;
-  if (worker.peer != nullptr || worker.info.id <= self_.id || worker.incarnation != peer->incarnation())
-    return;
-  worker.peer = peer;
-}
-
-const AgentState::Worker& AgentState::find_worker(const std::string& name) const {
-  const auto found = workers_.find(name);
-  if (found != workers_.end()) return found->second;
-  throw UsageError("rpc.call",
-                   base::concat("there is no worker '", name, "'; the workers are ", base::join(names_)));
-}
-
 std::int32_t AgentState::id_of(const std::string& worker) const {
   const std::lock_guard lock(mutex_);
-  return workers_.at(worker).info.id;
+  return workers_.id_of(worker);
 }
 
 // The node's thread must not wait: what is freed may have destructors that take long.
@@ -240,39 +190,32 @@ void AgentState::apply(Contexts::Effects effects) {
 
 WorkerInfo AgentState::worker(std::int32_t id) const {
   const std::lock_guard lock(mutex_);
-  if (id < 0 || static_cast<std::size_t>(id) >= names_.size()) {
-    throw CommError("rpc.receive", base::concat("there is no worker ", id),
-                    "the same program on all workers");
-  }
-  return {names_[static_cast<std::size_t>(id)], id};
+  return workers_.received(id);
 }
 
 void AgentState::on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) {
   {
     const std::lock_guard lock(mutex_);
-    if (!has_joined_) return early_messages_.emplace_back(peer, std::move(message)), void();
+    if (early_events_.keep(peer, message)) return;
   }
   if (is_worker(peer)) take(peer->name(), std::move(message));
 }
 
 bool AgentState::is_worker(const std::shared_ptr<net::Peer>& peer) const {
   const std::lock_guard lock(mutex_);
-  const auto found = workers_.find(peer->name());
-  return found != workers_.end() && found->second.peer == peer;
+  return workers_.is_worker(peer);
 }
 
 void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
   const std::string& name = peer->name();
   std::vector<std::pair<std::uint64_t, std::string>> calls;
   std::vector<RunningKey> handlers;
-  std::int32_t worker = 0;
+  std::optional<std::int32_t> worker;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = workers_.find(name);
-    if (found == workers_.end() || found->second.peer != peer) return;  // it was never taken as a worker's
-    found->second.down = why;
-    worker = found->second.info.id;
-    reports_.remove(static_cast<std::size_t>(worker));
+    worker = workers_.on_down(peer, why);
+    if (!worker) return;
+    reports_.remove(static_cast<std::size_t>(*worker));
     for (const auto& [id, pending] : pending_) {
       if (pending.worker == name) calls.emplace_back(id, describe(id, pending));
     }
@@ -283,19 +226,14 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
   for (const auto& [id, what] : calls)
     fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));
   for (const RunningKey& key : handlers) on_cancel(key);
-  references_->on_down(worker, why);
-  apply(contexts_.on_down(worker));
+  references_->on_down(*worker, why);
+  apply(contexts_.on_down(*worker));
   changed_.notify_all();
 }
 
 std::vector<WorkerInfo> AgentState::workers() const {
-  std::vector<WorkerInfo> infos;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [name, worker] : workers_) infos.push_back(worker.info);
-  }
-  std::sort(infos.begin(), infos.end(), [](const WorkerInfo& a, const WorkerInfo& b) { return a.id < b.id; });
-  return infos;
+  const std::lock_guard lock(mutex_);
+  return workers_.infos();
 }
 
 bool AgentState::is_recording() const {
@@ -330,7 +268,7 @@ AgentMetrics AgentState::metrics() const {
   const net::SharedMetrics shared = node_->shared_metrics();
   metrics.shared_bytes_in_use = shared.bytes_in_use;
   metrics.shared_bytes_cached = shared.bytes_cached;
-  for (const auto& [name, worker] : workers_) {
+  for (const auto& [name, worker] : workers_.by_name()) {
     if (worker.peer == nullptr) continue;
     const net::PeerMetrics of_peer = worker.peer->metrics();
     metrics.traffic.push_back({name, worker.peer->transport(), of_peer.bytes_sent, of_peer.bytes_received,

@@ -12,8 +12,8 @@
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
-#include "cohort/rpc/internal/agent_messages.h"
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_messages.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 
 namespace cohort::rpc {
 
@@ -29,9 +29,8 @@ constexpr milliseconds kLook(2);
 void AgentState::on_leaving(const std::string& worker, std::optional<IdleReport> report) {
   {
     const std::lock_guard lock(mutex_);
-    Worker& known = workers_.at(worker);
-    known.has_come_to_shutdown = true;
-    reports_.set(static_cast<std::size_t>(known.info.id), std::move(report));
+    in_shutdown_.insert(worker);
+    reports_.set(static_cast<std::size_t>(workers_.id_of(worker)), std::move(report));
   }
   changed_.notify_all();
 }
@@ -39,9 +38,9 @@ void AgentState::on_leaving(const std::string& worker, std::optional<IdleReport>
 // Under the mutex.
 std::string AgentState::missing_at_shutdown() const {
   std::vector<std::string> parts;
-  for (const auto& [name, worker] : workers_) {
+  for (const auto& [name, worker] : workers_.by_name()) {
     if (name == self_.name || !worker.down.empty()) continue;
-    if (!worker.has_come_to_shutdown) {
+    if (in_shutdown_.count(name) == 0) {
       parts.push_back(name + ", which has not come to shutdown()");
     } else if (!reports_.has(static_cast<std::size_t>(worker.info.id))) {
       parts.push_back(name + ", which has calls under way, or has given up");
@@ -55,7 +54,7 @@ std::string AgentState::missing_at_shutdown() const {
   if (num_finishing_ > 0) parts.emplace_back("a function that a result of a call leads to");
   if (const auto call = reports_.find_call(); call && parts.empty()) {
     parts.push_back(
-        base::concat("a call of ", names_[call->first], " that has not come to ", names_[call->second]));
+        base::concat("a call of ", workers_.names()[call->first], " that has not come to ", workers_.names()[call->second]));
   }
   return base::join(parts);
 }

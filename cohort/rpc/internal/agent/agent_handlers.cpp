@@ -20,8 +20,8 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
-#include "cohort/rpc/internal/agent_messages.h"
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_messages.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 #include "cohort/rpc/internal/owner_optimizer.h"
 #include "cohort/rpc/internal/recorded_part.h"
 #include "cohort/rpc/internal/telemetry/run_timer.h"
@@ -60,9 +60,8 @@ constexpr std::size_t kMaxCancelled = 4096;  // calls that were cancelled and ha
 void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
   const DeliveryScope delivery;
   {
-    // Also of a worker that is known: connect() may have its peer, and not have noted it yet.
     const std::lock_guard lock(mutex_);
-    if (!has_joined_) return early_down_.emplace_back(peer, why), void();
+    if (early_events_.keep_down(peer, why)) return;
   }
   end_worker(peer, why);
 }
@@ -115,7 +114,7 @@ void AgentState::take(const std::string& from, net::Message message) {
 
 void AgentState::count_received(const std::string& caller) {
   const std::lock_guard lock(mutex_);
-  ++counts_.received[static_cast<std::size_t>(workers_.at(caller).info.id)];
+  ++counts_.received[static_cast<std::size_t>(workers_.id_of(caller))];
 }
 
 References::List AgentState::receive_references(const std::vector<WireReference>& wires,
@@ -189,7 +188,7 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     const std::lock_guard lock(mutex_);
     // Together with running_, so that no report has one of both. Last, as take() counts what throws.
     std::uint64_t& num_received =
-        counts_.received[static_cast<std::size_t>(workers_.at(job.key.first).info.id)];
+        counts_.received[static_cast<std::size_t>(workers_.id_of(job.key.first))];
     if (job.result == nullptr && cancelled_.erase(job.key) > 0) {
       ++num_received;
       return;

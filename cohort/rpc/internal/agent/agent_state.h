@@ -19,6 +19,8 @@
 #include "cohort/rpc/agent_types.h"
 #include "cohort/rpc/call_context.h"
 #include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/agent/early_events.h"
+#include "cohort/rpc/internal/agent/worker_table.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_scope.h"
 #include "cohort/rpc/internal/contexts.h"
@@ -68,14 +70,6 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void free_later(std::shared_ptr<void> what) override;
 
  private:
-  struct Worker {
-    WorkerInfo info;
-    std::string incarnation;  // of its process
-    std::map<std::string, std::string> signatures;
-    std::shared_ptr<net::Peer> peer;  // null: this one
-    std::string down;                 // why it is gone; empty: it is not
-    bool has_come_to_shutdown = false;
-  };
   // A call that this agent made.
   struct Pending {
     Pending(const char* what, base::WaitHelper helper) : promise(what, std::move(helper)) {}
@@ -112,10 +106,9 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   class Handler;
 
   void make_node(int workers_of_host);
-  void connect(int world_size, const std::vector<std::string>& addresses, base::Deadline deadline);
+  void connect(const std::vector<std::string>& addresses, base::Deadline deadline);
   void handle_early_events();
   void on_connect(const std::shared_ptr<net::Peer>& peer);
-  void choose_peer(const std::shared_ptr<net::Peer>& peer);
   void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message);
   bool is_worker(const std::shared_ptr<net::Peer>& peer) const;
   void take(const std::string& from, net::Message message);
@@ -168,9 +161,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
                           std::function<bool()> is_wanted = nullptr,
                           const std::optional<std::string>& channel = {});
   void attach(Pending& pending, Encoded& result);
-  void check_function(const Worker& worker, const char* function) const;
   std::string describe(std::uint64_t id, const Pending& pending) const;
-  const Worker& find_worker(const std::string& name) const;
   void leave(base::Deadline deadline);
   void count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context);
   void count_received(const std::string& caller);
@@ -195,13 +186,10 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;
-  std::map<std::string, Worker> workers_;
-  std::vector<std::string> names_;  // by id
-  // What came before the join was over.
-  std::vector<std::shared_ptr<net::Peer>> early_;
-  std::vector<std::pair<std::shared_ptr<net::Peer>, net::Message>> early_messages_;
-  std::vector<std::pair<std::shared_ptr<net::Peer>, std::string>> early_down_;
-  bool has_joined_ = false, is_leaving_ = false, is_stopped_ = false;
+  WorkerTable workers_;
+  EarlyEvents early_events_;
+  std::set<std::string> in_shutdown_;  // workers that have come to it
+  bool is_leaving_ = false, is_stopped_ = false;
   std::map<std::uint64_t, Pending> pending_;
   std::map<RunningKey, Running> running_;
   std::map<std::string, int> quick_runs_;  // by function: in a row; below 0: so many are to come first

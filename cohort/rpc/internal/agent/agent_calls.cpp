@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "cohort/base/error.h"
-#include "cohort/rpc/internal/agent_messages.h"
-#include "cohort/rpc/internal/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_messages.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 #include "cohort/rpc/internal/wire.h"
 
 namespace cohort::rpc {
@@ -70,24 +70,8 @@ std::string AgentState::describe(std::uint64_t id, const Pending& pending) const
 Target AgentState::with_name(Target target) const {
   if (!target.id) return target;
   const std::lock_guard lock(mutex_);
-  if (*target.id < 0 || static_cast<std::size_t>(*target.id) >= names_.size()) {
-    throw UsageError("rpc.call", base::concat("there is no worker ", *target.id, "; the ids are 0 to ",
-                                              names_.size() - 1));
-  }
-  target.worker = names_[static_cast<std::size_t>(*target.id)];
+  target.worker = workers_.name_of_target(*target.id);
   return target;
-}
-
-// Under the mutex.
-void AgentState::check_function(const Worker& worker, const char* function) const {
-  const std::string& signature = find_function(function).signature;
-  const auto there = worker.signatures.find(function);
-  if (there != worker.signatures.end() && there->second == signature) return;
-  const bool is_unknown = there == worker.signatures.end();
-  throw UsageError("rpc.call",
-                   base::concat(worker.info.name, is_unknown ? " has no function " : " has another function ",
-                                function, ": here ", signature, is_unknown ? "" : ", there " + there->second),
-                   "the same program on all workers");
 }
 
 base::Future<Encoded> AgentState::call(const Target& target, const char* function, Encoded arguments) {
@@ -100,12 +84,12 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   pending.timeout = timeout;
   pending.begun = base::Deadline::Clock::now();
   base::Future<Encoded> future = pending.promise.future();
-  const Worker* worker = nullptr;
+  const KnownWorker* worker = nullptr;
   std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
-    worker = &find_worker(target.worker);
-    check_function(*worker, function);
+    worker = &workers_.find(target.worker);
+    worker->check_function(function);
     id = next_call_++;
     pending.statistics = &statistics_.count_made(function, pending.begun);
   }
@@ -173,8 +157,8 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
-    const Worker& worker = find_worker(target.worker);
-    check_function(worker, function);
+    const KnownWorker& worker = workers_.find(target.worker);
+    worker.check_function(function);
     if (is_stopped_) {
       throw UsageError("rpc.call",
                        base::concat(function, " on ", target.worker, ": this agent has been stopped"));
@@ -223,7 +207,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
 void AgentState::count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context) {
   {
     const std::lock_guard lock(mutex_);
-    --counts_.sent[static_cast<std::size_t>(workers_.at(worker).info.id)];
+    --counts_.sent[static_cast<std::size_t>(workers_.id_of(worker))];
   }
   if (in_context) apply(contexts_.cancel_call(*in_context));
 }
@@ -270,10 +254,10 @@ void AgentState::send(const std::string& worker, Encoded encoded, const std::opt
   std::int32_t id = 0;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = workers_.find(worker);
-    if (found == workers_.end()) return;
-    peer = found->second.peer;
-    id = found->second.info.id;
+    const KnownWorker* const known = workers_.find_if_known(worker);
+    if (known == nullptr) return;
+    peer = known->peer;
+    id = known->info.id;
   }
   Reader reader(encoded);
   const auto kind = static_cast<MessageKind>(reader.number<std::uint8_t>());

@@ -1,0 +1,140 @@
+#include "cohort/rpc/internal/agent/worker_table.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/rpc/internal/agent/agent_messages.h"
+#include "tests/support/throws.h"
+
+namespace cohort::rpc {
+namespace {
+
+using Names = std::vector<std::string>;
+
+// Who calls itself `name`. What is sent to it is dropped.
+class NamedPeer : public net::Peer {
+ public:
+  NamedPeer(std::string name, std::string incarnation)
+      : name_(std::move(name)), incarnation_(std::move(incarnation)) {}
+  const std::string& name() const override { return name_; }
+  const std::string& incarnation() const override { return incarnation_; }
+  void send(net::Message) override {}
+  net::PeerMetrics metrics() const override { return {}; }
+  bool is_down() const override { return false; }
+  void poll_until(const std::function<bool()>&) override {}
+
+ private:
+  const std::string name_, incarnation_;
+};
+
+std::shared_ptr<net::Peer> peer(const std::string& name, const std::string& incarnation) {
+  return std::make_shared<NamedPeer>(name, incarnation);
+}
+
+// Workers w0, w1 ... of incarnations i0, i1 ...
+std::vector<KnownWorker> workers(int size) {
+  std::vector<KnownWorker> known(static_cast<std::size_t>(size));
+  for (int id = 0; id < size; ++id) {
+    KnownWorker& worker = known[static_cast<std::size_t>(id)];
+    worker.info = {"w" + std::to_string(id), id};
+    worker.incarnation = "i" + std::to_string(id);
+  }
+  return known;
+}
+
+WorkerTable table_of(std::int32_t self, int size) {
+  WorkerTable table(self);
+  table.set(workers(size));
+  return table;
+}
+
+TEST(WorkerTableTest, WorkersAreFoundByNameAndId) {
+  const WorkerTable table = table_of(0, 12);
+  EXPECT_EQ(table.find("w10").info, (WorkerInfo{"w10", 10}));
+  EXPECT_EQ(table.id_of("w2"), 2);
+  EXPECT_EQ(table.name_of_target(11), "w11");
+  EXPECT_EQ(table.received(3), (WorkerInfo{"w3", 3}));
+  EXPECT_EQ(table.infos()[10], (WorkerInfo{"w10", 10}));  // by id, not by name
+  EXPECT_EQ(table.find_if_known("w12"), nullptr);
+  COHORT_EXPECT_THROW_WITH(table.find("w12"), UsageError, "there is no worker 'w12'; the workers are w0, w1");
+  COHORT_EXPECT_THROW_WITH(table.name_of_target(12), UsageError, "there is no worker 12; the ids are 0 to 11");
+  COHORT_EXPECT_THROW_WITH(table.name_of_target(-1), UsageError, "there is no worker -1");
+  COHORT_EXPECT_THROW_WITH(table.received(12), CommError, "there is no worker 12");
+}
+
+TEST(WorkerTableTest, TwoWorkersOfOneNameAreAnError) {
+  WorkerTable table(0);
+  std::vector<KnownWorker> known = workers(2);
+  known[1].info.name = "w0";
+  COHORT_EXPECT_THROW_WITH(table.set(std::move(known)), UsageError, "two workers are named 'w0'");
+}
+
+TEST(WorkerTableTest, TheFirstProcessOfAWorkersIncarnationIsHeardAsTheWorker) {
+  WorkerTable table = table_of(1, 3);
+  const auto stranger = peer("w2", "another"), unknown = peer("w9", "i9"), lower = peer("w0", "i0");
+  const auto worker = peer("w2", "i2"), second = peer("w2", "i2");
+  for (const auto& connected : {stranger, unknown, lower, worker, second}) table.on_connect(connected);
+  EXPECT_TRUE(table.is_worker(worker));
+  for (const auto& connected : {stranger, unknown, lower, second}) {
+    EXPECT_FALSE(table.is_worker(connected)) << connected->name() << ' ' << connected->incarnation();
+  }
+}
+
+TEST(WorkerTableTest, AProcessThatConnectsBeforeTheWorkersAreKnownIsHeardOnceTheyAre) {
+  WorkerTable table(0);
+  const auto stranger = peer("w1", "another"), worker = peer("w1", "i1");
+  table.on_connect(stranger);
+  table.on_connect(worker);
+  EXPECT_FALSE(table.is_worker(worker));
+  table.set(workers(3));
+  EXPECT_TRUE(table.is_worker(worker));
+  EXPECT_FALSE(table.is_worker(stranger));
+  EXPECT_EQ(table.not_connected(), Names{"w2"});
+}
+
+TEST(WorkerTableTest, WorkersWithLowerIdsAreConnectedToAndThoseWithHigherOnesAreAwaited) {
+  WorkerTable table = table_of(1, 3);
+  EXPECT_EQ(table.not_connected(), Names{"w2"});
+  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w0", "another")), RendezvousError,
+                           "at the address of worker 0 is another process: w0");
+  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w2", "i2")), RendezvousError, "is another process: w2");
+  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w9", "i9")), RendezvousError, "is another process: w9");
+  const auto worker = peer("w0", "i0");
+  table.on_connected(0, worker);
+  EXPECT_TRUE(table.is_worker(worker));
+  table.on_connect(peer("w2", "i2"));
+  EXPECT_EQ(table.not_connected(), Names{});
+}
+
+TEST(WorkerTableTest, TheEndOfAProcessIsThatOfTheWorkerItIsHeardAs) {
+  WorkerTable table = table_of(0, 3);
+  const auto worker = peer("w2", "i2");
+  table.on_connect(worker);
+  EXPECT_EQ(table.on_down(peer("w2", "i2"), "a stranger died"), std::nullopt);
+  EXPECT_EQ(table.find("w2").down, "");
+  EXPECT_EQ(table.on_down(worker, "w2 died"), 2);
+  EXPECT_EQ(table.find("w2").down, "w2 died");
+}
+
+TEST(WorkerTableTest, AFunctionThatAWorkerLacksOrHasDifferentlyIsAnError) {
+  KnownWorker worker = workers(1)[0];
+  COHORT_EXPECT_THROW_WITH(worker.check_function(kBackwardPart), UsageError,
+                           "w0 has no function rpc::backward_part: here (gradients) -> gradients");
+  worker.signatures[kBackwardPart] = "(Tensor) -> Tensor";
+  COHORT_EXPECT_THROW_WITH(worker.check_function(kBackwardPart), UsageError,
+                           "w0 has another function rpc::backward_part: here (gradients) -> gradients, "
+                           "there (Tensor) -> Tensor");
+  worker.signatures[kBackwardPart] = "(gradients) -> gradients";
+  EXPECT_NO_THROW(worker.check_function(kBackwardPart));
+}
+
+}  // namespace
+}  // namespace cohort::rpc
