@@ -65,7 +65,8 @@ TEST(WorkerTableTest, WorkersAreFoundByNameAndId) {
   EXPECT_EQ(table.infos()[10], (WorkerInfo{"w10", 10}));  // by id, not by name
   EXPECT_EQ(table.find_if_known("w12"), nullptr);
   COHORT_EXPECT_THROW_WITH(table.find("w12"), UsageError, "there is no worker 'w12'; the workers are w0, w1");
-  COHORT_EXPECT_THROW_WITH(table.name_of_target(12), UsageError, "there is no worker 12; the ids are 0 to 11");
+  COHORT_EXPECT_THROW_WITH(table.name_of_target(12), UsageError,
+                           "there is no worker 12; the ids are 0 to 11");
   COHORT_EXPECT_THROW_WITH(table.name_of_target(-1), UsageError, "there is no worker -1");
   COHORT_EXPECT_THROW_WITH(table.received(12), CommError, "there is no worker 12");
 }
@@ -105,8 +106,10 @@ TEST(WorkerTableTest, WorkersWithLowerIdsAreConnectedToAndThoseWithHigherOnesAre
   EXPECT_EQ(table.not_connected(), Names{"w2"});
   COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w0", "another")), RendezvousError,
                            "at the address of worker 0 is another process: w0");
-  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w2", "i2")), RendezvousError, "is another process: w2");
-  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w9", "i9")), RendezvousError, "is another process: w9");
+  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w2", "i2")), RendezvousError,
+                           "is another process: w2");
+  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w9", "i9")), RendezvousError,
+                           "is another process: w9");
   const auto worker = peer("w0", "i0");
   table.on_connected(0, worker);
   EXPECT_TRUE(table.is_worker(worker));

@@ -58,15 +58,6 @@ std::exception_ptr error_of(const RemoteException& exception, const std::string&
 
 }  // namespace
 
-void AgentState::Pending::fail(const std::exception_ptr& error) {
-  if (attached) attached->set_error(error);
-  promise.set_error(error);
-}
-
-std::string AgentState::describe(std::uint64_t id, const Pending& pending) const {
-  return base::concat(pending.function, " on ", pending.worker, ", call ", id);
-}
-
 Target AgentState::with_name(Target target) const {
   if (!target.id) return target;
   const std::lock_guard lock(mutex_);
@@ -78,7 +69,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   references_->check_own(arguments.references);
   const milliseconds timeout = target.timeout.value_or(this->timeout());
   const base::Deadline deadline = deadline_of(timeout).sooner(remaining_deadline());
-  Pending pending("the result of a remote call", helper_of(target.worker));
+  PendingCall pending("the result of a remote call", helper_of(target.worker));
   pending.worker = target.worker;
   pending.function = function;
   pending.timeout = timeout;
@@ -90,7 +81,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
     const std::lock_guard lock(mutex_);
     worker = &workers_.find(target.worker);
     worker->check_function(function);
-    id = next_call_++;
+    id = pending_.next_number();
     pending.statistics = &statistics_.count_made(function, pending.begun);
   }
   ContextScope* const scope = ContextScope::recording(contexts_.mark());
@@ -106,14 +97,14 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   }
   {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) {
-      throw UsageError("rpc.call", describe(id, pending) + ": this agent has been stopped");
+    if (shutdown_.is_stopped()) {
+      throw UsageError("rpc.call", pending.describe(id) + ": this agent has been stopped");
     }
     // An unknown worker or function is the program's fault and throws. A worker that died is an event of the run,
     // so the future fails.
     if (!worker->down.empty()) {
       pending.fail(
-          std::make_exception_ptr(PeerError("rpc.call", describe(id, pending) + ": " + worker->down)));
+          std::make_exception_ptr(PeerError("rpc.call", pending.describe(id) + ": " + worker->down)));
       return future;
     }
     if (!deadline.is_never()) {
@@ -121,8 +112,8 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
         if (const auto state = self.lock()) state->expire(id);
       });
     }
-    pending_.emplace(id, std::move(pending));
-    ++counts_.sent[static_cast<std::size_t>(worker->info.id)];
+    pending_.add(id, std::move(pending));
+    shutdown_.count_sent(worker->info.id);
   }
   Writer out = begin_message(MessageKind::kCall, id);
   out.text(function);
@@ -141,7 +132,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
       [self = shared_from_this(), id, worker = target.worker, in_context] {
         {
           const std::lock_guard lock(self->mutex_);
-          if (self->pending_.count(id) > 0) return true;
+          if (self->pending_.find(id) != nullptr) return true;
         }
         self->count_unsent(worker, in_context);
         return false;
@@ -159,12 +150,12 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
     const std::lock_guard lock(mutex_);
     const KnownWorker& worker = workers_.find(target.worker);
     worker.check_function(function);
-    if (is_stopped_) {
+    if (shutdown_.is_stopped()) {
       throw UsageError("rpc.call",
                        base::concat(function, " on ", target.worker, ": this agent has been stopped"));
     }
     owner = worker.info;
-    id = next_call_++;
+    id = pending_.next_number();
     statistics_.count_made(base::Deadline::Clock::now());
   }
   const MakeTrace trace(function, self_.name, target.worker, id);
@@ -190,7 +181,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   out.append(std::move(arguments));
   {
     const std::lock_guard lock(mutex_);
-    ++counts_.sent[static_cast<std::size_t>(owner.id)];
+    shutdown_.count_sent(owner.id);
   }
   send_when_resolved(
       target.worker, out.take(),
@@ -207,7 +198,7 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
 void AgentState::count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context) {
   {
     const std::lock_guard lock(mutex_);
-    --counts_.sent[static_cast<std::size_t>(workers_.id_of(worker))];
+    shutdown_.count_unsent(workers_.id_of(worker));
   }
   if (in_context) apply(contexts_.cancel_call(*in_context));
 }
@@ -284,9 +275,9 @@ void AgentState::send_reference_message(std::int32_t to, const ReferenceMessage&
 // A call that had its deadline is no longer known, so anybody may answer it: nobody takes the answer.
 void AgentState::check_answer(const std::string& from, std::uint64_t id) const {
   const std::lock_guard lock(mutex_);
-  const auto found = pending_.find(id);
-  if (found == pending_.end() || found->second.worker == from) return;
-  throw CommError("rpc.receive", base::concat(from, " has answered ", describe(id, found->second)),
+  const PendingCall* const call = pending_.find(id);
+  if (call == nullptr || call->worker == from) return;
+  throw CommError("rpc.receive", base::concat(from, " has answered ", call->describe(id)),
                   "the same program on all workers");
 }
 
@@ -294,26 +285,25 @@ void AgentState::on_error(std::uint64_t id, const RemoteException& exception) {
   std::string where;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = pending_.find(id);
-    if (found == pending_.end()) return;
-    where = describe(id, found->second);
+    const PendingCall* const call = pending_.find(id);
+    if (call == nullptr) return;
+    where = call->describe(id);
   }
   fail(id, error_of(exception, where));
 }
 
 void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_ptr& error) {
-  std::map<std::uint64_t, Pending>::node_type call;
+  PendingCalls::Node call;
   const auto now = base::Deadline::Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    call = pending_.extract(id);
+    call = pending_.take(id);
     if (call.empty()) return;  // it had its deadline
-    const Pending& ended = call.mapped();
+    const PendingCall& ended = call.mapped();
     statistics_.count_end(*ended.statistics, now - ended.begun, error != nullptr);
-    ++num_finishing_;
   }
   timers_->remove(call.mapped().timer);
-  Pending& pending = call.mapped();
+  PendingCall& pending = call.mapped();
   trace_.add(pending.function, pending.worker, id, pending.begun);
   std::shared_ptr<void> left;  // of a recorded call
   if (error) {
@@ -327,24 +317,24 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
   }
   {
     const std::lock_guard lock(mutex_);
-    --num_finishing_;
+    pending_.on_finished();
   }
   call = {};
   free_later(std::move(left));  // this is the node's thread, as a rule: a graph is freed elsewhere
 }
 
 // Gives the results of a recorded call their history; none where the context has ended meanwhile.
-void AgentState::attach(Pending& pending, Encoded& result) {
+void AgentState::attach(PendingCall& call, Encoded& result) {
   Reader in(result);
   const bool is_late = in.number<bool>();
   result = in.rest();
-  const std::shared_ptr<ContextState> context = pending.context.lock();
+  const std::shared_ptr<ContextState> context = call.context.lock();
   if (context == nullptr || context->has_ended()) {
     for (at::Tensor& tensor : result.tensors) tensor = tensor.detach();
   } else {
-    pending.recorded->attach(result, is_late);
+    call.recorded->attach(result, is_late);
   }
-  pending.attached->set();
+  call.attached->set();
 }
 
 SendGradients AgentState::gradient_sender(const std::string& worker, std::uint64_t id,
@@ -376,10 +366,10 @@ void AgentState::expire(std::uint64_t id) {
   std::string worker, text;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = pending_.find(id);
-    if (found == pending_.end()) return;
-    worker = found->second.worker;
-    text = base::concat(describe(id, found->second), ": no answer within ", found->second.timeout.count(),
+    const PendingCall* const call = pending_.find(id);
+    if (call == nullptr) return;
+    worker = call->worker;
+    text = base::concat(call->describe(id), ": no answer within ", call->timeout.count(),
                         " ms, or what was left of the call that it belongs to");
   }
   fail(id, std::make_exception_ptr(TimeoutError("rpc.call", text)));

@@ -53,8 +53,6 @@ class DeliveryScope {
   const HandlerScope handler_{nullptr};
 };
 
-constexpr std::size_t kMaxCancelled = 4096;  // calls that were cancelled and have not come
-
 }  // namespace
 
 void AgentState::on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
@@ -93,8 +91,7 @@ void AgentState::take(const std::string& from, net::Message message) {
       case MessageKind::kError:
         return on_error(id, decode<RemoteException>(in));
       case MessageKind::kCancel:
-        if (!on_cancel({from, id})) remember_cancelled({from, id});
-        return;
+        return on_cancel_message({from, id});
       case MessageKind::kReference:
         return on_reference(from, in);
       case MessageKind::kContext:
@@ -114,7 +111,7 @@ void AgentState::take(const std::string& from, net::Message message) {
 
 void AgentState::count_received(const std::string& caller) {
   const std::lock_guard lock(mutex_);
-  ++counts_.received[static_cast<std::size_t>(workers_.id_of(caller))];
+  shutdown_.count_received(workers_.id_of(caller));
 }
 
 References::List AgentState::receive_references(const std::vector<WireReference>& wires,
@@ -187,13 +184,9 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
   {
     const std::lock_guard lock(mutex_);
     // Together with running_, so that no report has one of both. Last, as take() counts what throws.
-    std::uint64_t& num_received =
-        counts_.received[static_cast<std::size_t>(workers_.id_of(job.key.first))];
-    if (job.result == nullptr && cancelled_.erase(job.key) > 0) {
-      ++num_received;
-      return;
-    }
-    Running running;
+    const std::int32_t caller = workers_.id_of(job.key.first);
+    if (job.result == nullptr && running_.take_cancelled(job.key)) return shutdown_.count_received(caller);
+    RunningCalls::Call running;
     running.is_kept = job.result != nullptr;
     job.call.stop = running.stop.get_token();
     if (!job.call.deadline.is_never()) {
@@ -207,10 +200,10 @@ void AgentState::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
       }
       running.timer = timers_->add(job.call.deadline.end(), std::move(expire));
     }
-    running_.emplace(job.key, std::move(running));
+    running_.add(job.key, std::move(running));
     statistics_.count_handled(now);
-    ++num_queued_;
-    ++num_received;
+    threads_.on_queued();
+    shutdown_.count_received(caller);
   }
   if (!job.channel) return start(job, std::move(arguments), std::move(credit));
   const base::KeyedAsyncMutex::Key key(job.key.first, *job.channel);
@@ -240,18 +233,6 @@ void AgentState::start(const Job& job, Encoded arguments, std::shared_ptr<void> 
 }
 
 namespace {
-
-// A handler that runs: it counts while it lives.
-class CountOnThread {
- public:
-  explicit CountOnThread(std::atomic<std::size_t>& count) : count_(count) { ++count_; }
-  ~CountOnThread() { --count_; }
-  CountOnThread(const CountOnThread&) = delete;
-  CountOnThread& operator=(const CountOnThread&) = delete;
-
- private:
-  std::atomic<std::size_t>& count_;
-};
 
 void answer_backward_part(const Encoded& arguments, const Reply& reply) {
   Encoded gradients;
@@ -296,8 +277,7 @@ AgentState* AgentState::of_handler() {
 
 void AgentState::run(const Job& job, Encoded arguments) {
   const auto self = shared_from_this();
-  const CountOnThread count(num_on_threads_);
-  --num_queued_;
+  const HandlerThreads::OnThread on_thread(threads_);
   if (job.call.stop.stop_requested()) {  // nobody waits any more: it does not begin
     if (job.result == nullptr) return unlock_channel(job.channel_lock);
     return keep(job, {},
@@ -329,7 +309,7 @@ void AgentState::run(const Job& job, Encoded arguments) {
   } catch (...) {
     fail_job(job, std::current_exception());
   }
-  note_run(job.function, timer.elapsed());
+  threads_.note_run(job.function, timer.elapsed());
 }
 
 // The value of an object. A parameter is copied, since an optimizer may step while it is sent.
@@ -402,14 +382,14 @@ void AgentState::fail_job(const Job& job, const std::exception_ptr& error) {
 
 // Takes the call out, if somebody still waits for it, and returns what asks its handler to stop.
 std::optional<std::stop_source> AgentState::end(const RunningKey& key) {
-  std::map<RunningKey, Running>::node_type call;
+  std::optional<RunningCalls::Call> call;
   {
     const std::lock_guard lock(mutex_);
-    call = running_.extract(key);
+    call = running_.take(key);
   }
-  if (call.empty()) return std::nullopt;
-  timers_->remove(call.mapped().timer);
-  return call.mapped().stop;
+  if (!call) return std::nullopt;
+  timers_->remove(call->timer);
+  return call->stop;
 }
 
 void AgentState::keep(const Job& job, ObjectValue value, const std::exception_ptr& error) {
@@ -426,7 +406,7 @@ void AgentState::answer(const RunningKey& key, Encoded result, std::exception_pt
   if (!end(key)) return;
   {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return;
+    if (shutdown_.is_stopped()) return;
   }
   run_unless_failed(error, [&] { references_->check_own(result.references); });
   // Also for a result that cannot travel: the caller learns why.
@@ -461,14 +441,10 @@ bool AgentState::on_cancel(const RunningKey& key) {
   return true;
 }
 
-// The call has yet to come, or has ended by itself just now: the latter are forgotten in time.
-void AgentState::remember_cancelled(const RunningKey& key) {
+void AgentState::on_cancel_message(const RunningKey& key) {
+  if (on_cancel(key)) return;
   const std::lock_guard lock(mutex_);
-  if (!cancelled_.insert(key).second) return;
-  cancelled_order_.push_back(key);
-  if (cancelled_order_.size() <= kMaxCancelled) return;
-  cancelled_.erase(cancelled_order_.front());
-  cancelled_order_.pop_front();
+  running_.remember_cancelled(key);
 }
 
 }  // namespace cohort::rpc

@@ -1,7 +1,6 @@
-// How an agent leaves. shutdown() asks IdleReports when no call is under way. A worker has nothing to do where
-// `pending_` and `running_` are empty, and no function that follows from a result runs (`num_finishing_`). What a
-// call begins or ends is counted in `counts_` under the mutex, together with these: each call once at its caller,
-// unless it is never sent, and once at its callee.
+// How an agent leaves. shutdown() asks ShutdownState when no call is under way. A worker has nothing to do where
+// `pending_` and `running_` are idle. A call is counted in `shutdown_` under the mutex, together with these: once
+// at its caller, unless it is never sent, and once at its callee.
 #include <map>
 #include <optional>
 #include <string>
@@ -29,33 +28,18 @@ constexpr milliseconds kLook(2);
 void AgentState::on_leaving(const std::string& worker, std::optional<IdleReport> report) {
   {
     const std::lock_guard lock(mutex_);
-    in_shutdown_.insert(worker);
-    reports_.set(static_cast<std::size_t>(workers_.id_of(worker)), std::move(report));
+    shutdown_.on_report(workers_.id_of(worker), std::move(report));
   }
   changed_.notify_all();
 }
 
 // Under the mutex.
 std::string AgentState::missing_at_shutdown() const {
-  std::vector<std::string> parts;
-  for (const auto& [name, worker] : workers_.by_name()) {
-    if (name == self_.name || !worker.down.empty()) continue;
-    if (in_shutdown_.count(name) == 0) {
-      parts.push_back(name + ", which has not come to shutdown()");
-    } else if (!reports_.has(static_cast<std::size_t>(worker.info.id))) {
-      parts.push_back(name + ", which has calls under way, or has given up");
-    }
-  }
-  for (const auto& [id, pending] : pending_)
-    parts.push_back(describe(id, pending) + ", which is not answered");
-  for (const auto& [key, running] : running_) {
-    parts.push_back(base::concat("the handler of call ", key.second, " of ", key.first));
-  }
-  if (num_finishing_ > 0) parts.emplace_back("a function that a result of a call leads to");
-  if (const auto call = reports_.find_call(); call && parts.empty()) {
-    parts.push_back(
-        base::concat("a call of ", workers_.names()[call->first], " that has not come to ", workers_.names()[call->second]));
-  }
+  std::vector<std::string> parts = shutdown_.describe_missing(workers_, self_.id);
+  for (std::string& call : pending_.describe()) parts.push_back(std::move(call));
+  for (std::string& handler : running_.describe()) parts.push_back(std::move(handler));
+  if (pending_.is_finishing()) parts.emplace_back("a function that a result of a call leads to");
+  if (parts.empty()) parts.push_back(shutdown_.describe_missing_call(workers_));
   return base::join(parts);
 }
 
@@ -63,12 +47,12 @@ std::string AgentState::missing_at_shutdown() const {
 void AgentState::shutdown(base::Deadline deadline) {
   {
     std::unique_lock lock(mutex_);
-    if (!base::wait(changed_, lock, [this] { return !is_leaving_; }, deadline)) {
+    if (!base::wait(changed_, lock, [this] { return !shutdown_.is_leaving(); }, deadline)) {
       throw TimeoutError("rpc.shutdown",
                          "another thread is in shutdown(), and waits for " + missing_at_shutdown());
     }
-    if (is_stopped_) return;
-    is_leaving_ = true;
+    if (shutdown_.is_stopped()) return;
+    shutdown_.begin_leaving();
   }
   std::exception_ptr error;
   try {
@@ -78,7 +62,7 @@ void AgentState::shutdown(base::Deadline deadline) {
   }
   {
     const std::lock_guard lock(mutex_);
-    is_leaving_ = false;
+    shutdown_.end_leaving();
   }
   changed_.notify_all();
   if (error) std::rethrow_exception(error);
@@ -90,17 +74,16 @@ void AgentState::leave(base::Deadline deadline) {
   IdleReport seen;
   {
     const std::lock_guard lock(mutex_);
-    last_report_.reset();
-    seen = counts_;
+    seen = shutdown_.counts();
   }
   send_leaving(std::nullopt);
   while (true) {
     std::optional<IdleReport> report;
     std::unique_lock lock(mutex_);
     const auto has_news = [&] {
-      if (counts_ != seen) return false;  // calls come: at the next look
+      if (shutdown_.counts() != seen) return false;  // calls come: at the next look
       report = next_report();
-      return report.has_value() || (last_report_ == counts_ && reports_.is_over());
+      return report.has_value() || shutdown_.is_over();
     };
     if (base::wait(changed_, lock, has_news, base::Deadline(kLook).sooner(deadline))) {
       lock.unlock();
@@ -114,7 +97,7 @@ void AgentState::leave(base::Deadline deadline) {
           std::nullopt);  // this worker may call on, so the others are to wait for its next shutdown()
       throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", missing));
     } else {
-      seen = counts_;
+      seen = shutdown_.counts();
     }
   }
   for (const std::string& object : references_->describe_objects()) {
@@ -126,12 +109,8 @@ void AgentState::leave(base::Deadline deadline) {
 
 // Under the mutex: what the others have yet to hear, once this worker has nothing to do.
 std::optional<IdleReport> AgentState::next_report() {
-  if (!pending_.empty() || !running_.empty() || num_finishing_ > 0 || last_report_ == counts_) {
-    return std::nullopt;
-  }
-  last_report_ = counts_;
-  reports_.set(static_cast<std::size_t>(self_.id), counts_);
-  return counts_;
+  if (!pending_.is_idle() || !running_.is_idle()) return std::nullopt;
+  return shutdown_.next_report(self_.id);
 }
 
 void AgentState::send_leaving(const std::optional<IdleReport>& report) {
@@ -156,20 +135,20 @@ void AgentState::stop() {
 
 // From here on no call begins, and none is answered: others see that this worker is gone.
 void AgentState::end_calls() {
-  std::map<std::uint64_t, Pending> calls;
+  std::map<std::uint64_t, PendingCall> calls;
   std::vector<std::stop_source> handlers;
   {
     const std::lock_guard lock(mutex_);
-    is_stopped_ = true;
-    calls.swap(pending_);
-    for (auto& [key, running] : running_) handlers.push_back(running.stop);
+    shutdown_.stop();
+    calls = pending_.take_all();
+    handlers = running_.stop_sources();
   }
   sends_->clear();
   handlers_->clear();
   for (std::stop_source& handler : handlers) handler.request_stop();  // which may answer its call
   for (auto& [id, call] : calls) {
-    call.fail(std::make_exception_ptr(
-        UsageError("rpc.call", describe(id, call) + ": this agent has been stopped")));
+    call.fail(
+        std::make_exception_ptr(UsageError("rpc.call", call.describe(id) + ": this agent has been stopped")));
   }
 }
 

@@ -92,8 +92,7 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   {
     const std::lock_guard lock(mutex_);
     const auto size = static_cast<std::size_t>(world_size);
-    counts_ = {std::vector<std::uint64_t>(size), std::vector<std::uint64_t>(size)};
-    reports_.resize(size);
+    shutdown_.set_num_workers(size);
     std::vector<KnownWorker> workers(size);
     for (int id = 0; id < world_size; ++id) {
       const json word = json::parse(words[static_cast<std::size_t>(id)]);
@@ -215,13 +214,9 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
     const std::lock_guard lock(mutex_);
     worker = workers_.on_down(peer, why);
     if (!worker) return;
-    reports_.remove(static_cast<std::size_t>(*worker));
-    for (const auto& [id, pending] : pending_) {
-      if (pending.worker == name) calls.emplace_back(id, describe(id, pending));
-    }
-    for (const auto& [key, running] : running_) {
-      if (key.first == name && !running.is_kept) handlers.push_back(key);
-    }
+    shutdown_.on_down(*worker);
+    calls = pending_.of_worker(name);
+    handlers = running_.of_caller(name);
   }
   for (const auto& [id, what] : calls)
     fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));
@@ -245,7 +240,7 @@ std::shared_ptr<Reference> AgentState::make_here(ObjectValue value, Target::Line
     std::uint64_t number = 0;
     {
       const std::lock_guard lock(mutex_);
-      number = next_call_++;
+      number = pending_.next_number();
     }
     record_object(*scope, {self_.id, number}, value);
   }
@@ -261,8 +256,8 @@ AgentMetrics AgentState::metrics() const {
   statistics_.write_to(metrics, base::Deadline::Clock::now());
   metrics.calls_pending = pending_.size();
   metrics.calls_unanswered = running_.size();
-  metrics.handlers_queued = num_queued_;
-  metrics.handlers_on_threads = num_on_threads_;
+  metrics.handlers_queued = threads_.num_queued();
+  metrics.handlers_on_threads = threads_.num_on_threads();
   metrics.contexts = contexts_.size();
   metrics.backwards = contexts_.num_backwards();
   const net::SharedMetrics shared = node_->shared_metrics();

@@ -2,12 +2,9 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -20,11 +17,14 @@
 #include "cohort/rpc/call_context.h"
 #include "cohort/rpc/function.h"
 #include "cohort/rpc/internal/agent/early_events.h"
+#include "cohort/rpc/internal/agent/handler_threads.h"
+#include "cohort/rpc/internal/agent/pending_calls.h"
+#include "cohort/rpc/internal/agent/running_calls.h"
+#include "cohort/rpc/internal/agent/shutdown_state.h"
 #include "cohort/rpc/internal/agent/worker_table.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_scope.h"
 #include "cohort/rpc/internal/contexts.h"
-#include "cohort/rpc/internal/idle_reports.h"
 #include "cohort/rpc/internal/references.h"
 #include "cohort/rpc/internal/telemetry/call_statistics.h"
 #include "cohort/rpc/internal/telemetry/call_trace.h"
@@ -70,28 +70,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void free_later(std::shared_ptr<void> what) override;
 
  private:
-  // A call that this agent made.
-  struct Pending {
-    Pending(const char* what, base::WaitHelper helper) : promise(what, std::move(helper)) {}
-    void fail(const std::exception_ptr& error);
-    base::Promise<Encoded> promise;
-    std::string worker, function;
-    std::chrono::milliseconds timeout{0};
-    CallStatistics::Time begun;
-    CallStatistics::Function* statistics = nullptr;
-    Timers::Key timer;
-    // Within a context of distributed autograd:
-    std::shared_ptr<RecordedCall> recorded;
-    std::weak_ptr<ContextState> context;
-    std::optional<base::Promise<void>> attached;  // Callee::answer
-  };
-  // A call that it answers.
-  struct Running {
-    std::stop_source stop;
-    Timers::Key timer;
-    bool is_kept = false;  // others than the caller may need what it makes
-  };
-  using RunningKey = std::pair<std::string, std::uint64_t>;  // the caller's name, its number of the call
+  using RunningKey = RunningCalls::Key;
   struct Job {
     RunningKey key;
     std::string function;
@@ -122,7 +101,6 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   bool may_run_here(const std::string& function) const;
   void run_here(const Job& job, Encoded arguments);
   void run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<void> credit);
-  void note_run(const std::string& function, base::Deadline::Clock::duration time);
   base::WaitHelper helper_of(const std::string& worker);
   void run(const Job& job, Encoded arguments);
   void fail_job(const Job& job, const std::exception_ptr& error);
@@ -145,7 +123,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void check_answer(const std::string& from, std::uint64_t id) const;
   void on_error(std::uint64_t id, const RemoteException& exception);
   bool on_cancel(const RunningKey& key);
-  void remember_cancelled(const RunningKey& key);
+  void on_cancel_message(const RunningKey& key);
   void on_leaving(const std::string& worker, std::optional<IdleReport> report);
   void answer(const RunningKey& key, Encoded result, std::exception_ptr error,
               std::optional<bool> is_late = std::nullopt);
@@ -160,8 +138,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
                           std::function<void(std::exception_ptr)> on_error,
                           std::function<bool()> is_wanted = nullptr,
                           const std::optional<std::string>& channel = {});
-  void attach(Pending& pending, Encoded& result);
-  std::string describe(std::uint64_t id, const Pending& pending) const;
+  void attach(PendingCall& call, Encoded& result);
   void leave(base::Deadline deadline);
   void count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context);
   void count_received(const std::string& caller);
@@ -181,28 +158,18 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   const std::shared_ptr<base::KeyedAsyncMutex> sends_ = std::make_shared<base::KeyedAsyncMutex>(),
                                                handlers_ = std::make_shared<base::KeyedAsyncMutex>();
   CallTrace trace_;
-  std::atomic<bool> runs_here_{false};  // a handler that has begun on the node's thread
-  std::atomic<std::size_t> num_queued_{0}, num_on_threads_{0};  // handlers
+  HandlerThreads threads_;
 
-  mutable std::mutex mutex_;  // of all below
+  // Of all below, together: shutdown() asks whether no call is under way, and what was counted. So whoever adds a call to
+  // pending_ or running_, or takes one out, counts it before it unlocks the mutex.
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   WorkerTable workers_;
   EarlyEvents early_events_;
-  std::set<std::string> in_shutdown_;  // workers that have come to it
-  bool is_leaving_ = false, is_stopped_ = false;
-  std::map<std::uint64_t, Pending> pending_;
-  std::map<RunningKey, Running> running_;
-  std::map<std::string, int> quick_runs_;  // by function: in a row; below 0: so many are to come first
-  // Of calls that have yet to come.
-  std::set<RunningKey> cancelled_;
-  std::deque<RunningKey> cancelled_order_;
-  std::uint64_t next_call_ = 1;
+  PendingCalls pending_;
+  RunningCalls running_;
+  ShutdownState shutdown_;
   CallStatistics statistics_;
-  // For the end: IdleReports.
-  IdleReport counts_;                      // of the calls of this worker
-  std::optional<IdleReport> last_report_;  // that was sent
-  IdleReports reports_;
-  int num_finishing_ = 0;  // calls that are answered, but whose callbacks may not have run yet
 };
 
 }  // namespace cohort::rpc

@@ -13,22 +13,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr microseconds kQuick(50);        // a run that is as short as this
-constexpr int kRunsBefore = 16;           // so many in a row before one runs on the node's thread
-constexpr int kRunsAfterLong = 100;       // after one that was longer, if only since it had no core
 constexpr microseconds kPatience(1'000);  // until another thread takes the node's place
-
-// A handler runs on the node's thread while it lives.
-class RunsHere {
- public:
-  explicit RunsHere(std::atomic<bool>& runs) : runs_(runs) { runs_ = true; }
-  ~RunsHere() { runs_ = false; }
-  RunsHere(const RunsHere&) = delete;
-  RunsHere& operator=(const RunsHere&) = delete;
-
- private:
-  std::atomic<bool>& runs_;
-};
 
 }  // namespace
 
@@ -48,17 +33,15 @@ base::WaitHelper AgentState::helper_of(const std::string& worker) {
 }
 
 bool AgentState::may_run_here(const std::string& function) const {
-  if (options_.num_threads == 1 || runs_here_ || !node_->is_own_thread()) return false;
-  const std::lock_guard lock(mutex_);
-  const auto found = quick_runs_.find(function);
-  return found != quick_runs_.end() && found->second >= kRunsBefore;
+  if (options_.num_threads == 1 || threads_.is_on_node_thread() || !node_->is_own_thread()) return false;
+  return threads_.is_quick(function);
 }
 
 void AgentState::run_here(const Job& job, Encoded arguments) {
   const auto replace = [self = weak_from_this()] {
     if (const auto state = self.lock()) state->node_->replace_thread();
   };
-  const RunsHere runs(runs_here_);
+  const HandlerThreads::OnNodeThread runs(threads_);
   const Timers::Key timer = timers_->add(base::Deadline::Clock::now() + kPatience, replace);
   run(job, std::move(arguments));
   timers_->remove(timer);
@@ -72,18 +55,8 @@ void AgentState::run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<
       self->run(job, std::move(arguments));
     });
   } catch (...) {  // no thread can be had
-    --num_queued_;
+    threads_.on_dropped();
     fail_job(job, std::current_exception());
-  }
-}
-
-void AgentState::note_run(const std::string& function, base::Deadline::Clock::duration time) {
-  const std::lock_guard lock(mutex_);
-  int& runs = quick_runs_[function];
-  if (time > kQuick) {
-    runs = kRunsBefore - kRunsAfterLong;
-  } else if (runs < kRunsBefore) {
-    ++runs;
   }
 }
 

@@ -1,0 +1,41 @@
+#include "cohort/rpc/internal/agent/pending_calls.h"
+
+#include "cohort/base/error.h"
+
+namespace cohort::rpc {
+
+void PendingCall::fail(const std::exception_ptr& error) {
+  if (attached) attached->set_error(error);
+  promise.set_error(error);
+}
+
+std::string PendingCall::describe(std::uint64_t id) const {
+  return base::concat(function, " on ", worker, ", call ", id);
+}
+
+const PendingCall* PendingCalls::find(std::uint64_t id) const {
+  const auto found = calls_.find(id);
+  return found == calls_.end() ? nullptr : &found->second;
+}
+
+PendingCalls::Node PendingCalls::take(std::uint64_t id) {
+  Node call = calls_.extract(id);
+  if (!call.empty()) ++num_finishing_;
+  return call;
+}
+
+std::vector<std::pair<std::uint64_t, std::string>> PendingCalls::of_worker(const std::string& worker) const {
+  std::vector<std::pair<std::uint64_t, std::string>> calls;
+  for (const auto& [id, call] : calls_) {
+    if (call.worker == worker) calls.emplace_back(id, call.describe(id));
+  }
+  return calls;
+}
+
+std::vector<std::string> PendingCalls::describe() const {
+  std::vector<std::string> parts;
+  for (const auto& [id, call] : calls_) parts.push_back(call.describe(id) + ", which is not answered");
+  return parts;
+}
+
+}  // namespace cohort::rpc

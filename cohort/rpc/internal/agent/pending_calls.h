@@ -1,0 +1,77 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/base/threads/future.h"
+#include "cohort/rpc/encoded.h"
+#include "cohort/rpc/internal/context_state.h"
+#include "cohort/rpc/internal/gradient_nodes.h"
+#include "cohort/rpc/internal/telemetry/call_statistics.h"
+#include "cohort/rpc/internal/timers.h"
+
+namespace cohort::rpc {
+
+/// A call that this agent made.
+struct PendingCall {
+  PendingCall(const char* what, base::WaitHelper helper) : promise(what, std::move(helper)) {}
+  void fail(const std::exception_ptr& error);
+  /// "embed on ps/0, call 17".
+  std::string describe(std::uint64_t id) const;
+
+  base::Promise<Encoded> promise;
+  std::string worker, function;
+  std::chrono::milliseconds timeout{0};
+  CallStatistics::Time begun;
+  CallStatistics::Function* statistics = nullptr;
+  Timers::Key timer;
+  // Within a context of distributed autograd:
+  std::shared_ptr<RecordedCall> recorded;
+  std::weak_ptr<ContextState> context;
+  std::optional<base::Promise<void>> attached;  ///< the results have their history
+};
+
+/// The calls that an agent made and that have not ended, by their numbers. Whoever takes a call out ends it. Threads: one at a
+/// time.
+class PendingCalls {
+ public:
+  using Node = std::map<std::uint64_t, PendingCall>::node_type;
+
+  /// A number that no call or object of this agent has had.
+  std::uint64_t next_number() { return next_number_++; }
+  void add(std::uint64_t id, PendingCall call) { calls_.emplace(id, std::move(call)); }
+  /// Null where it has ended.
+  const PendingCall* find(std::uint64_t id) const;
+
+  /// Takes a call out whose future is set now; empty where it has ended. The agent is not idle before on_finished(), as
+  /// functions of the future may run.
+  Node take(std::uint64_t id);
+  void on_finished() { --num_finishing_; }
+  /// Takes all out, at the end of the agent.
+  std::map<std::uint64_t, PendingCall> take_all() { return std::exchange(calls_, {}); }
+
+  /// The calls of a worker: number and description.
+  std::vector<std::pair<std::uint64_t, std::string>> of_worker(const std::string& worker) const;
+  std::size_t size() const { return calls_.size(); }
+  /// Whether no call is under way, and no function runs that a result leads to.
+  bool is_idle() const { return calls_.empty() && !is_finishing(); }
+  /// Whether a function may run that a result leads to.
+  bool is_finishing() const { return num_finishing_ > 0; }
+  /// The calls that is_idle() waits for.
+  std::vector<std::string> describe() const;
+
+ private:
+  std::uint64_t next_number_ = 1;
+  std::map<std::uint64_t, PendingCall> calls_;
+  int num_finishing_ = 0;  // calls that are answered, but whose callbacks may not have run yet
+};
+
+}  // namespace cohort::rpc

@@ -1,0 +1,48 @@
+#include "cohort/rpc/internal/agent/running_calls.h"
+
+#include "cohort/base/error.h"
+
+namespace cohort::rpc {
+namespace {
+
+constexpr std::size_t kMaxCancelled = 4096;  // calls that were cancelled and have not come
+
+}  // namespace
+
+std::optional<RunningCalls::Call> RunningCalls::take(const Key& key) {
+  auto call = calls_.extract(key);
+  if (call.empty()) return std::nullopt;
+  return std::move(call.mapped());
+}
+
+void RunningCalls::remember_cancelled(const Key& key) {
+  if (!cancelled_.insert(key).second) return;
+  cancelled_order_.push_back(key);
+  if (cancelled_order_.size() <= kMaxCancelled) return;
+  cancelled_.erase(cancelled_order_.front());
+  cancelled_order_.pop_front();
+}
+
+std::vector<RunningCalls::Key> RunningCalls::of_caller(const std::string& caller) const {
+  std::vector<Key> keys;
+  for (const auto& [key, call] : calls_) {
+    if (key.first == caller && !call.is_kept) keys.push_back(key);
+  }
+  return keys;
+}
+
+std::vector<std::stop_source> RunningCalls::stop_sources() const {
+  std::vector<std::stop_source> sources;
+  for (const auto& [key, call] : calls_) sources.push_back(call.stop);
+  return sources;
+}
+
+std::vector<std::string> RunningCalls::describe() const {
+  std::vector<std::string> parts;
+  for (const auto& [key, call] : calls_) {
+    parts.push_back(base::concat("the handler of call ", key.second, " of ", key.first));
+  }
+  return parts;
+}
+
+}  // namespace cohort::rpc
