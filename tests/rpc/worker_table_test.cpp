@@ -35,12 +35,12 @@ class NamedPeer : public net::Peer {
   const std::string name_, incarnation_;
 };
 
-std::shared_ptr<net::Peer> peer(const std::string& name, const std::string& incarnation) {
+std::shared_ptr<net::Peer> named_peer(const std::string& name, const std::string& incarnation) {
   return std::make_shared<NamedPeer>(name, incarnation);
 }
 
 // Workers w0, w1 ... of incarnations i0, i1 ...
-std::vector<KnownWorker> workers(int size) {
+std::vector<KnownWorker> known_workers(int size) {
   std::vector<KnownWorker> known(static_cast<std::size_t>(size));
   for (int id = 0; id < size; ++id) {
     KnownWorker& worker = known[static_cast<std::size_t>(id)];
@@ -52,7 +52,7 @@ std::vector<KnownWorker> workers(int size) {
 
 WorkerTable table_of(std::int32_t self, int size) {
   WorkerTable table(self);
-  table.set(workers(size));
+  table.set(known_workers(size));
   return table;
 }
 
@@ -73,15 +73,16 @@ TEST(WorkerTableTest, WorkersAreFoundByNameAndId) {
 
 TEST(WorkerTableTest, TwoWorkersOfOneNameAreAnError) {
   WorkerTable table(0);
-  std::vector<KnownWorker> known = workers(2);
+  std::vector<KnownWorker> known = known_workers(2);
   known[1].info.name = "w0";
   COHORT_EXPECT_THROW_WITH(table.set(std::move(known)), UsageError, "two workers are named 'w0'");
 }
 
 TEST(WorkerTableTest, TheFirstProcessOfAWorkersIncarnationIsHeardAsTheWorker) {
   WorkerTable table = table_of(1, 3);
-  const auto stranger = peer("w2", "another"), unknown = peer("w9", "i9"), lower = peer("w0", "i0");
-  const auto worker = peer("w2", "i2"), second = peer("w2", "i2");
+  const auto stranger = named_peer("w2", "another"), unknown = named_peer("w9", "i9"),
+             lower = named_peer("w0", "i0");
+  const auto worker = named_peer("w2", "i2"), second = named_peer("w2", "i2");
   for (const auto& connected : {stranger, unknown, lower, worker, second}) table.on_connect(connected);
   EXPECT_TRUE(table.is_worker(worker));
   for (const auto& connected : {stranger, unknown, lower, second}) {
@@ -91,11 +92,11 @@ TEST(WorkerTableTest, TheFirstProcessOfAWorkersIncarnationIsHeardAsTheWorker) {
 
 TEST(WorkerTableTest, AProcessThatConnectsBeforeTheWorkersAreKnownIsHeardOnceTheyAre) {
   WorkerTable table(0);
-  const auto stranger = peer("w1", "another"), worker = peer("w1", "i1");
+  const auto stranger = named_peer("w1", "another"), worker = named_peer("w1", "i1");
   table.on_connect(stranger);
   table.on_connect(worker);
   EXPECT_FALSE(table.is_worker(worker));
-  table.set(workers(3));
+  table.set(known_workers(3));
   EXPECT_TRUE(table.is_worker(worker));
   EXPECT_FALSE(table.is_worker(stranger));
   EXPECT_EQ(table.not_connected(), Names{"w2"});
@@ -104,31 +105,31 @@ TEST(WorkerTableTest, AProcessThatConnectsBeforeTheWorkersAreKnownIsHeardOnceThe
 TEST(WorkerTableTest, WorkersWithLowerIdsAreConnectedToAndThoseWithHigherOnesAreAwaited) {
   WorkerTable table = table_of(1, 3);
   EXPECT_EQ(table.not_connected(), Names{"w2"});
-  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w0", "another")), RendezvousError,
+  COHORT_EXPECT_THROW_WITH(table.on_connected(0, named_peer("w0", "another")), RendezvousError,
                            "at the address of worker 0 is another process: w0");
-  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w2", "i2")), RendezvousError,
+  COHORT_EXPECT_THROW_WITH(table.on_connected(0, named_peer("w2", "i2")), RendezvousError,
                            "is another process: w2");
-  COHORT_EXPECT_THROW_WITH(table.on_connected(0, peer("w9", "i9")), RendezvousError,
+  COHORT_EXPECT_THROW_WITH(table.on_connected(0, named_peer("w9", "i9")), RendezvousError,
                            "is another process: w9");
-  const auto worker = peer("w0", "i0");
+  const auto worker = named_peer("w0", "i0");
   table.on_connected(0, worker);
   EXPECT_TRUE(table.is_worker(worker));
-  table.on_connect(peer("w2", "i2"));
+  table.on_connect(named_peer("w2", "i2"));
   EXPECT_EQ(table.not_connected(), Names{});
 }
 
 TEST(WorkerTableTest, TheEndOfAProcessIsThatOfTheWorkerItIsHeardAs) {
   WorkerTable table = table_of(0, 3);
-  const auto worker = peer("w2", "i2");
+  const auto worker = named_peer("w2", "i2");
   table.on_connect(worker);
-  EXPECT_EQ(table.on_down(peer("w2", "i2"), "a stranger died"), std::nullopt);
+  EXPECT_EQ(table.on_down(named_peer("w2", "i2"), "a stranger died"), std::nullopt);
   EXPECT_EQ(table.find("w2").down, "");
   EXPECT_EQ(table.on_down(worker, "w2 died"), 2);
   EXPECT_EQ(table.find("w2").down, "w2 died");
 }
 
 TEST(WorkerTableTest, AFunctionThatAWorkerLacksOrHasDifferentlyIsAnError) {
-  KnownWorker worker = workers(1)[0];
+  KnownWorker worker = known_workers(1)[0];
   COHORT_EXPECT_THROW_WITH(worker.check_function(kBackwardPart), UsageError,
                            "w0 has no function rpc::backward_part: here (gradients) -> gradients");
   worker.signatures[kBackwardPart] = "(Tensor) -> Tensor";

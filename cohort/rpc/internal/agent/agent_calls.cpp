@@ -26,12 +26,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// Short messages share a channel, so they stay in order and go before long ones; a long one has a channel of its own.
-constexpr std::uint32_t kShortChannel = 0;
-constexpr std::size_t kShortBytes = 64 * 1024;
-// So many follow, one for each long message in turn, and then as many for calls that have an order.
-constexpr std::uint32_t kLongChannels = 1'000'000;
-
 std::int64_t nanoseconds_left(base::Deadline deadline) {
   if (deadline.is_never()) return std::numeric_limits<std::int64_t>::max();
   return std::chrono::duration_cast<nanoseconds>(deadline.remaining()).count();
@@ -41,11 +35,6 @@ std::int64_t nanoseconds_left(base::Deadline deadline) {
 CallerState state_for(std::string_view function) {
   const bool is_own = function == kBackwardPart || function == kFetch || function == kAwait;
   return is_own ? CallerState() : CallerState::of_next_call();
-}
-
-// Names that meet in one channel are in order too.
-std::uint32_t net_channel_of(const std::string& channel) {
-  return 1 + kLongChannels + static_cast<std::uint32_t>(std::hash<std::string>()(channel) % kLongChannels);
 }
 
 std::exception_ptr error_of(const RemoteException& exception, const std::string& where) {
@@ -60,13 +49,13 @@ std::exception_ptr error_of(const RemoteException& exception, const std::string&
 
 Target AgentState::with_name(Target target) const {
   if (!target.id) return target;
-  const std::lock_guard lock(mutex_);
-  target.worker = workers_.name_of_target(*target.id);
+  const std::lock_guard lock(core_.tables.mutex);
+  target.worker = core_.tables.workers.name_of_target(*target.id);
   return target;
 }
 
 base::Future<Encoded> AgentState::call(const Target& target, const char* function, Encoded arguments) {
-  references_->check_own(arguments.references);
+  core_.references->check_own(arguments.references);
   const milliseconds timeout = target.timeout.value_or(this->timeout());
   const base::Deadline deadline = deadline_of(timeout).sooner(remaining_deadline());
   PendingCall pending("the result of a remote call", helper_of(target.worker));
@@ -78,15 +67,15 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   const KnownWorker* worker = nullptr;
   std::uint64_t id = 0;
   {
-    const std::lock_guard lock(mutex_);
-    worker = &workers_.find(target.worker);
+    const std::lock_guard lock(core_.tables.mutex);
+    worker = &core_.tables.workers.find(target.worker);
     worker->check_function(function);
-    id = pending_.next_number();
-    pending.statistics = &statistics_.count_made(function, pending.begun);
+    id = core_.tables.pending.next_number();
+    pending.statistics = &core_.tables.statistics.count_made(function, pending.begun);
   }
-  ContextScope* const scope = ContextScope::recording(contexts_.mark());
+  ContextScope* const scope = ContextScope::recording(core_.contexts.mark());
   const std::optional<ContextCall> in_context =
-      scope == nullptr ? std::nullopt : contexts_.begin_call(*scope->context(), worker->info.id);
+      scope == nullptr ? std::nullopt : core_.contexts.begin_call(*scope->context(), worker->info.id);
   std::optional<RecordedPlace> place;
   if (in_context) {
     pending.context = scope->context();
@@ -96,8 +85,8 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
     place = scope->next_place();
   }
   {
-    const std::lock_guard lock(mutex_);
-    if (shutdown_.is_stopped()) {
+    const std::lock_guard lock(core_.tables.mutex);
+    if (core_.tables.shutdown.is_stopped()) {
       throw UsageError("rpc.call", pending.describe(id) + ": this agent has been stopped");
     }
     // An unknown worker or function is the program's fault and throws. A worker that died is an event of the run,
@@ -108,12 +97,12 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
       return future;
     }
     if (!deadline.is_never()) {
-      pending.timer = timers_->add(deadline.end(), [self = weak_from_this(), id] {
+      pending.timer = core_.timers->add(deadline.end(), [self = weak_from_this(), id] {
         if (const auto state = self.lock()) state->expire(id);
       });
     }
-    pending_.add(id, std::move(pending));
-    shutdown_.count_sent(worker->info.id);
+    core_.tables.pending.add(id, std::move(pending));
+    core_.tables.shutdown.count_sent(worker->info.id);
   }
   Writer out = begin_message(MessageKind::kCall, id);
   out.text(function);
@@ -122,7 +111,7 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   encode(out, place);
   encode(out, state_for(function));
   out.append(std::move(arguments));
-  send_when_resolved(
+  sender_.send_when_resolved(
       target.worker, out.take(),
       [self = shared_from_this(), id, worker = target.worker, in_context](const std::exception_ptr& error) {
         self->count_unsent(worker, in_context);
@@ -131,8 +120,8 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
       // Not once its caller has given up.
       [self = shared_from_this(), id, worker = target.worker, in_context] {
         {
-          const std::lock_guard lock(self->mutex_);
-          if (self->pending_.find(id) != nullptr) return true;
+          const std::lock_guard lock(self->core_.tables.mutex);
+          if (self->core_.tables.pending.find(id) != nullptr) return true;
         }
         self->count_unsent(worker, in_context);
         return false;
@@ -143,32 +132,32 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
 
 std::shared_ptr<Reference> AgentState::make(const Target& target, const char* function, Encoded arguments,
                                             const std::string& asked_at) {
-  references_->check_own(arguments.references);
+  core_.references->check_own(arguments.references);
   WorkerInfo owner;
   std::uint64_t id = 0;
   {
-    const std::lock_guard lock(mutex_);
-    const KnownWorker& worker = workers_.find(target.worker);
+    const std::lock_guard lock(core_.tables.mutex);
+    const KnownWorker& worker = core_.tables.workers.find(target.worker);
     worker.check_function(function);
-    if (shutdown_.is_stopped()) {
+    if (core_.tables.shutdown.is_stopped()) {
       throw UsageError("rpc.call",
                        base::concat(function, " on ", target.worker, ": this agent has been stopped"));
     }
     owner = worker.info;
-    id = pending_.next_number();
-    statistics_.count_made(base::Deadline::Clock::now());
+    id = core_.tables.pending.next_number();
+    core_.tables.statistics.count_made(base::Deadline::Clock::now());
   }
-  const MakeTrace trace(function, self_.name, target.worker, id);
-  ContextScope* const scope = ContextScope::recording(contexts_.mark());
+  const MakeTrace trace(function, core_.self.name, target.worker, id);
+  ContextScope* const scope = ContextScope::recording(core_.contexts.mark());
   const std::optional<ContextCall> in_context =
-      scope == nullptr ? std::nullopt : contexts_.begin_call(*scope->context(), owner.id);
+      scope == nullptr ? std::nullopt : core_.contexts.begin_call(*scope->context(), owner.id);
   std::optional<RecordedPlace> place;
   if (in_context) {
     scope->record(arguments, {gradient_sender(target.worker, id, scope->context())})->make_late();
     place = scope->next_place();
   }
-  const std::shared_ptr<Reference> reference = references_->create(owner, asked_at + " by " + function);
-  const WireReference wire = references_->describe(*reference);
+  const std::shared_ptr<Reference> reference = core_.references->create(owner, asked_at + " by " + function);
+  const WireReference wire = core_.references->describe(*reference);
   Writer out = begin_message(MessageKind::kMake, id);
   out.text(function);
   out.number(nanoseconds_left(deadline_of(target.timeout.value_or(milliseconds(0)))));
@@ -180,15 +169,15 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   encode(out, state_for(function));
   out.append(std::move(arguments));
   {
-    const std::lock_guard lock(mutex_);
-    shutdown_.count_sent(owner.id);
+    const std::lock_guard lock(core_.tables.mutex);
+    core_.tables.shutdown.count_sent(owner.id);
   }
-  send_when_resolved(
+  sender_.send_when_resolved(
       target.worker, out.take(),
       [self = shared_from_this(), worker = target.worker, reference,
        in_context](const std::exception_ptr& error) {
         self->count_unsent(worker, in_context);
-        self->references_->mark_lost(*reference, error);
+        self->core_.references->mark_lost(*reference, error);
       },
       nullptr, target.channel);
   return reference;
@@ -197,85 +186,37 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
 // A call was made, and will never be sent.
 void AgentState::count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context) {
   {
-    const std::lock_guard lock(mutex_);
-    shutdown_.count_unsent(workers_.id_of(worker));
+    const std::lock_guard lock(core_.tables.mutex);
+    core_.tables.shutdown.count_unsent(core_.tables.workers.id_of(worker));
   }
-  if (in_context) apply(contexts_.cancel_call(*in_context));
+  if (in_context) sender_.send_effects(core_.contexts.cancel_call(*in_context));
 }
 
-void AgentState::send_or_fail(const std::string& worker, Encoded message,
-                              const std::optional<std::string>& channel,
-                              const std::function<void(std::exception_ptr)>& on_error) {
-  try {
-    send(worker, std::move(message), channel);
-  } catch (...) {  // a tensor that cannot travel, an object that is gone
-    on_error(std::current_exception());
-  }
-}
-
-void AgentState::send_when_resolved(const std::string& worker, Encoded message,
-                                    std::function<void(std::exception_ptr)> on_error,
-                                    std::function<bool()> is_wanted,
-                                    const std::optional<std::string>& channel) {
-  if (message.references.empty() && !channel) {  // most messages
-    return send_or_fail(worker, std::move(message), channel, on_error);
-  }
-  const auto send_it = [self = shared_from_this(), worker, channel,
-                        on_error = std::move(on_error)](Encoded resolved) {
-    self->send_or_fail(worker, std::move(resolved), channel, on_error);
-  };
-  const References::List references = message.references;
-  // Called once, so the message's tensors can move.
-  const auto kept = std::make_shared<Encoded>(std::move(message));
-  const auto send_if_wanted = [send_it, kept, is_wanted = std::move(is_wanted)] {
-    if (!is_wanted || is_wanted()) send_it(std::move(*kept));
-  };
-  if (!channel) return references_->when_resolved(references, send_if_wanted);
-  sends_->lock({worker, *channel}, [self = shared_from_this(), references, send_if_wanted](
-                                       const std::shared_ptr<base::KeyedAsyncMutex::Lock>& lock) {
-    self->references_->when_resolved(references, [send_if_wanted, lock] {
-      send_if_wanted();
-      lock->unlock();
-    });
-  });
-}
-
-void AgentState::send(const std::string& worker, Encoded encoded, const std::optional<std::string>& channel) {
+base::WaitHelper AgentState::helper_of(const std::string& worker) {
   std::shared_ptr<net::Peer> peer;
-  std::int32_t id = 0;
   {
-    const std::lock_guard lock(mutex_);
-    const KnownWorker* const known = workers_.find_if_known(worker);
-    if (known == nullptr) return;
+    const std::lock_guard lock(core_.tables.mutex);
+    const KnownWorker* const known = core_.tables.workers.find_if_known(worker);
+    if (known == nullptr) return nullptr;
     peer = known->peer;
-    id = known->info.id;
   }
-  Reader reader(encoded);
-  const auto kind = static_cast<MessageKind>(reader.number<std::uint8_t>());
-  const auto call = reader.number<std::uint64_t>();
-  // In a call of itself both sides have values of their own, as anywhere else.
-  net::Message message = to_message(kShortChannel, encoded, peer == nullptr ? Memory::kOwn : Memory::kShared);
-  add_references(message, references_->send(encoded.references, id));
-  if (channel) {
-    message.channel = net_channel_of(*channel);
-  } else if (message.num_bytes() > kShortBytes) {
-    message.channel = static_cast<std::uint32_t>(1 + call % kLongChannels);
-  }
-  if (is_answer(kind)) message.channel += net::kAnswerChannels;
-  if (peer != nullptr) return peer->send(std::move(message));
-  if (worker == self_.name) take(self_.name, std::move(message));
+  return [self = weak_from_this(), peer](const std::function<bool()>& is_done) {
+    if (peer != nullptr) peer->poll_until(is_done);
+    if (is_done()) return;
+    if (const auto state = self.lock()) state->core_.node->will_wait();
+  };
 }
 
 void AgentState::send_reference_message(std::int32_t to, const ReferenceMessage& message) {
   Writer out = begin_message(MessageKind::kReference);
   write_reference_message(out, message);
-  send(worker(to).name, out.take());
+  sender_.send(worker(to).name, out.take());
 }
 
 // A call that had its deadline is no longer known, so anybody may answer it: nobody takes the answer.
 void AgentState::check_answer(const std::string& from, std::uint64_t id) const {
-  const std::lock_guard lock(mutex_);
-  const PendingCall* const call = pending_.find(id);
+  const std::lock_guard lock(core_.tables.mutex);
+  const PendingCall* const call = core_.tables.pending.find(id);
   if (call == nullptr || call->worker == from) return;
   throw CommError("rpc.receive", base::concat(from, " has answered ", call->describe(id)),
                   "the same program on all workers");
@@ -284,8 +225,8 @@ void AgentState::check_answer(const std::string& from, std::uint64_t id) const {
 void AgentState::on_error(std::uint64_t id, const RemoteException& exception) {
   std::string where;
   {
-    const std::lock_guard lock(mutex_);
-    const PendingCall* const call = pending_.find(id);
+    const std::lock_guard lock(core_.tables.mutex);
+    const PendingCall* const call = core_.tables.pending.find(id);
     if (call == nullptr) return;
     where = call->describe(id);
   }
@@ -296,13 +237,13 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
   PendingCalls::Node call;
   const auto now = base::Deadline::Clock::now();
   {
-    const std::lock_guard lock(mutex_);
-    call = pending_.take(id);
+    const std::lock_guard lock(core_.tables.mutex);
+    call = core_.tables.pending.take(id);
     if (call.empty()) return;  // it had its deadline
     const PendingCall& ended = call.mapped();
-    statistics_.count_end(*ended.statistics, now - ended.begun, error != nullptr);
+    core_.tables.statistics.count_end(*ended.statistics, now - ended.begun, error != nullptr);
   }
-  timers_->remove(call.mapped().timer);
+  core_.timers->remove(call.mapped().timer);
   PendingCall& pending = call.mapped();
   trace_.add(pending.function, pending.worker, id, pending.begun);
   std::shared_ptr<void> left;  // of a recorded call
@@ -316,8 +257,8 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
     });
   }
   {
-    const std::lock_guard lock(mutex_);
-    pending_.on_finished();
+    const std::lock_guard lock(core_.tables.mutex);
+    core_.tables.pending.on_finished();
   }
   call = {};
   free_later(std::move(left));  // this is the node's thread, as a rule: a graph is freed elsewhere
@@ -365,15 +306,15 @@ base::Future<Encoded> AgentState::send_gradients(const std::string& worker, std:
 void AgentState::expire(std::uint64_t id) {
   std::string worker, text;
   {
-    const std::lock_guard lock(mutex_);
-    const PendingCall* const call = pending_.find(id);
+    const std::lock_guard lock(core_.tables.mutex);
+    const PendingCall* const call = core_.tables.pending.find(id);
     if (call == nullptr) return;
     worker = call->worker;
     text = base::concat(call->describe(id), ": no answer within ", call->timeout.count(),
                         " ms, or what was left of the call that it belongs to");
   }
   fail(id, std::make_exception_ptr(TimeoutError("rpc.call", text)));
-  send(worker, begin_message(MessageKind::kCancel, id).take());
+  sender_.send(worker, begin_message(MessageKind::kCancel, id).take());
 }
 
 }  // namespace cohort::rpc

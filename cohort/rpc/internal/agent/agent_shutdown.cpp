@@ -1,5 +1,5 @@
 // How an agent leaves. shutdown() asks ShutdownState when no call is under way. A worker has nothing to do where
-// `pending_` and `running_` are idle. A call is counted in `shutdown_` under the mutex, together with these: once
+// its PendingCalls and RunningCalls are idle (Note [One mutex]). A call is counted once
 // at its caller, unless it is never sent, and once at its callee.
 #include <map>
 #include <optional>
@@ -27,32 +27,34 @@ constexpr milliseconds kLook(2);
 
 void AgentState::on_leaving(const std::string& worker, std::optional<IdleReport> report) {
   {
-    const std::lock_guard lock(mutex_);
-    shutdown_.on_report(workers_.id_of(worker), std::move(report));
+    const std::lock_guard lock(core_.tables.mutex);
+    core_.tables.shutdown.on_report(core_.tables.workers.id_of(worker), std::move(report));
   }
-  changed_.notify_all();
+  core_.tables.changed.notify_all();
 }
 
 // Under the mutex.
 std::string AgentState::missing_at_shutdown() const {
-  std::vector<std::string> parts = shutdown_.describe_missing(workers_, self_.id);
-  for (std::string& call : pending_.describe()) parts.push_back(std::move(call));
-  for (std::string& handler : running_.describe()) parts.push_back(std::move(handler));
-  if (pending_.is_finishing()) parts.emplace_back("a function that a result of a call leads to");
-  if (parts.empty()) parts.push_back(shutdown_.describe_missing_call(workers_));
+  std::vector<std::string> parts =
+      core_.tables.shutdown.describe_missing(core_.tables.workers, core_.self.id);
+  for (std::string& call : core_.tables.pending.describe()) parts.push_back(std::move(call));
+  for (std::string& handler : core_.tables.running.describe()) parts.push_back(std::move(handler));
+  if (core_.tables.pending.is_finishing()) parts.emplace_back("a function that a result of a call leads to");
+  if (parts.empty()) parts.push_back(core_.tables.shutdown.describe_missing_call(core_.tables.workers));
   return base::join(parts);
 }
 
 // One thread at a time leaves.
 void AgentState::shutdown(base::Deadline deadline) {
   {
-    std::unique_lock lock(mutex_);
-    if (!base::wait(changed_, lock, [this] { return !shutdown_.is_leaving(); }, deadline)) {
+    std::unique_lock lock(core_.tables.mutex);
+    if (!base::wait(
+            core_.tables.changed, lock, [this] { return !core_.tables.shutdown.is_leaving(); }, deadline)) {
       throw TimeoutError("rpc.shutdown",
                          "another thread is in shutdown(), and waits for " + missing_at_shutdown());
     }
-    if (shutdown_.is_stopped()) return;
-    shutdown_.begin_leaving();
+    if (core_.tables.shutdown.is_stopped()) return;
+    core_.tables.shutdown.begin_leaving();
   }
   std::exception_ptr error;
   try {
@@ -61,10 +63,10 @@ void AgentState::shutdown(base::Deadline deadline) {
     error = std::current_exception();
   }
   {
-    const std::lock_guard lock(mutex_);
-    shutdown_.end_leaving();
+    const std::lock_guard lock(core_.tables.mutex);
+    core_.tables.shutdown.end_leaving();
   }
-  changed_.notify_all();
+  core_.tables.changed.notify_all();
   if (error) std::rethrow_exception(error);
 }
 
@@ -73,19 +75,19 @@ void AgentState::leave(base::Deadline deadline) {
   // the numbers of its calls, and stays until those of all workers fit together.
   IdleReport seen;
   {
-    const std::lock_guard lock(mutex_);
-    seen = shutdown_.counts();
+    const std::lock_guard lock(core_.tables.mutex);
+    seen = core_.tables.shutdown.counts();
   }
   send_leaving(std::nullopt);
   while (true) {
     std::optional<IdleReport> report;
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(core_.tables.mutex);
     const auto has_news = [&] {
-      if (shutdown_.counts() != seen) return false;  // calls come: at the next look
+      if (core_.tables.shutdown.counts() != seen) return false;  // calls come: at the next look
       report = next_report();
-      return report.has_value() || shutdown_.is_over();
+      return report.has_value() || core_.tables.shutdown.is_over();
     };
-    if (base::wait(changed_, lock, has_news, base::Deadline(kLook).sooner(deadline))) {
+    if (base::wait(core_.tables.changed, lock, has_news, base::Deadline(kLook).sooner(deadline))) {
       lock.unlock();
       if (!report) break;
       send_leaving(report);
@@ -97,28 +99,28 @@ void AgentState::leave(base::Deadline deadline) {
           std::nullopt);  // this worker may call on, so the others are to wait for its next shutdown()
       throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", missing));
     } else {
-      seen = shutdown_.counts();
+      seen = core_.tables.shutdown.counts();
     }
   }
-  for (const std::string& object : references_->describe_objects()) {
-    base::log_info(base::concat("at the end of ", self_.name, ": ", object));
+  for (const std::string& object : core_.references->describe_objects()) {
+    base::log_info(base::concat("at the end of ", core_.self.name, ": ", object));
   }
-  node_->close(deadline);
+  core_.node->close(deadline);
   stop();
 }
 
 // Under the mutex: what the others have yet to hear, once this worker has nothing to do.
 std::optional<IdleReport> AgentState::next_report() {
-  if (!pending_.is_idle() || !running_.is_idle()) return std::nullopt;
-  return shutdown_.next_report(self_.id);
+  if (!core_.tables.pending.is_idle() || !core_.tables.running.is_idle()) return std::nullopt;
+  return core_.tables.shutdown.next_report(core_.self.id);
 }
 
 void AgentState::send_leaving(const std::optional<IdleReport>& report) {
   for (const WorkerInfo& worker : workers()) {
-    if (worker == self_) continue;
+    if (worker == core_.self) continue;
     Writer out = begin_message(MessageKind::kLeaving);
     encode(out, report);
-    send(worker.name, out.take());
+    sender_.send(worker.name, out.take());
   }
 }
 
@@ -126,11 +128,11 @@ void AgentState::send_leaving(const std::optional<IdleReport>& report) {
 // came meanwhile, and the threads that handlers run on.
 void AgentState::stop() {
   end_calls();
-  if (node_) node_->stop();
-  if (timers_) timers_->stop();
+  if (core_.node) core_.node->stop();
+  if (core_.timers) core_.timers->stop();
   end_calls();
-  if (pool_) pool_->stop(std::chrono::seconds(5));
-  if (references_) references_->clear();
+  if (core_.pool) core_.pool->stop(std::chrono::seconds(5));
+  if (core_.references) core_.references->clear();
 }
 
 // From here on no call begins, and none is answered: others see that this worker is gone.
@@ -138,13 +140,13 @@ void AgentState::end_calls() {
   std::map<std::uint64_t, PendingCall> calls;
   std::vector<std::stop_source> handlers;
   {
-    const std::lock_guard lock(mutex_);
-    shutdown_.stop();
-    calls = pending_.take_all();
-    handlers = running_.stop_sources();
+    const std::lock_guard lock(core_.tables.mutex);
+    core_.tables.shutdown.stop();
+    calls = core_.tables.pending.take_all();
+    handlers = core_.tables.running.stop_sources();
   }
-  sends_->clear();
-  handlers_->clear();
+  sender_.stop();
+  server_.stop();
   for (std::stop_source& handler : handlers) handler.request_stop();  // which may answer its call
   for (auto& [id, call] : calls) {
     call.fail(

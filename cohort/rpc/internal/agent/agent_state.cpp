@@ -21,7 +21,7 @@
 #include "cohort/base/secret.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
-#include "cohort/rpc/internal/agent/agent_messages.h"
+#include "cohort/rpc/internal/agent/handler_scope.h"
 #include "cohort/rpc/internal/recorded_part.h"
 #include "cohort/rpc/internal/wire.h"
 
@@ -47,52 +47,52 @@ class AgentState::Handler : public net::Handler {
 };
 
 AgentState::AgentState(WorkerInfo self, AgentOptions options)
-    : self_(std::move(self)),
-      options_(std::move(options)),
-      timeout_(options_.timeout),
-      contexts_(self_.id),
-      trace_(self_.name),
-      workers_(self_.id),
-      statistics_(base::Deadline::Clock::now()) {}
+    : core_(std::move(self), std::move(options)),
+      sender_(core_, [this](net::Message message) { take(core_.self.name, std::move(message)); }),
+      server_(core_, sender_),
+      trace_(core_.self.name) {}
+
+AgentState* AgentState::of_handler() {
+  const AgentCore* const agent = HandlerScope::agent();
+  return agent == nullptr ? nullptr : agent->owner.lock().get();
+}
 
 void AgentState::join(int world_size, base::KeyValueStore& store) {
-  const base::Deadline deadline(options_.join_timeout);
-  pool_ = std::make_unique<base::ThreadPool>(
-      base::ThreadPool::Options{.name = "rpc", .max_threads = options_.num_threads});
-  timers_ = std::make_unique<Timers>();
-  references_ = std::make_shared<References>(self_.id, weak_from_this());
+  const base::Deadline deadline(core_.options.join_timeout);
+  core_.start(shared_from_this(), std::make_shared<References>(core_.self.id, weak_from_this()));
   // A second agent of this worker over the same store joins the second ones of the others.
-  const std::int64_t round = store.add(base::concat("rpc/agents of ", self_.id), 1);
+  const std::int64_t round = store.add(base::concat("rpc/agents of ", core_.self.id), 1);
   const auto gather = [&](const char* key, const std::string& word) {
-    base::Words words = base::all_gather_words(store, base::concat("rpc/", round, '/', key), self_.id,
+    base::Words words = base::all_gather_words(store, base::concat("rpc/", round, '/', key), core_.self.id,
                                                world_size, word, deadline);
     if (words.missing.empty()) return words.of_rank;
-    throw RendezvousError("rpc.join",
-                          base::concat("of ", world_size, " workers these did not come within ",
-                                       options_.join_timeout.count(), " ms: ", base::join(words.missing)));
+    throw RendezvousError(
+        "rpc.join", base::concat("of ", world_size, " workers these did not come within ",
+                                 core_.options.join_timeout.count(), " ms: ", base::join(words.missing)));
   };
   const std::vector<std::string> hosts = gather("host", base::machine_id());
-  const std::string& host = hosts[static_cast<std::size_t>(self_.id)];
+  const std::string& host = hosts[static_cast<std::size_t>(core_.self.id)];
   const auto workers_of_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), host));
   make_node(workers_of_host);
   // Workers of one host use local sockets, and so shared memory. Where there are other hosts too, each has two addresses.
-  const auto listen_locally = [this] { return node_->listen("unix:@cohort-" + base::random_word()); };
-  const bool is_auto = options_.listen == "auto", is_one_host = workers_of_host == world_size;
+  const auto listen_locally = [this] { return core_.node->listen("unix:@cohort-" + base::random_word()); };
+  const bool is_auto = core_.options.listen == "auto", is_one_host = workers_of_host == world_size;
   const std::string local = is_auto && !is_one_host ? listen_locally() : "";
-  const std::string address =
-      is_auto && is_one_host ? listen_locally() : node_->listen(is_auto ? "0.0.0.0:0" : options_.listen);
+  const std::string address = is_auto && is_one_host
+                                  ? listen_locally()
+                                  : core_.node->listen(is_auto ? "0.0.0.0:0" : core_.options.listen);
   const std::map<std::string, std::string> signatures = all_signatures();
-  const json own = {{"name", self_.name},
+  const json own = {{"name", core_.self.name},
                     {"address", address},
                     {"local", local},
-                    {"incarnation", node_->incarnation()},
+                    {"incarnation", core_.node->incarnation()},
                     {"functions", signatures}};
   const std::vector<std::string> words = gather("join", own.dump());
   std::vector<std::string> addresses;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(core_.tables.mutex);
     const auto size = static_cast<std::size_t>(world_size);
-    shutdown_.set_num_workers(size);
+    core_.tables.shutdown.set_num_workers(size);
     std::vector<KnownWorker> workers(size);
     for (int id = 0; id < world_size; ++id) {
       const json word = json::parse(words[static_cast<std::size_t>(id)]);
@@ -103,7 +103,7 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
       worker.incarnation = word.at("incarnation").get<std::string>();
       worker.signatures = word.at("functions").get<std::map<std::string, std::string>>();
     }
-    workers_.set(std::move(workers));
+    core_.tables.workers.set(std::move(workers));
   }
   connect(addresses, deadline);
   handle_early_events();
@@ -111,23 +111,23 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
 
 void AgentState::make_node(int workers_of_host) {
   net::NodeOptions options;
-  options.name = self_.name;
-  options.secret = options_.secret;
-  options.tls = options_.tls;
-  options.silence = options_.silence;
-  options.heartbeat = std::min(options.heartbeat, options_.silence / 8);
+  options.name = core_.self.name;
+  options.secret = core_.options.secret;
+  options.tls = core_.options.tls;
+  options.silence = core_.options.silence;
+  options.heartbeat = std::min(options.heartbeat, core_.options.silence / 8);
   options.allocate = allocate_payload;
-  options.shared_cache = options_.shared_cache;
+  options.shared_cache = core_.options.shared_cache;
   const bool has_cores = workers_of_host <= base::CpuSet::of_process().size();
-  options.spin = options_.spin.value_or(std::chrono::microseconds(has_cores ? 50 : 0));
-  node_ = std::make_unique<net::Node>(std::move(options), std::make_shared<Handler>(weak_from_this()));
+  options.spin = core_.options.spin.value_or(std::chrono::microseconds(has_cores ? 50 : 0));
+  core_.node = std::make_unique<net::Node>(std::move(options), std::make_shared<Handler>(weak_from_this()));
 }
 
 void AgentState::handle_early_events() {
   while (true) {
     std::optional<EarlyEvents::Events> events;
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(core_.tables.mutex);
       events = early_events_.take();
     }
     if (!events) return;
@@ -139,131 +139,106 @@ void AgentState::handle_early_events() {
 }
 
 void AgentState::connect(const std::vector<std::string>& addresses, base::Deadline deadline) {
-  for (int id = 0; id < self_.id; ++id) {
-    const std::shared_ptr<net::Peer> peer = node_->connect(addresses[static_cast<std::size_t>(id)], deadline);
-    const std::lock_guard lock(mutex_);
-    workers_.on_connected(id, peer);
+  for (int id = 0; id < core_.self.id; ++id) {
+    const std::shared_ptr<net::Peer> peer =
+        core_.node->connect(addresses[static_cast<std::size_t>(id)], deadline);
+    const std::lock_guard lock(core_.tables.mutex);
+    core_.tables.workers.on_connected(id, peer);
   }
-  std::unique_lock lock(mutex_);
-  if (!base::wait(changed_, lock, [&] { return workers_.not_connected().empty(); }, deadline)) {
-    throw RendezvousError("rpc.join",
-                          base::concat("these workers did not connect within ", options_.join_timeout.count(),
-                                       " ms: ", base::join(workers_.not_connected())));
+  std::unique_lock lock(core_.tables.mutex);
+  if (!base::wait(
+          core_.tables.changed, lock, [&] { return core_.tables.workers.not_connected().empty(); },
+          deadline)) {
+    throw RendezvousError(
+        "rpc.join", base::concat("these workers did not connect within ", core_.options.join_timeout.count(),
+                                 " ms: ", base::join(core_.tables.workers.not_connected())));
   }
 }
 
 void AgentState::on_connect(const std::shared_ptr<net::Peer>& peer) {
   {
-    const std::lock_guard lock(mutex_);
-    workers_.on_connect(peer);
+    const std::lock_guard lock(core_.tables.mutex);
+    core_.tables.workers.on_connect(peer);
   }
-  changed_.notify_all();
-}
-
-std::int32_t AgentState::id_of(const std::string& worker) const {
-  const std::lock_guard lock(mutex_);
-  return workers_.id_of(worker);
-}
-
-// The node's thread must not wait: what is freed may have destructors that take long.
-void AgentState::free_later(std::shared_ptr<void> what) {
-  if (what == nullptr) return;
-  try {
-    pool_->submit("freeing", [what = std::move(what)]() mutable { what.reset(); });
-  } catch (const std::exception&) {  // it has been freed here: no thread can be had, or the agent ends
-  }
+  core_.tables.changed.notify_all();
 }
 
 void AgentState::end_context(ContextId id) {
-  apply(contexts_.end(id));
-}
-
-void AgentState::apply(Contexts::Effects effects) {
-  free_later(std::move(effects.left));
-  for (const auto& [to, message] : effects.messages) {
-    Writer out = begin_message(MessageKind::kContext);
-    write_context_message(out, message);
-    send(worker(to).name, out.take());
-  }
-}
-
-WorkerInfo AgentState::worker(std::int32_t id) const {
-  const std::lock_guard lock(mutex_);
-  return workers_.received(id);
+  sender_.send_effects(core_.contexts.end(id));
 }
 
 void AgentState::on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(core_.tables.mutex);
     if (early_events_.keep(peer, message)) return;
   }
   if (is_worker(peer)) take(peer->name(), std::move(message));
 }
 
 bool AgentState::is_worker(const std::shared_ptr<net::Peer>& peer) const {
-  const std::lock_guard lock(mutex_);
-  return workers_.is_worker(peer);
+  const std::lock_guard lock(core_.tables.mutex);
+  return core_.tables.workers.is_worker(peer);
 }
 
 void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
   const std::string& name = peer->name();
   std::vector<std::pair<std::uint64_t, std::string>> calls;
-  std::vector<RunningKey> handlers;
+  std::vector<RunningCalls::Key> handlers;
   std::optional<std::int32_t> worker;
   {
-    const std::lock_guard lock(mutex_);
-    worker = workers_.on_down(peer, why);
+    const std::lock_guard lock(core_.tables.mutex);
+    worker = core_.tables.workers.on_down(peer, why);
     if (!worker) return;
-    shutdown_.on_down(*worker);
-    calls = pending_.of_worker(name);
-    handlers = running_.of_caller(name);
+    core_.tables.shutdown.on_down(*worker);
+    calls = core_.tables.pending.of_worker(name);
+    handlers = core_.tables.running.of_caller(name);
   }
   for (const auto& [id, what] : calls)
     fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));
-  for (const RunningKey& key : handlers) on_cancel(key);
-  references_->on_down(*worker, why);
-  apply(contexts_.on_down(*worker));
-  changed_.notify_all();
+  for (const RunningCalls::Key& key : handlers) server_.cancel(key);
+  core_.references->on_down(*worker, why);
+  sender_.send_effects(core_.contexts.on_down(*worker));
+  core_.tables.changed.notify_all();
 }
 
 std::vector<WorkerInfo> AgentState::workers() const {
-  const std::lock_guard lock(mutex_);
-  return workers_.infos();
+  const std::lock_guard lock(core_.tables.mutex);
+  return core_.tables.workers.infos();
 }
 
 bool AgentState::is_recording() const {
-  return ContextScope::recording(contexts_.mark()) != nullptr;
+  return ContextScope::recording(core_.contexts.mark()) != nullptr;
 }
 
 std::shared_ptr<Reference> AgentState::make_here(ObjectValue value, Target::Line line) {
-  if (ContextScope* const scope = ContextScope::recording(contexts_.mark())) {
+  if (ContextScope* const scope = ContextScope::recording(core_.contexts.mark())) {
     std::uint64_t number = 0;
     {
-      const std::lock_guard lock(mutex_);
-      number = pending_.next_number();
+      const std::lock_guard lock(core_.tables.mutex);
+      number = core_.tables.pending.next_number();
     }
-    record_object(*scope, {self_.id, number}, value);
+    record_object(*scope, {core_.self.id, number}, value);
   }
-  return references_->create_here(std::move(value), base::concat(line.file_name(), ':', line.line()));
+  return core_.references->create_here(std::move(value), base::concat(line.file_name(), ':', line.line()));
 }
 
 AgentMetrics AgentState::metrics() const {
   AgentMetrics metrics;
-  metrics.references = references_->num_holds();
-  metrics.rrefs = references_->describe_references();
-  metrics.objects = references_->describe_objects();
-  const std::lock_guard lock(mutex_);
-  statistics_.write_to(metrics, base::Deadline::Clock::now());
-  metrics.calls_pending = pending_.size();
-  metrics.calls_unanswered = running_.size();
-  metrics.handlers_queued = threads_.num_queued();
-  metrics.handlers_on_threads = threads_.num_on_threads();
-  metrics.contexts = contexts_.size();
-  metrics.backwards = contexts_.num_backwards();
-  const net::SharedMetrics shared = node_->shared_metrics();
+  metrics.references = core_.references->num_holds();
+  metrics.rrefs = core_.references->describe_references();
+  metrics.objects = core_.references->describe_objects();
+  const std::lock_guard lock(core_.tables.mutex);
+  core_.tables.statistics.write_to(metrics, base::Deadline::Clock::now());
+  metrics.calls_pending = core_.tables.pending.size();
+  metrics.calls_unanswered = core_.tables.running.size();
+  metrics.handlers_queued = server_.threads().num_queued();
+  metrics.handlers_on_threads = server_.threads().num_on_threads();
+  metrics.contexts = core_.contexts.size();
+  metrics.backwards = core_.contexts.num_backwards();
+  const net::SharedMetrics shared = core_.node->shared_metrics();
   metrics.shared_bytes_in_use = shared.bytes_in_use;
   metrics.shared_bytes_cached = shared.bytes_cached;
-  for (const auto& [name, worker] : workers_.by_name()) {
+  for (const auto& [name, worker] : core_.tables.workers.by_name()) {
     if (worker.peer == nullptr) continue;
     const net::PeerMetrics of_peer = worker.peer->metrics();
     metrics.traffic.push_back({name, worker.peer->transport(), of_peer.bytes_sent, of_peer.bytes_received,

@@ -1,0 +1,99 @@
+// A message that carries references waits until their owners know of them, and is sent by the thread that
+// learns so. Calls that have an order are sent in it, so a call with references holds up those after it. Module net
+// keeps the order of the messages of its own channel.
+#include "cohort/rpc/internal/agent/message_sender.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "cohort/rpc/internal/agent/agent_messages.h"
+#include "cohort/rpc/internal/wire.h"
+
+namespace cohort::rpc {
+namespace {
+
+// Short messages share a channel, so they stay in order and go before long ones; a long one has a channel of its own.
+constexpr std::uint32_t kShortChannel = 0;
+constexpr std::size_t kShortBytes = 64 * 1024;
+// So many follow, one for each long message in turn, and then as many for calls that have an order.
+constexpr std::uint32_t kLongChannels = 1'000'000;
+
+// Names that meet in one channel are in order too.
+std::uint32_t net_channel_of(const std::string& channel) {
+  return 1 + kLongChannels + static_cast<std::uint32_t>(std::hash<std::string>()(channel) % kLongChannels);
+}
+
+}  // namespace
+
+void MessageSender::send_or_fail(const std::string& worker, Encoded message, const Channel& channel,
+                                 const OnError& on_error) {
+  try {
+    send(worker, std::move(message), channel);
+  } catch (...) {  // a tensor that cannot travel, an object that is gone
+    on_error(std::current_exception());
+  }
+}
+
+void MessageSender::send_when_resolved(const std::string& worker, Encoded message, OnError on_error,
+                                       std::function<bool()> is_wanted, const Channel& channel) {
+  if (message.references.empty() && !channel) {  // most messages
+    return send_or_fail(worker, std::move(message), channel, on_error);
+  }
+  const auto send_it = [self = core_.share(this), worker, channel,
+                        on_error = std::move(on_error)](Encoded resolved) {
+    self->send_or_fail(worker, std::move(resolved), channel, on_error);
+  };
+  const References::List references = message.references;
+  // Called once, so the message's tensors can move.
+  const auto kept = std::make_shared<Encoded>(std::move(message));
+  const auto send_if_wanted = [send_it, kept, is_wanted = std::move(is_wanted)] {
+    if (!is_wanted || is_wanted()) send_it(std::move(*kept));
+  };
+  if (!channel) return core_.references->when_resolved(references, send_if_wanted);
+  channels_->lock({worker, *channel}, [self = core_.share(this), references, send_if_wanted](
+                                          const std::shared_ptr<base::KeyedAsyncMutex::Lock>& lock) {
+    self->core_.references->when_resolved(references, [send_if_wanted, lock] {
+      send_if_wanted();
+      lock->unlock();
+    });
+  });
+}
+
+void MessageSender::send(const std::string& worker, Encoded encoded, const Channel& channel) {
+  std::shared_ptr<net::Peer> peer;
+  std::int32_t id = 0;
+  {
+    const std::lock_guard lock(core_.tables.mutex);
+    const KnownWorker* const known = core_.tables.workers.find_if_known(worker);
+    if (known == nullptr) return;
+    peer = known->peer;
+    id = known->info.id;
+  }
+  Reader reader(encoded);
+  const auto kind = static_cast<MessageKind>(reader.number<std::uint8_t>());
+  const auto call = reader.number<std::uint64_t>();
+  // In a call of itself both sides have values of their own, as anywhere else.
+  net::Message message = to_message(kShortChannel, encoded, peer == nullptr ? Memory::kOwn : Memory::kShared);
+  add_references(message, core_.references->send(encoded.references, id));
+  if (channel) {
+    message.channel = net_channel_of(*channel);
+  } else if (message.num_bytes() > kShortBytes) {
+    message.channel = static_cast<std::uint32_t>(1 + call % kLongChannels);
+  }
+  if (is_answer(kind)) message.channel += net::kAnswerChannels;
+  if (peer != nullptr) return peer->send(std::move(message));
+  if (worker == core_.self.name) deliver_(std::move(message));
+}
+
+void MessageSender::send_effects(Contexts::Effects effects) {
+  core_.free_later(std::move(effects.left));
+  for (const auto& [to, message] : effects.messages) {
+    Writer out = begin_message(MessageKind::kContext);
+    write_context_message(out, message);
+    send(core_.worker(to).name, out.take());
+  }
+}
+
+}  // namespace cohort::rpc
