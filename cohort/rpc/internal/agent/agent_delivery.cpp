@@ -36,21 +36,18 @@ void AgentState::take(const std::string& from, net::Message message) {
     const auto id = in.number<std::uint64_t>();
     is_call = kind == MessageKind::kCall || kind == MessageKind::kMake;
     encoded.references = receive_references(wires, from);
-    if (kind == MessageKind::kResult || kind == MessageKind::kError) check_answer(from, id);
+    if (kind == MessageKind::kResult || kind == MessageKind::kError) client_.check_answer(from, id);
     switch (kind) {
       case MessageKind::kCall:
         return server_.on_call(from, id, in, std::move(credit));
       case MessageKind::kMake:
         return server_.on_make(from, id, in, std::move(credit));
       case MessageKind::kResult: {
-        if (encoded.references.empty()) return finish(id, in.rest(), nullptr);
         const References::List references = encoded.references;
-        return core_.references->when_resolved(
-            references,
-            [self = shared_from_this(), id, result = in.rest()] { self->finish(id, result, nullptr); });
+        return client_.on_result(id, in.rest(), references);
       }
       case MessageKind::kError:
-        return on_error(id, decode<RemoteException>(in));
+        return client_.on_error(id, decode<RemoteException>(in));
       case MessageKind::kCancel:
         return server_.on_cancel({from, id});
       case MessageKind::kReference:
@@ -58,7 +55,7 @@ void AgentState::take(const std::string& from, net::Message message) {
       case MessageKind::kContext:
         return on_context_message(from, in);
       case MessageKind::kLeaving:
-        return on_leaving(from, decode<std::optional<IdleReport>>(in));
+        return shutdown_.on_report(from, decode<std::optional<IdleReport>>(in));
     }
     throw CommError("rpc.receive", base::concat("a message is of kind ", static_cast<int>(kind)));
   } catch (const CommError& error) {
@@ -92,6 +89,63 @@ void AgentState::on_context_message(const std::string& from, Reader& in) {
   const ContextMessage message = read_context_message(in);
   in.finish();
   sender_.send_effects(core_.contexts.on_message(core_.id_of(from), message));
+}
+
+void AgentState::handle_early_events() {
+  while (true) {
+    std::optional<EarlyEvents::Events> events;
+    {
+      const std::lock_guard lock(core_.tables.mutex);
+      events = early_events_.take();
+    }
+    if (!events) return;
+    for (auto& [peer, message] : events->messages) {
+      if (is_worker(peer)) take(peer->name(), std::move(message));
+    }
+    for (const auto& [peer, why] : events->down) end_worker(peer, why);
+  }
+}
+
+void AgentState::on_connect(const std::shared_ptr<net::Peer>& peer) {
+  {
+    const std::lock_guard lock(core_.tables.mutex);
+    core_.tables.workers.on_connect(peer);
+  }
+  core_.tables.changed.notify_all();
+}
+
+void AgentState::on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) {
+  {
+    const std::lock_guard lock(core_.tables.mutex);
+    if (early_events_.keep(peer, message)) return;
+  }
+  if (is_worker(peer)) take(peer->name(), std::move(message));
+}
+
+bool AgentState::is_worker(const std::shared_ptr<net::Peer>& peer) const {
+  const std::lock_guard lock(core_.tables.mutex);
+  return core_.tables.workers.is_worker(peer);
+}
+
+void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
+  const std::string& name = peer->name();
+  std::vector<std::pair<std::uint64_t, std::string>> calls;
+  std::vector<RunningCalls::Key> handlers;
+  std::optional<std::int32_t> worker;
+  {
+    const std::lock_guard lock(core_.tables.mutex);
+    worker = core_.tables.workers.on_down(peer, why);
+    if (!worker) return;
+    core_.tables.shutdown.on_down(*worker);
+    calls = core_.tables.pending.of_worker(name);
+    handlers = core_.tables.running.of_caller(name);
+  }
+  for (const auto& [id, what] : calls)
+    client_.fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));
+  for (const RunningCalls::Key& key : handlers) server_.cancel(key);
+  core_.references->on_down(*worker, why);
+  sender_.send_effects(core_.contexts.on_down(*worker));
+  core_.tables.changed.notify_all();
 }
 
 }  // namespace cohort::rpc

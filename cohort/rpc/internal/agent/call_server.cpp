@@ -144,11 +144,11 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
   }
   const auto now = base::Deadline::Clock::now();
   {
-    const std::lock_guard lock(core_.tables.mutex);  // Note [One mutex]
+    const std::lock_guard lock(tables_.mutex);  // Note [One mutex]
     // The count is last, as AgentState::take() counts what throws.
-    const std::int32_t caller = core_.tables.workers.id_of(job.key.first);
-    if (job.result == nullptr && core_.tables.running.take_cancelled(job.key))
-      return core_.tables.shutdown.count_received(caller);
+    const std::int32_t caller = tables_.workers.id_of(job.key.first);
+    if (job.result == nullptr && tables_.running.take_cancelled(job.key))
+      return tables_.shutdown.count_received(caller);
     RunningCalls::Call running;
     running.is_kept = job.result != nullptr;
     job.call.stop = running.stop.get_token();
@@ -163,10 +163,10 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
       }
       running.timer = core_.timers->add(job.call.deadline.end(), std::move(expire));
     }
-    core_.tables.running.add(job.key, std::move(running));
-    core_.tables.statistics.count_handled(now);
+    tables_.running.add(job.key, std::move(running));
+    tables_.statistics.count_handled(now);
     threads_.on_queued();
-    core_.tables.shutdown.count_received(caller);
+    tables_.shutdown.count_received(caller);
   }
   if (!job.channel) return start(job, std::move(arguments), std::move(credit));
   const base::KeyedAsyncMutex::Key key(job.key.first, *job.channel);
@@ -289,8 +289,8 @@ void CallServer::fail_job(const Job& job, const std::exception_ptr& error) {
 std::optional<std::stop_source> CallServer::end(const Key& key) {
   std::optional<RunningCalls::Call> call;
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    call = core_.tables.running.take(key);
+    const std::lock_guard lock(tables_.mutex);
+    call = tables_.running.take(key);
   }
   if (!call) return std::nullopt;
   core_.timers->remove(call->timer);
@@ -310,8 +310,8 @@ void CallServer::answer(const Key& key, Encoded result, std::exception_ptr error
   RunTimer::end(key);
   if (!end(key)) return;
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    if (core_.tables.shutdown.is_stopped()) return;
+    const std::lock_guard lock(tables_.mutex);
+    if (tables_.shutdown.is_stopped()) return;
   }
   run_unless_failed(error, [&] { core_.references->check_own(result.references); });
   // Also for a result that cannot travel: the caller learns why.
@@ -348,8 +348,8 @@ bool CallServer::cancel(const Key& key) {
 
 void CallServer::on_cancel(const Key& key) {
   if (cancel(key)) return;
-  const std::lock_guard lock(core_.tables.mutex);
-  core_.tables.running.remember_cancelled(key);
+  const std::lock_guard lock(tables_.mutex);
+  tables_.running.remember_cancelled(key);
 }
 
 bool CallServer::may_run_here(const std::string& function) const {

@@ -70,6 +70,7 @@ class CallServer {
   std::optional<std::stop_source> end(const Key& key);
 
   AgentCore& core_;
+  CallTables& tables_ = core_.tables;
   MessageSender& sender_;
   // Handlers that run, by worker and channel.
   const std::shared_ptr<base::KeyedAsyncMutex> channels_ = std::make_shared<base::KeyedAsyncMutex>();

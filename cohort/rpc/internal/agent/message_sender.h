@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "cohort/base/threads/keyed_async_mutex.h"
 #include "cohort/net/message.h"

@@ -1,15 +1,18 @@
 // The calls that an agent makes. Each has a number of the agent's own, and ends once: by its answer, its
-// deadline, or the end of its worker. Whoever takes it out of `pending_` ends it.
+// deadline, or the end of its worker. Whoever takes it out of CallTables::pending ends it.
 //
-// A message that carries references waits until their owners know of them, and is sent by the thread that
-// learns so. Within a context of distributed autograd a call is recorded: arguments travel without their graph,
+// A thread that waits for an answer first reads for itself what comes from the worker (net::Peer::poll_until()): waking
+// a thread costs more than a short call.
+//
+// Within a context of distributed autograd a call is recorded: arguments travel without their graph,
 // and results get a history by which gradients travel back as another call (kBackwardPart). A call that passes
 // its deadline fails here at once; kCancel then asks the worker to stop its handler.
 //
-// Calls that have an order are sent in it, so a call with references holds up those after it. Module net
-// keeps the order of the messages of its own channel. The worker that is called has them run in the order
-// in which they come (Note [Order of calls], agent_handlers.cpp). So nothing is numbered, and a call that
-// is never sent leaves no gap.
+// Calls that have an order are sent in it (MessageSender). The worker that is called has them run in the order in
+// which they come (Note [Order of calls], call_server.cpp). So nothing is numbered, and a call that is never sent
+// leaves no gap.
+#include "cohort/rpc/internal/agent/call_client.h"
+
 #include <functional>
 #include <limits>
 #include <string_view>
@@ -17,8 +20,8 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/internal/agent/agent_messages.h"
-#include "cohort/rpc/internal/agent/agent_state.h"
-#include "cohort/rpc/internal/wire.h"
+#include "cohort/rpc/internal/caller_state.h"
+#include "cohort/rpc/internal/context_scope.h"
 
 namespace cohort::rpc {
 namespace {
@@ -47,16 +50,9 @@ std::exception_ptr error_of(const RemoteException& exception, const std::string&
 
 }  // namespace
 
-Target AgentState::with_name(Target target) const {
-  if (!target.id) return target;
-  const std::lock_guard lock(core_.tables.mutex);
-  target.worker = core_.tables.workers.name_of_target(*target.id);
-  return target;
-}
-
-base::Future<Encoded> AgentState::call(const Target& target, const char* function, Encoded arguments) {
+base::Future<Encoded> CallClient::call(const Target& target, const char* function, Encoded arguments) {
   core_.references->check_own(arguments.references);
-  const milliseconds timeout = target.timeout.value_or(this->timeout());
+  const milliseconds timeout = target.timeout.value_or(core_.timeout.load());
   const base::Deadline deadline = deadline_of(timeout).sooner(remaining_deadline());
   PendingCall pending("the result of a remote call", helper_of(target.worker));
   pending.worker = target.worker;
@@ -67,11 +63,11 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   const KnownWorker* worker = nullptr;
   std::uint64_t id = 0;
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    worker = &core_.tables.workers.find(target.worker);
+    const std::lock_guard lock(tables_.mutex);
+    worker = &tables_.workers.find(target.worker);
     worker->check_function(function);
-    id = core_.tables.pending.next_number();
-    pending.statistics = &core_.tables.statistics.count_made(function, pending.begun);
+    id = tables_.pending.next_number();
+    pending.statistics = &tables_.statistics.count_made(function, pending.begun);
   }
   ContextScope* const scope = ContextScope::recording(core_.contexts.mark());
   const std::optional<ContextCall> in_context =
@@ -85,8 +81,8 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
     place = scope->next_place();
   }
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    if (core_.tables.shutdown.is_stopped()) {
+    const std::lock_guard lock(tables_.mutex);
+    if (tables_.shutdown.is_stopped()) {
       throw UsageError("rpc.call", pending.describe(id) + ": this agent has been stopped");
     }
     // An unknown worker or function is the program's fault and throws. A worker that died is an event of the run,
@@ -97,12 +93,12 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
       return future;
     }
     if (!deadline.is_never()) {
-      pending.timer = core_.timers->add(deadline.end(), [self = weak_from_this(), id] {
-        if (const auto state = self.lock()) state->expire(id);
+      pending.timer = core_.timers->add(deadline.end(), [self = core_.share_weakly(this), id] {
+        if (const auto client = self.lock()) client->expire(id);
       });
     }
-    core_.tables.pending.add(id, std::move(pending));
-    core_.tables.shutdown.count_sent(worker->info.id);
+    tables_.pending.add(id, std::move(pending));
+    tables_.shutdown.count_sent(worker->info.id);
   }
   Writer out = begin_message(MessageKind::kCall, id);
   out.text(function);
@@ -113,15 +109,15 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   out.append(std::move(arguments));
   sender_.send_when_resolved(
       target.worker, out.take(),
-      [self = shared_from_this(), id, worker = target.worker, in_context](const std::exception_ptr& error) {
+      [self = core_.share(this), id, worker = target.worker, in_context](const std::exception_ptr& error) {
         self->count_unsent(worker, in_context);
         self->fail(id, error);
       },
       // Not once its caller has given up.
-      [self = shared_from_this(), id, worker = target.worker, in_context] {
+      [self = core_.share(this), id, worker = target.worker, in_context] {
         {
-          const std::lock_guard lock(self->core_.tables.mutex);
-          if (self->core_.tables.pending.find(id) != nullptr) return true;
+          const std::lock_guard lock(self->tables_.mutex);
+          if (self->tables_.pending.find(id) != nullptr) return true;
         }
         self->count_unsent(worker, in_context);
         return false;
@@ -130,22 +126,22 @@ base::Future<Encoded> AgentState::call(const Target& target, const char* functio
   return future;
 }
 
-std::shared_ptr<Reference> AgentState::make(const Target& target, const char* function, Encoded arguments,
+std::shared_ptr<Reference> CallClient::make(const Target& target, const char* function, Encoded arguments,
                                             const std::string& asked_at) {
   core_.references->check_own(arguments.references);
   WorkerInfo owner;
   std::uint64_t id = 0;
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    const KnownWorker& worker = core_.tables.workers.find(target.worker);
+    const std::lock_guard lock(tables_.mutex);
+    const KnownWorker& worker = tables_.workers.find(target.worker);
     worker.check_function(function);
-    if (core_.tables.shutdown.is_stopped()) {
+    if (tables_.shutdown.is_stopped()) {
       throw UsageError("rpc.call",
                        base::concat(function, " on ", target.worker, ": this agent has been stopped"));
     }
     owner = worker.info;
-    id = core_.tables.pending.next_number();
-    core_.tables.statistics.count_made(base::Deadline::Clock::now());
+    id = tables_.pending.next_number();
+    tables_.statistics.count_made(base::Deadline::Clock::now());
   }
   const MakeTrace trace(function, core_.self.name, target.worker, id);
   ContextScope* const scope = ContextScope::recording(core_.contexts.mark());
@@ -169,12 +165,12 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
   encode(out, state_for(function));
   out.append(std::move(arguments));
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    core_.tables.shutdown.count_sent(owner.id);
+    const std::lock_guard lock(tables_.mutex);
+    tables_.shutdown.count_sent(owner.id);
   }
   sender_.send_when_resolved(
       target.worker, out.take(),
-      [self = shared_from_this(), worker = target.worker, reference,
+      [self = core_.share(this), worker = target.worker, reference,
        in_context](const std::exception_ptr& error) {
         self->count_unsent(worker, in_context);
         self->core_.references->mark_lost(*reference, error);
@@ -184,64 +180,65 @@ std::shared_ptr<Reference> AgentState::make(const Target& target, const char* fu
 }
 
 // A call was made, and will never be sent.
-void AgentState::count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context) {
+void CallClient::count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context) {
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    core_.tables.shutdown.count_unsent(core_.tables.workers.id_of(worker));
+    const std::lock_guard lock(tables_.mutex);
+    tables_.shutdown.count_unsent(tables_.workers.id_of(worker));
   }
   if (in_context) sender_.send_effects(core_.contexts.cancel_call(*in_context));
 }
 
-base::WaitHelper AgentState::helper_of(const std::string& worker) {
+base::WaitHelper CallClient::helper_of(const std::string& worker) {
   std::shared_ptr<net::Peer> peer;
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    const KnownWorker* const known = core_.tables.workers.find_if_known(worker);
+    const std::lock_guard lock(tables_.mutex);
+    const KnownWorker* const known = tables_.workers.find_if_known(worker);
     if (known == nullptr) return nullptr;
     peer = known->peer;
   }
-  return [self = weak_from_this(), peer](const std::function<bool()>& is_done) {
+  return [self = core_.share_weakly(this), peer](const std::function<bool()>& is_done) {
     if (peer != nullptr) peer->poll_until(is_done);
     if (is_done()) return;
-    if (const auto state = self.lock()) state->core_.node->will_wait();
+    if (const auto client = self.lock()) client->core_.node->will_wait();
   };
 }
 
-void AgentState::send_reference_message(std::int32_t to, const ReferenceMessage& message) {
-  Writer out = begin_message(MessageKind::kReference);
-  write_reference_message(out, message);
-  sender_.send(worker(to).name, out.take());
-}
-
 // A call that had its deadline is no longer known, so anybody may answer it: nobody takes the answer.
-void AgentState::check_answer(const std::string& from, std::uint64_t id) const {
-  const std::lock_guard lock(core_.tables.mutex);
-  const PendingCall* const call = core_.tables.pending.find(id);
+void CallClient::check_answer(const std::string& from, std::uint64_t id) const {
+  const std::lock_guard lock(tables_.mutex);
+  const PendingCall* const call = tables_.pending.find(id);
   if (call == nullptr || call->worker == from) return;
   throw CommError("rpc.receive", base::concat(from, " has answered ", call->describe(id)),
                   "the same program on all workers");
 }
 
-void AgentState::on_error(std::uint64_t id, const RemoteException& exception) {
+void CallClient::on_result(std::uint64_t id, Encoded result, const References::List& references) {
+  if (references.empty()) return finish(id, std::move(result), nullptr);
+  core_.references->when_resolved(references, [self = core_.share(this), id, result = std::move(result)] {
+    self->finish(id, result, nullptr);
+  });
+}
+
+void CallClient::on_error(std::uint64_t id, const RemoteException& exception) {
   std::string where;
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    const PendingCall* const call = core_.tables.pending.find(id);
+    const std::lock_guard lock(tables_.mutex);
+    const PendingCall* const call = tables_.pending.find(id);
     if (call == nullptr) return;
     where = call->describe(id);
   }
   fail(id, error_of(exception, where));
 }
 
-void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_ptr& error) {
+void CallClient::finish(std::uint64_t id, Encoded result, const std::exception_ptr& error) {
   PendingCalls::Node call;
   const auto now = base::Deadline::Clock::now();
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    call = core_.tables.pending.take(id);
+    const std::lock_guard lock(tables_.mutex);
+    call = tables_.pending.take(id);
     if (call.empty()) return;  // it had its deadline
     const PendingCall& ended = call.mapped();
-    core_.tables.statistics.count_end(*ended.statistics, now - ended.begun, error != nullptr);
+    tables_.statistics.count_end(*ended.statistics, now - ended.begun, error != nullptr);
   }
   core_.timers->remove(call.mapped().timer);
   PendingCall& pending = call.mapped();
@@ -257,15 +254,15 @@ void AgentState::finish(std::uint64_t id, Encoded result, const std::exception_p
     });
   }
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    core_.tables.pending.on_finished();
+    const std::lock_guard lock(tables_.mutex);
+    tables_.pending.on_finished();
   }
   call = {};
-  free_later(std::move(left));  // this is the node's thread, as a rule: a graph is freed elsewhere
+  core_.free_later(std::move(left));  // this is the node's thread, as a rule: a graph is freed elsewhere
 }
 
 // Gives the results of a recorded call their history; none where the context has ended meanwhile.
-void AgentState::attach(PendingCall& call, Encoded& result) {
+void CallClient::attach(PendingCall& call, Encoded& result) {
   Reader in(result);
   const bool is_late = in.number<bool>();
   result = in.rest();
@@ -278,19 +275,19 @@ void AgentState::attach(PendingCall& call, Encoded& result) {
   call.attached->set();
 }
 
-SendGradients AgentState::gradient_sender(const std::string& worker, std::uint64_t id,
+SendGradients CallClient::gradient_sender(const std::string& worker, std::uint64_t id,
                                           const std::weak_ptr<ContextState>& context) {
-  return [self = weak_from_this(), worker, id, context](const std::vector<at::Tensor>& gradients) {
-    const auto state = self.lock();
+  return [self = core_.share_weakly(this), worker, id, context](const std::vector<at::Tensor>& gradients) {
+    const auto client = self.lock();
     const auto known = context.lock();
-    if (state == nullptr || known == nullptr) {
+    if (client == nullptr || known == nullptr) {
       throw UsageError("rpc.backward", "the context of a call has ended, or its agent has");
     }
-    return state->send_gradients(worker, id, known, gradients);
+    return client->send_gradients(worker, id, known, gradients);
   };
 }
 
-base::Future<Encoded> AgentState::send_gradients(const std::string& worker, std::uint64_t id,
+base::Future<Encoded> CallClient::send_gradients(const std::string& worker, std::uint64_t id,
                                                  const std::shared_ptr<ContextState>& context,
                                                  const std::vector<at::Tensor>& gradients) {
   const ContextState::Backward backward = context->current_backward();
@@ -303,11 +300,11 @@ base::Future<Encoded> AgentState::send_gradients(const std::string& worker, std:
   return call(Target(worker), kBackwardPart, out.take());
 }
 
-void AgentState::expire(std::uint64_t id) {
+void CallClient::expire(std::uint64_t id) {
   std::string worker, text;
   {
-    const std::lock_guard lock(core_.tables.mutex);
-    const PendingCall* const call = core_.tables.pending.find(id);
+    const std::lock_guard lock(tables_.mutex);
+    const PendingCall* const call = tables_.pending.find(id);
     if (call == nullptr) return;
     worker = call->worker;
     text = base::concat(call->describe(id), ": no answer within ", call->timeout.count(),

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <memory>
+
+#include "cohort/base/key_value_store.h"
+#include "cohort/net/peer.h"
+#include "cohort/rpc/internal/agent/agent_core.h"
+
+namespace cohort::rpc {
+
+/// Fills the table of workers, and connects to all of them. Makes the node, which calls `handler` from then on.
+/// Blocking: until all have come. Throws: RendezvousError that names who is missing; UsageError for two workers of one name.
+void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
+                  const std::shared_ptr<net::Handler>& handler);
+
+}  // namespace cohort::rpc
