@@ -12,7 +12,9 @@
 #include "cohort/base/error.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "cohort/rpc/function.h"
-#include "cohort/rpc/internal/agent/agent_state.h"
+#include "cohort/rpc/internal/agent/agent_core.h"
+#include "cohort/rpc/internal/agent/handler_scope.h"
+#include "cohort/rpc/internal/parameters_mutex.h"
 
 namespace cohort::rpc {
 namespace {
@@ -52,12 +54,6 @@ class GradsOfStep {
 
 }  // namespace
 
-// Also of grad() of the parameters, and of the optimizers' states.
-std::mutex& parameters_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
-
 void Codec<optim::OptimizerOptions>::write(Writer& out, const optim::OptimizerOptions& value) {
   // Names all fields: one more does not compile.
   const auto& [name, lr, decay, momentum, dampening, nesterov, beta1, beta2, eps, amsgrad, maximize, extra] =
@@ -94,7 +90,7 @@ OwnerOptimizer::OwnerOptimizer(std::vector<at::Tensor> parameters, const optim::
 
 void OwnerOptimizer::step(dist_autograd::ContextId context, std::optional<double> lr,
                           std::optional<double> momentum) {
-  const std::shared_ptr<ContextState> state = AgentState::of_handler()->contexts().find_if_here(context);
+  const std::shared_ptr<ContextState> state = HandlerScope::agent()->contexts.find_if_here(context);
   const dist_autograd::Gradients gradients =
       state != nullptr ? state->gradients() : dist_autograd::Gradients();
   const std::lock_guard lock(parameters_mutex());

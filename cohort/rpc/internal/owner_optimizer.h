@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,9 +15,6 @@
 
 /// What DistributedOptimizer has on each owner.
 namespace cohort::rpc {
-
-/// It is held while an optimizer of this process changes parameters, and while they are copied to be sent.
-std::mutex& parameters_mutex();
 
 template <>
 struct Codec<optim::OptimizerOptions> {

@@ -28,7 +28,7 @@
 #include "cohort/base/error.h"
 #include "cohort/rpc/internal/agent/agent_messages.h"
 #include "cohort/rpc/internal/agent/handler_scope.h"
-#include "cohort/rpc/internal/owner_optimizer.h"
+#include "cohort/rpc/internal/parameters_mutex.h"
 #include "cohort/rpc/internal/recorded_part.h"
 #include "cohort/rpc/internal/telemetry/call_trace.h"
 #include "cohort/rpc/internal/telemetry/run_timer.h"
