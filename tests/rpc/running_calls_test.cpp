@@ -14,7 +14,7 @@ namespace {
 
 using Keys = std::vector<RunningCalls::Key>;
 
-RunningCalls::Call kept() {
+RunningCalls::Call kept_call() {
   RunningCalls::Call call;
   call.is_kept = true;
   return call;
@@ -40,7 +40,7 @@ TEST(RunningCallsTest, ACallRunsUntilItIsTaken) {
 TEST(RunningCallsTest, TheEndOfACallerDoesNotConcernWhatOthersMayNeed) {
   RunningCalls calls;
   calls.add({"w1", 1}, {});
-  calls.add({"w1", 2}, kept());
+  calls.add({"w1", 2}, kept_call());
   calls.add({"w1", 3}, {});
   calls.add({"w2", 4}, {});
   EXPECT_EQ(calls.of_caller("w1"), (Keys{{"w1", 1}, {"w1", 3}}));

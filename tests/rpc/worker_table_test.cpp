@@ -27,6 +27,7 @@ class NamedPeer : public net::Peer {
   const std::string& name() const override { return name_; }
   const std::string& incarnation() const override { return incarnation_; }
   void send(net::Message) override {}
+  std::string transport() const override { return "nothing"; }
   net::PeerMetrics metrics() const override { return {}; }
   bool is_down() const override { return false; }
   void poll_until(const std::function<bool()>&) override {}

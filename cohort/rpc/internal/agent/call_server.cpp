@@ -32,6 +32,7 @@
 #include "cohort/rpc/internal/recorded_part.h"
 #include "cohort/rpc/internal/telemetry/call_trace.h"
 #include "cohort/rpc/internal/telemetry/run_timer.h"
+#include "cohort/rpc/remote_exception.h"
 
 namespace cohort::rpc {
 namespace {
