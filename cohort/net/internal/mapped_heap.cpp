@@ -47,10 +47,15 @@ std::shared_ptr<std::byte> MappedHeap::redeem(const Handle& handle, std::size_t 
   }
   Handle back = handle;
   back.is_receivers = true;
-  const std::lock_guard lock(mutex_);
-  const auto held = held_.emplace(handle.offset, Held{back, num_bytes, {}});
+  Holds::iterator held;
+  {
+    const std::lock_guard lock(mutex_);
+    held = held_.emplace(handle.offset, Held{back, num_bytes, {}});
+  }
+  // Without the mutex: where there is no memory for its counts, the pointer calls drop() at once.
   const std::shared_ptr<std::byte> hold(memory_.data() + handle.offset,
                                         [self = shared_from_this(), held](std::byte*) { self->drop(held); });
+  const std::lock_guard lock(mutex_);
   held->second.hold = hold;
   return hold;
 }
