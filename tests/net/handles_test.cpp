@@ -250,6 +250,7 @@ TEST(HandlesTest, MalformedHandlesEndTheSession) {
   has(error_of_table(size, {}, encode(handle)), "the header of a message comes by handle");
   has(error_of_table(0, {size}, encode(handle) + "x"), "longer than its table says");
   has(error_of_table(0, {size}, encode(handle)), "has ticket 4, but slot 3 has 0");
+  has(error_of_table(0, {kByHandle}, encode(handle)), "a handle came of no bytes");
   has(error_of_table(0, {kByHandle | 1ULL << 45, kByHandle | 1ULL << 45, 1}, ""), "64 TiB");
   has(error_of_table(0, {kByHandle | 1ULL << 40}, encode(handle)), "begins at");
   handle.is_receivers = true;

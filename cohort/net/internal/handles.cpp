@@ -56,6 +56,7 @@ std::optional<Handles::Lent> Handles::lend(const Payload& payload) const {
 }
 
 Payload Handles::redeem(const Handle& handle, std::size_t num_bytes) const {
+  if (num_bytes == 0) throw CommError("net.handle", "a handle came of no bytes");
   std::shared_ptr<std::byte> bytes;
   if (handle.is_receivers) {
     bytes = own_->take_back(handle, num_bytes, *peer_);
