@@ -29,8 +29,9 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using Tensors = std::vector<at::Tensor>;
 
-// LibTorch gives AccumulateGrad the highest sequence number of all; this is the next.
-constexpr std::uint64_t kFirst = std::numeric_limits<std::uint64_t>::max() - 1;
+// LibTorch gives AccumulateGrad the highest sequence number of all. Those of Receives are below it, and far above all
+// others. The last call's is the highest, so its gradients leave first: in Note [Late calls] it is waited for first.
+constexpr std::uint64_t kFirst = std::numeric_limits<std::uint64_t>::max() / 2;
 
 // Note [Late calls]
 // The gradient of an object's value comes from all who fetched it. Nobody can count them: a user whose results the
@@ -113,8 +114,8 @@ class Send : public autograd::BoundaryNode {
 
 class Receive : public autograd::BoundaryNode {
  public:
-  Receive(const autograd::MadeBy& made_by, SendGradients send)
-      : BoundaryNode(kFirst, made_by), send_(std::move(send)) {}
+  Receive(const Send& send, SendGradients send_gradients)
+      : BoundaryNode(kFirst + send.sequence_nr(), send.made_by()), send_(std::move(send_gradients)) {}
   Tensors apply(Tensors&& gradients) override {
     static_cast<Send&>(*next_edge(0).function).take(send_, gradients);
     return Tensors(1);
@@ -153,7 +154,7 @@ void RecordedCall::attach(Encoded& results, bool is_late) {
   const NodePtr node = send_.lock();
   const std::lock_guard lock(mutex_);
   is_late_ = is_late;
-  const auto receive = COHORT_MAKE_NODE(Receive, static_cast<const Send&>(*node).made_by(), callee_.send);
+  const auto receive = COHORT_MAKE_NODE(Receive, static_cast<const Send&>(*node), callee_.send);
   receive->set_next_edges({Edge(node, 0)});
   for (at::Tensor& tensor : results.tensors) {
     if (!tensor.requires_grad()) continue;
