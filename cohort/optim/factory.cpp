@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/base/text/make_named.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
@@ -67,6 +68,14 @@ OptimizerFactory built_in_optimizer(Make make) {
   return base::without_extra("optimizer", kOptimizerOptions, std::move(make));
 }
 
+// A configuration sets weight_decay for any optimizer. Whether step() reads it, group_options() says.
+void warn_of_decay(const Optimizer& optimizer, double weight_decay, const std::string& owner) {
+  if (weight_decay == 0 || optimizer.has_option("weight_decay")) return;
+  base::warn_once(concat("optim.weight_decay of ", owner),
+                  concat("weight_decay ", weight_decay, " has no effect with ", owner,
+                         ", whose group_options() do not name it"));
+}
+
 // What the factory throws says which optimizer it was, and no option is ignored.
 OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
   return [name, factory = std::move(factory)](const OptimizerOptions& given, std::vector<ParamGroup> groups) {
@@ -86,6 +95,7 @@ OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
       throw UsageError("optim.registry", concat(owner, " leaves lr of a group open"),
                        "fill_options({.lr = options.lr.value_or(0.01)}) in its constructor");
     }
+    warn_of_decay(*optimizer, given.weight_decay.value_or(0), owner);
     return optimizer;
   };
 }

@@ -11,7 +11,7 @@
 ///
 ///     COHORT_REGISTER_OPTIMIZER("sign_sgd", [](const cohort::optim::OptimizerOptions& options,
 ///                                              std::vector<cohort::optim::ParamGroup> groups) {
-///       return std::make_unique<SignSGD>(std::move(groups), options.lr.value_or(0.01));
+///       return std::make_unique<SignSGD>(std::move(groups), options.lr.value_or(0.01));  // optimizer.h
 ///     });
 namespace cohort::optim {
 
@@ -36,7 +36,8 @@ using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(const Optimize
                                                                   std::vector<ParamGroup> groups)>;
 
 /// Returns a new optimizer of `groups`. Throws: UsageError for an unknown name, naming the nearest and all,
-/// or for one that two libraries registered; ConfigError for an option that the optimizer does not have.
+/// or for one that two libraries registered; ConfigError for an option that the optimizer does not have. A
+/// weight_decay that a registered optimizer does not name in group_options() is a warning.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::vector<ParamGroup> groups);
 
 /// Throws: UsageError for an unknown name, or one that two libraries registered.

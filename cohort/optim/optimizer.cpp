@@ -7,8 +7,10 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
+#include <string_view>
 #include <unordered_set>
 
 #include "cohort/base/error.h"
@@ -17,6 +19,31 @@ namespace cohort::optim {
 namespace {
 
 using base::concat;
+
+/// An option of a group that fill_options() fills, and whose it is among Cohort's own optimizers.
+struct NumberToFill {
+  const char* name;
+  double ParamGroup::*value;
+  const char* hint = "";
+};
+struct FlagToFill {
+  const char* name;
+  std::optional<bool> ParamGroup::*value;
+  const char* hint = "";
+};
+
+constexpr const char* kOfSgd = "it belongs to sgd; ";
+constexpr const char* kOfAdam = "it belongs to adam and adamw; ";
+constexpr NumberToFill kNumbersToFill[] = {{"lr", &ParamGroup::lr},
+                                           {"weight_decay", &ParamGroup::weight_decay},
+                                           {"momentum", &ParamGroup::momentum, kOfSgd},
+                                           {"dampening", &ParamGroup::dampening, kOfSgd},
+                                           {"beta1", &ParamGroup::beta1, kOfAdam},
+                                           {"beta2", &ParamGroup::beta2, kOfAdam},
+                                           {"eps", &ParamGroup::eps, kOfAdam}};
+constexpr FlagToFill kFlagsToFill[] = {{"nesterov", &ParamGroup::nesterov, kOfSgd},
+                                       {"amsgrad", &ParamGroup::amsgrad, kOfAdam},
+                                       {"maximize", &ParamGroup::maximize}};
 
 void check_parameter(const at::Tensor& parameter, const std::string& where) {
   const char* hint = "give the parameters of a module, as module->parameters() returns them";
@@ -118,30 +145,29 @@ void Optimizer::set_momentum(double) {
 }
 
 void Optimizer::fill_options(const ParamGroup& defaults) {
-  static constexpr double ParamGroup::*kNumbers[] = {
-      &ParamGroup::lr,    &ParamGroup::weight_decay, &ParamGroup::momentum, &ParamGroup::dampening,
-      &ParamGroup::beta1, &ParamGroup::beta2,        &ParamGroup::eps};
-  static constexpr std::optional<bool> ParamGroup::*kFlags[] = {&ParamGroup::nesterov, &ParamGroup::amsgrad,
-                                                                &ParamGroup::maximize};
   for (ParamGroup& group : groups_) {
-    for (auto option : kNumbers) {
-      // NaN means "not set" for numbers, an empty optional for flags. In `defaults` it says that the
-      // optimizer has no such option.
-      if (std::isnan(group.*option)) {
-        group.*option = defaults.*option;
-      } else if (std::isnan(defaults.*option)) {
-        throw UsageError("optim",
-                         concat("group \"", group.name, "\" sets an option that ", type(), " does not have"),
-                         "momentum and dampening belong to sgd; beta1, beta2 and eps to adam and adamw");
+    const auto reject = [&](const auto& option) {
+      throw UsageError(
+          "optim",
+          concat("group \"", group.name, "\" sets ", option.name, ", which ", type(), " does not have"),
+          concat(option.hint,
+                 "in an optimizer of your own, name it in group_options(), and give it a value in "
+                 "fill_options()"));
+    };
+    // NaN means "not set" for numbers, an empty optional for flags. In `defaults` it says that the optimizer
+    // has no such option.
+    for (const NumberToFill& option : kNumbersToFill) {
+      if (std::isnan(group.*option.value)) {
+        group.*option.value = defaults.*option.value;
+      } else if (std::isnan(defaults.*option.value)) {
+        reject(option);
       }
     }
-    for (auto option : kFlags) {
-      if (!(group.*option)) {
-        group.*option = defaults.*option;
-      } else if (!(defaults.*option)) {
-        throw UsageError("optim",
-                         concat("group \"", group.name, "\" sets an option that ", type(), " does not have"),
-                         "nesterov belongs to sgd; amsgrad to adam and adamw");
+    for (const FlagToFill& option : kFlagsToFill) {
+      if (!(group.*option.value)) {
+        group.*option.value = defaults.*option.value;
+      } else if (!(defaults.*option.value)) {
+        reject(option);
       }
     }
     if (std::isnan(group.initial_lr)) group.initial_lr = group.lr;
@@ -150,6 +176,10 @@ void Optimizer::fill_options(const ParamGroup& defaults) {
   const std::size_t names = state_names().size();
   for (auto& states : states_)
     for (ParamState& state : states) state.tensors.resize(names);
+}
+
+bool Optimizer::has_option(std::string_view name) const {
+  return std::ranges::any_of(all_options(), [&](const GroupOption& option) { return option.name == name; });
 }
 
 std::vector<GroupOption> Optimizer::all_options() const {

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cohort/optim/finite.h"
@@ -17,8 +18,9 @@
 ///
 ///     class SignSGD : public cohort::optim::Optimizer {
 ///      public:
-///       SignSGD(std::vector<at::Tensor> params, double lr)
-///           : Optimizer({{.params = std::move(params), .lr = lr}}) {}
+///       SignSGD(std::vector<cohort::optim::ParamGroup> groups, double lr) : Optimizer(std::move(groups)) {
+///         fill_options({.lr = lr});  // for each group that leaves lr open
+///       }
 ///       std::string type() const override { return "sign_sgd"; }
 ///       void step() override {
 ///         at::NoGradGuard no_grad;
@@ -72,6 +74,9 @@ class Optimizer {
     return static_cast<std::int64_t>(states_used(group) * parameter.nbytes());
   }
 
+  /// True if it has the option `name` of a group: lr, initial_lr, or one of group_options().
+  bool has_option(std::string_view name) const;
+
   /// Drops the gradients, or fills them with zero where `set_to_none` is false.
   void zero_grad(bool set_to_none = true);
 
@@ -99,7 +104,7 @@ class Optimizer {
   virtual std::vector<std::string> state_names() const { return {}; }
   /// True if a parameter's step count is saved (`state.K.step`).
   virtual bool saves_step() const { return false; }
-  /// Options of a group that are saved; `lr` and `initial_lr` always are.
+  /// Options of a group that step() reads. They are saved; `lr` and `initial_lr` always are.
   virtual std::vector<GroupOption> group_options() const { return {}; }
   /// How many of state_names(), from the first on, a step of `group` uses; loading expects these.
   virtual std::size_t states_used(const ParamGroup& /*group*/) const { return state_names().size(); }

@@ -5,7 +5,11 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 
+#include <string>
+#include <string_view>
+
 #include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "tests/optim/support.h"
 #include "tests/support/throws.h"
 
@@ -118,6 +122,28 @@ TEST(FactoryTest, ARegisteredOptimizerIsMadeByNameWithItsOptions) {
                            "optimizer 'unfilled' leaves lr of a group open");
   COHORT_EXPECT_THROW_WITH(register_optimizer("adam", [](const auto&, auto) { return nullptr; }), UsageError,
                            "'adam' is registered already, by Cohort");
+}
+
+TEST(FactoryTest, ADecayThatARegisteredOptimizerDoesNotNameIsAWarningAndOfAGroupAnError) {
+  std::string warnings;
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { warnings += std::string(line) + "\n"; });
+  make_optimizer({.name = "sign_sgd", .weight_decay = 0.0}, groups());
+  make_optimizer({.name = "adamw", .weight_decay = 0.5}, groups());
+  EXPECT_EQ(warnings, "");
+  for (int i = 0; i < 2; ++i) make_optimizer({.name = "sign_sgd", .weight_decay = 0.5}, groups());
+  base::set_log_sink({});
+  const std::string words =
+      "weight_decay 0.5 has no effect with optimizer 'sign_sgd', whose group_options() do not name it";
+  EXPECT_NE(warnings.find(words), std::string::npos) << warnings;
+  EXPECT_EQ(warnings.find(words), warnings.rfind(words)) << "the second is silent";
+
+  std::vector<ParamGroup> decayed = groups();
+  decayed[0].name = "decay";
+  decayed[0].weight_decay = 0.5;
+  COHORT_EXPECT_THROW_WITH(
+      make_optimizer({.name = "sign_sgd"}, decayed), UsageError,
+      "group \"decay\" sets weight_decay, which sign_sgd does not have. Try: in an optimizer "
+      "of your own, name it in group_options(), and give it a value in fill_options()");
 }
 
 TEST(FactoryTest, BiasesAndNormsAreNotDecayed) {

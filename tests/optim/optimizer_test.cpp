@@ -413,10 +413,11 @@ TEST(OptimizerTest, RejectsOptionsOutOfRange) {
   COHORT_EXPECT_THROW_WITH(Adam(p, AdamOptions(1).beta2(2)), UsageError, "beta2 is 2");
   COHORT_EXPECT_THROW_WITH(Adam(p, AdamOptions(1).weight_decay(-1)), UsageError, "weight_decay is -1");
   std::vector<ParamGroup> foreign = {{.params = p, .name = "head", .momentum = 0.9}};
-  COHORT_EXPECT_THROW_WITH(Adam(foreign), UsageError,
-                           "group \"head\" sets an option that adam does not have");
+  COHORT_EXPECT_THROW_WITH(
+      Adam(foreign), UsageError,
+      "group \"head\" sets momentum, which adam does not have. Try: it belongs to sgd; ");
   std::vector<ParamGroup> flag = {{.params = p, .amsgrad = true}};
-  COHORT_EXPECT_THROW_WITH(SGD(flag), UsageError, "sets an option that sgd does not have");
+  COHORT_EXPECT_THROW_WITH(SGD(flag), UsageError, "sets amsgrad, which sgd does not have");
   SGD sgd(p);
   COHORT_EXPECT_THROW_WITH(sgd.set_lr(-1), UsageError, "got -1, expected 0 or more");
   COHORT_EXPECT_THROW_WITH(sgd.set_lr(std::numeric_limits<double>::infinity()), UsageError, "got inf");
