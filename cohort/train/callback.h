@@ -69,7 +69,8 @@ class Callback {
   /// Before the first step, which may still fail: what an earlier start wrote stays as it is.
   virtual void on_fit_begin(const FitInfo&) {}
   /// The first step was made, or the first epoch had none left: from here on the start counts, and files of
-  /// the run may be written. Before any report. Not called where nothing is left to do.
+  /// the run may be written. TrainerOptions::run_dir is there, made by rank 0. Before any report. Not called
+  /// where nothing is left to do.
   virtual void on_start_counts(const FitInfo&) {}
   /// Before the first step only: the batch as the model will see it.
   virtual void on_first_batch(data::Batch&) {}

@@ -79,6 +79,17 @@ TEST_F(RunSaverTest, ARunResumesFromWhatItsOptionsSayAndGoesBackThereWhenItsStar
   EXPECT_EQ(last_link(), "epoch_0001");
 }
 
+TEST_F(RunSaverTest, TheRunFolderIsThereOnceTheStartCountsAndNotBefore) {
+  const std::filesystem::path folder = dir / "runs" / "first";
+  const TrainerOptions options = in_folder().run_dir(folder), none;
+  RunSaver saver(options, ranks), without(none, ranks);
+  EXPECT_FALSE(saver.find({}));
+  EXPECT_FALSE(std::filesystem::exists(folder)) << "the start may still fail";
+  saver.start_counts();
+  EXPECT_TRUE(std::filesystem::is_directory(folder));
+  EXPECT_NO_THROW(without.start_counts());
+}
+
 TEST_F(RunSaverTest, ACheckpointThatRank0CannotReadEndsTheResumeOfAllRanks) {
   const TrainerOptions options = in_folder(), newest = in_folder().resume("last");
   RunSaver before(options, ranks);

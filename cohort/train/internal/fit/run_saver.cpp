@@ -64,7 +64,10 @@ std::optional<checkpoint::LoadedCheckpoint> RunSaver::load(const std::string& fr
 }
 
 void RunSaver::start_counts() {
-  if (checkpoints_ && !last_.empty()) checkpoints_->go_back_to(last_);
+  if (!checkpoints_) return;
+  // The first checkpoint may be an epoch away, and callbacks put their files there from now on.
+  std::filesystem::create_directories(options_.run_dir());
+  if (!last_.empty()) checkpoints_->go_back_to(last_);
 }
 
 void RunSaver::write(const Task& task, const RunState& state, bool is_best) {

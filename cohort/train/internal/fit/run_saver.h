@@ -35,6 +35,7 @@ class RunSaver {
   std::optional<checkpoint::LoadedCheckpoint> find(const DataOfRun& eval_data);
 
   /// The first step of this start was made: a kill from here on resumes from where this start resumed.
+  /// Makes the run folder, on the rank that writes.
   void start_counts();
 
   /// Writes a checkpoint of `task` and `state`, on the rank that writes.
