@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
@@ -44,6 +46,14 @@ void load_plugin(const std::filesystem::path& library) {
   std::set_terminate(before);
   if (handle == nullptr) {
     const char* reason = dlerror();
+    // The linker's own reason for a missing file says the same of a library that the file needs.
+    std::error_code ignored;
+    if (library.has_parent_path() && !std::filesystem::exists(library, ignored)) {
+      throw UsageError("base.load_plugin",
+                       concat("cannot load ", library.string(), ": there is no such file"),
+                       concat("its full path; relative paths count from ",
+                              std::filesystem::current_path(ignored).string()));
+    }
     throw UsageError("base.load_plugin", concat("cannot load ", library.string(), ": ", reason),
                      "build it against this Cohort and LibTorch (docs/guide/plugins.md), and give its path "
                      "with a slash in it");

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <exception>
+#include <filesystem>
 
 #include "cohort/base/error.h"
 #include "tests/support/temp_dir.h"
@@ -25,9 +26,12 @@ TEST(LoadPluginTest, ALibraryThatCannotBeLoadedIsRejectedSayingWhy) {
   test::write_file(broken, "this is no library");
   COHORT_EXPECT_THROW_WITH(load_plugin(broken), UsageError,
                            concat("[base.load_plugin] cannot load ", broken.string(), ": "));
+  COHORT_EXPECT_THROW_WITH(load_plugin("missing.so"), UsageError, "missing.so: cannot open shared object");
+  COHORT_EXPECT_THROW_WITH(load_plugin("missing.so"), UsageError, "with a slash in it");
   COHORT_EXPECT_THROW_WITH(load_plugin(dir / "missing.so"), UsageError,
-                           "missing.so: cannot open shared object");
-  COHORT_EXPECT_THROW_WITH(load_plugin(dir / "missing.so"), UsageError, "with a slash in it");
+                           "missing.so: there is no such file. Try: ");
+  COHORT_EXPECT_THROW_WITH(load_plugin("./missing.so"), UsageError,
+                           concat("relative paths count from ", std::filesystem::current_path().string()));
   EXPECT_EQ(std::get_terminate(), before);
 }
 
