@@ -226,7 +226,7 @@ TEST(ExtensionExamplesTest, WholePlugInsStandInTheGuideAsTheyAreCompiled) {
   const std::vector<std::string> blocks =
       blocks_of(test::read_file(test::source_dir() / "docs/guide/plugin_examples.md"));
   const std::vector<std::string> sources = {"plugin_store_backend.cpp", "plugin_lion.cpp",
-                                            "plugin_scaled_fp16.cpp"};
+                                            "plugin_scaled_fp16.cpp", "plugin_triangular.cpp"};
   ASSERT_EQ(blocks.size(), sources.size());
   for (std::size_t i = 0; i < sources.size(); ++i) {
     EXPECT_EQ(blocks[i], test::read_file(test::source_dir() / "tests/cli" / sources[i])) << sources[i];
@@ -342,6 +342,26 @@ TEST(ExtensionExamplesTest, AnOptimizerCountsSavesAndRestoresItsTensorOfState) {
   // The average outweighs a small gradient of the other sign.
   EXPECT_TRUE(at::allclose(p.detach(), at::tensor({-0.0725f, 1.8775f})));
   EXPECT_TRUE(at::equal(p.detach(), q.detach()));
+}
+
+TEST(ExtensionExamplesTest, AScheduleGoesUpAndDownInUnits) {
+  optim::ScheduleOptions options{.name = "triangular", .total_steps = 200};
+  options.extra = {{"half", "4"}, {"lowest", "0.5"}};
+  const auto steps = optim::make_schedule(options);
+  for (const std::int64_t cycle : {0, 8, 80}) {
+    EXPECT_EQ(steps->lr(cycle, 2.0), 1.0);
+    EXPECT_EQ(steps->lr(cycle + 2, 2.0), 1.5);
+    EXPECT_EQ(steps->lr(cycle + 4, 2.0), 2.0);
+    EXPECT_EQ(steps->lr(cycle + 7, 2.0), 1.25);
+  }
+  options.unit_steps = 10;
+  options.warmup_steps = 5;
+  const auto epochs = optim::make_schedule(options);
+  EXPECT_EQ(epochs->lr(5, 2.0), 1.0);
+  EXPECT_EQ(epochs->lr(14, 2.0), 1.0) << "constant within a unit";
+  EXPECT_EQ(epochs->lr(45, 2.0), 2.0);
+  options.extra = {{"half", "0"}};
+  COHORT_EXPECT_THROW_WITH(optim::make_schedule(options), ConfigError, "half");
 }
 
 TEST(ExtensionExamplesTest, AHookOfTwoCollectivesSumsWhatHalfCannotHold) {
