@@ -88,6 +88,10 @@ TEST_F(RunSaverTest, TheRunFolderIsThereOnceTheStartCountsAndNotBefore) {
   saver.start_counts();
   EXPECT_TRUE(std::filesystem::is_directory(folder));
   EXPECT_NO_THROW(without.start_counts());
+
+  test::write_file(dir / "taken", "a file");
+  const TrainerOptions below_a_file = in_folder().run_dir(dir / "taken" / "run");
+  COHORT_EXPECT_THROW_WITH(RunSaver(below_a_file, ranks).start_counts(), SystemError, "cannot make ");
 }
 
 TEST_F(RunSaverTest, ACheckpointThatRank0CannotReadEndsTheResumeOfAllRanks) {

@@ -1,6 +1,7 @@
 #include "cohort/train/internal/fit/run_saver.h"
 
 #include <cstdio>
+#include <system_error>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -66,7 +67,12 @@ std::optional<checkpoint::LoadedCheckpoint> RunSaver::load(const std::string& fr
 void RunSaver::start_counts() {
   if (!checkpoints_) return;
   // The first checkpoint may be an epoch away, and callbacks put their files there from now on.
-  std::filesystem::create_directories(options_.run_dir());
+  std::error_code error;
+  std::filesystem::create_directories(options_.run_dir(), error);
+  if (error) {
+    throw SystemError("train.run_folder",
+                      base::concat("cannot make ", options_.run_dir().string(), ": ", error.message()));
+  }
   if (!last_.empty()) checkpoints_->go_back_to(last_);
 }
 
