@@ -49,6 +49,14 @@ struct PolledLink {
 };
 thread_local PolledLink* polled_link = nullptr;
 
+// Whether this thread is in a function of the handler that it called as it read the link.
+bool is_polled_here(const std::shared_ptr<Connection>& connection) {
+  for (const PolledLink* link = polled_link; link != nullptr; link = link->outer) {
+    if (link->connection == connection && !link->is_left) return true;
+  }
+  return false;
+}
+
 void send_wakeup(Connection& connection) {
   const char byte = 0;
   // A socket that takes none has wake-ups that are not read yet. Other errors are read by the loop.
@@ -268,6 +276,8 @@ void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_do
   PolledLink link{this, state.connection, polled_link};
   const std::shared_ptr<Connection>& connection = link.connection;
   if (!connection || connection->is_closed || connection->handshake) return;
+  // One thread reads a socket, as each look is a system call. Others sleep until it has handed over what they wait for.
+  if (!connection->shared && connection->num_pollers > 0 && !is_polled_here(connection)) return;
   polled_link = &link;
   begin_polling(*connection);
   Time end = Time::clock::now() + options_.spin;
