@@ -122,7 +122,7 @@ void train(const Numbers& numbers) {
 void work(const Numbers& numbers) {
   const int rank = cohort::comm::job_from_environment().rank;
   rpc::RpcOptions options;
-  // One micro-batch after the other: what is done goes on to the other shard while the next one runs.
+  // One micro-batch at a time: the other shard gets what is done while the next one runs.
   if (rank != 0) options.agent.num_threads = 1;
   rpc::init_rpc(rank == 0 ? "trainer/0" : "shard/" + std::to_string(rank), options);
   if (rank == 0) train(numbers);
