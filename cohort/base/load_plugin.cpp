@@ -48,7 +48,7 @@ void load_plugin(const std::filesystem::path& library) {
     const char* reason = dlerror();
     // The linker's own reason for a missing file says the same of a library that the file needs.
     std::error_code ignored;
-    if (library.has_parent_path() && !std::filesystem::exists(library, ignored)) {
+    if (library.has_parent_path() && !std::filesystem::exists(library, ignored) && !ignored) {
       throw UsageError("base.load_plugin",
                        concat("cannot load ", library.string(), ": there is no such file"),
                        concat("its full path; relative paths count from ",

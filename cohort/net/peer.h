@@ -22,8 +22,10 @@ enum class DownKind {
 /// The end of a peer: no message comes from it any more.
 struct Down {
   DownKind kind = DownKind::kDied;
-  std::string text;                     ///< "ps/1 died (process 4711)"
-  std::vector<Message> unacknowledged;  ///< messages to it that it may not have got
+  std::string text;  ///< "ps/1 died (process 4711)"
+  /// Messages to it that it may not have got. Memory that the peer had shown here, and that went back by handle, may have
+  /// changed.
+  std::vector<Message> unacknowledged;
 };
 
 /// Totals of a peer since it was first known, and what is on its way now.
@@ -64,6 +66,7 @@ class Peer {
   /// For who waits for an answer: reads what comes from the peer, and hands messages over on this thread, until `is_done()`
   /// or until nothing has come for NodeOptions::spin. So the answer need not wake a thread.
   /// Messages may come without an end, so whoever has a deadline lets `is_done()` look at it.
+  /// `is_done()` must not throw. Returns at once where another thread reads the peer's socket: then wait for the answer.
   virtual void poll_until(const std::function<bool()>& is_done) = 0;
 };
 

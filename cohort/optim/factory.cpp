@@ -71,9 +71,9 @@ OptimizerFactory built_in_optimizer(Make make) {
 // A configuration sets weight_decay for any optimizer. Whether step() reads it, group_options() says.
 void warn_of_decay(const Optimizer& optimizer, double weight_decay, const std::string& owner) {
   if (weight_decay == 0 || optimizer.has_option("weight_decay")) return;
-  base::warn_once(concat("optim.weight_decay of ", owner),
-                  concat("weight_decay ", weight_decay, " has no effect with ", owner,
-                         ", whose group_options() do not name it"));
+  base::warn_once(
+      concat("optim.weight_decay of ", owner),
+      concat(owner, " may not use weight_decay ", weight_decay, ": its group_options() do not name it"));
 }
 
 // What the factory throws says which optimizer it was, and no option is ignored.

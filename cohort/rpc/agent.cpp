@@ -111,10 +111,13 @@ void Agent::set_timeout(std::chrono::milliseconds timeout) {
 }
 
 at::Tensor Agent::shared_empty(at::IntArrayRef sizes, const at::TensorOptions& options) const {
-  if (!options.device().is_cpu() || options.layout() != at::kStrided) {
+  const bool is_contiguous =
+      options.memory_format_opt().value_or(at::MemoryFormat::Contiguous) == at::MemoryFormat::Contiguous;
+  if (!options.device().is_cpu() || options.layout() != at::kStrided || !is_contiguous ||
+      options.pinned_memory()) {
     throw UsageError("rpc.shared_empty",
                      base::concat("got a tensor on ", options.device().str(), " of layout ", options.layout(),
-                                  ", expected a dense one on the CPU"));
+                                  ", expected a dense one on the CPU, contiguous and not pinned"));
   }
   // Checked here: a size that wraps around would get a block that is too small.
   const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());

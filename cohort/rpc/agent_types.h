@@ -100,7 +100,7 @@ struct FunctionMetrics {
 /// What is exchanged with another worker.
 struct WorkerTraffic {
   std::string worker;
-  std::string transport;  ///< net::Peer::transport(): "shared memory", "a local socket", "TCP"
+  std::string transport;  ///< net::Peer::transport(), such as "shared memory"
   std::uint64_t bytes_sent = 0, bytes_received = 0;
   std::uint64_t bytes_on_the_way = 0;  ///< of calls: sent, and not yet taken on there
   std::uint64_t bytes_queued = 0;      ///< that wait until that worker has room, or the connection

@@ -211,6 +211,20 @@ TEST_P(PolledLinkTest, APeerIsNotSilentWhileTheThreadThatReadsItIsInAFunction) {
   EXPECT_FALSE(peer->is_down());
 }
 
+TEST_P(PolledLinkTest, AnEndThatAThreadReadsItselfIsHandedOverAtOnce) {
+  NodeOptions options = with_spin(seconds(10));
+  options.heartbeat = seconds(20);  // nothing but the end itself has it handed over
+  options.silence = seconds(60);
+  Worker a("a", options), b("b", options, true);
+  const auto peer = a.node->connect(b.node->listen(address()), patience());
+  std::thread closes([&] { b.node->close(patience()); });
+  const base::Deadline begin(seconds(10));
+  peer->poll_until([&] { return a.heard->is_down(); });
+  EXPECT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));
+  EXPECT_LT(begin.elapsed(), seconds(5));
+  closes.join();
+}
+
 // Whoever looks while the condition is asked may hold what the condition needs.
 TEST_P(PolledLinkTest, TheConditionOfAThreadThatWaitsMayUseTheNode) {
   Worker a("a", with_spin(microseconds(200))), b("b", with_spin(microseconds(50)), true);

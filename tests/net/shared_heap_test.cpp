@@ -70,6 +70,15 @@ TEST(SharedHeapTest, ThePagesOfFreeBlocksStayUpToALimit) {
   EXPECT_EQ(std::to_integer<int>(*warm), 1) << "with the bytes that were there";
 }
 
+TEST(SharedHeapTest, BlocksBeginAtPagesWhateverTheLimitIs) {
+  const auto heap = std::make_shared<SharedHeap>(3 * 4096 + 1, kMiB);
+  for (std::size_t size = 1; size < 8 * 4096; size += 3001) {
+    const std::shared_ptr<std::byte> first = heap->allocate(size), second = heap->allocate(2 * size);
+    for (const auto& block : {first, second})
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.get()) % 4096, 0U) << size;
+  }
+}
+
 TEST(SharedHeapTest, WhatCannotBeHadIsNull) {
   const auto heap = std::make_shared<SharedHeap>(64 * kMiB, 16 * kMiB);
   EXPECT_EQ(heap->allocate(17 * kMiB), nullptr);

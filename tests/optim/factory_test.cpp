@@ -133,7 +133,7 @@ TEST(FactoryTest, ADecayThatARegisteredOptimizerDoesNotNameIsAWarningAndOfAGroup
   for (int i = 0; i < 2; ++i) make_optimizer({.name = "sign_sgd", .weight_decay = 0.5}, groups());
   base::set_log_sink({});
   const std::string words =
-      "weight_decay 0.5 has no effect with optimizer 'sign_sgd', whose group_options() do not name it";
+      "optimizer 'sign_sgd' may not use weight_decay 0.5: its group_options() do not name it";
   EXPECT_NE(warnings.find(words), std::string::npos) << warnings;
   EXPECT_EQ(warnings.find(words), warnings.rfind(words)) << "the second is silent";
 

@@ -38,6 +38,9 @@ at::Tensor keep_and_return(const at::Tensor& x) {
 at::Tensor return_kept() {
   return kept_by_handler;
 }
+at::Tensor return_memory_of_kept() {
+  return at::from_blob(kept_by_handler.data_ptr(), kept_by_handler.sizes(), kept_by_handler.options());
+}
 at::Tensor scale_shared(const at::Tensor& x, const at::Tensor& y) {
   return x * y;
 }
@@ -52,6 +55,7 @@ COHORT_REMOTE(give_back_reference);
 COHORT_REMOTE(add_in_place);
 COHORT_REMOTE(keep_and_return);
 COHORT_REMOTE(return_kept);
+COHORT_REMOTE(return_memory_of_kept);
 COHORT_REMOTE(scale_shared);
 COHORT_REMOTE(change_and_swap);
 
@@ -74,6 +78,17 @@ TEST(AgentSharedTensorsTest, AMovedTensorComesBackInItsMemory) {
   EXPECT_GE(job[0].metrics().bytes_by_handle, 2 * 4 * kLongSize);
   EXPECT_GE(job[1].metrics().bytes_by_handle, 2 * 4 * kLongSize);
   EXPECT_TRUE(comes_true([&] { return job[0].metrics().shared_bytes_in_use == 0; }));
+  job.shutdown();
+}
+
+// Counts of tensors and storages do not see it.
+TEST(AgentSharedTensorsTest, MemoryThatAProgramMadeATensorOfIsCopied) {
+  Job job(2);
+  job[0].rpc_sync<keep_and_return>("w1", job[0].shared_empty({kLongSize}).fill_(3));
+  at::Tensor came = job[0].rpc_sync<return_memory_of_kept>("w1");
+  came.fill_(4);
+  EXPECT_TRUE(job[0].rpc_sync<return_kept>("w1").eq(3).all().item<bool>());
+  kept_by_handler = {};
   job.shutdown();
 }
 

@@ -74,6 +74,15 @@ TEST(WireTest, ATensorWithoutGapsKeepsItsStrides) {
   }
 }
 
+TEST(WireTest, AnyStrideOfADimensionOfSizeOneTravels) {
+  const at::Tensor values =
+      at::arange(24, at::kFloat).view({1, 2, 3, 4}).contiguous(at::MemoryFormat::ChannelsLast);
+  for (const std::int64_t stride : {std::int64_t{1} << 50, std::int64_t{0}}) {
+    const at::Tensor sent = values.as_strided({1, 2, 3, 4}, {stride, 1, 8, 2});
+    EXPECT_TRUE(at::equal(received(to_message(0, {"", {sent}})).tensors[0], sent)) << stride;
+  }
+}
+
 TEST(WireTest, StridesThatOverlapOrLeaveGapsAreAnError) {
   // References, tensors, type, flags, dimensions, two sizes, two strides.
   const auto error_of = [](char first, char second) {

@@ -46,13 +46,13 @@ std::optional<Handles::Lent> Handles::lend(const Payload& payload) const {
   if (!may_go_by_handle(payload)) return std::nullopt;
   if (std::shared_ptr<SharedHeap::Lease> lease = own_->lend(payload.bytes, peer_)) {
     const Handle handle = lease->handle();
-    return Lent{handle, std::move(lease)};
+    return Lent{handle, std::move(lease), nullptr};
   }
   // Memory of a third process's heap is not found here: the peer cannot map it, so it is copied.
   if (theirs_ == nullptr) return std::nullopt;
   auto held = theirs_->find(payload.bytes);
   if (!held) return std::nullopt;
-  return Lent{held->first, std::move(held->second)};
+  return Lent{held->first, nullptr, std::move(held->second)};
 }
 
 Payload Handles::redeem(const Handle& handle, std::size_t num_bytes) const {

@@ -33,7 +33,8 @@ class Handles {
   /// A handle that is on its way, and what keeps it good until the message is gone.
   struct Lent {
     Handle handle;
-    std::shared_ptr<const void> hold;
+    std::shared_ptr<SharedHeap::Lease> lease;  ///< of the own heap
+    std::shared_ptr<const void> hold;          ///< of the other side's
   };
   /// Empty for a payload that has to be copied: a short one, one that does not move, or memory of neither heap.
   std::optional<Lent> lend(const Payload& payload) const;

@@ -161,7 +161,8 @@ void Loop::post_hand_over() {
   });
 }
 
-void Loop::deliver(Event event) {
+// On whichever thread: a function of the handler that throws ends the process.
+void Loop::deliver(Event event) noexcept {
   if (event.is_new) handler_->on_connect(event.peer);
   if (event.message) handler_->on_message(event.peer, *std::move(event.message));
   if (event.down) handler_->on_down(event.peer, *std::move(event.down));

@@ -126,7 +126,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void locked(const Fn& fn);
   void hand_over(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done = nullptr);
   void post_hand_over();
-  void deliver(Event event);
+  void deliver(Event event) noexcept;
   bool is_replaced_thread() const;
   bool may_look();
   void start_thread();

@@ -139,18 +139,16 @@ void Loop::wait_for_sockets() {
   });
 }
 
-// Under the mutex. Reads and writes the sockets that are ready, once each: others wait for the mutex, and what has come is
-// handed over without it. False where none is.
+// Under the mutex. Reads and writes one socket that is ready: others wait for the mutex, and what has come is handed over
+// without it. False where none is.
 bool Loop::poll_sockets() {
-  const std::vector<Poller::Ready> sockets = poller_.ready();
-  for (const Poller::Ready& ready : sockets) {
-    const auto found = connections_.find(ready.key);
-    if (found == connections_.end()) continue;  // closed by what came to another one
-    const std::shared_ptr<Connection> connection = found->second;
-    if (ready.is_writable && connection->interest.writes) on_writable(connection);
-    if (ready.is_readable && !connection->is_closed && !connection->is_connecting) read(connection);
-  }
-  return !sockets.empty();
+  const std::optional<Poller::Ready> ready = poller_.next_ready();
+  const auto found = ready ? connections_.find(ready->key) : connections_.end();
+  if (found == connections_.end()) return false;
+  const std::shared_ptr<Connection> connection = found->second;
+  if (ready->is_writable && connection->interest.writes) on_writable(connection);
+  if (ready->is_readable && !connection->is_closed && !connection->is_connecting) read(connection);
+  return true;
 }
 
 // To be called after each change of what it looks at.
@@ -439,6 +437,7 @@ void Loop::on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t p
 void Loop::close_connection(Connection& connection) {
   if (connection.is_closed) return;
   connection.is_closed = true;
+  poller_.remove(connection.socket.get());
   connection.socket.close();
   connections_.erase(connection.key);
 }

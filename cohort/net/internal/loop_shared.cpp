@@ -188,7 +188,8 @@ bool Loop::poll(const std::shared_ptr<Connection>& connection) {
   if (connection->shared) return poll_ring(connection);
   const std::shared_ptr<PeerState> peer = connection->peer;
   const Time now = Time::clock::now();
-  if (!read_socket(connection, now)) return false;
+  // An end is handed over too: nobody else is told of it.
+  if (!read_socket(connection, now) && !peer->session.ended() && !connection->is_closed) return false;
   flush(*peer);
   update_peer(peer, now);
   return true;
@@ -271,20 +272,22 @@ void Loop::leave_polling() {
 }
 
 void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_done) {
-  if (options_.spin.count() <= 0 || is_done()) return;
+  // What it throws would leave the link to nobody.
+  const auto asks = [&]() noexcept { return is_done(); };
+  if (options_.spin.count() <= 0 || asks()) return;
   std::unique_lock lock(mutex_);
   PolledLink link{this, state.connection, polled_link};
   const std::shared_ptr<Connection>& connection = link.connection;
   if (!connection || connection->is_closed || connection->handshake) return;
   // One thread reads a socket, as each look is a system call. Others sleep until it has handed over what they wait for.
   if (!connection->shared && connection->num_pollers > 0 && !is_polled_here(connection)) return;
-  polled_link = &link;
   begin_polling(*connection);
+  polled_link = &link;
   Time end = Time::clock::now() + options_.spin;
   for (bool is_over = false; !is_over && !connection->is_closed;) {
     const bool has_moved = poll(connection);
     if (has_moved) {
-      hand_over(lock, is_done);
+      hand_over(lock, asks);
       if (std::exchange(link.is_left, false)) begin_polling(*connection);
       end = Time::clock::now() + options_.spin;
     } else if (Time::clock::now() >= end) {
@@ -292,7 +295,7 @@ void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_do
     }
     lock.unlock();  // `is_done()` may take another mutex
     if (!has_moved) std::this_thread::yield();
-    is_over = is_done();
+    is_over = asks();
     lock.lock();
   }
   polled_link = link.outer;

@@ -331,7 +331,12 @@ void Outbox::restart(std::uint64_t received_by_peer) {
 
 std::vector<Message> Outbox::take_all() {
   std::vector<Message> messages;
-  for (auto& [number, begun] : begun_) messages.push_back(std::move(begun.message));
+  // A peer that has taken a lease has the whole message, and may write its memory by now.
+  const auto was_taken = [](const auto& lent) { return lent && lent->lease && !lent->lease->withdraw(); };
+  for (auto& [number, begun] : begun_) {
+    if (std::any_of(begun.lent.begin(), begun.lent.end(), was_taken)) continue;
+    messages.push_back(std::move(begun.message));
+  }
   for (auto& [channel, queue] : queues_) {
     for (Message& message : queue) messages.push_back(std::move(message));
   }

@@ -2,8 +2,8 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -11,8 +11,6 @@
 
 namespace cohort::net {
 namespace {
-
-constexpr int kMaxReady = 16;  // in turn: whoever asks holds a mutex while it reads them
 
 [[noreturn]] void throw_system_error(const char* what) {
   throw SystemError("net.poller", base::concat(what, ": ", std::strerror(errno)));
@@ -28,7 +26,7 @@ epoll_event event_of(std::uint64_t key, Poller::Interest interest) {
 
 }  // namespace
 
-Poller::Poller() : fd_(::epoll_create1(EPOLL_CLOEXEC)) {
+Poller::Poller() : process_(::getpid()), fd_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!fd_.is_open()) throw_system_error("no set of sockets can be made");
 }
 
@@ -38,22 +36,22 @@ void Poller::add(int fd, std::uint64_t key, Interest interest) {
 }
 
 void Poller::change(int fd, std::uint64_t key, Interest interest) {
+  if (process_ != ::getpid()) return;
   epoll_event event = event_of(key, interest);
   if (::epoll_ctl(fd_.get(), EPOLL_CTL_MOD, fd, &event) != 0)
     throw_system_error("a socket cannot be changed");
 }
 
-std::vector<Poller::Ready> Poller::ready() {
-  std::array<epoll_event, kMaxReady> events;
-  const int count = ::epoll_wait(fd_.get(), events.data(), kMaxReady, 0);
-  std::vector<Ready> ready;
-  for (int i = 0; i < count; ++i) {
-    const epoll_event& event = events[static_cast<std::size_t>(i)];
-    const bool has_error = (event.events & (EPOLLERR | EPOLLHUP)) != 0;
-    ready.push_back({event.data.u64, has_error || (event.events & EPOLLIN) != 0,
-                     has_error || (event.events & EPOLLOUT) != 0});
-  }
-  return ready;
+void Poller::remove(int fd) {
+  if (process_ == ::getpid()) static_cast<void>(::epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, nullptr));
+}
+
+std::optional<Poller::Ready> Poller::next_ready() {
+  epoll_event event{};
+  if (::epoll_wait(fd_.get(), &event, 1, 0) != 1) return std::nullopt;
+  const bool has_error = (event.events & (EPOLLERR | EPOLLHUP)) != 0;
+  return Ready{event.data.u64, has_error || (event.events & EPOLLIN) != 0,
+               has_error || (event.events & EPOLLOUT) != 0};
 }
 
 base::Fd Poller::duplicate() const {

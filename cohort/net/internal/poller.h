@@ -1,13 +1,15 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
-#include <vector>
+#include <optional>
 
 #include "cohort/base/files/fd.h"
 
 namespace cohort::net {
 
-/// Which sockets are ready, asked without waiting: a set of epoll(7). A socket that is closed leaves the set by itself.
+/// Which sockets are ready, asked without waiting: a set of epoll(7). A process that was forked changes nothing in it.
 /// Threads: any.
 class Poller {
  public:
@@ -28,13 +30,16 @@ class Poller {
   void add(int fd, std::uint64_t key, Interest interest);
   /// An error, and the end of a connection, count in any case.
   void change(int fd, std::uint64_t key, Interest interest);
-  /// Some that are ready now; the others have their turn at the next calls.
-  std::vector<Ready> ready();
+  /// To be called before the socket is closed: a process that was forked may keep it open, and then it stays ready for ever.
+  void remove(int fd);
+  /// One that is ready now; the others have their turn at the next calls.
+  std::optional<Ready> next_ready();
 
   /// Readable while a socket is ready. Another descriptor of the same set. Throws: SystemError.
   base::Fd duplicate() const;
 
  private:
+  const pid_t process_;
   base::Fd fd_;
 };
 

@@ -64,7 +64,7 @@ bool Holder::is_dead() const {
 }
 
 SharedHeap::SharedHeap(std::size_t cached_bytes, std::size_t most_bytes)
-    : cached_bytes_(cached_bytes),
+    : cached_bytes_(cached_bytes / kPageBytes * kPageBytes),
       most_bytes_(most_bytes == 0 ? half_of_memory() : round_up(most_bytes)),
       process_(::getpid()) {}
 
@@ -128,10 +128,13 @@ SharedHeap::Blocks::iterator SharedHeap::find_block(std::uint64_t offset, std::u
   return inside < size && num_bytes <= size - inside ? found : blocks_.end();
 }
 
-std::shared_ptr<std::byte> SharedHeap::hold(Blocks::iterator block, std::uint64_t offset) {
+// Gives the mutex back first: where there is no memory for its counts, the pointer calls release() at once.
+std::shared_ptr<std::byte> SharedHeap::hold(std::unique_lock<std::mutex>& lock, Blocks::iterator block,
+                                            std::uint64_t offset) {
   ++block->second.holds;
-  return {memory_.data() + offset,
-          [self = shared_from_this(), at = block->first](std::byte*) { self->release(at); }};
+  const std::uint64_t at = block->first;
+  lock.unlock();
+  return {memory_.data() + offset, [self = shared_from_this(), at](std::byte*) { self->release(at); }};
 }
 
 void SharedHeap::drop(std::uint64_t block) {
@@ -208,7 +211,7 @@ std::shared_ptr<std::byte> SharedHeap::allocate(std::size_t num_bytes, Purpose p
   }
   bytes_in_use_ += size;
   if (purpose == Purpose::kCopy) copied_bytes_ += size;
-  return hold(blocks_.emplace(range->offset, Block{size, 0, purpose}).first, range->offset);
+  return hold(lock, blocks_.emplace(range->offset, Block{size, 0, purpose}).first, range->offset);
 }
 
 void SharedHeap::release(std::uint64_t block) {
@@ -240,21 +243,21 @@ std::shared_ptr<SharedHeap::Lease> SharedHeap::lend(std::span<const std::byte> b
 }
 
 // collect_released() frees it.
-void SharedHeap::withdraw(const Handle& handle) {
-  if (!is_own_process()) return;
+bool SharedHeap::withdraw(const Handle& handle) {
+  if (!is_own_process()) return true;
   std::uint64_t expected = handle.ticket;
-  word(handle.slot).compare_exchange_strong(expected, handle.ticket + 2, std::memory_order_acq_rel);
+  return word(handle.slot).compare_exchange_strong(expected, handle.ticket + 2, std::memory_order_acq_rel);
 }
 
 std::shared_ptr<std::byte> SharedHeap::take_back(const Handle& handle, std::size_t num_bytes,
                                                  const Holder& holder) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (handle.slot >= slots_.size()) return nullptr;
   const Slot& slot = slots_[handle.slot];
   if (slot.block == 0 || slot.ticket != handle.ticket || slot.holder.get() != &holder) return nullptr;
   const auto block = find_block(handle.offset, num_bytes);
   if (block == blocks_.end() || block->first != slot.block) return nullptr;
-  return hold(block, handle.offset);
+  return hold(lock, block, handle.offset);
 }
 
 void SharedHeap::collect() {

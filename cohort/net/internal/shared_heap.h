@@ -71,8 +71,9 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   class Lease {
    public:
     Lease(std::shared_ptr<SharedHeap> heap, const Handle& handle) : heap_(std::move(heap)), handle_(handle) {}
-    /// Takes the hold back where the other process has not taken it.
-    ~Lease() { heap_->withdraw(handle_); }
+    ~Lease() { withdraw(); }
+    /// Takes the hold back. False where the other process has taken it: its message has come whole.
+    bool withdraw() const { return heap_->withdraw(handle_); }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     const Handle& handle() const { return handle_; }
@@ -111,10 +112,11 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   bool reserve_pages(Range range);
   std::atomic<std::uint64_t>& word(std::uint32_t slot) const;
   Blocks::iterator find_block(std::uint64_t offset, std::uint64_t num_bytes);
-  std::shared_ptr<std::byte> hold(Blocks::iterator block, std::uint64_t offset);
+  std::shared_ptr<std::byte> hold(std::unique_lock<std::mutex>& lock, Blocks::iterator block,
+                                  std::uint64_t offset);
   void drop(std::uint64_t block);
   void release(std::uint64_t block);
-  void withdraw(const Handle& handle);
+  bool withdraw(const Handle& handle);
   void collect_released();
   void trim(std::unique_lock<std::mutex>& lock, std::uint64_t most);
   bool is_own_process() const;

@@ -50,10 +50,29 @@ void check_travels(const at::Tensor& tensor) {
                    "a dense tensor, or a sparse one (COO): tensor.to_dense(), tensor.dequantize()");
 }
 
+// Whether they are those of a tensor whose dimensions lie in some order, without gaps.
+bool are_without_gaps(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (strides[d] < 0 || strides[d] > static_cast<std::int64_t>(kMaxElements)) return false;
+    if (sizes[d] > 1) dims.emplace_back(strides[d], sizes[d]);
+  }
+  std::sort(dims.begin(), dims.end());
+  std::int64_t expected = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != expected) return false;
+    expected *= size;
+  }
+  return true;
+}
+
 // A tensor on the CPU whose values have no gaps. resolve_*: views of complex numbers may hold a pending operation.
 at::Tensor without_gaps(const at::Tensor& given) {
   const at::Tensor tensor = given.to(at::kCPU).resolve_conj().resolve_neg();
-  return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+  // LibTorch does not look at the strides of dimensions of size 1, which may be anything.
+  const bool has_none = tensor.is_contiguous() || (tensor.is_non_overlapping_and_dense() &&
+                                                   are_without_gaps(tensor.sizes(), tensor.strides()));
+  return has_none ? tensor : tensor.contiguous();
 }
 
 std::uint8_t flags_of(const at::Tensor& tensor, bool has_strides) {
@@ -64,10 +83,17 @@ std::uint8_t flags_of(const at::Tensor& tensor, bool has_strides) {
   return static_cast<std::uint8_t>(flags);
 }
 
-// So nobody can see what the receiver writes. What belongs to a graph may be saved for a backward.
+// Of tensor_over(): what keeps its memory.
+void drop_owner(void* owner) {
+  delete static_cast<std::shared_ptr<const void>*>(owner);
+}
+
+// So nobody can see what the receiver writes. What belongs to a graph may be saved for a backward. Memory that a program made
+// a tensor of (from_blob, DLPack) may be another tensor's too: only tensors that this module made move.
 bool is_only_holder(const at::Tensor& tensor) {
   return !tensor.is_sparse() && !tensor.requires_grad() && tensor.use_count() == 1 &&
-         tensor.weak_use_count() <= 1 && tensor.storage().use_count() == 1;
+         tensor.weak_use_count() <= 1 && tensor.storage().use_count() == 1 &&
+         tensor.storage().data_ptr().get_deleter() == &drop_owner;
 }
 
 // `dense` has no gaps.
@@ -90,22 +116,6 @@ void check_sizes(at::IntArrayRef sizes, std::uint64_t max_elements) {
       reject_message("a tensor has more elements than memory has bytes");
     }
   }
-}
-
-// Whether they are those of a tensor whose dimensions lie in some order, without gaps.
-bool are_without_gaps(at::IntArrayRef sizes, at::IntArrayRef strides) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (strides[d] < 0 || strides[d] > static_cast<std::int64_t>(kMaxElements)) return false;
-    if (sizes[d] > 1) dims.emplace_back(strides[d], sizes[d]);
-  }
-  std::sort(dims.begin(), dims.end());
-  std::int64_t expected = 1;
-  for (const auto& [stride, size] : dims) {
-    if (stride != expected) return false;
-    expected *= size;
-  }
-  return true;
 }
 
 // `strides` may be empty: those of a contiguous tensor.
@@ -294,7 +304,7 @@ at::Tensor tensor_over(std::shared_ptr<const void> owner, void* data, at::IntArr
                        at::ScalarType type, at::IntArrayRef strides) {
   return at::for_blob(data, sizes)
       .strides(strides.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(strides))
-      .deleter([owner = std::move(owner)](void*) {})
+      .context(new std::shared_ptr<const void>(std::move(owner)), &drop_owner)
       .options(at::TensorOptions(type))
       .allocator(c10::GetCPUAllocator())
       .resizeable_storage()

@@ -12,6 +12,7 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
 
 namespace cohort::net {
 namespace {
@@ -320,7 +322,9 @@ ssize_t TlsStream::write(std::span<const iovec> parts) {
       from = record_.data();
     }
     if (length == 0) break;
-    if (num_records_ >= records_of_a_key_ && !has_pending_write_) {
+    // While a new key waits to be written OpenSSL reads nothing, and two sides would wait for each other.
+    if (num_records_ >= records_of_a_key_ && !has_pending_write_ &&
+        (base::ready_events(socket_, POLLOUT) & POLLOUT) != 0) {
       static_cast<void>(::SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED));
       num_records_ = 0;
     }

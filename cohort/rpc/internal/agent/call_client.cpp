@@ -76,9 +76,14 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
   if (in_context) {
     pending.context = scope->context();
     pending.attached.emplace("the answer to a call of a context", helper_of(target.worker));
-    pending.recorded = scope->record(
-        arguments, {gradient_sender(target.worker, id, pending.context), pending.attached->future()});
-    place = scope->next_place();
+    try {
+      pending.recorded = scope->record(
+          arguments, {gradient_sender(target.worker, id, pending.context), pending.attached->future()});
+      place = scope->next_place();
+    } catch (...) {  // it was counted, and is not sent
+      sender_.send_effects(core_.contexts.cancel_call(*in_context));
+      throw;
+    }
   }
   {
     const std::lock_guard lock(tables_.mutex);
@@ -149,8 +154,13 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
       scope == nullptr ? std::nullopt : core_.contexts.begin_call(*scope->context(), owner.id);
   std::optional<RecordedPlace> place;
   if (in_context) {
-    scope->record(arguments, {gradient_sender(target.worker, id, scope->context())})->make_late();
-    place = scope->next_place();
+    try {
+      scope->record(arguments, {gradient_sender(target.worker, id, scope->context())})->make_late();
+      place = scope->next_place();
+    } catch (...) {  // it was counted, and is not sent
+      sender_.send_effects(core_.contexts.cancel_call(*in_context));
+      throw;
+    }
   }
   const std::shared_ptr<Reference> reference = core_.references->create(owner, asked_at + " by " + function);
   const WireReference wire = core_.references->describe(*reference);

@@ -65,15 +65,18 @@ std::optional<checkpoint::LoadedCheckpoint> RunSaver::load(const std::string& fr
 }
 
 void RunSaver::start_counts() {
-  if (!checkpoints_) return;
-  // The first checkpoint may be an epoch away, and callbacks put their files there from now on.
-  std::error_code error;
-  std::filesystem::create_directories(options_.run_dir(), error);
-  if (error) {
-    throw SystemError("train.run_folder",
-                      base::concat("cannot make ", options_.run_dir().string(), ": ", error.message()));
-  }
-  if (!last_.empty()) checkpoints_->go_back_to(last_);
+  if (!saves()) return;
+  // The first checkpoint may be an epoch away, and callbacks of all ranks may put their files there from now on. An error of
+  // rank 0 is an error of all ranks.
+  ranks_.run_on_first([&] {
+    std::error_code error;
+    std::filesystem::create_directories(options_.run_dir(), error);
+    if (error) {
+      throw SystemError("train.run_folder",
+                        base::concat("cannot make ", options_.run_dir().string(), ": ", error.message()));
+    }
+    if (!last_.empty()) checkpoints_->go_back_to(last_);
+  });
 }
 
 void RunSaver::write(const Task& task, const RunState& state, bool is_best) {
