@@ -211,9 +211,11 @@ TEST(HandlesTest, TheEndOfASessionLeavesWhatTheOtherSideHas) {
   Message kept = std::move(pair.b.messages.at(0));
   pair.a.session->send(moving(pair.a.block(2)));  // does not arrive
   pair.a.session->end(DownKind::kSilent, "has been silent");
-  const std::vector<Message> unacknowledged = pair.a.session->take_unacknowledged();
-  ASSERT_EQ(unacknowledged.size(), 1U) << "the first has come, and its receiver may write it";
-  EXPECT_EQ(mark_of(unacknowledged[0]), 2);
+  {
+    const std::vector<Message> unacknowledged = pair.a.session->take_unacknowledged();
+    ASSERT_EQ(unacknowledged.size(), 1U) << "the first has come, and its receiver may write it";
+    EXPECT_EQ(mark_of(unacknowledged[0]), 2);
+  }
   EXPECT_EQ(pair.a.heap->bytes_in_use(), kLong);
   EXPECT_TRUE(pair.holders[0]->is_lost());
   EXPECT_EQ(mark_of(kept), 1);
