@@ -91,7 +91,7 @@ TEST(LateCallChild, DISABLED_Rank) {
     const itimerval core_time{.it_interval = {}, .it_value = {.tv_sec = 0, .tv_usec = 5000}};
     ASSERT_EQ(::setitimer(ITIMER_PROF, &core_time, nullptr), 0);
   }
-  const milliseconds timeout = group.rank() == 0 ? milliseconds(300) : milliseconds(30'000);
+  const milliseconds timeout = group.rank() == 0 ? milliseconds(1'000) : milliseconds(30'000);
   bool has_failed = false;
   const base::Deadline waited(seconds(60));
   try {

@@ -88,7 +88,7 @@ TEST(AgentSharedTensorsTest, MemoryThatAProgramMadeATensorOfIsCopied) {
   at::Tensor came = job[0].rpc_sync<return_memory_of_kept>("w1");
   came.fill_(4);
   EXPECT_TRUE(job[0].rpc_sync<return_kept>("w1").eq(3).all().item<bool>());
-  kept_by_handler = {};
+  kept_by_handler.reset();
   job.shutdown();
 }
 
