@@ -196,7 +196,9 @@ TEST(TlsStreamTest, AnEndThatClosesAndOneThatIsNoTlsAreTold) {
 
   Pair damaged(authority);
   damaged.shake_hands();
-  ASSERT_EQ(::send(damaged.sockets[0].get(), "\x17\x03\x03\0\x20 no record of TLS: no record.", 37, 0), 37);
+  const std::string record =
+      std::string("\x17\x03\x03\0\x20", 5) + std::string(32, 'x');  // which nobody encrypted
+  ASSERT_EQ(::send(damaged.sockets[0].get(), record.data(), record.size(), 0), 37);
   EXPECT_EQ(damaged.listener->read({&part, 1}), -1);
   EXPECT_EQ(errno, EPROTO);
   EXPECT_NE(damaged.listener->error().find("TLS with who connected failed: "), std::string::npos)
