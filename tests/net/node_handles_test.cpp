@@ -184,7 +184,8 @@ TEST(NodeHandlesTest, AKilledProcessGivesItsBlocksBackAndLeavesItsMemory) {
   for (int i = 0; i < 2; ++i) peer->send(message_in_block(*a.node, i));
   const Message answer = next_message(a);
   processes.wait_for(0, "done");
-  EXPECT_EQ(a.node->shared_metrics().bytes_in_use, 2 * kBlockBytes) << processes.output(0);
+  // The first one was copied if the other side had not said yet that it maps the memory.
+  EXPECT_GE(a.node->shared_metrics().bytes_in_use, kBlockBytes) << processes.output(0);
   processes.send(0, SIGKILL);
   ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));
   EXPECT_TRUE(test::comes_true([&] { return a.node->shared_metrics().bytes_in_use == 0; }));
