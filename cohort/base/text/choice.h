@@ -25,11 +25,11 @@ struct Choice {
 template <typename E, typename Value, std::size_t kCount>
 const Value& choose(std::string_view where, std::string_view what, std::string_view name,
                     const Choice<Value> (&choices)[kCount]) {
-  TextList names;
   for (const Choice<Value>& choice : choices) {
     if (name == choice.name) return choice.value;
-    names.add(choice.name);
   }
+  TextList names;
+  for (const Choice<Value>& choice : choices) names.add(choice.name);
   throw E(where, concat(what, ": got '", name, "', expected one of ", names.text()));
 }
 

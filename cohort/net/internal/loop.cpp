@@ -232,18 +232,15 @@ void Loop::flush(PeerState& state) {
 // Writes of `parts_` what the socket takes, and returns how many bytes. 0: it is written once the socket is writable, or
 // there is an error, which the loop reads.
 std::size_t Loop::write_socket(Connection& connection) {
-  if (connection.tls) return write_tls(connection);
   msghdr message{};
   message.msg_iov = parts_.data();
   message.msg_iovlen = std::min(parts_.size(), kMaxParts);
   ssize_t size = -1;
   do {
-    size = ::sendmsg(connection.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    size = connection.tls ? connection.tls->write(parts_)
+                          : ::sendmsg(connection.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (size < 0 && errno == EINTR);
-  if (size < 0 && errno == EAGAIN) {
-    connection.waits_to_write = true;
-    update_interest(connection);
-  }
+  if (size < 0 && errno == EAGAIN) wait_to_write(connection);
   return size < 0 ? 0 : static_cast<std::size_t>(size);
 }
 

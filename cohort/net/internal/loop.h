@@ -141,6 +141,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void wait_for_sockets();
   bool poll_sockets();
   void update_interest(Connection& connection);
+  void wait_to_write(Connection& connection);
   void on_writable(const std::shared_ptr<Connection>& connection);
   void read(const std::shared_ptr<Connection>& connection);
   void read_handshake(const std::shared_ptr<Connection>& connection, Time now);
@@ -168,7 +169,6 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void drop_input(const std::shared_ptr<Connection>& connection, Time now);
   bool make_tls(const std::shared_ptr<Connection>& connection, Role role, Time now);
   bool has_tls(const std::shared_ptr<Connection>& connection, Time now);
-  std::size_t write_tls(Connection& connection);
   void watch(const std::shared_ptr<PeerState>& peer, const Hello& hello);
   void on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t process);
   void lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,

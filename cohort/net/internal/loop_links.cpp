@@ -163,6 +163,11 @@ void Loop::update_interest(Connection& connection) {
   poller_.change(connection.socket.get(), connection.key, interest);
 }
 
+void Loop::wait_to_write(Connection& connection) {
+  connection.waits_to_write = true;
+  update_interest(connection);
+}
+
 void Loop::on_writable(const std::shared_ptr<Connection>& connection) {
   connection->waits_to_write = false;
   if (connection->is_connecting) {
@@ -272,8 +277,7 @@ void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
     if (size < 0 && errno == EINTR) continue;
     if (size == 0) return;  // TLS has to read first
     if (size < 0 && errno == EAGAIN) {
-      connection->waits_to_write = true;
-      return update_interest(*connection);
+      return wait_to_write(*connection);
     }
     if (size < 0) return lose(connection, Time::clock::now(), std::strerror(errno));
     connection->memory_to_send.close();

@@ -57,15 +57,6 @@ bool Loop::has_tls(const std::shared_ptr<Connection>& connection, Time now) {
   return false;
 }
 
-std::size_t Loop::write_tls(Connection& connection) {
-  const ssize_t size = connection.tls->write(parts_);
-  if (size < 0 && errno == EAGAIN) {
-    connection.waits_to_write = true;
-    update_interest(connection);
-  }
-  return size < 0 ? 0 : static_cast<std::size_t>(size);
-}
-
 // Another connection would fail in the same way: a caller's session ends, and who connected is rejected.
 void Loop::fail_handshake(const std::shared_ptr<Connection>& connection, Time now, const CommError& error) {
   const std::string text = base::message_of(error);

@@ -50,6 +50,19 @@ std::exception_ptr error_of(const RemoteException& exception, const std::string&
 
 }  // namespace
 
+std::shared_ptr<RecordedCall> CallClient::record(ContextScope& scope, const ContextCall& in_context,
+                                                 Encoded& arguments, Callee callee,
+                                                 std::optional<RecordedPlace>& place) {
+  try {
+    std::shared_ptr<RecordedCall> recorded = scope.record(arguments, std::move(callee));
+    place = scope.next_place();
+    return recorded;
+  } catch (...) {  // it was counted, and is not sent
+    sender_.send_effects(core_.contexts.cancel_call(in_context));
+    throw;
+  }
+}
+
 base::Future<Encoded> CallClient::call(const Target& target, const char* function, Encoded arguments) {
   core_.references->check_own(arguments.references);
   const milliseconds timeout = target.timeout.value_or(core_.timeout.load());
@@ -76,14 +89,9 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
   if (in_context) {
     pending.context = scope->context();
     pending.attached.emplace("the answer to a call of a context", helper_of(target.worker));
-    try {
-      pending.recorded = scope->record(
-          arguments, {gradient_sender(target.worker, id, pending.context), pending.attached->future()});
-      place = scope->next_place();
-    } catch (...) {  // it was counted, and is not sent
-      sender_.send_effects(core_.contexts.cancel_call(*in_context));
-      throw;
-    }
+    pending.recorded =
+        record(*scope, *in_context, arguments,
+               {gradient_sender(target.worker, id, pending.context), pending.attached->future()}, place);
   }
   {
     const std::lock_guard lock(tables_.mutex);
@@ -154,13 +162,8 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
       scope == nullptr ? std::nullopt : core_.contexts.begin_call(*scope->context(), owner.id);
   std::optional<RecordedPlace> place;
   if (in_context) {
-    try {
-      scope->record(arguments, {gradient_sender(target.worker, id, scope->context())})->make_late();
-      place = scope->next_place();
-    } catch (...) {  // it was counted, and is not sent
-      sender_.send_effects(core_.contexts.cancel_call(*in_context));
-      throw;
-    }
+    record(*scope, *in_context, arguments, {gradient_sender(target.worker, id, scope->context())}, place)
+        ->make_late();
   }
   const std::shared_ptr<Reference> reference = core_.references->create(owner, asked_at + " by " + function);
   const WireReference wire = core_.references->describe(*reference);

@@ -10,6 +10,7 @@
 #include "cohort/rpc/internal/agent/agent_core.h"
 #include "cohort/rpc/internal/agent/message_sender.h"
 #include "cohort/rpc/internal/agent/pending_calls.h"
+#include "cohort/rpc/internal/context_scope.h"
 #include "cohort/rpc/internal/context_state.h"
 #include "cohort/rpc/internal/gradient_nodes.h"
 #include "cohort/rpc/internal/telemetry/call_trace.h"
@@ -39,6 +40,8 @@ class CallClient {
 
  private:
   base::WaitHelper helper_of(const std::string& worker);
+  std::shared_ptr<RecordedCall> record(ContextScope& scope, const ContextCall& in_context, Encoded& arguments,
+                                       Callee callee, std::optional<RecordedPlace>& place);
   void count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context);
   void finish(std::uint64_t id, Encoded result, const std::exception_ptr& error);
   static void attach(PendingCall& call, Encoded& result);
