@@ -7,25 +7,22 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <map>
-#include <queue>
-#include <random>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "cohort/rpc/internal/protocol/context_protocol.h"
+#include "tests/rpc/protocol_simulation.h"
 
 namespace cohort::rpc {
 namespace {
 
-class ContextSimulation {
+class ContextSimulation : test::ProtocolSimulation {
  public:
-  ContextSimulation(std::uint64_t seed, bool has_deaths) : random_(seed) {
+  ContextSimulation(std::uint64_t seed, bool has_deaths) : ProtocolSimulation(seed) {
     const std::size_t num_workers = 2 + pick(4);
     for (std::size_t id = 0; id < num_workers; ++id) workers_.emplace_back(static_cast<std::int32_t>(id));
     delay_ = 1 + pick(pick(2) == 0 ? 20 : 400);
@@ -41,11 +38,14 @@ class ContextSimulation {
 
   // Returns what does not hold, or "".
   std::string run() {
-    drain();
+    const auto check_at_times = [this] {
+      if (num_events() % 8 == 0) check();
+    };
+    drain(check_at_times);
     for (Worker& worker : workers_) {
       while (worker.is_alive && !worker.open.empty()) end(worker.id, 0);
     }
-    drain();
+    drain(check_at_times);
     for (const Worker& worker : workers_) {
       if (!worker.is_alive) continue;
       if (worker.protocol.num_copies() + worker.protocol.size() > 0) {
@@ -55,20 +55,13 @@ class ContextSimulation {
       }
       if (!worker.copies.empty()) fail("a copy is gone, and nobody was told");
     }
-    return error_;
+    return error();
   }
 
   std::size_t num_late = 0, num_made_late = 0, num_outside = 0, num_unsent = 0, num_orphaned = 0;
 
  private:
   using CopyId = ContextProtocol::CopyId;
-  struct Event {
-    std::uint64_t time, order;
-    std::function<void()> run;
-    bool operator<(const Event& other) const {
-      return std::tie(time, order) > std::tie(other.time, other.order);
-    }
-  };
   struct Worker {
     explicit Worker(std::int32_t number) : id(number), protocol(number) {}
     std::int32_t id;
@@ -79,26 +72,9 @@ class ContextSimulation {
     std::map<CopyId, ContextId> copies;  // that have not ended
   };
 
-  std::uint64_t pick(std::uint64_t below) { return random_() % below; }
   std::int32_t worker() { return static_cast<std::int32_t>(pick(workers_.size())); }
   Worker& worker_at(std::int32_t id) { return workers_[static_cast<std::size_t>(id)]; }
   bool is_open(ContextId context) const { return open_.count(context) > 0; }
-  void at(std::uint64_t delay, std::function<void()> run) {
-    events_.push({now_ + delay, next_order_++, std::move(run)});
-  }
-  void fail(const std::string& what) {
-    if (error_.empty()) error_ = what;
-  }
-  void drain() {
-    while (!events_.empty() && error_.empty()) {
-      const Event event = events_.top();
-      events_.pop();
-      now_ = event.time;
-      event.run();
-      if (next_order_ % 8 == 0) check();
-    }
-  }
-
   // A message, which comes at any time. It may be lost with its sender. Once its receiver has seen its sender's death it comes
   // seldom: an agent that joins keeps what comes for later.
   void carry(std::int32_t from, std::int32_t to, std::function<void()> deliver) {
@@ -241,23 +217,14 @@ class ContextSimulation {
     }
   }
 
-  std::mt19937_64 random_;
-  std::uint64_t delay_ = 1, now_ = 0, next_order_ = 0;
+  std::uint64_t delay_ = 1;
   std::vector<Worker> workers_;
   std::set<ContextId> open_;  // of living creators
-  std::priority_queue<Event> events_;
-  std::string error_;
 };
-
-// COHORT_SEEDS: how many, for a long run.
-std::uint64_t num_context_seeds() {
-  const char* const text = std::getenv("COHORT_SEEDS");
-  return text == nullptr ? 2'000 : std::strtoull(text, nullptr, 10);
-}
 
 TEST(ContextSimulationTest, ContextsLiveUntilTheirEndAndLeaveNothing) {
   std::size_t num_late = 0, num_made_late = 0, num_outside = 0, num_unsent = 0;
-  for (std::uint64_t seed = 1; seed <= num_context_seeds(); ++seed) {
+  for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
     ContextSimulation simulation(seed, false);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_late += simulation.num_late;
@@ -265,21 +232,21 @@ TEST(ContextSimulationTest, ContextsLiveUntilTheirEndAndLeaveNothing) {
     num_outside += simulation.num_outside;
     num_unsent += simulation.num_unsent;
   }
-  EXPECT_GT(num_late, num_context_seeds()) << "calls that come after the end";
+  EXPECT_GT(num_late, test::num_seeds()) << "calls that come after the end";
   EXPECT_GT(num_made_late, 0U) << "copies that such a call makes";
-  EXPECT_GT(num_outside, num_context_seeds() / 10) << "calls of handlers that run on after the end";
+  EXPECT_GT(num_outside, test::num_seeds() / 10) << "calls of handlers that run on after the end";
   EXPECT_GT(num_unsent, 0U) << "calls that ends have counted, and that are not sent";
 }
 
 TEST(ContextSimulationTest, ContextsLiveUntilTheirEndAndLeaveNothingWhereWorkersDie) {
   std::size_t num_late = 0, num_orphaned = 0;
-  for (std::uint64_t seed = 1; seed <= num_context_seeds(); ++seed) {
+  for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
     ContextSimulation simulation(seed, true);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_late += simulation.num_late;
     num_orphaned += simulation.num_orphaned;
   }
-  EXPECT_GT(num_late, num_context_seeds() / 4) << "calls that come after the end";
+  EXPECT_GT(num_late, test::num_seeds() / 4) << "calls that come after the end";
   EXPECT_GT(num_orphaned, 0U) << "copies of which a caller has died";
 }
 

@@ -5,15 +5,13 @@
 // and in the end, when all references are dropped: no object, no hold, and nothing that was passed on is left.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <functional>
 #include <optional>
-#include <queue>
-#include <random>
 #include <set>
 #include <string>
 
 #include "cohort/rpc/internal/protocol/reference_protocol.h"
+#include "tests/rpc/protocol_simulation.h"
 
 namespace cohort::rpc {
 namespace {
@@ -22,9 +20,9 @@ using Effects = ReferenceProtocol::Effects;
 using HoldId = ReferenceProtocol::HoldId;
 using State = ReferenceProtocol::State;
 
-class Simulation {
+class Simulation : test::ProtocolSimulation {
  public:
-  Simulation(std::uint64_t seed, bool has_deaths) : random_(seed) {
+  Simulation(std::uint64_t seed, bool has_deaths) : ProtocolSimulation(seed) {
     const std::size_t num_workers = 2 + pick(4);
     for (std::size_t id = 0; id < num_workers; ++id) workers_.emplace_back(static_cast<std::int32_t>(id));
     delay_ = 1 + pick(pick(2) == 0 ? 20 : 400);
@@ -40,13 +38,13 @@ class Simulation {
 
   // Returns what does not hold, or "".
   std::string run() {
-    drain();
+    drain([this] { check(); });
     for (std::size_t id = 0; id < workers_.size(); ++id) {
       while (!workers_[id].references.empty()) drop(static_cast<std::int32_t>(id), 0);
     }
-    drain();
+    drain([this] { check(); });
     for (const Worker& worker : workers_) {
-      if (!worker.is_alive || !error_.empty()) continue;
+      if (!worker.is_alive || !error().empty()) continue;
       const ReferenceProtocol& protocol = worker.protocol;
       if (protocol.num_objects() + protocol.num_holds() + protocol.num_passed_on() > 0) {
         fail("worker " + std::to_string(worker.id) + " is left with " +
@@ -54,19 +52,12 @@ class Simulation {
              " holds, " + std::to_string(protocol.num_passed_on()) + " that were passed on");
       }
     }
-    return error_;
+    return error();
   }
 
   std::size_t num_passed_on = 0, num_gone = 0, num_freed = 0;
 
  private:
-  struct Event {
-    std::uint64_t time, order;
-    std::function<void()> run;
-    bool operator<(const Event& other) const {
-      return std::tie(time, order) > std::tie(other.time, other.order);
-    }
-  };
   struct Worker {
     explicit Worker(std::int32_t number) : id(number), protocol(number) {}
     std::int32_t id;
@@ -77,24 +68,7 @@ class Simulation {
     std::map<ObjectId, bool> is_freed;  // its own objects
   };
 
-  std::uint64_t pick(std::uint64_t below) { return random_() % below; }
   std::int32_t worker() { return static_cast<std::int32_t>(pick(workers_.size())); }
-  void at(std::uint64_t delay, std::function<void()> run) {
-    events_.push({now_ + delay, next_order_++, std::move(run)});
-  }
-  void fail(const std::string& what) {
-    if (error_.empty()) error_ = what;
-  }
-  void drain() {
-    while (!events_.empty() && error_.empty()) {
-      const Event event = events_.top();
-      events_.pop();
-      now_ = event.time;
-      event.run();
-      check();
-    }
-  }
-
   // A message, which comes at any time. Once its receiver has seen its sender's death it comes seldom: an agent that joins
   // keeps what comes for later.
   void carry(std::int32_t from, std::int32_t to, std::function<void()> deliver) {
@@ -218,35 +192,26 @@ class Simulation {
     }
   }
 
-  std::mt19937_64 random_;
-  std::uint64_t delay_ = 1, now_ = 0, next_order_ = 0;
+  std::uint64_t delay_ = 1;
   std::size_t num_dead_ = 0;
   std::vector<Worker> workers_;
-  std::priority_queue<Event> events_;
-  std::string error_;
 };
-
-// COHORT_SEEDS: how many, for a long run.
-std::uint64_t num_seeds() {
-  const char* const text = std::getenv("COHORT_SEEDS");
-  return text == nullptr ? 2'000 : std::strtoull(text, nullptr, 10);
-}
 
 TEST(ReferenceSimulationTest, NothingIsFreedTooEarlyAndNothingStays) {
   std::size_t num_passed_on = 0, num_freed = 0;
-  for (std::uint64_t seed = 1; seed <= num_seeds(); ++seed) {
+  for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
     Simulation simulation(seed, false);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_passed_on += simulation.num_passed_on;
     num_freed += simulation.num_freed;
   }
-  EXPECT_GT(num_passed_on, num_seeds() * 10);
-  EXPECT_GT(num_freed, num_seeds() * 5);
+  EXPECT_GT(num_passed_on, test::num_seeds() * 10);
+  EXPECT_GT(num_freed, test::num_seeds() * 5);
 }
 
 TEST(ReferenceSimulationTest, NothingIsFreedTooEarlyAndNothingStaysWhereWorkersDie) {
   std::size_t num_gone = 0;
-  for (std::uint64_t seed = 1; seed <= num_seeds(); ++seed) {
+  for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
     Simulation simulation(seed, true);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_gone += simulation.num_gone;

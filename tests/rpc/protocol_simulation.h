@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <queue>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace cohort::test {
+
+/// What simulators of rpc's protocols share: events by a virtual clock, in an order that a seed gives, and the first thing that
+/// does not hold.
+class ProtocolSimulation {
+ protected:
+  explicit ProtocolSimulation(std::uint64_t seed) : random_(seed) {}
+
+  std::uint64_t pick(std::uint64_t below) { return random_() % below; }
+  void at(std::uint64_t delay, std::function<void()> run) {
+    events_.push({now_ + delay, next_order_++, std::move(run)});
+  }
+  std::uint64_t num_events() const { return next_order_; }  ///< made so far
+  void fail(const std::string& what) {
+    if (error_.empty()) error_ = what;
+  }
+  const std::string& error() const { return error_; }
+  /// Runs all events, and those that they make, with `check` after each, until something does not hold.
+  template <typename Check>
+  void drain(const Check& check) {
+    while (!events_.empty() && error_.empty()) {
+      const Event event = events_.top();
+      events_.pop();
+      now_ = event.time;
+      event.run();
+      check();
+    }
+  }
+
+ private:
+  struct Event {
+    std::uint64_t time, order;
+    std::function<void()> run;
+    bool operator<(const Event& other) const {
+      return std::tie(time, order) > std::tie(other.time, other.order);
+    }
+  };
+
+  std::mt19937_64 random_;
+  std::uint64_t now_ = 0, next_order_ = 0;
+  std::priority_queue<Event> events_;
+  std::string error_;
+};
+
+/// COHORT_SEEDS: how many, for a long run.
+inline std::uint64_t num_seeds() {
+  const char* const text = std::getenv("COHORT_SEEDS");
+  return text == nullptr ? 2'000 : std::strtoull(text, nullptr, 10);
+}
+
+}  // namespace cohort::test
