@@ -103,8 +103,8 @@ TEST_P(PolledLinkTest, WhoWaitsForAnAnswerReadsItItself) {
   Worker b("b", with_spin(microseconds(50)), true);
   const auto peer = a.connect(b.node->listen(address()), patience());
   test::wait_until([&] {  // until the node's own thread has begun to look, it may come first
-    peer->send(message_of(0, "first"));
     const int count = heard->num_here + heard->num_elsewhere;
+    peer->send(message_of(0, "first"));
     peer->poll_until([&] { return heard->num_here + heard->num_elsewhere > count; });
     return heard->num_here > 0;
   });
