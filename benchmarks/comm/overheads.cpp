@@ -1,12 +1,13 @@
 // What Cohort adds to a collective of LibTorch's Gloo: the call through c10d alone, through Group, and
 // through Group with every call compared between the ranks (ConsistencyCheck::kAlways, what the first steps
 // of a job pay). Two ranks, threads of one process over loopback, each variant in turn. Run:
-// OMP_NUM_THREADS=1 comm_overheads
+// OMP_NUM_THREADS=1 comm_overheads [ROUNDS]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -41,7 +42,7 @@ const std::vector<Way>& ways() {
 }
 
 // An all_reduce of `numel` floats, as rank 0 sees it.
-bench::Comparison measure(std::int64_t numel, int calls) {
+bench::Comparison measure(std::int64_t numel, int calls, int rounds) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto rank_body = [&](int rank) {
     at::Tensor tensor = at::zeros({numel});
@@ -58,8 +59,8 @@ bench::Comparison measure(std::int64_t numel, int calls) {
                calls;
       }));
     }
-    return bench::compare(
-        variants, bench::CompareOptions().timeit(bench::TimeitOptions().rounds(301).warm_up(5).calls(calls)));
+    return bench::compare(variants, bench::CompareOptions().timeit(
+                                        bench::TimeitOptions().rounds(rounds).warm_up(5).calls(calls)));
   };
   std::thread other(rank_body, 1);
   bench::Comparison figures = rank_body(0);
@@ -69,10 +70,11 @@ bench::Comparison measure(std::int64_t numel, int calls) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 301;
   at::set_num_threads(1);
   for (const std::int64_t numel : {1, 16384, 262144}) {
     std::printf("all_reduce of %ld floats, 2 ranks\n%s\n", numel,
-                measure(numel, numel > 100000 ? 5 : 20).text().c_str());
+                measure(numel, numel > 100000 ? 5 : 20, rounds).text().c_str());
   }
 }

@@ -1,10 +1,11 @@
 // Two independent chains of matrix products, one after the other and with script::fork, on one thread each;
-// and replays of both. Run: OMP_NUM_THREADS=1 script_fork, on two free cores.
+// and replays of both. Run: OMP_NUM_THREADS=1 script_fork [ROUNDS], on two free cores.
 #include "cohort/script/fork.h"
 
 #include <ATen/ATen.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "cohort/bench/compare.h"
 #include "cohort/script/script.h"
@@ -40,12 +41,15 @@ bench::Variant variant(const char* name, Make make) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   const at::NoGradGuard no_grad;
   const auto figures = bench::compare(
       {variant("in order", [] { return &in_order; }), variant("forked", [] { return &forked; }),
        variant("in order, replayed", [] { return script::script(&in_order); }),
        variant("forked, replayed", [] { return script::script(&forked); })},
-      bench::CompareOptions().shapes({{16}, {64}, {256}, {512}}).threads({1}));
+      bench::CompareOptions()
+          .shapes({{16}, {64}, {256}, {512}})
+          .threads({1})
+          .timeit(bench::TimeitOptions().rounds(argc > 1 ? std::atoi(argv[1]) : 7)));
   std::puts(figures.markdown().c_str());
 }
