@@ -185,6 +185,14 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
             const at::AutoGradMode mode(with_gradients);
             run_placement(*run, placement);
           }));
+      // One that is dropped before it begins ends the run: the others would wait for what it computes.
+      pending.back().on_ready([run, result = pending.back()]() mutable {
+        try {
+          result.get(base::Deadline::never());
+        } catch (...) {
+          run->fail(std::current_exception());
+        }
+      });
     }
     for (base::Future<void>& each : pending) {
       if (!each.wait(run->deadline)) {

@@ -264,6 +264,41 @@ TEST(TimeoutsTest, OfAStepThatThrewThoseThatStillRunAreNamed) {
   pipe.step(input, target, mse);
 }
 
+TEST(TimeoutsTest, AStepWhosePlacementGetsANewThreadEndsAtOnce) {
+  PipelineOptions options = two_placements();
+  options.timeout = 60s;
+  const auto worker = parallel::PlacementWorker::of(options.placements.at(1));
+  const auto held = std::make_shared<cohort::test::Gate>(),
+             is_first_done = std::make_shared<cohort::test::Gate>();
+  base::Future<void> stuck = worker->submit("user's code", [held] { held->wait(); });
+  const Stage first(
+      [is_first_done](const Tensors& in) {
+        is_first_done->open();
+        return in;
+      },
+      {});
+  Pipeline pipe({first, torch::nn::Linear(4, 4)}, options);
+  std::string message;
+  std::chrono::steady_clock::time_point end;
+  std::thread steps([&] {
+    try {
+      pipe.step(torch::randn({8, 4}), torch::randn({8, 4}), mse);
+    } catch (const TimeoutError& error) {
+      message = error.what();
+    }
+    end = std::chrono::steady_clock::now();
+  });
+  is_first_done->wait();
+  std::this_thread::sleep_for(100ms);  // the step of the second placement waits in the queue
+  const auto begin = std::chrono::steady_clock::now();
+  stuck.abandon();
+  worker->submit("another one", [] {}).get(base::Deadline(10s));  // on a new thread
+  steps.join();
+  held->open();
+  EXPECT_TRUE(cohort::test::message_contains(message, "was given up, as it is"));
+  EXPECT_LT(end - begin, 10s);
+}
+
 TEST(TimeoutsTest, WhatPutsGradientsBackWaitsForLateStages) {
   torch::nn::Linear last(4, 4);
   std::atomic<bool> sleeps{false}, has_ended{false};
