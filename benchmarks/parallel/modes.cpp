@@ -30,6 +30,8 @@
 #include "cohort/parallel/device_mapped.h"
 #include "cohort/parallel/distributed.h"
 #include "cohort/pipeline/pipeline.h"
+#include "cohort/rpc/dist_optimizer.h"
+#include "cohort/rpc/remote_module.h"
 
 namespace {
 
@@ -76,6 +78,34 @@ struct TwoPartsImpl : torch::nn::Module {
   parallel::DeviceMapped<models::Stack> first, second;
 };
 TORCH_MODULE(TwoParts);
+
+std::shared_ptr<models::StackImpl> make_second_part() {
+  return part_of(make_net(), false).ptr();
+}
+COHORT_REMOTE(make_second_part);
+COHORT_REMOTE_MODULE(models::StackImpl);
+
+// The first part in this process, the second one on the other worker.
+std::function<void()> rpc_step(const at::Tensor& images) {
+  constexpr int kMicroBatches = 4;
+  models::Stack first = part_of(make_net(), true);
+  const auto second = rpc::remote_module<make_second_part>("w1");
+  std::vector<rpc::RRef<at::Tensor>> parameters = second.parameters();
+  for (const at::Tensor& parameter : first->parameters()) parameters.push_back(rpc::make_rref(parameter));
+  const optim::OptimizerOptions sgd{.name = "sgd", .lr = 0.01, .momentum = 0.9};
+  auto optimizer = std::make_shared<rpc::DistributedOptimizer>(parameters, sgd);
+  return [=, target = at::randint(10, {images.size(0)}, at::kLong)]() mutable {
+    rpc::dist_autograd::Context context;
+    std::vector<rpc::Future<at::Tensor>> futures;
+    for (const at::Tensor& part : images.chunk(kMicroBatches)) {
+      futures.push_back(second.forward_async(first->forward(part)));
+    }
+    std::vector<at::Tensor> outputs;
+    for (auto& future : futures) outputs.push_back(future.get());
+    rpc::dist_autograd::backward(context, {cross_entropy(at::cat(outputs), target)});
+    optimizer->step(context);
+  };
+}
 
 // A step with any way to call the model.
 std::function<void()> step_of(const models::ResNet& net, std::function<at::Tensor(const at::Tensor&)> forward,
@@ -153,17 +183,24 @@ std::function<void()> begin(const std::string& mode, const Sizes& sizes, Memory&
   return step;
 }
 
-// One rank of the modes that have several: half of the batch on one core. Writes seconds of a step and peak
+// One rank of the modes that have several: half of the batch, or half of the model, on one core. Writes seconds of a step and peak
 // bytes of both to `file`.
 void run_rank(const std::string& mode, const Sizes& sizes, const std::string& file) {
   comm::Group group = comm::init_process_group();
   const std::string core_name = base::concat("cpu:", group.rank());
   const base::ScopedPin pin(base::Placement::parse(core_name).cpus);
   memory::AllocationProfiler profiler;
-  const at::Tensor images = make_images(sizes.batch / group.size(), sizes.size);
-  models::ResNet net = make_net();
+  const bool is_rpc = mode == "rpc";
+  const at::Tensor images = make_images(is_rpc ? sizes.batch : sizes.batch / group.size(), sizes.size);
+  models::ResNet net{nullptr};
+  if (!is_rpc) net = make_net();
   std::function<void()> step;
-  if (mode == "ddp") {
+  if (is_rpc) {
+    rpc::RpcOptions options;
+    options.agent.num_threads = 1;  // one micro-batch at a time
+    rpc::init_rpc(base::concat("w", group.rank()), options);
+    step = group.rank() == 0 ? rpc_step(images) : [] {};
+  } else if (mode == "ddp") {
     auto ddp = std::make_shared<parallel::DistributedDataParallel<models::ResNet>>(net, group);
     step = step_of(net, [ddp](const at::Tensor& x) { return ddp->forward(x); }, images);
   } else {
@@ -171,10 +208,13 @@ void run_rank(const std::string& mode, const Sizes& sizes, const std::string& fi
     auto ddp = std::make_shared<parallel::DistributedDataParallel<TwoParts>>(model, group);
     step = step_of(net, [ddp](const at::Tensor& x) { return ddp->forward(x); }, images);
   }
+  group.barrier();
   step();
   step();
+  group.barrier();
   profiler.begin();
   step();
+  if (is_rpc) group.barrier();  // the other rank's memory is used in the step of the first
   at::Tensor peak = at::full({1}, profiler.total().peak, at::kLong);
   group.all_reduce(peak).wait();
   group.barrier();
@@ -184,6 +224,8 @@ void run_rank(const std::string& mode, const Sizes& sizes, const std::string& fi
   });
   if (group.rank() == 0)
     std::ofstream(file) << seconds / sizes.steps << " " << peak.item<std::int64_t>() << "\n";
+  step = nullptr;
+  if (is_rpc) rpc::shutdown();
 }
 
 double measure_ranks(const char* program, const std::string& mode, const Sizes& sizes, Memory& memory) {
@@ -240,7 +282,7 @@ int main(int argc, char** argv) {
       return bench::seconds_of(some) / sizes.steps;
     }));
   }
-  for (const std::string mode : {"ddp", "ddp + model parallel"}) {
+  for (const std::string mode : {"ddp", "ddp + model parallel", "rpc"}) {
     modes.push_back(bench::Variant::sampled(
         mode, [&, mode] { return measure_ranks(argv[0], mode, sizes, memory[mode]); }));
   }
