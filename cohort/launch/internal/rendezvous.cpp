@@ -15,11 +15,11 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/secret.h"
-#include "cohort/base/signals.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/base/version.h"
+#include "cohort/launch/internal/stop_request.h"
 #include "cohort/launch/limits.h"
 
 namespace cohort::launch {
@@ -168,7 +168,7 @@ class Rendezvous {
     std::optional<Go> go;
     if (wait(all_have_come, deadline_, who_is_missing)) go = assemble(options_, store_client_);
     if (!go) {
-      reject(concat("node 0 was ended by signal ", signal_));
+      reject(concat("node 0 was ended by signal ", stop_.number()));
     } else {
       store_client_.post("go", text_of(*go));
       if (!go->error.empty()) wait_until_heard();
@@ -197,11 +197,11 @@ class Rendezvous {
     return checked(*store_client_.received("go"), own_hello.word);
   }
 
-  int signal() const { return signal_; }
+  int signal() const { return stop_.number(); }
 
  private:
-  // Each node asks once, since a node that looks for each other makes n^2 requests. Where all are here node 0 may
-  // have told so between the requests for its word, which comes first, and theirs.
+  // Each node asks once, since a node that looks for each other makes n^2 requests. Where all are here node
+  // 0 may have told so between the requests for its word, which comes first, and theirs.
   std::string who_is_silent() {
     std::vector<int> missing;
     if (is_in_session_) {  // before it, what the others have signed cannot be read
@@ -278,12 +278,9 @@ class Rendezvous {
     while (const int number = signals_.take()) {
       if (number == SIGTSTP) ::raise(SIGSTOP);
       if (number == SIGUSR1 || number == SIGUSR2 || number == SIGTSTP) continue;
-      if (number == signal_ && !same_until_.expired()) continue;
-      if (signal_ == 0) {
-        signal_ = number;
-        same_until_ = base::Deadline(base::kSameSignalTime);
-      }
-      return true;
+      const StopRequest::Kind kind = stop_.receive(number);
+      stop_.begin_repeat_time();
+      if (kind != StopRequest::Kind::kRepeat) return true;
     }
     return false;
   }
@@ -332,8 +329,7 @@ class Rendezvous {
   SignalQueue& signals_;
   const base::Deadline deadline_;
   bool is_in_session_ = false;  // of a node that follows
-  int signal_ = 0;
-  base::Deadline same_until_ = base::Deadline::never();  // it is one signal when it comes again
+  StopRequest stop_;
 };
 
 }  // namespace

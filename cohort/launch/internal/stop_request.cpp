@@ -1,0 +1,28 @@
+#include "cohort/launch/internal/stop_request.h"
+
+#include "cohort/base/signals.h"
+
+namespace cohort::launch {
+
+StopRequest::Kind StopRequest::receive(int number) {
+  if (number_ == 0) {
+    number_ = number;
+    return Kind::kFirst;
+  }
+  // Where the request came from another node, the first signal here repeats it, however late it is.
+  if (number == number_ && !repeat_until_.expired()) return Kind::kRepeat;
+  must_kill_ = true;
+  return Kind::kSecond;
+}
+
+void StopRequest::begin_repeat_time() {
+  if (repeat_until_.is_never()) repeat_until_ = base::Deadline(base::kSameSignalTime);
+}
+
+bool StopRequest::adopt(int number) {
+  if (number == 0 || number_ != 0) return false;
+  number_ = number;
+  return true;
+}
+
+}  // namespace cohort::launch

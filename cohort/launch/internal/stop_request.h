@@ -1,0 +1,40 @@
+#pragma once
+
+#include "cohort/base/threads/deadline.h"
+
+namespace cohort::launch {
+
+/// The request to stop the job: the first signal that asks for it, here or on another node.
+///
+/// A batch system may send one request twice, and to each node. So the number of the request, which comes to
+/// this process again, is still the same request: until base::kSameSignalTime after the first signal of this
+/// process was acted on. Any other signal then asks to kill. Always: number() and must_kill() are set once,
+/// and never taken back. Threads: one caller, the loop of the agent. Not for users of the library.
+class StopRequest {
+ public:
+  enum class Kind {
+    kFirst,   ///< the request: tell the others and the ranks
+    kRepeat,  ///< the request once more
+    kSecond,  ///< from now on must_kill() holds
+  };
+
+  /// A signal that asks to stop has come to this process.
+  Kind receive(int number);
+  /// The first signal of this process has been acted on, which may have taken long: the time in which it is
+  /// the same request begins. Later calls change nothing.
+  void begin_repeat_time();
+  /// Another node has this request; 0: it has none. Returns whether it is the first one here.
+  bool adopt(int number);
+
+  /// The signal of the request; 0 as long as there is none.
+  int number() const { return number_; }
+  /// Whether ranks are to be killed at once.
+  bool must_kill() const { return must_kill_; }
+
+ private:
+  int number_ = 0;
+  bool must_kill_ = false;
+  base::Deadline repeat_until_ = base::Deadline::never();  // never: no signal of this process was acted on
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,54 @@
+#include "cohort/launch/internal/stop_request.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "cohort/base/signals.h"
+#include "tests/support/comes_true.h"
+
+namespace cohort::launch {
+namespace {
+
+using Kind = StopRequest::Kind;
+
+TEST(StopRequestTest, TheFirstSignalIsTheRequestAndAnotherOneKills) {
+  StopRequest stop;
+  EXPECT_EQ(stop.number(), 0);
+  EXPECT_EQ(stop.receive(SIGINT), Kind::kFirst);
+  stop.begin_repeat_time();
+  EXPECT_FALSE(stop.must_kill());
+  EXPECT_EQ(stop.receive(SIGTERM), Kind::kSecond);
+  EXPECT_TRUE(stop.must_kill());
+  EXPECT_EQ(stop.number(), SIGINT) << "the job ends by the first one";
+}
+
+TEST(StopRequestTest, TheSameSignalIsARepeatOnlyForAWhileAfterItWasActedOn) {
+  StopRequest stop;
+  stop.receive(SIGTERM);
+  // Ranks may be told for longer than the time for repeats, which has not begun.
+  const base::Deadline passed(base::kSameSignalTime);
+  ASSERT_TRUE(test::comes_true([&] { return passed.expired(); }));
+  EXPECT_EQ(stop.receive(SIGTERM), Kind::kRepeat);
+  const base::Deadline begun(base::kSameSignalTime);
+  stop.begin_repeat_time();
+  if (const Kind kind = stop.receive(SIGTERM); !begun.expired()) EXPECT_EQ(kind, Kind::kRepeat);
+  const base::Deadline over(base::kSameSignalTime);
+  ASSERT_TRUE(test::comes_true([&] { return over.expired(); }));
+  stop.begin_repeat_time();  // does not begin the time again
+  EXPECT_EQ(stop.receive(SIGTERM), Kind::kSecond);
+}
+
+TEST(StopRequestTest, TheSignalOfAnotherNodeIsTheRequestAndTheFirstOneHereRepeatsIt) {
+  StopRequest stop;
+  EXPECT_FALSE(stop.adopt(0));
+  EXPECT_EQ(stop.number(), 0);
+  EXPECT_TRUE(stop.adopt(SIGTERM));
+  EXPECT_FALSE(stop.adopt(SIGINT)) << "there is a request";
+  EXPECT_EQ(stop.number(), SIGTERM);
+  EXPECT_EQ(stop.receive(SIGTERM), Kind::kRepeat);
+  EXPECT_FALSE(stop.must_kill());
+  EXPECT_EQ(stop.receive(SIGINT), Kind::kSecond);
+}
+
+}  // namespace
+}  // namespace cohort::launch
