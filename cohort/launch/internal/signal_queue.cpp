@@ -1,6 +1,7 @@
 #include "cohort/launch/internal/signal_queue.h"
 
 #include <fcntl.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -22,6 +23,10 @@ void collect(int number) {
 }
 
 }  // namespace
+
+std::string describe_signal(int number) {
+  return base::concat("signal ", number, " (", ::strsignal(number), ")");
+}
 
 SignalQueue::SignalQueue(const std::vector<int>& signals, const std::vector<int>& always)
     : pipe_(make_pipe()) {

@@ -24,6 +24,7 @@
 #include "cohort/base/threads/wait.h"
 #include "cohort/launch/error_file.h"
 #include "cohort/launch/internal/cpu_affinity.h"
+#include "cohort/launch/internal/signal_queue.h"
 #include "cohort/launch/internal/survival.h"
 #include "cohort/launch/limits.h"
 
@@ -309,8 +310,8 @@ std::string WorkerGroup::notify(int number) {
   }
   // Logged once for each signal: a batch system may send it again and again.
   if (spared.empty() || !withheld_.insert(number).second) return "";
-  return concat("signal ", number, " (", ::strsignal(number), ") is not passed on to ",
-                base::format_list("rank", spared), ", which would die of it");
+  return concat(describe_signal(number), " is not passed on to ", base::format_list("rank", spared),
+                ", which would die of it");
 }
 
 void WorkerGroup::pause() {
