@@ -23,6 +23,7 @@
 #include "cohort/comm/store_adapter.h"
 #include "cohort/launch/internal/agent.h"
 #include "cohort/launch/internal/rendezvous.h"
+#include "cohort/launch/internal/store_agent_group.h"
 
 namespace cohort::launch {
 namespace {
@@ -106,10 +107,11 @@ int run_alone(const RunOptions& options, const AgentParts& parts) {
   place.master_addr = options.master_addr.value_or("127.0.0.1");
   place.master_port = static_cast<std::uint16_t>(store->getPort());
   place.run_id = options.run_id;
-  return Agent(options, place, parts).run();
+  SingleAgent agents(options);
+  return Agent(options, place, agents, parts).run();
 }
 
-int run_node(const RunOptions& options, AgentParts parts, const std::optional<base::Secret>& secret) {
+int run_node(const RunOptions& options, const AgentParts& parts, const std::optional<base::Secret>& secret) {
   SignalQueue& signals = parts.signals;
   const base::Deadline deadline(options.rendezvous_timeout);
   const std::uint16_t port = options.master_port.value_or(kDefaultPort);
@@ -155,8 +157,8 @@ int run_node(const RunOptions& options, AgentParts parts, const std::optional<ba
   if (!place) return 128 + signal;
   store_client.set_last_words_time(options.keep_alive_interval * options.keep_alive_max_attempt);
   place->master_port = port;
-  parts.store_client = &store_client;
-  return Agent(options, *place, parts).run();
+  StoreAgentGroup agents(options, store_client);
+  return Agent(options, *place, agents, parts).run();
 }
 
 }  // namespace

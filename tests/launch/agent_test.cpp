@@ -18,6 +18,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/launch/internal/store_agent_group.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/environment.h"
 #include "tests/support/map_store.h"
@@ -75,7 +76,8 @@ class AgentTest : public testing::Test {
           meanwhile();
         });
       }
-      outcome.status = Agent(options, place(options.nproc_per_node),
+      SingleAgent agents(options);
+      outcome.status = Agent(options, place(options.nproc_per_node), agents,
                              {.folder = folder, .watchdog = watchdog, .signals = signals})
                            .run();
     }
@@ -304,8 +306,9 @@ TEST_F(AgentTest, AStderrThatNobodyReadsDoesNotHoldUpTheEnd) {
     SignalQueue signals(with.signals_to_handle, {});
     LogFolder folder(with);
     OrphanWatchdog watchdog;
+    SingleAgent agents(with);
     const int status =
-        Agent(with, place(2), {.folder = folder, .watchdog = watchdog, .signals = signals}).run();
+        Agent(with, place(2), agents, {.folder = folder, .watchdog = watchdog, .signals = signals}).run();
     ::_exit(status);
   }
   EXPECT_TRUE(wait_for_file("ended")) << "the other rank is ended";
@@ -372,13 +375,12 @@ class NodesTest : public AgentTest {
           LogFolder folder(all[static_cast<std::size_t>(node)]);
           WorkerGroupSpec here = place(nnodes);
           here.first_rank = node;
+          StoreAgentGroup agents(all[static_cast<std::size_t>(node)], store_client);
           try {
-            statuses[static_cast<std::size_t>(node)] = Agent(all[static_cast<std::size_t>(node)], here,
-                                                             {.folder = folder,
-                                                              .watchdog = watchdog,
-                                                              .signals = signals,
-                                                              .store_client = &store_client})
-                                                           .run();
+            statuses[static_cast<std::size_t>(node)] =
+                Agent(all[static_cast<std::size_t>(node)], here, agents,
+                      {.folder = folder, .watchdog = watchdog, .signals = signals})
+                    .run();
           } catch (const PeerError& error) {
             errors.at(static_cast<std::size_t>(node)) = error.what();
             if (after_error) after_error(node);

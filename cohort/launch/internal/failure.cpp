@@ -44,6 +44,21 @@ AttemptReport AttemptReport::from_json(const std::string& text) {
   }
 }
 
+AttemptReport combine(const std::vector<AttemptReport>& reports, bool may_restart) {
+  AttemptReport result;
+  for (const AttemptReport& report : reports) {
+    if (result.signal == 0) result.signal = report.signal;
+    if (result.status == 0) result.status = report.status;
+    result.failures.insert(result.failures.end(), report.failures.begin(), report.failures.end());
+  }
+  // A signal ends the job; only a failure is a reason to start again.
+  if (result.signal == 0 && !result.failures.empty()) {
+    result.status = first_of(result.failures).status;
+    result.restart = may_restart;
+  }
+  return result;
+}
+
 // Each time is that of the node's own clock: clocks that differ may put the wrong rank first.
 const RankFailure& first_of(const std::vector<RankFailure>& failures) {
   return *std::min_element(failures.begin(), failures.end(),

@@ -35,6 +35,11 @@ struct AttemptReport {
   static AttemptReport from_json(const std::string& text);
 };
 
+/// Returns what comes of an attempt of all nodes: each report is that of a node, in the order of nodes. A
+/// signal of any ends the job. Else the first failure gives the status, and the ranks are started again if
+/// `may_restart`.
+AttemptReport combine(const std::vector<AttemptReport>& reports, bool may_restart);
+
 /// Returns the one that failed first, by time; `failures` is not empty.
 const RankFailure& first_of(const std::vector<RankFailure>& failures);
 
