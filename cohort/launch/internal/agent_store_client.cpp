@@ -54,47 +54,109 @@ class SilenceTimer {
   Clock::duration time_{0};
 };
 
-}  // namespace
+// How often what is done.
+struct Intervals {
+  explicit Intervals(const AgentStoreClientOptions& options)
+      : poll(options.interval * std::max(1, options.nnodes / kNodesAtFullRate)),
+        round(std::max(std::chrono::milliseconds(1), std::min(poll, options.keep_alive_interval / 2))),
+        max_silence(options.keep_alive_interval * options.keep_alive_max_attempt),
+        max_step(max_silence / 2) {}
 
-struct AgentStoreClient::State {
-  explicit State(std::shared_ptr<KeyValueStore> of, const AgentStoreClientOptions& given)
-      : kv_store(std::move(of)),
-        options(given),
-        interval(given.interval * std::max(1, given.nnodes / kNodesAtFullRate)),
-        round_time(std::max(std::chrono::milliseconds(1), std::min(interval, given.keep_alive_interval / 2))),
-        max_silence(given.keep_alive_interval * given.keep_alive_max_attempt),
-        max_step(max_silence / 2),
-        words(given.secret) {}
+  std::chrono::milliseconds poll;   // between two looks for words
+  std::chrono::milliseconds round;  // between two rounds of the thread
+  Clock::duration max_silence;      // of one who lives
+  Clock::duration max_step;         // of a SilenceTimer
+};
 
-  std::shared_ptr<KeyValueStore> kv_store;
-  const AgentStoreClientOptions options;
-  const std::chrono::milliseconds interval, round_time;
-  const Clock::duration max_silence, max_step;
+// The words of the agents, signed and read.
+struct WordRecords {
+  explicit WordRecords(const std::optional<base::Secret>& secret) : signer(secret) {}
 
-  std::mutex mutex;  // of what follows
-  SignedWords words;
+  SignedWords signer;
   std::set<std::string> watched;  // and not seen yet
   std::map<std::string, std::string> received;
   std::set<std::string> rejected;
-  std::set<int> here;  // nodes whose signs are expected
-  std::set<int> lost_nodes;
-  std::string lost;
-  bool has_caller_answered = true;  // the caller has acknowledged the last wake-up
-  base::Deadline busy_until{Clock::duration::zero()};
-  bool is_asking = false;       // the store; else the thread has had all answers
-  SilenceTimer answer_silence;  // as the caller looks
-  std::chrono::milliseconds last_words_time = kLastWordsTime;
-  bool has_ended = false;  // the store is gone: nothing is asked any more
-  Pipe wake = make_pipe();
+};
 
-  // Of the thread alone.
+// The nodes of the job.
+struct NodeRecords {
+  std::set<int> expected;    // those whose signs are missed from now on
+  std::set<int> lost_nodes;  // those whose signs stay away
+  std::string lost;          // why the job is over: the first reason
+};
+
+// Whether the caller's loop runs: only then a sign is given for it.
+class CallerActivity {
+ public:
+  void acknowledge() {
+    has_answered_ = true;
+    busy_until_ = base::Deadline(Clock::duration::zero());
+  }
+  void busy_until(base::Deadline deadline) { busy_until_ = deadline; }
+  // Whether the caller has answered since the last call of this, or has said that it is busy.
+  bool take() { return std::exchange(has_answered_, false) || !busy_until_.expired(); }
+
+ private:
+  bool has_answered_ = true;
+  base::Deadline busy_until_{Clock::duration::zero()};
+};
+
+// How long the store has not answered the request that is under way.
+class StoreSilence {
+ public:
+  // False: the store is gone, and is asked no more.
+  bool begin_request(Clock::time_point now) {
+    if (is_gone_) return false;
+    is_asking_ = true;
+    timer_.restart(now);
+    return true;
+  }
+  void end_request() { is_asking_ = false; }
+  void set_gone() { is_gone_ = true; }
+  bool is_gone() const { return is_gone_; }
+  Clock::duration time(Clock::time_point now, Clock::duration max_step) {
+    if (is_gone_ || !is_asking_) return Clock::duration::zero();
+    timer_.advance(now, max_step);
+    return timer_.time();
+  }
+
+ private:
+  bool is_asking_ = false, is_gone_ = false;
+  SilenceTimer timer_;  // as the caller looks
+};
+
+// The signs of life that were given and read.
+struct SignRecords {
   struct Sign {
     std::string word;
     std::optional<SilenceTimer> silence;  // nothing: the node has not come yet
   };
-  std::map<int, Sign> signs;
-  std::int64_t signs_given = 0;
-  Clock::time_point next_sign = Clock::time_point::min(), next_poll = Clock::time_point::min();
+  std::map<int, Sign> of_node;
+  std::int64_t num_given = 0;
+  Clock::time_point next = Clock::time_point::min();
+};
+
+}  // namespace
+
+struct AgentStoreClient::State {
+  explicit State(std::shared_ptr<KeyValueStore> of, const AgentStoreClientOptions& given)
+      : kv_store(std::move(of)), options(given), intervals(given), words(given.secret) {}
+
+  const std::shared_ptr<KeyValueStore> kv_store;
+  const AgentStoreClientOptions options;
+  const Intervals intervals;
+  const Pipe wake = make_pipe();
+
+  std::mutex mutex;  // of what follows
+  WordRecords words;
+  NodeRecords nodes;
+  CallerActivity caller;
+  StoreSilence store_silence;
+  std::chrono::milliseconds last_words_time = kLastWordsTime;
+
+  // Of the thread alone.
+  SignRecords signs;
+  Clock::time_point next_poll = Clock::time_point::min();
 
   template <typename Request>
   void ask(const Request& request);
@@ -109,14 +171,12 @@ struct AgentStoreClient::State {
 
 // Of the store; under the mutex.
 Clock::duration AgentStoreClient::State::silence() {
-  if (has_ended || !is_asking) return Clock::duration::zero();
-  answer_silence.advance(options.now(), max_step);
-  return answer_silence.time();
+  return store_silence.time(options.now(), intervals.max_step);
 }
 
 void AgentStoreClient::State::mark_lost(const std::string& why) {
   const std::lock_guard lock(mutex);
-  if (lost.empty()) lost = why;
+  if (nodes.lost.empty()) nodes.lost = why;
   wake_caller();
 }
 
@@ -125,9 +185,9 @@ std::optional<std::string> AgentStoreClient::State::read(const std::string& key)
   if (!kv_store->has(key)) return std::nullopt;
   const std::string found = kv_store->get(key);
   std::unique_lock lock(mutex);
-  auto word = words.open(key, found);
+  auto word = words.signer.open(key, found);
   // Once for each key: the next round finds the same word.
-  if (!word && rejected.insert(key).second) {
+  if (!word && words.rejected.insert(key).second) {
     lock.unlock();  // the agent does not wait for a log that nobody reads
     base::log_warning(concat("[launch.run] a word under '", key,
                              "' was not left by an agent of this job and is ignored: another secret, or "
@@ -141,51 +201,51 @@ void AgentStoreClient::State::read_watched() {
   std::set<std::string> keys;
   {
     const std::lock_guard lock(mutex);
-    keys = watched;
+    keys = words.watched;
   }
   for (const std::string& key : keys) {
     std::optional<std::string> word = read(key);
     if (!word) continue;
     const std::lock_guard lock(mutex);
-    received.emplace(key, std::move(*word));
-    watched.erase(key);
+    words.received.emplace(key, std::move(*word));
+    words.watched.erase(key);
     wake_caller();
   }
 }
 
 void AgentStoreClient::State::give_and_read_signs() {
   const auto now = options.now();
-  if (now < next_sign) return;
+  if (now < signs.next) return;
   const auto key = [](int node) { return concat("alive/", node); };
   std::string own_sign;
   {
     const std::lock_guard lock(mutex);
-    if (!words.is_in_session()) return;
-    for (const int node : here) {
-      if (!signs[node].silence) signs[node].silence.emplace(now);
+    if (!words.signer.is_in_session()) return;
+    for (const int node : nodes.expected) {
+      if (!signs.of_node[node].silence) signs.of_node[node].silence.emplace(now);
     }
     // A sign stands for the agent, and not for this thread alone. So the agent must have answered the last
     // wake-up, or have said that it is busy.
-    if (std::exchange(has_caller_answered, false) || !busy_until.expired()) {
-      own_sign = words.sign(key(options.node), std::to_string(++signs_given));
+    if (caller.take()) {
+      own_sign = words.signer.sign(key(options.node), std::to_string(++signs.num_given));
     }
   }
-  next_sign = now + options.keep_alive_interval;
+  signs.next = now + options.keep_alive_interval;
   if (!own_sign.empty()) kv_store->set(key(options.node), own_sign);
   wake_caller();  // for the next sign
   // Node 0 reads the signs of all nodes. The others read that of node 0 alone, which decides for all.
   const int last = options.node == 0 ? options.nnodes - 1 : 0;
   for (int node = 0; node <= last; ++node) {
     if (node == options.node) continue;
-    Sign& sign = signs[node];
+    SignRecords::Sign& sign = signs.of_node[node];
     const std::string word = read(key(node)).value_or("");
     if (!word.empty() && word != sign.word) sign = {word, SilenceTimer(now)};
     if (!sign.silence) continue;
-    sign.silence->advance(now, max_step);
-    if (sign.silence->time() > max_silence) {
+    sign.silence->advance(now, intervals.max_step);
+    if (sign.silence->time() > intervals.max_silence) {
       {
         const std::lock_guard lock(mutex);
-        lost_nodes.insert(node);
+        nodes.lost_nodes.insert(node);
       }
       mark_lost(concat("node ", node, " has given no sign for ", in_seconds(sign.silence->time()), " s"));
     }
@@ -197,27 +257,25 @@ template <typename Request>
 void AgentStoreClient::State::ask(const Request& request) {
   {
     const std::lock_guard lock(mutex);
-    if (has_ended) return;
-    is_asking = true;
-    answer_silence.restart(options.now());
+    if (!store_silence.begin_request(options.now())) return;
   }
   try {
     request();
   } catch (const std::exception& error) {
     mark_lost(concat("the store that node 0 keeps is gone: ", base::message_of(error)));
     const std::lock_guard lock(mutex);
-    has_ended = true;
+    store_silence.set_gone();
     wake_caller();
   }
   const std::lock_guard lock(mutex);
-  is_asking = false;
+  store_silence.end_request();
 }
 
 void AgentStoreClient::State::go_round() {
   give_and_read_signs();
   const auto now = options.now();
   if (now < next_poll) return;
-  next_poll = now + interval;
+  next_poll = now + intervals.poll;
   read_watched();
 }
 
@@ -229,7 +287,7 @@ AgentStoreClient::AgentStoreClient(std::shared_ptr<KeyValueStore> kv_store,
       .name = "agent",
       .spin = std::chrono::microseconds(0),
       .idle = [state = state_] { state->ask([&] { state->go_round(); }); },
-      .idle_time = state_->round_time,
+      .idle_time = state_->intervals.round,
   });
 }
 
@@ -244,17 +302,17 @@ AgentStoreClient::~AgentStoreClient() {
 
 void AgentStoreClient::begin_session(const std::string& session) {
   const std::lock_guard lock(state_->mutex);
-  state_->words.begin_session(session);
+  state_->words.signer.begin_session(session);
 }
 
 void AgentStoreClient::expect_signs(int node) {
   const std::lock_guard lock(state_->mutex);
-  state_->here.insert(node);
+  state_->nodes.expected.insert(node);
 }
 
 void AgentStoreClient::post(const std::string& key, const std::string& value) {
   const std::lock_guard lock(state_->mutex);  // signed in the order in which they are written
-  queue_->submit("post", [state = state_, key, word = state_->words.sign(key, value)] {
+  queue_->submit("post", [state = state_, key, word = state_->words.signer.sign(key, value)] {
     state->ask([&] {
       state->kv_store->set(key, word);
       state->go_round();
@@ -264,7 +322,7 @@ void AgentStoreClient::post(const std::string& key, const std::string& value) {
 
 void AgentStoreClient::watch(const std::string& key) {
   const std::lock_guard lock(state_->mutex);
-  if (state_->received.count(key) == 0) state_->watched.insert(key);
+  if (state_->words.received.count(key) == 0) state_->words.watched.insert(key);
 }
 
 bool AgentStoreClient::poll_now(base::Deadline deadline) {
@@ -276,32 +334,33 @@ bool AgentStoreClient::poll_now(base::Deadline deadline) {
   });
   if (!polled.wait(deadline)) return false;
   const std::lock_guard lock(state_->mutex);
-  return !state_->has_ended;
+  return !state_->store_silence.is_gone();
 }
 
 std::optional<std::string> AgentStoreClient::received(const std::string& key) const {
   const std::lock_guard lock(state_->mutex);
-  const auto at = state_->received.find(key);
-  return at == state_->received.end() ? std::nullopt : std::optional(at->second);
+  const auto at = state_->words.received.find(key);
+  return at == state_->words.received.end() ? std::nullopt : std::optional(at->second);
 }
 
 std::vector<std::string> AgentStoreClient::rejected() const {
   const std::lock_guard lock(state_->mutex);
-  return {state_->rejected.begin(), state_->rejected.end()};
+  return {state_->words.rejected.begin(), state_->words.rejected.end()};
 }
 
 std::string AgentStoreClient::lost() const {
   const std::lock_guard lock(state_->mutex);
-  if (!state_->lost.empty()) return state_->lost;
+  if (!state_->nodes.lost.empty()) return state_->nodes.lost;
   // The thread may hang in its request, so the caller itself measures how long.
   const Clock::duration silent = state_->silence();
-  if (silent <= state_->max_silence) return "";
+  if (silent <= state_->intervals.max_silence) return "";
   return concat("the store that node 0 keeps has not answered for ", in_seconds(silent), " s");
 }
 
 bool AgentStoreClient::is_lost(int node) const {
   const std::lock_guard lock(state_->mutex);
-  return state_->has_ended || state_->silence() > state_->max_silence || state_->lost_nodes.contains(node);
+  return state_->store_silence.is_gone() || state_->silence() > state_->intervals.max_silence ||
+         state_->nodes.lost_nodes.contains(node);
 }
 
 void AgentStoreClient::set_last_words_time(std::chrono::milliseconds time) {
@@ -310,7 +369,7 @@ void AgentStoreClient::set_last_words_time(std::chrono::milliseconds time) {
 }
 
 std::chrono::milliseconds AgentStoreClient::round_time() const {
-  return state_->round_time;
+  return state_->intervals.round;
 }
 
 int AgentStoreClient::fd() const {
@@ -322,13 +381,12 @@ void AgentStoreClient::acknowledge() {
   while (::read(state_->wake.read.get(), buffer.data(), buffer.size()) > 0) {
   }
   const std::lock_guard lock(state_->mutex);
-  state_->has_caller_answered = true;
-  state_->busy_until = base::Deadline(Clock::duration::zero());
+  state_->caller.acknowledge();
 }
 
 void AgentStoreClient::busy_until(base::Deadline deadline) {
   const std::lock_guard lock(state_->mutex);
-  state_->busy_until = deadline;
+  state_->caller.busy_until(deadline);
 }
 
 }  // namespace cohort::launch
