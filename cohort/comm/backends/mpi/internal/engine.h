@@ -1,20 +1,16 @@
 #pragma once
 
-#include <mpi.h>
-
 #include <atomic>
-#include <condition_variable>
-#include <cstddef>
-#include <deque>
+#include <chrono>
+#include <cstdint>
 #include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "cohort/base/threads/deadline.h"
-#include "cohort/comm/internal/cpu_call.h"
+#include "cohort/comm/backends/mpi/internal/inbox.h"
+#include "cohort/comm/backends/mpi/internal/progress.h"
+#include "cohort/comm/backends/mpi/internal/work.h"
 
 /// The one thread of this process that calls MPI, from MPI_Init to MPI_Finalize.
 ///
@@ -24,72 +20,17 @@
 /// own.
 namespace cohort::comm::mpi {
 
-/// The requests that a step has begun.
-struct PendingRequests {
-  std::vector<MPI_Request> requests;
-  std::vector<std::int64_t> expected;  ///< bytes to receive, of each request; -1: MPI sees to it
-
-  MPI_Request* add(std::int64_t bytes = -1) {
-    expected.push_back(bytes);
-    return &requests.emplace_back(MPI_REQUEST_NULL);
-  }
-};
-
-/// Throws std::runtime_error with MPI's words.
-void check(int code, const char* function);
-
-/// Calls of one group that go one after the other, as MPI asks of collectives.
-struct OrderedQueue {
-  std::deque<const void*> calls;
-  std::unique_ptr<std::byte[]> memory;
-  std::size_t bytes = 0;
-
-  /// Memory for the step that runs and those after it in the same call.
-  std::byte* scratch(std::size_t size);
-};
-
-/// Whose call it is, for errors.
-struct CallGroup {
-  std::string name;
+/// This process, as MPI knows it. Never changes after begin().
+struct MpiProcess {
   int rank = 0;
   int size = 1;
+  int largest_tag = 32767;
+  std::uint64_t job = 0;  ///< the same on all ranks of the job that mpirun has started, and nowhere else
+  bool is_owner = false;  ///< MPI was started here and ends here
+
+  /// Starts MPI, or joins one that the program has started. Threads: the engine's. Throws: as Engine::start.
+  static MpiProcess begin();
 };
-
-/// A call that was begun. All but what c10d asks belongs to the engine.
-class MpiWork : public CpuWork {
- public:
-  using Step = std::function<void(PendingRequests&)>;
-
-  /// `queue` may be null: a message, which waits for nothing but its peer.
-  MpiWork(CpuCall call, CallGroup group, std::vector<Step> steps, std::shared_ptr<OrderedQueue> queue);
-
-  /// Where the deadline passes, or `timeout`, it throws, and the job ends soon after.
-  bool wait(std::chrono::milliseconds timeout) override;
-  int sourceRank() const override { return source_.load(); }
-  std::uint64_t getSequencenumber() const override { return call_.number; }
-
- private:
-  friend class Engine;
-  bool is_late() const { return deadline_.expired() || is_cut_short_.load(); }
-  std::string describe() const;
-  /// Runs on until it has to wait; true once all steps are done.
-  bool advance();
-  bool has_arrived();
-  /// After an error MPI may still read and write the tensors, which are kept for it.
-  void end(std::exception_ptr error);
-
-  CpuCall call_;
-  const CallGroup group_;
-  std::vector<Step> steps_;
-  std::size_t next_ = 0;
-  PendingRequests pending_;
-  std::vector<MPI_Status> statuses_;
-  base::Deadline deadline_;
-  std::shared_ptr<OrderedQueue> queue_;
-  std::atomic<bool> is_cut_short_{false};  // somebody waited for less than the deadline
-  std::atomic<int> source_{-1};
-};
-using MpiWorkPtr = c10::intrusive_ptr<MpiWork>;
 
 /// Threads: any may call, except from a step.
 class Engine {
@@ -98,21 +39,21 @@ class Engine {
   /// without MPI_THREAD_MULTIPLE; TimeoutError when other processes of the job do not start it too.
   static Engine& start(base::Deadline deadline);
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  int rank() const { return process_.rank; }
+  int size() const { return process_.size; }
   /// The same on all ranks of the job that mpirun has started, and nowhere else.
-  std::uint64_t job() const { return job_; }
-  int largest_tag() const { return largest_tag_; }
+  std::uint64_t job() const { return process_.job; }
+  int largest_tag() const { return process_.largest_tag; }
 
-  void submit(MpiWorkPtr call);
+  void submit(MpiWorkPtr call) { inbox_.add_call(std::move(call)); }
   /// Runs `task`, which blocks, on the engine's thread, once the collectives that were begun are over: other
   /// ranks may need all their steps before they come to the same. Returns when it has run; throws what it
   /// threw, and TimeoutError saying that `what` takes too long.
   void run(std::function<void()> task, base::Deadline deadline, const char* what);
   /// Runs `task` there some time, or never when MPI is over.
-  void post(std::function<void()> task);
+  void post(std::function<void()> task) { inbox_.add_task(std::move(task)); }
   /// At exit a rank waits for the others for at most the longest timeout that was set.
-  void set_exit_timeout(std::chrono::milliseconds timeout);
+  void set_exit_timeout(std::chrono::milliseconds timeout) { inbox_.set_exit_timeout(timeout); }
 
  private:
   Engine() = default;
@@ -120,34 +61,15 @@ class Engine {
   void loop();
   bool take_new();
   bool run_blocking();
-  bool advance_calls();
-  void check_deadlines();
-  void pause(bool moved);
-  void end_late(MpiWork& call);
+  void pause(bool has_moved);
   [[noreturn]] void end_job(const std::string& why);
   void finalize();
   void at_exit(int status);
 
-  int rank_ = 0, size_ = 1, largest_tag_ = 32767;
-  std::uint64_t job_ = 0;
-  bool owner_ = false;  // MPI was started here and ends here
-
-  std::mutex mutex_;
-  std::condition_variable changed_;  // for the engine's thread
-  std::condition_variable ended_;    // for who exits
-  std::vector<MpiWorkPtr> new_calls_;
-  std::vector<std::function<void()>> tasks_, blocking_tasks_;
-  bool stopping_ = false, over_ = false;
-  std::chrono::milliseconds exit_timeout_{0};
-
-  // A call or a task failed. Callers of run() set it too, and the thread that exits reads it.
-  std::atomic<bool> failed_{false};
-
-  // The engine's thread alone.
-  std::vector<MpiWorkPtr> running_;
-  std::optional<base::Deadline> abort_at_;
-  std::string abort_because_;
-  base::Deadline::Clock::time_point last_moved_;
+  MpiProcess process_;               // set by the engine's thread before start() returns
+  Inbox inbox_;                      // of any thread
+  std::atomic<bool> failed_{false};  // a call or a task; callers of run() set it too, and who exits reads it
+  Progress progress_{failed_};       // of the engine's thread alone
 };
 
 }  // namespace cohort::comm::mpi
