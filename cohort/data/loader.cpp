@@ -3,16 +3,13 @@
 // first drains the workers, so no buffer is used twice. Of several failures the first in the batch is told.
 #include "cohort/data/loader.h"
 
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/util/Type.h>
 #include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
 #include <set>
-#include <typeinfo>
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
@@ -20,6 +17,7 @@
 #include "cohort/core/parallel.h"
 #include "cohort/data/internal/batch_buffer.h"
 #include "cohort/data/internal/device_copy.h"
+#include "cohort/data/internal/loader_setup.h"
 #include "cohort/data/internal/sample_reader.h"
 #include "cohort/data/internal/worker_pool.h"
 
@@ -28,83 +26,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// A dataset of which much is broken must fill neither the memory nor the log.
 constexpr std::size_t kSkipsRemembered = 1000;
 constexpr std::size_t kSkipsNamed = 20;
 
 void require(bool condition, const std::string& what, const std::string& hint = "") {
   if (!condition) throw UsageError("data.loader", what, hint);
-}
-
-void check(const Dataset& dataset, const LoaderOptions& o) {
-  using base::concat;
-  require(o.batch_size >= 1, concat("batch_size is ", o.batch_size, ", expected at least 1"));
-  require(o.global_batch_size >= 0,
-          concat("global_batch_size is ", o.global_batch_size, ", expected 0 or more"));
-  require(o.workers >= 0 && o.workers <= 1024, concat("workers is ", o.workers, ", expected 0 to 1024"));
-  require(o.prefetch >= 1 || (o.workers == 0 && o.prefetch == 0),
-          concat("prefetch is ", o.prefetch, ", expected at least 1"), "workers: 0 to read nothing ahead");
-  require(o.world_size >= 1, concat("world_size is ", o.world_size, ", expected at least 1"));
-  require(o.rank >= 0 && o.rank < o.world_size,
-          concat("rank is ", o.rank, ", expected 0 to ", o.world_size - 1));
-  require(o.parts >= 1, concat("parts is ", o.parts, ", expected at least 1"));
-  require(
-      o.parts == 1 || o.on_error == OnError::kRaise,
-      "parts are asked for together with on_error: skip, which changes how many samples a batch has while "
-      "it is used",
-      "on_error: raise, or one part");
-  require(o.timeout.count() > 0, concat("timeout is ", o.timeout.count(), " ms, expected more than 0"));
-  require(o.stop_grace.count() >= 0,
-          concat("stop_grace is ", o.stop_grace.count(), " ms, expected 0 or more"));
-  require(dataset.size() > 0, "the dataset has no samples");
-  const std::vector<Field> fields = dataset.fields();
-  require(!fields.empty(), "the dataset has no fields");
-  for (const Field& field : fields) {
-    require(!field.channels_last || field.shape.size() == 3,
-            concat("field '", field.name, "' is channels_last and has ", field.shape.size(),
-                   " dimensions, expected 3"));
-  }
-}
-
-std::shared_ptr<const Sampler> make_sampler(std::int64_t size, const LoaderOptions& options) {
-  if (options.sampler != nullptr) return options.sampler;
-  return std::make_shared<DistributedSampler>(
-      size, DistributedSamplerOptions{options.world_size, options.shuffle, options.seed, options.last_batch});
-}
-
-// The order of an epoch, which a sampler of the user's may have got wrong: an index beyond the dataset would
-// be read from foreign memory.
-std::vector<std::int64_t> checked_order(const Sampler& sampler, std::int64_t epoch, std::int64_t samples) {
-  std::vector<std::int64_t> order = sampler.order(epoch);
-  const auto wrong = [&](const auto&... what) {
-    return UsageError("data.loader", base::concat("sampler ", c10::demangle(typeid(sampler).name()), ": ",
-                                                  "order(", epoch, ") ", what...));
-  };
-  if (std::ssize(order) != sampler.size()) {
-    throw wrong("has ", order.size(), " indices, expected ", sampler.size(), ", its size()");
-  }
-  const auto outside = [samples](std::int64_t index) { return index < 0 || index >= samples; };
-  if (const auto bad = std::ranges::find_if(order, outside); bad != order.end()) {
-    throw wrong("has index ", *bad, " at position ", bad - order.begin(), ", expected 0 to ", samples - 1,
-                ": the dataset has ", samples, " samples");
-  }
-  return order;
-}
-
-// batch_size and global_batch_size, each from the other.
-LoaderOptions with_both_sizes(LoaderOptions options) {
-  if (options.global_batch_size == 0) {
-    options.global_batch_size = options.batch_size * options.world_size;
-  } else {
-    options.batch_size = (options.global_batch_size + options.world_size - 1) / options.world_size;
-  }
-  return options;
-}
-
-bool use_pinned_memory(const LoaderOptions& options) {
-  if (!options.pin_memory) return false;
-  if (at::accelerator::getAccelerator().has_value() && at::accelerator::deviceCount() > 0) return true;
-  base::warn_once("data.pin_memory", "pin_memory has no effect: this LibTorch sees no accelerator");
-  return false;
 }
 
 // An error of ours that names the sample already is passed on as it is.
@@ -117,7 +44,7 @@ void rethrow_if_it_says(const std::exception_ptr& error, const std::string& what
   }
 }
 
-/// Adds the time of its life to what next() took from the caller.
+// Adds the time of its life to what next() took from the caller.
 class WaitTimer {
  public:
   explicit WaitTimer(LoaderCounters& counters) : counters_(counters) {}
@@ -149,20 +76,21 @@ struct Loader::Impl {
   // A batch that was read, and perhaps is on its way to the accelerator.
   struct Ready {
     std::shared_ptr<BatchBuffer> buffer;
-    std::int64_t size = 0;
+    std::int64_t size = 0;  // samples that were not skipped
     std::int64_t epoch = 0;
+    // Positions in the epoch's order, over all ranks, as in BatchJob.
     std::int64_t first = 0;
     std::int64_t next = 0;
     std::int64_t whole_first = 0;
     std::int64_t whole_next = 0;
-    std::vector<at::Tensor> fields;
+    std::vector<at::Tensor> fields;  // views of the buffer
     std::optional<DeviceCopy::Copy> copy;
   };
 
   Impl(std::shared_ptr<const Dataset> given, LoaderOptions o)
       : options(with_both_sizes(std::move(o))),
         dataset(std::move(given)),
-        sampler(make_sampler(dataset->size(), options)),
+        sampler(sampler_of(dataset->size(), options)),
         part_size(options.part_size()),
         pool(std::make_shared<BufferPool>(dataset->fields(), part_size, use_pinned_memory(options))),
         reader(std::make_shared<SampleReader>(
@@ -200,6 +128,7 @@ struct Loader::Impl {
   std::optional<DeviceCopy> device_copy;
   std::unique_ptr<WorkerPool> workers;
 
+  // Positions in the epoch's order, over all ranks.
   std::int64_t epoch = 0;
   std::int64_t consumed = 0;                         // delivered to the caller
   std::int64_t planned = 0;                          // handed to the workers
@@ -207,6 +136,7 @@ struct Loader::Impl {
   std::int64_t left_of_share = 0;                    // samples in parts that the caller has not taken
   std::int64_t generation = 0;                       // a new one with each batch, and each leap
   std::shared_ptr<const std::vector<std::int64_t>> order;
+  // Jobs are numbered over all epochs, from 0.
   std::int64_t next_job = 0;     // first job that was not collected
   std::int64_t inline_jobs = 0;  // jobs that were planned without workers
   std::optional<Ready> pending;  // read, and on its way to the accelerator
@@ -216,9 +146,11 @@ struct Loader::Impl {
 
   LoaderCounters counters;
   std::vector<SkippedSample> skipped;
-  std::set<std::int64_t> skipped_indices;
+  std::set<std::int64_t> skipped_indices;  // of `skipped`: each is named once
 };
 
+// What was read ahead is of another place, and is dropped. The order of an epoch does not depend on the
+// place in it, so it is kept.
 void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
   drain();
   pending.reset();
@@ -231,7 +163,8 @@ void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
   delivered_in_epoch = skipped_in_epoch = 0;
 }
 
-// Afterwards no worker touches a job.
+// Afterwards no worker touches a job. A worker that reads a sample cannot be stopped, so the samples under
+// way are waited for; those that were not begun are cancelled.
 void Loader::Impl::drain() {
   if (workers == nullptr) return;
   workers->cancel();
@@ -272,9 +205,12 @@ bool Loader::Impl::plan(std::int64_t number) {
   return true;
 }
 
+// Has workers fill the job that is collected next, and `prefetch` jobs after it. So many slots there are, so
+// no job is laid out again before it was collected.
 void Loader::Impl::read_ahead() {
   if (options.workers == 0) return;
   if (workers == nullptr) {
+    // A worker takes so many samples at a time: few, so that all end at about the same time.
     const std::int64_t chunk = std::clamp<std::int64_t>(part_size / (8 * options.workers), 1, 16);
     workers = std::make_unique<WorkerPool>(
         WorkerPool::Options{options.workers, options.prefetch + 1, part_size, chunk},
@@ -316,6 +252,8 @@ void Loader::Impl::note_skips(const BatchJob& job) {
   }
 }
 
+// Makes a batch of a job that was read: reports failures, closes the gaps of skipped samples, and begins the
+// copy to the accelerator.
 Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   // Whoever failed first in time depends on the workers; first in the batch does not.
   std::ranges::sort(job.failures, {}, &BatchJob::Failure::item);
@@ -342,6 +280,7 @@ Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   return ready;
 }
 
+// Without workers: the threads that compute are idle while the caller waits for its input.
 void Loader::Impl::read_inline(std::int64_t number) {
   core::parallel_for(reader->job(number).count, 1, [&](std::int64_t begin, std::int64_t end) {
     const at::NoGradGuard no_grad;
@@ -362,6 +301,8 @@ std::optional<Loader::Impl::Ready> Loader::Impl::collect() {
   return finish(reader->job(next_job++));
 }
 
+// Hands a batch, or a part of one, to the caller, and counts it as consumed. After the last part of this rank
+// the whole batch is consumed: what is left of it are parts of other ranks alone.
 std::optional<Batch> Loader::Impl::deliver(Ready ready) {
   Batch batch;
   batch.size = ready.size;
@@ -371,6 +312,7 @@ std::optional<Batch> Loader::Impl::deliver(Ready ready) {
       ready.first == ready.whole_first ? batch.whole_size - batch.size : left_of_share - batch.size;
   consumed = left_of_share > 0 ? ready.next : ready.whole_next;
   if (left_of_share > 0) {
+    // The batch may outlive the place at which it was made: the number shows that the loader has advanced.
     batch.take_next = [this, now = generation](Batch& part) {
       require(now == generation, "a part of a batch was asked for when the loader had advanced");
       return advance(part);
@@ -405,6 +347,8 @@ std::optional<Loader::Impl::Ready> Loader::Impl::next_ready() {
   }
 }
 
+// With one rank a batch of which all samples were skipped is passed over. With several it is delivered
+// empty, since the other ranks have their part of it, and all must make equally many batches.
 std::optional<Batch> Loader::Impl::next() {
   const at::NoGradGuard no_grad;
   const WaitTimer timer(counters);
@@ -438,7 +382,7 @@ bool Loader::Impl::advance(Batch& batch) {
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options) {
   require(dataset != nullptr, "there is no dataset");
-  check(*dataset, options);
+  check_loader_options(*dataset, options);
   impl_ = std::make_unique<Impl>(std::move(dataset), std::move(options));
 }
 
