@@ -6,6 +6,8 @@
 namespace cohort::cli {
 namespace {
 
+// The user builds it against an installed Cohort. The kernel for GPUs is left out, with a message, where it
+// cannot be built: one folder then serves machines with and without CUDA.
 constexpr std::string_view kOperatorCMake =
     R"--(# The operator @NAME@: a library for `cohort ... --load`, and its test.
 #
@@ -44,6 +46,7 @@ target_link_libraries(@NAME@_test PRIVATE cohort::ops)
 add_test(NAME @NAME@ COMMAND @NAME@_test)
 )--";
 
+// C++ callers have a function; who loads the library has the operator's name.
 constexpr std::string_view kHeader = R"--(#pragma once
 
 #include <ATen/core/Tensor.h>
@@ -52,6 +55,8 @@ constexpr std::string_view kHeader = R"--(#pragma once
 at::Tensor @NAME@(const at::Tensor& x, double scale);
 )--";
 
+// The function is small, but shows what is easily got wrong: inputs of any strides, several dtypes, an
+// argument that is no tensor, and a gradient that needs an input.
 constexpr std::string_view kOperatorSource =
     R"--(// The operator @NAME@::@NAME@: what it computes, its gradient, its shapes. Change the schema, the loop and the
 // gradient to yours; @NAME@_test says whether they agree.
@@ -112,6 +117,8 @@ at::Tensor @NAME@(const at::Tensor& x, double scale) {
 }
 )--";
 
+// The library's sources are linked in, since a MODULE cannot be linked to. gradcheck needs double: with
+// float32 its finite differences drown in rounding.
 constexpr std::string_view kTest =
     R"--(// Do the values, the gradient, the schema and the shapes of @NAME@ agree? Exit status 0 says yes.
 #include <ATen/ATen.h>
@@ -160,6 +167,8 @@ int main() {
 }
 )--";
 
+// Two files, so that nvcc compiles a kernel without LibTorch's headers. The grid is bounded, and each thread
+// strides over the tensor: any size fits.
 constexpr std::string_view kCudaKernel =
     R"--(// The CUDA kernel of @NAME@. LibTorch's headers stay out of this file: they take long to compile with nvcc.
 #include <cuda_runtime.h>
@@ -196,6 +205,8 @@ cudaError_t @NAME@_launch(const double* from, double* to, double scale, std::int
 }
 )--";
 
+// The other file is of the host's compiler. Schema and gradient come from the operator's source: this only
+// adds a kernel for one more device.
 constexpr std::string_view kCudaSource = R"--(// Registers the CUDA kernel of @NAME@ beside the CPU's.
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
