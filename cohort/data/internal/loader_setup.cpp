@@ -70,6 +70,7 @@ std::vector<std::int64_t> checked_order(const Sampler& sampler, std::int64_t epo
     throw wrong("has ", order.size(), " indices, expected ", sampler.size(), ", its size()");
   }
   const auto outside = [samples](std::int64_t index) { return index < 0 || index >= samples; };
+  // The whole order at once: a sample of it is read much later, on a thread that cannot name the sampler.
   if (const auto bad = std::ranges::find_if(order, outside); bad != order.end()) {
     throw wrong("has index ", *bad, " at position ", bad - order.begin(), ", expected 0 to ", samples - 1,
                 ": the dataset has ", samples, " samples");
@@ -87,6 +88,7 @@ LoaderOptions with_both_sizes(LoaderOptions options) {
   return options;
 }
 
+// The accelerator's driver locks the pages, so without an accelerator there is nobody to ask.
 bool use_pinned_memory(const LoaderOptions& options) {
   if (!options.pin_memory) return false;
   if (at::accelerator::getAccelerator().has_value() && at::accelerator::deviceCount() > 0) return true;
