@@ -16,6 +16,7 @@
 #include <asio/post.hpp>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -67,7 +68,6 @@ void PeerState::poll_until(const std::function<bool()>& is_done) {
 
 Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
     : options_(std::move(options)),
-      handler_(std::move(handler)),
       incarnation_(new_incarnation()),
       place_(place_of_process()),
       began_(base::process_start(std::to_string(::getpid()))),
@@ -76,39 +76,27 @@ Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
       work_(io_.get_executor()),
       timer_(io_),
       sockets_(io_, poller_.duplicate().release()),
+      hand_over_(node_, std::move(handler), [this] { asio::post(io_, [this] { locked([] {}); }); }),
+      thread_(node_),
       buffer_(kBufferBytes) {}
 
 void Loop::start() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(node_.mutex);
   wait_for_sockets();
-  start_thread();
+  thread_.start(body());
 }
 
-// Under the mutex.
-void Loop::start_thread() {
-  thread_ = std::thread([self = shared_from_this(), generation = ++generation_] { self->run(generation); });
-  runs_ = true;
+NodeThread::Body Loop::body() {
+  return [self = shared_from_this()](int generation) { self->run(generation); };
 }
 
 // Functions of the handler may still run, on any thread. One that takes longer than kPatience is left.
 void Loop::stop() {
   const base::Deadline deadline(kPatience);
-  std::unique_lock lock(mutex_);
-  is_stopped_ = true;
+  std::unique_lock lock(node_.mutex);
+  node_.is_stopped = true;
   io_.stop();
-  std::thread thread;
-  thread.swap(thread_);
-  if (thread.get_id() == std::this_thread::get_id()) {
-    thread.detach();  // a handler held the last node; the thread keeps the loop until it ends
-  } else if (thread.joinable()) {
-    if (base::wait(changed_, lock, [this] { return !runs_; }, deadline)) {
-      lock.unlock();
-      thread.join();
-      lock.lock();
-    } else {
-      thread.detach();
-    }
-  }
+  thread_.stop(lock, deadline);
   for (const auto& connection : handshakes_) close_connection(*connection);
   for (const auto& peer : peers_) {
     if (peer->connection) close_connection(*peer->connection);
@@ -120,52 +108,13 @@ void Loop::stop() {
   handshakes_.clear();
   listeners_.clear();
   active_.clear();
-  changed_.notify_all();
-  if (hands_over_ == std::thread::id()) hand_over(lock);  // what was left to the loop
-  const int self = is_replaced_thread() ? 1 : 0;
+  node_.changed.notify_all();
+  if (hand_over_.is_idle()) hand_over_.run(lock);  // what was left to the loop
   const auto is_quiet = [&] {
-    return num_replaced_ <= self &&
-           (hands_over_ == std::thread::id() || hands_over_ == std::this_thread::get_id());
+    const bool has_no_turn = hand_over_.is_idle() || hand_over_.is_turn_of(std::this_thread::get_id());
+    return thread_.num_replaced_elsewhere() <= 0 && has_no_turn;
   };
-  base::wait(changed_, lock, is_quiet, deadline);
-}
-
-// With the lock held before and after. Who is asked to come back early (`is_done`) leaves the rest to the loop, unless that has
-// been stopped.
-void Loop::hand_over(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done) {
-  const auto self = std::this_thread::get_id();
-  if (hands_over_ != std::thread::id() && hands_over_ != self) return;
-  const bool is_inner = hands_over_ == self;  // a handler's function waits in poll_until()
-  hands_over_ = self;
-  while (!events_.empty() && hands_over_ == self) {
-    Event event = std::move(events_.front());
-    events_.pop_front();
-    lock.unlock();
-    deliver(std::move(event));
-    const bool is_over = is_done && is_done();
-    lock.lock();
-    if (is_over && hands_over_ == self && !is_stopped_) {
-      if (!events_.empty()) post_hand_over();
-      break;
-    }
-  }
-  if (is_inner || hands_over_ != self) return;
-  hands_over_ = std::thread::id();
-  if (is_stopped_) changed_.notify_all();
-}
-
-// Under the mutex: the node's own thread hands over what there is.
-void Loop::post_hand_over() {
-  asio::post(io_, [loop = weak_from_this()] {
-    if (const auto self = loop.lock()) self->locked([] {});
-  });
-}
-
-// On whichever thread: a function of the handler that throws ends the process.
-void Loop::deliver(Event event) noexcept {
-  if (event.is_new) handler_->on_connect(event.peer);
-  if (event.message) handler_->on_message(event.peer, *std::move(event.message));
-  if (event.down) handler_->on_down(event.peer, *std::move(event.down));
+  base::wait(node_.changed, lock, is_quiet, deadline);
 }
 
 SessionOptions Loop::session_options() const {
@@ -201,7 +150,7 @@ std::string Loop::listen(const std::string& text) {
   }
   std::string bound;
   base::Fd fd = listen_at(address, bound);
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(node_.mutex);
   listeners_.push_back(std::make_shared<asio::posix::stream_descriptor>(io_, fd.release()));
   wait_to_accept(listeners_.back());
   return bound;
@@ -273,14 +222,14 @@ void Loop::update_peer(const std::shared_ptr<PeerState>& peer, Time now) {
       const End& end = *state.session.ended();
       // Nobody has a caller that never had a link.
       if (state.session.num_links() > 0) {
-        events_.push_back({peer, false, std::nullopt,
-                           Down{end.kind, base::concat(state.own_name, " ", end.text),
-                                state.session.take_unacknowledged()}});
+        hand_over_.push({peer, false, std::nullopt,
+                         Down{end.kind, base::concat(state.own_name, " ", end.text),
+                              state.session.take_unacknowledged()}});
       }
     } else {
       state.session.end(DownKind::kLeft, "was left");
     }
-    changed_.notify_all();
+    node_.changed.notify_all();
     return;
   }
   if (state.session.wants_link(now)) start_link(peer, now);
@@ -330,15 +279,15 @@ std::shared_ptr<PeerState> Loop::connect(const std::string& address, base::Deadl
     throw UsageError("net.connect", "a handler cannot wait for a connection", "another thread");
   }
   const SocketAddress resolved = resolve(address);
-  std::unique_lock lock(mutex_);
-  if (is_closing_) throw UsageError("net.connect", "this node has been closed");
+  std::unique_lock lock(node_.mutex);
+  if (node_.is_closing) throw UsageError("net.connect", "this node has been closed");
   const std::shared_ptr<PeerState> peer = make_peer(Role::kCaller);
   PeerState& state = *peer;
   state.address = resolved;
   state.number = new_number();
   post_update(peer);
   const auto is_known = [&] { return state.session.num_links() > 0 || state.session.ended(); };
-  base::wait(changed_, lock, is_known, deadline);
+  base::wait(node_.changed, lock, is_known, deadline);
   if (state.session.num_links() > 0) return peer;
   const std::string why = state.session.ended() ? state.session.ended()->text : state.last_error;
   state.session.end(DownKind::kFailed, why);
@@ -351,13 +300,13 @@ std::shared_ptr<PeerState> Loop::connect(const std::string& address, base::Deadl
 std::vector<std::string> Loop::close(base::Deadline deadline) {
   std::vector<std::string> left;
   {
-    std::unique_lock lock(mutex_);
-    is_closing_ = true;
+    std::unique_lock lock(node_.mutex);
+    node_.is_closing = true;
     for (const auto& peer : peers_) {
       peer->session.leave();
       post_update(peer);
     }
-    base::wait(changed_, lock, [&] { return peers_.empty(); }, deadline);
+    base::wait(node_.changed, lock, [&] { return peers_.empty(); }, deadline);
     for (const auto& peer : peers_) left.push_back(peer->own_name);
   }
   stop();
@@ -366,7 +315,7 @@ std::vector<std::string> Loop::close(base::Deadline deadline) {
 
 void Loop::send(PeerState& state, Message message) {
   copy_to_heap(state, message);
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(node_.mutex);
   if (state.session.ended()) return;
   ++state.counts.messages_sent;
   state.session.send(std::move(message));
@@ -374,7 +323,7 @@ void Loop::send(PeerState& state, Message message) {
 }
 
 std::string Loop::transport(const PeerState& state) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(node_.mutex);
   const std::shared_ptr<Connection> connection = state.connection;
   if (!connection || connection->is_closed || connection->handshake) return "nothing";
   if (connection->shared) return "shared memory";
@@ -383,7 +332,7 @@ std::string Loop::transport(const PeerState& state) {
 }
 
 PeerMetrics Loop::metrics(const PeerState& state) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(node_.mutex);
   PeerMetrics metrics = state.counts;
   metrics.bytes_on_the_way = state.session.outbox().bytes_on_the_way();
   metrics.queued = state.session.outbox().num_unsent();
@@ -393,7 +342,7 @@ PeerMetrics Loop::metrics(const PeerState& state) {
 }
 
 bool Loop::is_down(const PeerState& state) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(node_.mutex);
   return state.session.ended().has_value();
 }
 

@@ -4,23 +4,22 @@
 #include <asio/posix/stream_descriptor.hpp>
 #include <asio/steady_timer.hpp>
 #include <atomic>
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/deadline.h"
 #include "cohort/net/internal/handles.h"
 #include "cohort/net/internal/handshake.h"
+#include "cohort/net/internal/loop/hand_over.h"
+#include "cohort/net/internal/loop/node_lock.h"
+#include "cohort/net/internal/loop/node_thread.h"
 #include "cohort/net/internal/poller.h"
 #include "cohort/net/internal/session.h"
 #include "cohort/net/internal/shared_link.h"
@@ -110,26 +109,17 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void poll_until(const PeerState& peer, const std::function<bool()>& is_done);
   void replace_thread();
   void will_wait();
-  bool is_own_thread() const;
+  bool is_own_thread() const { return thread_.is_here(); }
   std::shared_ptr<std::byte> allocate_shared(std::size_t num_bytes);
   SharedMetrics shared_metrics();
 
  private:
-  struct Event {
-    std::shared_ptr<PeerState> peer;
-    bool is_new = false;
-    std::optional<Message> message;
-    std::optional<Down> down;
-  };
-
   template <typename Fn>
-  void locked(const Fn& fn);
-  void hand_over(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done = nullptr);
-  void post_hand_over();
-  void deliver(Event event) noexcept;
-  bool is_replaced_thread() const;
+  void locked(const Fn& fn) {
+    hand_over_.locked(fn);
+  }
   bool may_look();
-  void start_thread();
+  NodeThread::Body body();
   void run(int generation);
   std::shared_ptr<PeerState> make_peer(Role role);
   SessionOptions session_options() const;
@@ -183,7 +173,6 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void post_update(const std::shared_ptr<PeerState>& peer);
 
   const NodeOptions options_;
-  const std::shared_ptr<Handler> handler_;
   const std::string incarnation_, place_, began_;
   const std::shared_ptr<SharedHeap> heap_;       // null: without shared memory
   const std::unique_ptr<const TlsContext> tls_;  // null: no TLS
@@ -193,16 +182,12 @@ class Loop : public std::enable_shared_from_this<Loop> {
   asio::steady_timer timer_;
   Poller poller_;                           // of all connections' sockets
   asio::posix::stream_descriptor sockets_;  // readable while one of them is ready
-  std::atomic<int> generation_{0};          // of the thread that is the node's own
 
-  std::mutex mutex_;  // of all below, and of the peers' states
-  std::condition_variable changed_;
-  std::thread thread_;
-  bool runs_ = false;              // the node's own thread has not ended
-  int num_replaced_ = 0;           // threads that were the node's own, and are in a function of the handler
-  std::vector<std::byte> buffer_;  // of whoever reads
-  std::deque<Event> events_;       // to be handed over, in this order
-  std::thread::id hands_over_;     // who does so now; none: nobody
+  NodeLock node_;
+  HandOver hand_over_;
+  NodeThread thread_;
+  // Under the mutex, as the peers' states are.
+  std::vector<std::byte> buffer_;                    // of whoever reads
   std::vector<std::shared_ptr<Connection>> active_;  // that the node's own thread looks at
   int num_waiters_ = 0;                              // threads in poll_until()
   bool looks_at_sockets_ = false;                    // the node's own thread, as something came
@@ -214,15 +199,6 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::vector<iovec> parts_;
   Time armed_ = Time::max();
   Time next_warning_ = Time::min();  // of a rejected connection
-  bool is_closing_ = false, is_stopped_ = false;
 };
-
-// Runs `fn` under the mutex, then hands over what came of it, unless another thread does so.
-template <typename Fn>
-void Loop::locked(const Fn& fn) {
-  std::unique_lock lock(mutex_);
-  fn();
-  hand_over(lock);
-}
 
 }  // namespace cohort::net::node_detail

@@ -259,7 +259,7 @@ bool Loop::read_socket(const std::shared_ptr<Connection>& connection, Time now) 
 
 void Loop::take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages) {
   peer->counts.messages_received += messages.size();
-  for (Message& message : messages) events_.push_back({peer, false, std::move(message), std::nullopt});
+  for (Message& message : messages) hand_over_.push({peer, false, std::move(message), std::nullopt});
 }
 
 void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
@@ -336,7 +336,7 @@ bool Loop::answer_hello(const std::shared_ptr<Connection>& connection) {
       connection->peer = peer;
     }
   }
-  if (!connection->peer && hello.links == 0 && !is_closing_) {
+  if (!connection->peer && hello.links == 0 && !node_.is_closing) {
     connection->peer = make_peer(Role::kListener);
     PeerState& state = *connection->peer;
     state.own_name = hello.name;
@@ -392,7 +392,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
   state.session.link_up(hello.received, now, handles);
   ++state.counts.links;
   if (state.role == Role::kListener && state.session.num_links() == 1) {
-    events_.push_back({peer, true, std::nullopt, std::nullopt});
+    hand_over_.push({peer, true, std::nullopt, std::nullopt});
   }
   watch(peer, hello);
   if (connection->shared) {
@@ -402,7 +402,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
     state.session.consume(std::as_bytes(std::span(rest)), now, messages);
     take_messages(peer, messages);
   }
-  changed_.notify_all();
+  node_.changed.notify_all();
 }
 
 void Loop::watch(const std::shared_ptr<PeerState>& peer, const Hello& hello) {

@@ -7,16 +7,14 @@
 // an answer takes the socket out of the poller and reads it.
 //
 // A function of the handler may run on the node's own thread, and turn out to be long. replace_thread() then starts
-// another one, which is the node's own from then on: `generation_` says which. The old one ends after the function.
+// another one, which is the node's own from then on (NodeThread). The old one ends after the function.
 // A function may also wait on a thread in poll_until(). will_wait() then leaves reading, and handing over, to the node's own
 // thread.
-#include <pthread.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <asio/post.hpp>
 #include <cerrno>
-#include <exception>
 #include <thread>
 #include <utility>
 
@@ -32,13 +30,6 @@ constexpr int kConsumesInTurn = 32;               // of one ring, before others 
 static_assert(kConsumesInTurn >= kRingBytes / kConsumeBytes + 2, "one turn reads all that a ring has");
 constexpr int kReadsOfWakeups = 8;  // of one socket, in turn
 constexpr int kLooksBetweenSockets = 16;
-
-// Of the thread that runs a loop: which one, and in whose place.
-struct OwnThread {
-  const void* loop = nullptr;
-  int generation = 0;
-};
-thread_local OwnThread own_thread;
 
 // A link that a thread reads in poll_until(). A function of the handler may wait there for another one.
 struct PolledLink {
@@ -65,20 +56,10 @@ void send_wakeup(Connection& connection) {
 
 }  // namespace
 
-bool Loop::is_own_thread() const {
-  return own_thread.loop == this && own_thread.generation == generation_;
-}
-
-bool Loop::is_replaced_thread() const {
-  return own_thread.loop == this && own_thread.generation != generation_;
-}
-
 void Loop::run(int generation) {
-  own_thread = {this, generation};
-  ::pthread_setname_np(::pthread_self(), "net");
   Time end{};  // of looking
   locked([] {});
-  for (unsigned turn = 0; generation == generation_ && !io_.stopped(); ++turn) {
+  for (unsigned turn = 0; thread_.is_current(generation) && !io_.stopped(); ++turn) {
     if (poll_active()) {
       end = Time::clock::now() + options_.spin;
     } else if (Time::clock::now() >= end || !may_look()) {
@@ -89,41 +70,20 @@ void Loop::run(int generation) {
     }
     if (turn % kLooksBetweenSockets == 0) io_.poll();
   }
-  own_thread = {};
-  const std::lock_guard lock(mutex_);
-  if (generation != generation_) {
-    --num_replaced_;
-  } else {
-    runs_ = false;
-  }
-  changed_.notify_all();
 }
 
+// Where no thread can be had, the function holds the others up.
 void Loop::replace_thread() {
-  const std::lock_guard lock(mutex_);
-  if (is_stopped_ || !thread_.joinable() || hands_over_ != thread_.get_id()) return;
-  std::thread old;
-  old.swap(thread_);
-  try {
-    start_thread();
-  } catch (const std::exception&) {  // no thread can be had: the function holds the others up
-    --generation_;
-    thread_.swap(old);
-    return;
-  }
-  old.detach();
-  ++num_replaced_;
-  hands_over_ = std::thread::id();
+  const std::lock_guard lock(node_.mutex);
+  if (node_.is_stopped || !hand_over_.is_turn_of(thread_.id())) return;
+  if (thread_.replace(body())) hand_over_.take_turn_away();
 }
 
 void Loop::will_wait() {
   leave_polling();
   if (is_own_thread()) return replace_thread();
-  const std::lock_guard lock(mutex_);
-  if (hands_over_ != std::this_thread::get_id()) return;
-  hands_over_ = std::thread::id();
-  post_hand_over();
-  if (is_stopped_) changed_.notify_all();
+  const std::lock_guard lock(node_.mutex);
+  hand_over_.leave_turn();
 }
 
 // From here to poll(): under the mutex. The same as write_socket(), with a ring in its place.
@@ -233,12 +193,12 @@ bool Loop::poll_active() {
 }
 
 bool Loop::may_look() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(node_.mutex);
   return (!active_.empty() || looks_at_sockets_) && num_waiters_ == 0;
 }
 
 bool Loop::let_all_sleep() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(node_.mutex);
   looks_at_sockets_ = false;
   std::erase_if(active_, [this](const auto& link) { return let_sleep(link); });
   return active_.empty();
@@ -265,7 +225,7 @@ void Loop::end_polling(const std::shared_ptr<Connection>& connection) {
 
 // This thread will wait within poll_until(): the node's own thread is told of what comes.
 void Loop::leave_polling() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(node_.mutex);
   for (PolledLink* link = polled_link; link != nullptr; link = link->outer) {
     if (link->loop == this && !std::exchange(link->is_left, true)) end_polling(link->connection);
   }
@@ -275,7 +235,7 @@ void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_do
   // What it throws would leave the link to nobody.
   const auto asks = [&]() noexcept { return is_done(); };
   if (options_.spin.count() <= 0 || asks()) return;
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(node_.mutex);
   PolledLink link{this, state.connection, polled_link};
   const std::shared_ptr<Connection>& connection = link.connection;
   if (!connection || connection->is_closed || connection->handshake) return;
@@ -287,7 +247,7 @@ void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_do
   for (bool is_over = false; !is_over && !connection->is_closed;) {
     const bool has_moved = poll(connection);
     if (has_moved) {
-      hand_over(lock, asks);
+      hand_over_.run(lock, asks);
       if (std::exchange(link.is_left, false)) begin_polling(*connection);
       end = Time::clock::now() + options_.spin;
     } else if (Time::clock::now() >= end) {
@@ -318,7 +278,7 @@ void Loop::copy_to_heap(const PeerState& state, Message& message) {
   if (!heap_ || message.num_bytes() < kLeastBytesByHandle) return;
   std::shared_ptr<const Handles> handles;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(node_.mutex);
     handles = state.session.handles();
   }
   if (handles) handles->copy_to_heap(message);
