@@ -41,30 +41,46 @@ std::uint64_t new_number() {
   return std::stoull(base::random_word().substr(0, 15), nullptr, 16) + 1;
 }
 
+SessionOptions session_options(const NodeOptions& node) {
+  SessionOptions options;
+  options.window = node.window;
+  options.heartbeat = node.heartbeat;
+  options.silence = node.silence;
+  return options;
+}
+
+// A peer as users have it. It may outlive its node.
+class LoopPeer final : public PeerState {
+ public:
+  LoopPeer(std::weak_ptr<Loop> loop, Role role, const NodeOptions& options, std::function<void()> has_changed)
+      : PeerState(role, session_options(options),
+                  options.allocate ? options.allocate : Allocate(allocate_aligned), std::move(has_changed)),
+        loop_(std::move(loop)) {}
+
+  void send(Message message) override {
+    if (const auto loop = loop_.lock()) loop->send(*this, std::move(message));
+  }
+  std::string transport() const override {
+    const auto loop = loop_.lock();
+    return loop ? loop->transport(*this) : "nothing";
+  }
+  PeerMetrics metrics() const override {
+    const auto loop = loop_.lock();
+    return loop ? loop->metrics(*this) : counts;
+  }
+  bool is_down() const override {
+    const auto loop = loop_.lock();
+    return !loop || loop->is_down(*this);
+  }
+  void poll_until(const std::function<bool()>& is_done) override {
+    if (const auto loop = loop_.lock()) loop->poll_until(*this, is_done);
+  }
+
+ private:
+  const std::weak_ptr<Loop> loop_;
+};
+
 }  // namespace
-
-void PeerState::send(Message message) {
-  if (const auto of = loop.lock()) of->send(*this, std::move(message));
-}
-
-std::string PeerState::transport() const {
-  const auto of = loop.lock();
-  return of ? of->transport(*this) : "nothing";
-}
-
-PeerMetrics PeerState::metrics() const {
-  const auto of = loop.lock();
-  return of ? of->metrics(*this) : counts;
-}
-
-bool PeerState::is_down() const {
-  const auto of = loop.lock();
-  return !of || of->is_down(*this);
-}
-
-void PeerState::poll_until(const std::function<bool()>& is_done) {
-  if (const auto of = loop.lock()) of->poll_until(*this, is_done);
-}
 
 Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
     : options_(std::move(options)),
@@ -75,7 +91,7 @@ Loop::Loop(NodeOptions options, std::shared_ptr<Handler> handler)
       tls_(options_.tls ? std::make_unique<const TlsContext>(*options_.tls) : nullptr),
       work_(io_.get_executor()),
       timer_(io_),
-      sockets_(io_, poller_.duplicate().release()),
+      sockets_(io_, table_.readiness().release()),
       hand_over_(node_, std::move(handler), [this] { asio::post(io_, [this] { locked([] {}); }); }),
       thread_(node_),
       buffer_(kBufferBytes) {}
@@ -97,15 +113,14 @@ void Loop::stop() {
   node_.is_stopped = true;
   io_.stop();
   thread_.stop(lock, deadline);
-  for (const auto& connection : handshakes_) close_connection(*connection);
+  table_.close_handshakes();
   for (const auto& peer : peers_) {
-    if (peer->connection) close_connection(*peer->connection);
+    if (peer->connection) table_.close(*peer->connection);
     peer->connection.reset();  // each holds the other
-    peer->process.reset();
+    peer->process.end.reset();
     peer->session.end(DownKind::kLeft, "was left");
   }
   peers_.clear();
-  handshakes_.clear();
   listeners_.clear();
   active_.clear();
   node_.changed.notify_all();
@@ -117,25 +132,14 @@ void Loop::stop() {
   base::wait(node_.changed, lock, is_quiet, deadline);
 }
 
-SessionOptions Loop::session_options() const {
-  SessionOptions options;
-  options.window = options_.window;
-  options.heartbeat = options_.heartbeat;
-  options.silence = options_.silence;
-  return options;
-}
-
 std::shared_ptr<PeerState> Loop::make_peer(Role role) {
-  // The session's wake is called by whoever drops a message, who may hold any mutex: it posts.
+  // It is called by whoever drops a message, who may hold any mutex, also after the node's end.
   const auto later = std::make_shared<std::weak_ptr<PeerState>>();
-  auto peer = std::make_shared<PeerState>(weak_from_this(), role, session_options(),
-                                          options_.allocate ? options_.allocate : Allocate(allocate_aligned),
-                                          [self = weak_from_this(), later] {
-                                            const auto loop = self.lock();
-                                            const auto peer = later->lock();
-                                            if (loop && peer && !peer->wake_is_posted.exchange(true))
-                                              loop->post_update(peer);
-                                          });
+  auto peer = std::make_shared<LoopPeer>(weak_from_this(), role, options_, [self = weak_from_this(), later] {
+    const auto loop = self.lock();
+    const auto peer = later->lock();
+    if (loop && peer && !peer->wake_is_posted.exchange(true)) loop->post_update(peer);
+  });
   *later = peer;
   peers_.insert(peer);
   return peer;
@@ -160,11 +164,11 @@ std::string Loop::listen(const std::string& text) {
 // continues after a part of it: others want the mutex meanwhile.
 void Loop::flush(PeerState& state) {
   const std::shared_ptr<Connection> connection = state.connection;
-  if (!connection || connection->is_closed || connection->handshake || connection->waits_to_write) return;
+  if (!connection || !connection->has_frames() || connection->waits_to_write) return;
   std::size_t left = connection->shared ? kRingFlushBytes : kSocketFlushBytes;
   while (state.session.wants_to_write()) {
     if (left == 0) {
-      if (!connection->peer->wake_is_posted.exchange(true)) post_update(connection->peer);
+      state.wake();
       return;
     }
     parts_.clear();
@@ -189,7 +193,7 @@ std::size_t Loop::write_socket(Connection& connection) {
     size = connection.tls ? connection.tls->write(parts_)
                           : ::sendmsg(connection.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (size < 0 && errno == EINTR);
-  if (size < 0 && errno == EAGAIN) wait_to_write(connection);
+  if (size < 0 && errno == EAGAIN) table_.wait_to_write(connection);
   return size < 0 ? 0 : static_cast<std::size_t>(size);
 }
 
@@ -214,16 +218,15 @@ void Loop::update_peer(const std::shared_ptr<PeerState>& peer, Time now) {
   const bool is_gone = state.session.has_left() && !connection;
   if (state.session.ended() || is_gone) {
     if (peers_.erase(peer) == 0) return;
-    if (connection) close_connection(*connection);
-    handshakes_.remove(connection);
+    if (connection) table_.close(*connection);
     state.connection.reset();
-    state.process.reset();
+    state.process.end.reset();
     if (state.session.ended()) {
       const End& end = *state.session.ended();
       // Nobody has a caller that never had a link.
       if (state.session.num_links() > 0) {
         hand_over_.push({peer, false, std::nullopt,
-                         Down{end.kind, base::concat(state.own_name, " ", end.text),
+                         Down{end.kind, base::concat(state.identity.name, " ", end.text),
                               state.session.take_unacknowledged()}});
       }
     } else {
@@ -251,11 +254,12 @@ void Loop::post_update(const std::shared_ptr<PeerState>& peer) {
 
 void Loop::update_all_peers() {
   const Time now = Time::clock::now();
-  while (!handshakes_.empty() && handshakes_.front()->deadline <= now) {
-    const auto late = handshakes_.front();
+  const auto& handshakes = table_.handshakes();
+  while (!handshakes.empty() && handshakes.front()->handshake->deadline <= now) {
+    const auto late = handshakes.front();
     lose(late, now, "the handshake took too long");
   }
-  if (!handshakes_.empty()) arm(handshakes_.front()->deadline);
+  if (!handshakes.empty()) arm(handshakes.front()->handshake->deadline);
   const std::vector<std::shared_ptr<PeerState>> peers(peers_.begin(), peers_.end());
   for (const auto& peer : peers) update_peer(peer, now);
 }
@@ -284,7 +288,7 @@ std::shared_ptr<PeerState> Loop::connect(const std::string& address, base::Deadl
   const std::shared_ptr<PeerState> peer = make_peer(Role::kCaller);
   PeerState& state = *peer;
   state.address = resolved;
-  state.number = new_number();
+  state.identity.session = new_number();
   post_update(peer);
   const auto is_known = [&] { return state.session.num_links() > 0 || state.session.ended(); };
   base::wait(node_.changed, lock, is_known, deadline);
@@ -307,7 +311,7 @@ std::vector<std::string> Loop::close(base::Deadline deadline) {
       post_update(peer);
     }
     base::wait(node_.changed, lock, [&] { return peers_.empty(); }, deadline);
-    for (const auto& peer : peers_) left.push_back(peer->own_name);
+    for (const auto& peer : peers_) left.push_back(peer->identity.name);
   }
   stop();
   return left;
@@ -325,7 +329,7 @@ void Loop::send(PeerState& state, Message message) {
 std::string Loop::transport(const PeerState& state) {
   const std::lock_guard lock(node_.mutex);
   const std::shared_ptr<Connection> connection = state.connection;
-  if (!connection || connection->is_closed || connection->handshake) return "nothing";
+  if (!connection || !connection->has_frames()) return "nothing";
   if (connection->shared) return "shared memory";
   if (connection->tls) return "TLS";
   return is_local(connection->socket.get()) ? "a local socket" : "TCP";

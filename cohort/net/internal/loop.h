@@ -5,8 +5,6 @@
 #include <asio/steady_timer.hpp>
 #include <atomic>
 #include <functional>
-#include <list>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -17,10 +15,13 @@
 #include "cohort/base/threads/deadline.h"
 #include "cohort/net/internal/handles.h"
 #include "cohort/net/internal/handshake.h"
+#include "cohort/net/internal/loop/active_links.h"
+#include "cohort/net/internal/loop/connection.h"
+#include "cohort/net/internal/loop/connection_table.h"
 #include "cohort/net/internal/loop/hand_over.h"
 #include "cohort/net/internal/loop/node_lock.h"
 #include "cohort/net/internal/loop/node_thread.h"
-#include "cohort/net/internal/poller.h"
+#include "cohort/net/internal/loop/peer_state.h"
 #include "cohort/net/internal/session.h"
 #include "cohort/net/internal/shared_link.h"
 #include "cohort/net/internal/socket.h"
@@ -31,65 +32,6 @@
 
 /// What a node is made of. Included by the sources of the node alone: asio's headers are long.
 namespace cohort::net::node_detail {
-
-class Loop;
-struct PeerState;
-
-/// A socket: first of a handshake, then of a peer.
-struct Connection {
-  explicit Connection(base::Fd fd) : socket(std::move(fd)) {}
-
-  base::Fd socket;
-  std::uint64_t key = 0;               // in the poller
-  Poller::Interest interest;           // as the poller has it
-  std::optional<Handshake> handshake;  // until it is done
-  std::string output;                  // of the handshake, not written yet
-  std::shared_ptr<PeerState> peer;     // a caller's from the start
-  Time deadline;                       // of the handshake
-  bool is_connecting = false;
-  bool is_closed = false;
-  bool waits_to_write = false;
-  bool is_rejected = false;     // it was told why: what it sends is dropped until it closes, or the deadline
-  std::size_t num_dropped = 0;  // bytes
-  std::unique_ptr<TlsStream> tls;  // of a TCP socket, where this node has certificates
-  // Of a local socket.
-  base::Fd memory_to_send;  // of a link, by its caller
-  bool shows_heap = false;  // the heap's descriptor follows
-  std::vector<base::Fd> descriptors_that_came;
-  std::unique_ptr<SharedLink> shared;  // bytes go there once the handshake is done
-  int num_pollers = 0;                 // threads that look at it: neither wake-ups nor the poller are needed
-};
-
-struct PeerState : Peer {
-  PeerState(std::weak_ptr<Loop> of, Role as, SessionOptions options, Allocate allocate,
-            std::function<void()> wake)
-      : loop(std::move(of)),
-        role(as),
-        session(as, options, std::move(allocate), std::move(wake), Time::clock::now()) {}
-
-  const std::string& name() const override { return own_name; }
-  const std::string& incarnation() const override { return own_incarnation; }
-  void send(Message message) override;
-  std::string transport() const override;
-  PeerMetrics metrics() const override;
-  bool is_down() const override;
-  void poll_until(const std::function<bool()>& is_done) override;
-
-  const std::weak_ptr<Loop> loop;
-  const Role role;
-  std::string own_name, own_incarnation;  // set before anybody has the peer
-  // Under the loop's mutex.
-  Session session;
-  std::uint64_t number = 0;                 // of the session
-  std::shared_ptr<Holder> holder;           // its process
-  std::shared_ptr<MappedHeap> mapped_heap;  // its heap
-  std::optional<SocketAddress> address;
-  std::shared_ptr<Connection> connection;
-  std::unique_ptr<asio::posix::stream_descriptor> process;  // readable when it has ended
-  std::string last_error;                                   // why it could not be connected to
-  PeerMetrics counts;
-  std::atomic<bool> wake_is_posted{false};
-};
 
 class Loop : public std::enable_shared_from_this<Loop> {
  public:
@@ -122,16 +64,14 @@ class Loop : public std::enable_shared_from_this<Loop> {
   NodeThread::Body body();
   void run(int generation);
   std::shared_ptr<PeerState> make_peer(Role role);
-  SessionOptions session_options() const;
 
   void wait_to_accept(const std::shared_ptr<asio::posix::stream_descriptor>& listener);
   bool accept_all(asio::posix::stream_descriptor& listener);
   void start_link(const std::shared_ptr<PeerState>& peer, Time now);
-  void add_connection(const std::shared_ptr<Connection>& connection, Role role, Time now);
+  std::shared_ptr<Connection> add_connection(base::Fd fd, Role role, std::shared_ptr<PeerState> peer,
+                                             Time now);
   void wait_for_sockets();
   bool poll_sockets();
-  void update_interest(Connection& connection);
-  void wait_to_write(Connection& connection);
   void on_writable(const std::shared_ptr<Connection>& connection);
   void read(const std::shared_ptr<Connection>& connection);
   void read_handshake(const std::shared_ptr<Connection>& connection, Time now);
@@ -143,12 +83,9 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool poll(const std::shared_ptr<Connection>& connection);
   bool poll_ring(const std::shared_ptr<Connection>& connection);
   bool poll_active();
-  void keep_active(const std::shared_ptr<Connection>& connection);
-  void begin_polling(Connection& connection);
   void end_polling(const std::shared_ptr<Connection>& connection);
   void leave_polling();
   bool let_all_sleep();
-  bool let_sleep(const std::shared_ptr<Connection>& connection);
   void write_handshake(const std::shared_ptr<Connection>& connection);
   Hello own_hello(Connection& connection) const;
   std::shared_ptr<const Handles> handles_for(Connection& connection, const Hello& hello) const;
@@ -157,13 +94,11 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void finish_handshake(const std::shared_ptr<Connection>& connection, Time now);
   void fail_handshake(const std::shared_ptr<Connection>& connection, Time now, const CommError& error);
   void drop_input(const std::shared_ptr<Connection>& connection, Time now);
-  bool make_tls(const std::shared_ptr<Connection>& connection, Role role, Time now);
   bool has_tls(const std::shared_ptr<Connection>& connection, Time now);
   void watch(const std::shared_ptr<PeerState>& peer, const Hello& hello);
   void on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t process);
   void lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,
             bool is_rejected = false);
-  void close_connection(Connection& connection);
   void take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Message>& messages);
   void flush(PeerState& peer);
   std::size_t write_socket(Connection& connection);
@@ -180,21 +115,16 @@ class Loop : public std::enable_shared_from_this<Loop> {
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   asio::steady_timer timer_;
-  Poller poller_;                           // of all connections' sockets
-  asio::posix::stream_descriptor sockets_;  // readable while one of them is ready
+  ConnectionTable table_;
+  ActiveLinks active_{table_};
+  asio::posix::stream_descriptor sockets_;  // readable while a connection's socket is ready
 
   NodeLock node_;
   HandOver hand_over_;
   NodeThread thread_;
   // Under the mutex, as the peers' states are.
-  std::vector<std::byte> buffer_;                    // of whoever reads
-  std::vector<std::shared_ptr<Connection>> active_;  // that the node's own thread looks at
-  int num_waiters_ = 0;                              // threads in poll_until()
-  bool looks_at_sockets_ = false;                    // the node's own thread, as something came
-  std::map<std::uint64_t, std::shared_ptr<Connection>> connections_;  // by the poller's keys
-  std::uint64_t last_key_ = 0;
+  std::vector<std::byte> buffer_;  // of whoever reads
   std::set<std::shared_ptr<PeerState>> peers_;
-  std::list<std::shared_ptr<Connection>> handshakes_;  // that are not done, the oldest first
   std::vector<std::shared_ptr<asio::posix::stream_descriptor>> listeners_;
   std::vector<iovec> parts_;
   Time armed_ = Time::max();

@@ -34,11 +34,12 @@ bool make_shared_link(Connection& connection) {
   try {
     if (role == Role::kCaller) {
       base::SharedMemory memory = SharedLink::make_memory();
-      connection.memory_to_send = memory.take_fd();
+      connection.handshake->memory_to_send = memory.take_fd();
       connection.shared = std::make_unique<SharedLink>(std::move(memory), role);
-    } else if (!connection.descriptors_that_came.empty() && connection.handshake->peer().has_shared_link) {
-      connection.shared =
-          std::make_unique<SharedLink>(SharedLink::map_memory(connection.descriptors_that_came[0]), role);
+    } else if (!connection.handshake->descriptors_that_came.empty() &&
+               connection.handshake->protocol.peer().has_shared_link) {
+      connection.shared = std::make_unique<SharedLink>(
+          SharedLink::map_memory(connection.handshake->descriptors_that_came[0]), role);
     }
   } catch (const SystemError& error) {
     base::log_warning(base::concat("messages of this host go over a socket: ", base::message_of(error)));
@@ -73,37 +74,37 @@ bool Loop::accept_all(asio::posix::stream_descriptor& listener) {
       if (errno != EMFILE && errno != ENFILE) return true;
       // accept4() takes the descriptor before it looks whether somebody waits.
       if ((base::ready_events(listener.native_handle(), POLLIN) & POLLIN) == 0) return true;
-      if (handshakes_.empty()) return false;
-      const auto oldest = handshakes_.front();
+      if (table_.handshakes().empty()) return false;
+      const auto oldest = table_.handshakes().front();
       lose(oldest, now, "there were no descriptors left");
       continue;
     }
     std::size_t strangers = 0;
     std::shared_ptr<Connection> oldest;
-    for (const auto& connection : handshakes_) {
-      if (connection->handshake->is_trusted() || connection->peer) continue;
+    for (const auto& connection : table_.handshakes()) {
+      if (connection->handshake->protocol.is_trusted() || connection->peer) continue;
       if (++strangers == 1) oldest = connection;
     }
     if (strangers >= kMaxStrangers) lose(oldest, now, "too many strangers came");
     try {
-      add_connection(std::make_shared<Connection>(std::move(fd)), Role::kListener, now);
+      add_connection(std::move(fd), Role::kListener, nullptr, now);
     } catch (const SystemError& error) {
       base::log_warning(base::concat("a connection was rejected: ", base::message_of(error)));
     }
   }
 }
 
-void Loop::add_connection(const std::shared_ptr<Connection>& connection, Role role, Time now) {
-  connection->handshake.emplace(role, options_.secret, base::random_word());
-  connection->deadline = now + options_.handshake;
-  connection->is_connecting = role == Role::kCaller;
-  connection->key = ++last_key_;
-  poller_.add(connection->socket.get(), connection->key, connection->interest);
-  connections_.emplace(connection->key, connection);
-  update_interest(*connection);
-  handshakes_.push_back(connection);
-  if (!make_tls(connection, role, now)) return;
-  arm(connection->deadline);
+std::shared_ptr<Connection> Loop::add_connection(base::Fd fd, Role role, std::shared_ptr<PeerState> peer,
+                                                 Time now) {
+  auto connection = std::make_shared<Connection>(std::move(fd));
+  const int socket = connection->socket.get();
+  connection->peer = std::move(peer);
+  connection->handshake.emplace(Handshake(role, options_.secret, base::random_word()), role,
+                                now + options_.handshake);
+  if (tls_ && !is_local(socket)) connection->tls = std::make_unique<TlsStream>(*tls_, socket, role);
+  table_.add(connection);
+  arm(connection->handshake->deadline);
+  return connection;
 }
 
 void Loop::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
@@ -116,13 +117,11 @@ void Loop::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
       const int error = errno;
       state.last_error = std::strerror(error);
       // A local socket that is gone may be that of a process which has not ended: its pidfd says.
-      return state.session.connect_failed((error == ECONNREFUSED || error == ENOENT) && !state.process, now);
+      return state.session.connect_failed((error == ECONNREFUSED || error == ENOENT) && !state.process.end,
+                                          now);
     }
-    state.connection = std::make_shared<Connection>(std::move(fd));
-    state.connection->peer = peer;
-    add_connection(std::shared_ptr(state.connection), Role::kCaller, now);
+    state.connection = add_connection(std::move(fd), Role::kCaller, peer, now);
   } catch (const SystemError& error) {
-    state.connection.reset();
     state.last_error = base::message_of(error);
     state.session.connect_failed(false, now);
   }
@@ -142,41 +141,23 @@ void Loop::wait_for_sockets() {
 // Under the mutex. Reads and writes one socket that is ready: others wait for the mutex, and what has come is handed over
 // without it. False where none is.
 bool Loop::poll_sockets() {
-  const std::optional<Poller::Ready> ready = poller_.next_ready();
-  const auto found = ready ? connections_.find(ready->key) : connections_.end();
-  if (found == connections_.end()) return false;
-  const std::shared_ptr<Connection> connection = found->second;
-  if (ready->is_writable && connection->interest.writes) on_writable(connection);
-  if (ready->is_readable && !connection->is_closed && !connection->is_connecting) read(connection);
+  const ConnectionTable::Ready ready = table_.next_ready();
+  const std::shared_ptr<Connection>& connection = ready.connection;
+  if (!connection) return false;
+  if (ready.is_writable && connection->interest.writes) on_writable(connection);
+  if (ready.is_readable && !connection->is_closed && !connection->is_connecting()) read(connection);
   return true;
-}
-
-// To be called after each change of what it looks at.
-void Loop::update_interest(Connection& connection) {
-  if (connection.is_closed) return;
-  const bool uses_ring = connection.shared && !connection.handshake;
-  Poller::Interest interest;
-  interest.writes = connection.is_connecting || (connection.waits_to_write && !uses_ring);
-  interest.reads = !connection.is_connecting && (uses_ring || connection.num_pollers == 0);
-  if (interest == connection.interest) return;
-  connection.interest = interest;
-  poller_.change(connection.socket.get(), connection.key, interest);
-}
-
-void Loop::wait_to_write(Connection& connection) {
-  connection.waits_to_write = true;
-  update_interest(connection);
 }
 
 void Loop::on_writable(const std::shared_ptr<Connection>& connection) {
   connection->waits_to_write = false;
-  if (connection->is_connecting) {
-    connection->is_connecting = false;
+  if (connection->is_connecting()) {
+    connection->handshake->is_connecting = false;
     if (const int error = connect_error(connection->socket.get()); error != 0) {
       return lose(connection, Time::clock::now(), std::strerror(error), error == ECONNREFUSED);
     }
   }
-  update_interest(*connection);
+  table_.update_interest(*connection);
   if (connection->handshake) {
     write_handshake(connection);
     // What OpenSSL has read already makes no socket readable.
@@ -198,20 +179,21 @@ void Loop::read(const std::shared_ptr<Connection>& connection) {
 
 void Loop::read_frames(const std::shared_ptr<Connection>& connection, Time now) {
   if (connection->shared) return read_wakeups(connection, now);
-  looks_at_sockets_ = options_.spin.count() > 0;
+  if (options_.spin.count() > 0) active_.look_at_sockets();
   read_socket(connection, now);
 }
 
 void Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time now) {
-  if (connection->is_rejected) return drop_input(connection, now);
+  if (connection->handshake->is_rejected) return drop_input(connection, now);
   if (connection->tls) write_handshake(connection);  // what waited for the TLS handshake
-  if (connection->is_closed || connection->is_rejected || (connection->tls && !connection->tls->is_ready()))
+  if (connection->is_closed || connection->handshake->is_rejected ||
+      (connection->tls && !connection->tls->is_ready()))
     return;
   const iovec room{buffer_.data(), TlsStream::kMinReadBytes};
   const ssize_t size =
       connection->tls ? connection->tls->read({&room, 1})
                       : receive_with_descriptors(connection->socket.get(), std::span(buffer_).first(1024),
-                                                 connection->descriptors_that_came);
+                                                 connection->handshake->descriptors_that_came);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (size <= 0 && !(size < 0 && errno == EPROTO && connection->tls)) {
     return lose(connection, now,
@@ -219,14 +201,14 @@ void Loop::read_handshake(const std::shared_ptr<Connection>& connection, Time no
   }
   try {
     if (size < 0) throw connection->tls->failure();
-    connection->handshake->feed(
+    connection->handshake->protocol.feed(
         {reinterpret_cast<const char*>(buffer_.data()), static_cast<std::size_t>(size)});
-    if (connection->handshake->is_time_for_hello() && !answer_hello(connection)) return;
+    if (connection->handshake->protocol.is_time_for_hello() && !answer_hello(connection)) return;
   } catch (const CommError& error) {
     return fail_handshake(connection, now, error);
   }
   write_handshake(connection);
-  if (!connection->is_closed && connection->handshake->is_done()) finish_handshake(connection, now);
+  if (!connection->is_closed && connection->handshake->protocol.is_done()) finish_handshake(connection, now);
 }
 
 // Returns whether something came.
@@ -264,25 +246,26 @@ void Loop::take_messages(const std::shared_ptr<PeerState>& peer, std::vector<Mes
 
 void Loop::write_handshake(const std::shared_ptr<Connection>& connection) {
   if (connection->tls && !has_tls(connection, Time::clock::now())) return;
-  connection->output += connection->handshake->take_output();
-  while (!connection->output.empty()) {
+  connection->handshake->output += connection->handshake->protocol.take_output();
+  while (!connection->handshake->output.empty()) {
     std::vector<int> descriptors;
-    if (connection->memory_to_send.is_open()) descriptors.push_back(connection->memory_to_send.get());
-    if (const int heap = connection->shows_heap ? heap_->descriptor() : -1; heap >= 0)
+    if (connection->handshake->memory_to_send.is_open())
+      descriptors.push_back(connection->handshake->memory_to_send.get());
+    if (const int heap = connection->handshake->shows_heap ? heap_->descriptor() : -1; heap >= 0)
       descriptors.push_back(heap);
-    const iovec bytes{connection->output.data(), connection->output.size()};
-    const ssize_t size =
-        connection->tls ? connection->tls->write({&bytes, 1})
-                        : send_with_descriptors(connection->socket.get(), connection->output, descriptors);
+    const iovec bytes{connection->handshake->output.data(), connection->handshake->output.size()};
+    const ssize_t size = connection->tls ? connection->tls->write({&bytes, 1})
+                                         : send_with_descriptors(connection->socket.get(),
+                                                                 connection->handshake->output, descriptors);
     if (size < 0 && errno == EINTR) continue;
     if (size == 0) return;  // TLS has to read first
     if (size < 0 && errno == EAGAIN) {
-      return wait_to_write(*connection);
+      return table_.wait_to_write(*connection);
     }
     if (size < 0) return lose(connection, Time::clock::now(), std::strerror(errno));
-    connection->memory_to_send.close();
-    connection->shows_heap = false;
-    connection->output.erase(0, static_cast<std::size_t>(size));
+    connection->handshake->memory_to_send.close();
+    connection->handshake->shows_heap = false;
+    connection->handshake->output.erase(0, static_cast<std::size_t>(size));
   }
 }
 
@@ -291,14 +274,14 @@ Hello Loop::own_hello(Connection& connection) const {
   Hello hello;
   hello.name = options_.name;
   hello.incarnation = incarnation_;
-  hello.session = peer.number;
+  hello.session = peer.identity.session;
   hello.links = static_cast<std::uint64_t>(peer.session.num_links());
   hello.received = peer.session.received();
   hello.place = place_;
   hello.process = ::getpid();
   hello.began = began_;
   hello.has_shared_link = options_.shared_memory && make_shared_link(connection);
-  connection.shows_heap = hello.has_shared_link;
+  connection.handshake->shows_heap = hello.has_shared_link;
   return hello;
 }
 
@@ -306,24 +289,25 @@ Hello Loop::own_hello(Connection& connection) const {
 std::shared_ptr<const Handles> Loop::handles_for(Connection& connection, const Hello& hello) const {
   if (!connection.shared || hello.place != place_) return nullptr;
   PeerState& peer = *connection.peer;
-  if (!peer.holder) peer.holder = std::make_shared<Holder>(static_cast<pid_t>(hello.process), hello.began);
+  if (!peer.process.holder)
+    peer.process.holder = std::make_shared<Holder>(static_cast<pid_t>(hello.process), hello.began);
   const std::size_t index =
       peer.role == Role::kListener ? 1 : 0;  // after the link's memory, which a caller makes
-  if (!peer.mapped_heap && index < connection.descriptors_that_came.size()) {
+  if (!peer.process.heap && index < connection.handshake->descriptors_that_came.size()) {
     try {
-      peer.mapped_heap = MappedHeap::map(connection.descriptors_that_came[index]);
+      peer.process.heap = MappedHeap::map(connection.handshake->descriptors_that_came[index]);
     } catch (const SystemError& error) {
       base::log_warning(
           base::concat("large messages of ", hello.name, " are copied: ", base::message_of(error)));
     }
   }
-  return std::make_shared<Handles>(heap_, peer.mapped_heap, peer.holder);
+  return std::make_shared<Handles>(heap_, peer.process.heap, peer.process.holder);
 }
 
 // A caller says who it is. A listener finds, or makes, the peer of the session that the caller names. False where the
 // connection is of no use.
 bool Loop::answer_hello(const std::shared_ptr<Connection>& connection) {
-  Handshake& handshake = *connection->handshake;
+  Handshake& handshake = connection->handshake->protocol;
   if (connection->peer) {
     handshake.set_hello(own_hello(*connection));
     return true;
@@ -331,17 +315,17 @@ bool Loop::answer_hello(const std::shared_ptr<Connection>& connection) {
   const Hello& hello = handshake.peer();
   for (const auto& peer : peers_) {
     const PeerState& state = *peer;
-    if (state.role == Role::kListener && state.number == hello.session &&
-        state.own_incarnation == hello.incarnation && !state.session.ended()) {
+    if (state.role == Role::kListener && state.identity.session == hello.session &&
+        state.identity.incarnation == hello.incarnation && !state.session.ended()) {
       connection->peer = peer;
     }
   }
   if (!connection->peer && hello.links == 0 && !node_.is_closing) {
     connection->peer = make_peer(Role::kListener);
     PeerState& state = *connection->peer;
-    state.own_name = hello.name;
-    state.own_incarnation = hello.incarnation;
-    state.number = hello.session;
+    state.identity.name = hello.name;
+    state.identity.incarnation = hello.incarnation;
+    state.identity.session = hello.session;
   }
   if (connection->peer) {
     handshake.set_hello(own_hello(*connection));
@@ -359,32 +343,30 @@ bool Loop::answer_hello(const std::shared_ptr<Connection>& connection) {
 void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time now) {
   const std::shared_ptr<PeerState> peer = connection->peer;
   PeerState& state = *peer;
-  const Hello hello = connection->handshake->peer();
-  const std::string rest = connection->handshake->take_rest();
-  handshakes_.remove(connection);
+  const Hello hello = connection->handshake->protocol.peer();
+  const std::string rest = connection->handshake->protocol.take_rest();
+  table_.end_handshake(*connection);
   if (state.role == Role::kCaller) {
-    if (state.own_incarnation.empty()) {
-      state.own_name = hello.name;
-      state.own_incarnation = hello.incarnation;
+    if (state.identity.incarnation.empty()) {
+      state.identity.name = hello.name;
+      state.identity.incarnation = hello.incarnation;
     }
-    if (state.own_incarnation != hello.incarnation) {
+    if (state.identity.incarnation != hello.incarnation) {
       state.session.end(DownKind::kDied, "died: another process has taken its place");
     } else if (hello.session == 0) {
       state.session.end(DownKind::kDied,
                         state.session.num_links() == 0 ? "is leaving" : "has given this process up");
     }
   } else if (state.connection && state.connection != connection) {
-    close_connection(*state.connection);  // it is broken, and this side has not seen it
+    table_.close(*state.connection);  // it is broken, and this side has not seen it
     state.session.link_down(now);
   }
   if (!hello.has_shared_link) connection->shared.reset();
   const std::shared_ptr<const Handles> handles = handles_for(*connection, hello);
-  connection->memory_to_send.close();
-  connection->descriptors_that_came.clear();
   connection->handshake.reset();
-  update_interest(*connection);
+  table_.update_interest(*connection);
   if (state.session.ended()) {
-    close_connection(*connection);
+    table_.close(*connection);
     if (state.connection == connection) state.connection.reset();
     return update_peer(peer, now);
   }
@@ -396,7 +378,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
   }
   watch(peer, hello);
   if (connection->shared) {
-    keep_active(connection);
+    active_.keep(connection);
   } else if (!rest.empty()) {  // frames that came together with the handshake
     std::vector<Message> messages;
     state.session.consume(std::as_bytes(std::span(rest)), now, messages);
@@ -407,7 +389,7 @@ void Loop::finish_handshake(const std::shared_ptr<Connection>& connection, Time 
 
 void Loop::watch(const std::shared_ptr<PeerState>& peer, const Hello& hello) {
   PeerState& state = *peer;
-  if (state.process || hello.place != place_ || hello.process == ::getpid()) return;
+  if (state.process.end || hello.place != place_ || hello.process == ::getpid()) return;
   base::Fd fd = base::open_process(static_cast<pid_t>(hello.process));
   // Its number may be another process's by now: asked after the descriptor is there.
   const std::string began = base::process_start(std::to_string(hello.process));
@@ -418,19 +400,18 @@ void Loop::watch(const std::shared_ptr<PeerState>& peer, const Hello& hello) {
         io_, [this, peer, process = hello.process] { locked([&] { on_process_end(peer, process); }); });
   }
   if (!fd.is_open()) return;  // the kernel cannot watch it
-  state.process = std::make_unique<asio::posix::stream_descriptor>(io_, fd.release());
-  state.process->async_wait(asio::posix::stream_descriptor::wait_read,
-                            [this, peer, process = hello.process](const asio::error_code& error) {
-                              if (!error) locked([&] { on_process_end(peer, process); });
-                            });
+  const auto descriptor = std::make_shared<asio::posix::stream_descriptor>(io_, fd.release());
+  state.process.end = descriptor;
+  descriptor->async_wait(asio::posix::stream_descriptor::wait_read,
+                         [this, peer, process = hello.process](const asio::error_code& error) {
+                           if (!error) locked([&] { on_process_end(peer, process); });
+                         });
 }
 
 void Loop::on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t process) {
   const Time now = Time::clock::now();
   const std::shared_ptr<Connection> connection = peer->connection;
-  const auto is_open = [&] {
-    return connection && !connection->is_closed && !connection->handshake && !peer->session.ended();
-  };
+  const auto is_open = [&] { return connection && connection->has_frames() && !peer->session.ended(); };
   if (is_open() && connection->shared) read_ring(connection, now);  // all that the ring has
   while (is_open() && !connection->shared && read_socket(connection, now)) {
   }
@@ -438,18 +419,9 @@ void Loop::on_process_end(const std::shared_ptr<PeerState>& peer, std::int64_t p
   update_peer(peer, now);
 }
 
-void Loop::close_connection(Connection& connection) {
-  if (connection.is_closed) return;
-  connection.is_closed = true;
-  poller_.remove(connection.socket.get());
-  connection.socket.close();
-  connections_.erase(connection.key);
-}
-
 void Loop::lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,
                 bool is_rejected) {
-  close_connection(*connection);
-  handshakes_.remove(connection);
+  table_.close(*connection);
   if (!connection->peer) return;
   const std::shared_ptr<PeerState> peer = connection->peer;
   PeerState& state = *peer;
@@ -457,7 +429,7 @@ void Loop::lose(const std::shared_ptr<Connection>& connection, Time now, const s
   state.connection.reset();
   state.last_error = error;
   if (connection->handshake) {
-    if (state.role == Role::kCaller) state.session.connect_failed(is_rejected && !state.process, now);
+    if (state.role == Role::kCaller) state.session.connect_failed(is_rejected && !state.process.end, now);
   } else {
     state.session.link_down(now);
   }

@@ -140,7 +140,7 @@ void Loop::read_wakeups(const std::shared_ptr<Connection>& connection, Time now)
   read_ring(connection, now);
   if (is_over) return lose(connection, now, "the connection was closed");
   connection->waits_to_write = false;
-  keep_active(connection);
+  active_.keep(connection);
 }
 
 bool Loop::poll(const std::shared_ptr<Connection>& connection) {
@@ -167,60 +167,28 @@ bool Loop::poll_ring(const std::shared_ptr<Connection>& connection) {
   return true;
 }
 
-// Under the mutex. The node's own thread looks at the link until let_all_sleep().
-void Loop::keep_active(const std::shared_ptr<Connection>& connection) {
-  if (std::find(active_.begin(), active_.end(), connection) != active_.end()) return;
-  active_.push_back(connection);
-  ++connection->num_pollers;
-  connection->shared->reader().wake();
-}
-
-// Under the mutex. False where there are bytes to read, and the link stays awake.
-bool Loop::let_sleep(const std::shared_ptr<Connection>& connection) {
-  if (connection->num_pollers == 1 && !connection->is_closed && !connection->shared->reader().sleep())
-    return false;
-  --connection->num_pollers;
-  return true;
-}
-
 bool Loop::poll_active() {
   bool has_moved = false;
   locked([&] {
-    for (const auto& link : active_) has_moved = poll(link) || has_moved;
-    if (looks_at_sockets_) has_moved = poll_sockets() || has_moved;
+    for (const auto& ring : active_.rings()) has_moved = poll(ring) || has_moved;
+    if (active_.looks_at_sockets()) has_moved = poll_sockets() || has_moved;
   });
   return has_moved;
 }
 
 bool Loop::may_look() {
   const std::lock_guard lock(node_.mutex);
-  return (!active_.empty() || looks_at_sockets_) && num_waiters_ == 0;
+  return active_.may_look();
 }
 
 bool Loop::let_all_sleep() {
   const std::lock_guard lock(node_.mutex);
-  looks_at_sockets_ = false;
-  std::erase_if(active_, [this](const auto& link) { return let_sleep(link); });
-  return active_.empty();
+  return active_.let_all_sleep();
 }
 
-// From here to leave_polling(): under the mutex. A thread looks at the link.
-void Loop::begin_polling(Connection& connection) {
-  ++num_waiters_;
-  ++connection.num_pollers;
-  connection.shared ? connection.shared->reader().wake() : update_interest(connection);
-}
-
+// Under the mutex.
 void Loop::end_polling(const std::shared_ptr<Connection>& connection) {
-  --num_waiters_;
-  if (!connection->shared) {
-    --connection->num_pollers;
-    return update_interest(*connection);
-  }
-  if (let_sleep(connection)) return;
-  keep_active(connection);  // there is more, which is for others
-  --connection->num_pollers;
-  asio::post(io_, [] {});
+  if (active_.end_polling(connection)) asio::post(io_, [] {});
 }
 
 // This thread will wait within poll_until(): the node's own thread is told of what comes.
@@ -238,17 +206,17 @@ void Loop::poll_until(const PeerState& state, const std::function<bool()>& is_do
   std::unique_lock lock(node_.mutex);
   PolledLink link{this, state.connection, polled_link};
   const std::shared_ptr<Connection>& connection = link.connection;
-  if (!connection || connection->is_closed || connection->handshake) return;
+  if (!connection || !connection->has_frames()) return;
   // One thread reads a socket, as each look is a system call. Others sleep until it has handed over what they wait for.
   if (!connection->shared && connection->num_pollers > 0 && !is_polled_here(connection)) return;
-  begin_polling(*connection);
+  active_.begin_polling(*connection);
   polled_link = &link;
   Time end = Time::clock::now() + options_.spin;
   for (bool is_over = false; !is_over && !connection->is_closed;) {
     const bool has_moved = poll(connection);
     if (has_moved) {
       hand_over_.run(lock, asks);
-      if (std::exchange(link.is_left, false)) begin_polling(*connection);
+      if (std::exchange(link.is_left, false)) active_.begin_polling(*connection);
       end = Time::clock::now() + options_.spin;
     } else if (Time::clock::now() >= end) {
       break;

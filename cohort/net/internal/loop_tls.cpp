@@ -21,19 +21,6 @@ constexpr std::size_t kMaxDroppedBytes = 64 * 1024;
 
 }  // namespace
 
-// False where the connection is lost.
-bool Loop::make_tls(const std::shared_ptr<Connection>& connection, Role role, Time now) {
-  const int socket = connection->socket.get();
-  if (!tls_ || is_local(socket)) return true;
-  try {
-    connection->tls = std::make_unique<TlsStream>(*tls_, socket, role);
-    return true;
-  } catch (const SystemError& error) {
-    lose(connection, now, base::message_of(error));
-    return false;
-  }
-}
-
 // Continues the TLS handshake. Returns whether it is done.
 bool Loop::has_tls(const std::shared_ptr<Connection>& connection, Time now) {
   TlsStream& tls = *connection->tls;
@@ -41,11 +28,11 @@ bool Loop::has_tls(const std::shared_ptr<Connection>& connection, Time now) {
   try {
     switch (tls.handshake()) {
       case TlsStatus::kReady:
-        connection->handshake->bind_to(tls.channel_binding());
+        connection->handshake->protocol.bind_to(tls.channel_binding());
         return true;
       case TlsStatus::kWaits:
         connection->waits_to_write = tls.wants_to_write();
-        update_interest(*connection);
+        table_.update_interest(*connection);
         return false;
       case TlsStatus::kLost:
         lose(connection, now, tls.error());
@@ -71,20 +58,21 @@ void Loop::fail_handshake(const std::shared_ptr<Connection>& connection, Time no
     base::log_warning(base::concat("a connection from ", peer_address(socket), " was rejected: ", text));
     next_warning_ = now + kBetweenWarnings;
   }
-  const std::string answer = connection->handshake->take_output();
+  const std::string answer = connection->handshake->protocol.take_output();
   if (!connection->tls && answer.empty()) return lose(connection, now, text);
   if (!connection->tls)
     static_cast<void>(::send(socket, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
   ::shutdown(socket, SHUT_WR);
   connection->tls.reset();
-  connection->is_rejected = true;
+  connection->handshake->is_rejected = true;
 }
 
 void Loop::drop_input(const std::shared_ptr<Connection>& connection, Time now) {
   const ssize_t size = ::recv(connection->socket.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (size > 0) connection->num_dropped += static_cast<std::size_t>(size);
-  if (size <= 0 || connection->num_dropped > kMaxDroppedBytes) lose(connection, now, "it was rejected");
+  if (size > 0) connection->handshake->num_dropped += static_cast<std::size_t>(size);
+  if (size <= 0 || connection->handshake->num_dropped > kMaxDroppedBytes)
+    lose(connection, now, "it was rejected");
 }
 
 }  // namespace cohort::net::node_detail

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cohort/net/internal/loop/connection_table.h"
+
+namespace cohort::net::node_detail {
+
+/// Which threads look at which connections, in place of sleeping until something comes.
+///
+/// The node's own thread looks for NodeOptions::spin after what came, and so does a thread that waits for an
+/// answer. While such a thread waits, the node's own sleeps: two that look would take two cores.
+///
+/// Invariants: Connection::num_pollers counts the threads that look at a connection. While it is above 0, the
+/// reader of a ring is awake, so the peer sends no wake-ups. A socket that a waiting thread reads is not in
+/// the poller. The last thread that stops looking puts the reader to sleep, and looks once more.
+/// Threads: under the mutex of NodeLock. Calls: ConnectionTable.
+class ActiveLinks {
+ public:
+  explicit ActiveLinks(ConnectionTable& table) : table_(table) {}
+
+  /// The node's own thread looks at this ring until let_all_sleep(). Nothing changes where it does so
+  /// already.
+  void keep(const std::shared_ptr<Connection>& connection);
+  /// The node's own thread looks at all sockets until let_all_sleep(): it asks the poller.
+  void look_at_sockets() { looks_at_sockets_ = true; }
+
+  const std::vector<std::shared_ptr<Connection>>& rings() const { return rings_; }
+  bool looks_at_sockets() const { return looks_at_sockets_; }
+  /// Whether the node's own thread has something to look at, and no other one looks.
+  bool may_look() const { return (!rings_.empty() || looks_at_sockets_) && num_waiters_ == 0; }
+  /// The node's own thread stops looking. False where a ring has bytes to read, and stays awake.
+  bool let_all_sleep();
+  /// After the stop of the node.
+  void clear() { rings_.clear(); }
+
+  /// A thread that waits for an answer looks at this connection.
+  void begin_polling(Connection& connection);
+  /// It stops looking. True where there is more in the ring: the node's own thread looks at it from now on,
+  /// and has to be woken.
+  [[nodiscard]] bool end_polling(const std::shared_ptr<Connection>& connection);
+
+ private:
+  static bool let_sleep(Connection& connection);
+
+  ConnectionTable& table_;
+  std::vector<std::shared_ptr<Connection>> rings_;
+  int num_waiters_ = 0;
+  bool looks_at_sockets_ = false;
+};
+
+}  // namespace cohort::net::node_detail
