@@ -1,7 +1,7 @@
 #include "cohort/net/node.h"
 
 #include "cohort/base/error.h"
-#include "cohort/net/internal/loop.h"
+#include "cohort/net/internal/loop/loop.h"
 
 namespace cohort::net {
 namespace {

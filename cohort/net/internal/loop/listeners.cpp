@@ -1,0 +1,96 @@
+#include "cohort/net/internal/loop/listeners.h"
+
+#include <poll.h>
+
+#include <asio/steady_timer.hpp>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/net/internal/socket.h"
+
+namespace cohort::net::node_detail {
+namespace {
+
+constexpr std::size_t kMaxStrangers = 64;  // connections that have not proved that they know the secret
+constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
+
+}  // namespace
+
+std::string Listeners::listen(const std::string& text) {
+  const SocketAddress address = resolve(text);
+  if (!core_.options.secret && !address.is_unix() && !address.is_loopback()) {
+    throw UsageError("net.listen",
+                     base::concat("strangers can reach ", text, ", and this process has no secret"),
+                     "COHORT_SECRET_FILE, or a loopback address");
+  }
+  std::string bound;
+  base::Fd fd = listen_at(address, bound);
+  const std::lock_guard lock(core_.lock.mutex);
+  listeners_.push_back(std::make_shared<asio::posix::stream_descriptor>(core_.io, fd.release()));
+  wait_to_accept(listeners_.back());
+  return bound;
+}
+
+void Listeners::wait_to_accept(const Listener& listener) {
+  listener->async_wait(
+      asio::posix::stream_descriptor::wait_read, [this, listener](const asio::error_code& error) {
+        if (error) return;
+        core_.hand_over.locked([&] {
+          if (accept_all(listener->native_handle())) return wait_to_accept(listener);
+          // The listener stays readable: asked again at once, it would take a core.
+          const auto pause = std::make_shared<asio::steady_timer>(core_.io, kPauseWithoutDescriptors);
+          pause->async_wait([this, pause, listener](const asio::error_code& ended) {
+            if (!ended) core_.hand_over.locked([&] { wait_to_accept(listener); });
+          });
+        });
+      });
+}
+
+// False where a connection waits for which there is no descriptor.
+bool Listeners::accept_all(int listener) {
+  const Time now = Time::clock::now();
+  while (true) {
+    base::Fd fd = accept_from(listener);
+    if (!fd.is_open()) {
+      // Of another user, or none left. Without descriptors the connection stays, and the oldest stranger
+      // goes.
+      if (errno != EMFILE && errno != ENFILE) return true;
+      // accept4() takes the descriptor before it looks whether somebody waits.
+      if ((base::ready_events(listener, POLLIN) & POLLIN) == 0) return true;
+      if (!make_room(now)) return false;
+      continue;
+    }
+    close_strangers(now);
+    try {
+      peers_.add_connection(std::move(fd), Role::kListener, nullptr, now);
+    } catch (const SystemError& error) {
+      base::log_warning(base::concat("a connection was rejected: ", base::message_of(error)));
+    }
+  }
+}
+
+// Closes the oldest handshake for its descriptor. False where there is none.
+bool Listeners::make_room(Time now) {
+  if (core_.table.handshakes().empty()) return false;
+  peers_.lose(std::shared_ptr(core_.table.handshakes().front()), now, "there were no descriptors left");
+  return true;
+}
+
+// Closes the oldest stranger where there are as many as there may be.
+void Listeners::close_strangers(Time now) {
+  std::size_t count = 0;
+  std::shared_ptr<Connection> oldest;
+  for (const auto& connection : core_.table.handshakes()) {
+    if (connection->handshake->protocol.is_trusted() || connection->peer) continue;
+    if (++count == 1) oldest = connection;
+  }
+  if (count >= kMaxStrangers) peers_.lose(oldest, now, "too many strangers came");
+}
+
+}  // namespace cohort::net::node_detail

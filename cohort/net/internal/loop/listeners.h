@@ -1,0 +1,40 @@
+#pragma once
+
+#include <asio/posix/stream_descriptor.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/net/internal/loop/loop_core.h"
+#include "cohort/net/internal/loop/peers.h"
+
+namespace cohort::net::node_detail {
+
+/// The sockets that listen, and whom they let in.
+///
+/// Invariant: at most 64 connections have not proved that they know the secret. The oldest one goes if
+/// another comes, and also where no descriptor is left.
+/// Threads: under the mutex of NodeLock where a function does not say otherwise. Calls: Peers, HandOver.
+class Listeners {
+ public:
+  Listeners(LoopCore& core, Peers& peers) : core_(core), peers_(peers) {}
+
+  /// Without the mutex. Listens at an address, and returns the address for callers. Throws: UsageError where
+  /// strangers can reach it and there is no secret; RendezvousError.
+  std::string listen(const std::string& address);
+  void stop() { listeners_.clear(); }
+
+ private:
+  using Listener = std::shared_ptr<asio::posix::stream_descriptor>;
+
+  void wait_to_accept(const Listener& listener);
+  bool accept_all(int listener);
+  bool make_room(Time now);
+  void close_strangers(Time now);
+
+  LoopCore& core_;
+  Peers& peers_;
+  std::vector<Listener> listeners_;
+};
+
+}  // namespace cohort::net::node_detail
