@@ -28,7 +28,7 @@ std::optional<std::uint64_t> seed_of(const ContextOptions& options) {
 
 // Adds gradients of calls to grad() as a local backward does it. Hooks of the program's own leaves have run in its
 // backward.
-void accumulate_with_hooks(const ContextState& context) {
+void accumulate_with_hooks(ContextState& context) {
   accumulate_into_grad(context.gradients(Of::kProgram));
   std::vector<torch::autograd::Edge> edges;
   std::vector<at::Tensor> sums;

@@ -8,7 +8,7 @@
 // continues: Note [Late calls].
 #include "cohort/rpc/internal/context_state.h"
 
-#include <ATen/ops/add.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
 #include <torch/csrc/autograd/engine.h>
@@ -21,6 +21,7 @@
 
 #include "cohort/autograd/graph_walk.h"
 #include "cohort/base/error.h"
+#include "cohort/rpc/internal/own_gradient.h"
 
 namespace cohort::rpc {
 namespace {
@@ -166,7 +167,7 @@ void ContextState::add_gradients(Order order, const Gradients& gradients) {
     }
   }
   auto& known = gradients_[order];
-  known.insert(known.end(), gradients.begin(), gradients.end());
+  for (const auto& [leaf, gradient] : gradients) known.push_back({leaf, gradient});
 }
 
 // Of the object's tensors, in the order of the parts that used them.
@@ -178,11 +179,11 @@ Tensors ContextState::take_gradients(const Part& part, std::uint64_t number, boo
   };
   for (auto& [order, gradients] : gradients_) {
     if (order.first != number) continue;
-    std::erase_if(gradients, [&](const auto& entry) {
-      const auto place = place_of(entry.first);
+    std::erase_if(gradients, [&](const Collected& collected) {
+      const auto place = place_of(collected.leaf);
       if (place == part.values.end()) return false;
       at::Tensor& sum = sums[static_cast<std::size_t>(place - part.values.begin())];
-      sum = sum.defined() ? autograd::sum_of(sum, entry.second) : entry.second;
+      sum = sum.defined() ? autograd::sum_of(sum, collected.gradient) : collected.gradient;
       return true;
     });
   }
@@ -317,28 +318,76 @@ ContextState::Backward ContextState::current_backward() const {
   return backward_;
 }
 
-ContextState::Gradients ContextState::gradients(Of of) const {
-  Gradients sums;
-  std::unordered_map<const c10::TensorImpl*, std::size_t> place;
-  const std::lock_guard lock(mutex_);
-  for (const auto& [order, gradients] : gradients_) {
+// The gradients of a leaf, in the order in which they are added.
+struct ContextState::SumOfLeaf {
+  std::vector<Collected*> parts;  // those that were asked for
+  bool is_of_program = false, is_of_calls = false;
+  at::Tensor total;
+
+  // accumulate_into_grad() asks for the two sums of such a leaf, which have different hooks. So neither is added to the other.
+  bool is_of_both() const { return is_of_program && is_of_calls; }
+};
+
+// Under the mutex.
+std::vector<ContextState::SumOfLeaf> ContextState::collect_by_leaf(Of of) {
+  std::vector<SumOfLeaf> sums;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> places;
+  for (auto& [order, gradients] : gradients_) {
     const bool is_of_calls = !order.second.empty();
-    if (of != Of::kAll && is_of_calls != (of == Of::kCalls)) continue;
-    for (const auto& [leaf, gradient] : gradients) {
-      if (values_.count(leaf.unsafeGetTensorImpl()) > 0) {
+    for (Collected& collected : gradients) {
+      const c10::TensorImpl* const leaf = collected.leaf.unsafeGetTensorImpl();
+      const bool is_wanted = of == Of::kAll || is_of_calls == (of == Of::kCalls);
+      if (is_wanted && values_.count(leaf) > 0) {
         throw UsageError("rpc.backward",
                          "a gradient came for an object, but the call that made it did not go backward",
                          "waiting for the results of calls that make objects");
       }
-      const auto [known, is_new] = place.try_emplace(leaf.unsafeGetTensorImpl(), sums.size());
-      if (is_new) {
-        sums.emplace_back(leaf, gradient.clone());  // it may be another leaf's too
-      } else {
-        sums[known->second].second = autograd::sum_of(sums[known->second].second, gradient);
-      }
+      const auto [place, is_new] = places.try_emplace(leaf, sums.size());
+      if (is_new) sums.emplace_back();
+      SumOfLeaf& sum = sums[place->second];
+      (is_of_calls ? sum.is_of_calls : sum.is_of_program) = true;
+      if (is_wanted) sum.parts.push_back(&collected);
     }
   }
+  std::erase_if(sums, [](const SumOfLeaf& sum) { return sum.parts.empty(); });
   return sums;
+}
+
+ContextState::Gradients ContextState::gradients(Of of) {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  std::vector<SumOfLeaf> sums = collect_by_leaf(of);
+  Tensors all;
+  for (const auto& [order, gradients] : gradients_) {
+    for (const Collected& collected : gradients) all.push_back(collected.gradient);
+  }
+  const OverlappingTensors overlapping(all);
+  all.clear();  // own_gradient() counts references
+  Gradients given;
+  for (SumOfLeaf& sum : sums) {
+    const Collected& first = *sum.parts.front();
+    if (sum.parts.size() > 1) {
+      sum.total = first.gradient;
+      for (std::size_t i = 1; i < sum.parts.size(); ++i) {
+        sum.total = autograd::sum_of(sum.total, sum.parts[i]->gradient);
+      }
+    } else if (sum.is_of_both() || (!first.is_own && overlapping.has(first.gradient))) {
+      sum.total = first.gradient.clone();
+    } else {
+      sum.total = first.is_own ? first.gradient : own_gradient(first.leaf, first.gradient);
+    }
+    given.emplace_back(first.leaf, sum.total);
+  }
+  // After the loop: of two leaves with one gradient both get a copy, as in PyTorch.
+  for (const SumOfLeaf& sum : sums) {
+    if (sum.is_of_both()) continue;
+    for (Collected* const part : sum.parts) part->gradient.reset();
+    *sum.parts.front() = {sum.parts.front()->leaf, sum.total, /*is_own=*/true};
+  }
+  for (auto& [order, gradients] : gradients_) {
+    std::erase_if(gradients, [](const Collected& collected) { return !collected.gradient.defined(); });
+  }
+  return given;
 }
 
 }  // namespace cohort::rpc

@@ -90,8 +90,10 @@ class ContextState {
 
   /// Which gradients: of leaves that the root's program used, or that calls used here.
   enum class Of : std::uint8_t { kAll, kProgram, kCalls };
-  /// Sums, in an order that does not depend on when they came.
-  Gradients gradients(Of of = Of::kAll) const;
+  /// Sums, in an order that does not depend on when they came. A sum is the context's own tensor: it is the tensor that a node
+  /// returned where nobody else has that. The next call returns it again, unless further gradients have come. But a leaf that the
+  /// root's program used, and calls too, has a new sum each time.
+  Gradients gradients(Of of = Of::kAll);
 
  private:
   class Running;
@@ -105,7 +107,14 @@ class ContextState {
     std::uint64_t last_backward = 0;  // in which its gradients were taken
     bool has_graph = true;
   };
+  // A gradient of a leaf, of one part of the graph, or a sum of several.
+  struct Collected {
+    at::Tensor leaf, gradient;
+    bool is_own = false;  // nobody but the context and who asked has it
+  };
+  struct SumOfLeaf;
   void add_gradients(Order order, const Gradients& gradients);
+  std::vector<SumOfLeaf> collect_by_leaf(Of of);
   Tensors take_gradients(const Part& part, std::uint64_t number, bool keep_graph);
   Tensors backward_graph(const Part& part, bool keep_graph, Tensors gradients, Gradients& of_leaves) const;
 
@@ -117,7 +126,7 @@ class ContextState {
   mutable std::mutex mutex_;  // of all below
   std::map<PartKey, Part> parts_;
   std::unordered_map<const c10::TensorImpl*, Value> values_;
-  std::map<Order, Gradients, Earlier> gradients_;
+  std::map<Order, std::vector<Collected>, Earlier> gradients_;
   Backward backward_;
   int num_running_ = 0;  // backwards, here and of parts
 };
