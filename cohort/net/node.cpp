@@ -35,8 +35,9 @@ const std::string& Node::incarnation() const {
   return loop_->incarnation();
 }
 
-std::shared_ptr<Peer> Node::connect(const std::string& address, base::Deadline deadline) {
-  return loop_->connect(address, deadline);
+std::shared_ptr<Peer> Node::connect(const std::string& address, base::Deadline deadline,
+                                    WhenRefused when_refused) {
+  return loop_->connect(address, deadline, when_refused == WhenRefused::kGiveUp);
 }
 
 std::shared_ptr<std::byte> Node::allocate_shared(std::size_t num_bytes) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,9 @@ namespace node_detail {
 class Loop;
 }
 
+/// What connect() does where nobody listens at the address.
+enum class WhenRefused : std::uint8_t { kRetry, kGiveUp };
+
 /// A process among others. One thread does its input and output. Threads: any.
 class Node {
  public:
@@ -46,8 +50,10 @@ class Node {
   /// What peers see as Peer::incarnation() of this process.
   const std::string& incarnation() const;
 
-  /// Connects, and tries again until the deadline. Throws: RendezvousError that says what stood in the way.
-  std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline);
+  /// Connects, and tries again until the deadline; with kGiveUp only until the address refuses, as where nobody listens.
+  /// Throws: RendezvousError that says what stood in the way.
+  std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline,
+                                WhenRefused when_refused = WhenRefused::kRetry);
 
   /// Memory that peers of this host can have without a copy: a payload that lies in it and `moves` goes by handle. Where there is
   /// no such memory it is NodeOptions::allocate's. It may outlive the node. Threads: any. Throws: std::bad_alloc.

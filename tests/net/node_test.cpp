@@ -333,6 +333,17 @@ TEST(NodeTest, ErrorsNameTheAddress) {
   COHORT_EXPECT_THROW_WITH(a.node->listen(address), RendezvousError, "cannot listen at " + address);
 }
 
+TEST(NodeTest, AnAddressWhereNobodyListensIsGivenUpAtOnceIfAsked) {
+  for (const std::string& where :
+       {"127.0.0.1:" + std::to_string(test::free_port()), "unix:@cohort-" + base::random_word()}) {
+    Worker a("a");
+    const Clock::time_point begin = Clock::now();
+    COHORT_EXPECT_THROW_WITH(a.node->connect(where, patience(), WhenRefused::kGiveUp), RendezvousError,
+                             "Connection refused");
+    EXPECT_LT(Clock::now() - begin, seconds(5)) << where;
+  }
+}
+
 TEST(NodeTest, AConnectionIsWaitedForUntilSomebodyListens) {
   Worker a("a"), b("b");
   std::string address;

@@ -107,7 +107,8 @@ void Loop::stop() {
   base::wait(core_.lock.changed, lock, is_quiet, deadline);
 }
 
-std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline deadline) {
+std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline deadline,
+                                    bool gives_up_if_refused) {
   if (is_own_thread()) {
     throw UsageError("net.connect", "a handler cannot wait for a connection", "another thread");
   }
@@ -119,7 +120,10 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   state.address = resolved;
   state.identity.session = new_number();
   state.wake();
-  const auto is_known = [&] { return state.session.num_links() > 0 || state.session.ended(); };
+  const auto is_known = [&] {
+    return state.session.num_links() > 0 || state.session.ended() ||
+           (gives_up_if_refused && state.was_refused);
+  };
   base::wait(core_.lock.changed, lock, is_known, deadline);
   if (state.session.num_links() > 0) return peer;
   const std::string why = state.session.ended() ? state.session.ended()->text : state.last_error;
