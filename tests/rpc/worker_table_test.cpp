@@ -29,8 +29,10 @@ class NamedPeer : public net::Peer {
   void send(net::Message) override {}
   std::string transport() const override { return "nothing"; }
   net::PeerMetrics metrics() const override { return {}; }
-  bool is_down() const override { return false; }
+  bool is_down() const override { return is_dead; }
   void poll_until(const std::function<bool()>&) override {}
+
+  bool is_dead = false;
 
  private:
   const std::string name_, incarnation_;
@@ -127,6 +129,73 @@ TEST(WorkerTableTest, TheEndOfAProcessIsThatOfTheWorkerItIsHeardAs) {
   EXPECT_EQ(table.find("w2").down, "");
   EXPECT_EQ(table.on_down(worker, "w2 died"), 2);
   EXPECT_EQ(table.find("w2").down, "w2 died");
+}
+
+// Worker 0 of a dynamic group, ready.
+WorkerTable dynamic_table() {
+  WorkerTable table(0);
+  table.begin_dynamic(known_workers(1)[0]);
+  table.set_ready(0);
+  return table;
+}
+void add_member(WorkerTable& table, std::int32_t id, const std::shared_ptr<net::Peer>& peer, bool is_ready) {
+  KnownWorker worker;
+  worker.info = {peer->name(), id};
+  worker.peer = peer;
+  worker.is_ready = is_ready;
+  table.add(std::move(worker));
+}
+
+TEST(WorkerTableTest, ALaterWorkerOfANameIsAnotherWorker) {
+  WorkerTable table = dynamic_table();
+  const auto first = named_peer("ps/0", "i3"), later = named_peer("ps/0", "i5");
+  add_member(table, 3, first, true);
+  EXPECT_EQ(table.resolve("ps/0"), "ps/0");
+  EXPECT_EQ(table.on_down(first, "ps/0 died"), 3);
+  EXPECT_EQ(table.infos(), (std::vector<WorkerInfo>{{"w0", 0}}));
+  EXPECT_EQ(table.resolve("ps/0"), "ps/0") << "a call of it says that it died";
+  add_member(table, 5, later, true);
+  EXPECT_EQ(table.resolve("ps/0"), "ps/0#5");
+  EXPECT_EQ(table.resolve("ps/0#5"), "ps/0#5");
+  EXPECT_EQ(table.infos(), (std::vector<WorkerInfo>{{"w0", 0}, {"ps/0", 5}}));
+  EXPECT_EQ(table.find_by_peer(first)->info.id, 3);
+  EXPECT_EQ(table.find_by_peer(later)->info.id, 5);
+  EXPECT_EQ(table.on_down(later, "ps/0 left"), 5);
+  EXPECT_EQ(table.gone_ids(), (std::vector<std::int32_t>{3, 5}));
+  COHORT_EXPECT_THROW_WITH(table.resolve("ps/1"), UsageError,
+                           "there is no worker 'ps/1'; the workers are w0");
+}
+
+TEST(WorkerTableTest, AWorkerThatJoinsIsListedOnceItIsReady) {
+  WorkerTable table = dynamic_table();
+  const auto peer = named_peer("w4", "i4");
+  add_member(table, 4, peer, false);
+  EXPECT_TRUE(table.is_worker(peer));
+  EXPECT_EQ(table.received(4), (WorkerInfo{"w4", 4})) << "others may speak of it";
+  EXPECT_THROW(table.resolve("w4"), UsageError);
+  EXPECT_THROW(table.name_of_target(4), UsageError);
+  EXPECT_EQ(table.infos().size(), 1U);
+  table.set_ready(4);
+  EXPECT_EQ(table.resolve("w4"), "w4");
+  EXPECT_EQ(table.infos().size(), 2U);
+  table.set_leaving(4, true);
+  EXPECT_EQ(table.find("w4").down, "w4 is leaving");
+  EXPECT_EQ(table.infos().size(), 1U);
+  table.set_leaving(4, false);
+  EXPECT_EQ(table.find("w4").down, "");
+}
+
+TEST(WorkerTableTest, ANameBelongsToWhoIsReadyElseToTheLowestId) {
+  WorkerTable table = dynamic_table();
+  const auto dead = std::make_shared<NamedPeer>("b", "i7");
+  add_member(table, 5, named_peer("a", "i5"), false);
+  add_member(table, 7, dead, true);
+  EXPECT_EQ(table.holder_of("w0", 9), 0);
+  EXPECT_EQ(table.holder_of("a", 6), 5);
+  EXPECT_EQ(table.holder_of("a", 4), std::nullopt) << "worker 4 joins too, and refuses worker 5";
+  EXPECT_EQ(table.holder_of("b", 4), 7);
+  dead->is_dead = true;
+  EXPECT_EQ(table.holder_of("b", 9), std::nullopt);
 }
 
 TEST(WorkerTableTest, AFunctionThatAWorkerLacksOrHasDifferentlyIsAnError) {

@@ -1,5 +1,6 @@
 #include "cohort/rpc/internal/agent/shutdown_state.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -8,6 +9,13 @@ namespace cohort::rpc {
 
 void ShutdownState::set_num_workers(std::size_t size) {
   counts_ = {std::vector<std::uint64_t>(size), std::vector<std::uint64_t>(size)};
+  reports_.resize(size);
+}
+
+void ShutdownState::add_worker(std::int32_t id) {
+  const std::size_t size = std::max(counts_.sent.size(), static_cast<std::size_t>(id) + 1);
+  counts_.sent.resize(size);
+  counts_.received.resize(size);
   reports_.resize(size);
 }
 

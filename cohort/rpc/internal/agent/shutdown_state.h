@@ -16,8 +16,10 @@ namespace cohort::rpc {
 /// far its own shutdown() is. Threads: one at a time.
 class ShutdownState {
  public:
-  /// Before the first call.
+  /// Before the first call. Of a static group.
   void set_num_workers(std::size_t size);
+  /// A worker of a dynamic group, before the first call to it.
+  void add_worker(std::int32_t id);
 
   void count_sent(std::int32_t to) { ++counts_.sent[static_cast<std::size_t>(to)]; }
   /// A call that was counted is never sent.

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/rpc/codec.h"
+#include "cohort/rpc/internal/agent/shutdown_state.h"
+#include "cohort/rpc/internal/agent/worker_table.h"
+
+/// How workers of a dynamic group join and leave. No thread, clock or socket, so a simulator runs it.
+namespace cohort::rpc {
+
+enum class MemberMessageType : std::uint8_t {
+  kJoin = 1,     ///< id, ticket, functions
+  kAccepted,     ///< gone, is_ready: the sender knows the worker that joins
+  kRefused,      ///< why, id
+  kReady,        ///< all have accepted the sender
+  kKnown,        ///< the sender lists the worker that is ready
+  kLeaving,      ///< the sender takes no further calls
+  kStaying,      ///< it takes calls again
+  kLeavingSeen,  ///< num_calls
+};
+
+/// What workers of a dynamic group tell each other about themselves.
+struct MemberMessage {
+  MemberMessageType type = MemberMessageType::kJoin;
+  std::int32_t id = -1;  ///< kJoin: of the sender; kRefused: of the worker that has the name
+  std::string ticket;    ///< of the receiver: who joins has it from the store
+  std::map<std::string, std::string> functions;
+  std::string why;                 ///< empty: the receiver is not the worker that was meant
+  std::vector<std::int32_t> gone;  ///< workers that the sender knows to be gone
+  bool is_ready = false;
+  std::uint64_t num_calls = 0;  ///< that the sender has made to the worker that leaves
+};
+COHORT_NESTED(MemberMessage, type, id, ticket, functions, why, gone, is_ready, num_calls)
+
+/// The part of one worker. Each function returns the messages that it leads to. Threads: one at a time.
+class MemberProtocol {
+ public:
+  using Peer = std::shared_ptr<net::Peer>;
+  using Messages = std::vector<std::pair<Peer, MemberMessage>>;
+  MemberProtocol(WorkerTable& workers, ShutdownState& shutdown) : workers_(workers), shutdown_(shutdown) {}
+
+  /// Before the first message. `ticket`: of this worker.
+  void begin(KnownWorker self, std::string ticket);
+  /// The id is this worker's. Workers that have asked to join get their answers now.
+  Messages claim_id();
+  /// Asks `worker`, which has a lower id, to accept this one. Also again, after a refusal.
+  Messages ask(const KnownWorker& worker, const std::string& ticket);
+  /// Its answer has no effect any more.
+  void forget(const Peer& peer) { asked_.erase(peer.get()); }
+  /// Null: it has not answered.
+  const MemberMessage* answer_of(const Peer& peer) const;
+  /// A worker with a lower id that is gone.
+  void add_gone(std::int32_t id, const std::string& name, const std::string& why);
+  /// Whether one that has accepted this worker said that worker `id` is gone.
+  bool is_told_gone(std::int32_t id) const { return told_gone_.count(id) > 0; }
+  /// Whether one has accepted this worker that came after worker `id`: it knows that worker, or that it is gone.
+  bool is_accepted_after(std::int32_t id) const;
+  /// All with lower ids have accepted this worker, or are gone.
+  Messages become_ready();
+  /// Whether it lists this worker.
+  bool is_known_by(const Peer& peer) const { return known_by_.count(peer.get()) > 0; }
+
+  /// This worker is to leave.
+  Messages begin_leaving();
+  /// Asks the others again which calls are to come.
+  Messages repeat_leaving() const { return to_all(MemberMessageType::kLeaving); }
+  Messages stay();
+  /// What is to come before this worker may leave.
+  std::vector<std::string> describe_missing() const;
+
+  /// Throws: CommError for a message of an unknown kind.
+  Messages on_message(const Peer& peer, MemberMessage message);
+
+ private:
+  void on_join(const Peer& peer, const MemberMessage& message, Messages& answers);
+  void on_answer(const Peer& peer, MemberMessage message);
+  Messages to_all(MemberMessageType type) const;
+
+  WorkerTable& workers_;
+  ShutdownState& shutdown_;
+  std::int32_t self_ = -1;
+  std::string ticket_;
+  bool is_claimed_ = false, is_ready_ = false, is_leaving_ = false;
+  Messages early_;                                 // joins that came before claim_id()
+  std::map<const net::Peer*, KnownWorker> asked_;  // whom this worker joins
+  std::map<const net::Peer*, MemberMessage> answers_;
+  std::set<std::int32_t> told_gone_;
+  std::set<const net::Peer*> known_by_;
+  std::map<std::int32_t, std::uint64_t> seen_;  // calls of each worker to this one, which leaves
+};
+
+}  // namespace cohort::rpc
