@@ -66,6 +66,30 @@ Agent::Agent(std::string name, int id, int world_size, base::KeyValueStore& stor
   }
 }
 
+Agent::Agent(std::string name, base::KeyValueStore& store, AgentOptions options) {
+  check_name(name);
+  check_timeout(options.timeout);
+  const base::Deadline deadline(options.join_timeout);
+  check_group_kind(store, /*is_dynamic=*/true);
+  bool has_joined = false;
+  while (!has_joined) {
+    state_ = std::make_shared<AgentState>(WorkerInfo{name, claim_worker_id(store)}, options);
+    try {
+      has_joined = state_->join_group(store, deadline);
+    } catch (...) {
+      state_->stop();
+      throw;
+    }
+    if (has_joined) break;
+    state_->stop();  // this process had no time for so long that the others have given its id up
+    if (deadline.expired())
+      throw RendezvousError("rpc.join", "other workers have given this one up, again and again");
+  }
+  const std::vector<WorkerTraffic> traffic = metrics().traffic;
+  base::log_info(base::concat(self().name, " has joined as worker ", self().id,
+                              traffic.empty() ? "" : ", and reaches ", describe_transports(traffic)));
+}
+
 Agent::~Agent() {
   state_->stop();
 }

@@ -34,6 +34,12 @@ class Agent {
   /// Collective. Throws: UsageError for a name that is taken, empty, longer than 127 bytes, of other characters than
   /// letters, digits and _-:./, or that is a device, or for a negative timeout; RendezvousError that names who is missing.
   Agent(std::string name, int id, int world_size, base::KeyValueStore& store, AgentOptions options = {});
+  /// Joins the dynamic group of a store, or begins it: workers join and leave while others run. Returns once all that are there
+  /// list this worker, and may call it. Its id is a number that no other worker of the group has had. A name is free again once its
+  /// worker is gone. The store is not used afterwards. Blocking: one round trip for each worker that is there.
+  /// Throws: UsageError for a name that a worker has, or that Agent() above rejects, and where the store has a static group;
+  /// RendezvousError that names who does not answer.
+  Agent(std::string name, base::KeyValueStore& store, AgentOptions options = {});
   /// Without shutdown() the other workers see a death.
   ~Agent();
   Agent(const Agent&) = delete;
@@ -41,7 +47,7 @@ class Agent {
 
   /// The name and id that this worker joined with.
   const WorkerInfo& self() const;
-  /// Workers whose names match: '*' stands for any text. In the order of their ids.
+  /// Workers whose names match: '*' stands for any text. In the order of their ids. Of a dynamic group: those that are there now.
   std::vector<WorkerInfo> workers(const std::string& pattern = "*") const;
 
   /// Calls `function` on a worker, or on this one. The arguments' tensors must stay as they are until the result is there. One
@@ -80,6 +86,8 @@ class Agent {
 
   /// Waits until all workers have come here and every call is answered, also those that handlers make and do not wait for, and
   /// leaves. Calls of others are answered meanwhile. After this worker has left, a further call does nothing. Collective.
+  /// In a dynamic group it waits for nobody to come here: it leaves once the calls that this worker made are answered, and those
+  /// that others have made to it. Others that call it meanwhile get PeerError.
   /// Threads: any. A second call first waits for the end of the first, by its own deadline.
   /// Throws: TimeoutError that names who has not come, and what this one waits for.
   void shutdown(base::Deadline deadline);

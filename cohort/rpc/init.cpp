@@ -50,11 +50,16 @@ Agent& init_rpc(std::string name, RpcOptions options) {
   comm::Group group;
   std::shared_ptr<Agent> made;
   try {
-    group = options.group
-                ? options.group
-                : comm::init_process_group({.backend = "gloo", .timeout = options.agent.join_timeout});
-    comm::StoreAdapter store(group.store());
-    made = std::make_shared<Agent>(std::move(name), group.rank(), group.size(), store, options.agent);
+    if (options.store != nullptr) {
+      if (options.group) throw UsageError("rpc.init", "got a store and a group", "one of both");
+      made = std::make_shared<Agent>(std::move(name), *options.store, options.agent);
+    } else {
+      group = options.group
+                  ? options.group
+                  : comm::init_process_group({.backend = "gloo", .timeout = options.agent.join_timeout});
+      comm::StoreAdapter store(group.store());
+      made = std::make_shared<Agent>(std::move(name), group.rank(), group.size(), store, options.agent);
+    }
   } catch (...) {
     const std::lock_guard lock(here.mutex);
     here.is_joining = false;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/base/key_value_store.h"
 #include "cohort/comm/group.h"
 #include "cohort/rpc/agent.h"
 
@@ -19,12 +20,15 @@ namespace cohort::rpc {
 /// How the process's agent is made.
 struct RpcOptions {
   AgentOptions agent = {};  ///< passed to Agent() as they are
-  comm::Group
-      group;  ///< whose ranks are the workers; none: all ranks of the job, as comm::init_process_group() finds them
+  /// Its ranks are the workers. None: all ranks of the job, as comm::init_process_group() finds them.
+  comm::Group group = {};
+  /// In place of a group: joins the dynamic group of those that share the store, at any time. comm::StoreAdapter makes one of a
+  /// c10d store. The store is not used after the join.
+  std::shared_ptr<base::KeyValueStore> store = {};
 };
 
-/// Joins the workers. The id of this one is its rank. Collective. Returns the process's agent.
-/// Throws: UsageError where this process has one; as Agent() and comm::init_process_group().
+/// Joins the workers. The id of this one is its rank. Collective, but not with RpcOptions::store. Returns the process's agent.
+/// Throws: UsageError where this process has one, and for a store beside a group; as Agent() and comm::init_process_group().
 Agent& init_rpc(std::string name, RpcOptions options = {});
 
 /// The process's agent, until shutdown() has ended. Throws: UsageError before init_rpc() and after shutdown().

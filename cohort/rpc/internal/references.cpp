@@ -292,6 +292,11 @@ std::vector<std::string> References::describe_references() const {
   return lines;
 }
 
+std::size_t References::num_passed_on() const {
+  const std::lock_guard lock(mutex_);
+  return protocol_.num_passed_on();
+}
+
 std::size_t References::num_holds() const {
   const std::lock_guard lock(mutex_);
   return protocol_.num_holds();

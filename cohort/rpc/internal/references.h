@@ -71,6 +71,8 @@ class References : public std::enable_shared_from_this<References> {
   /// The references here: "object 0.3 of ps/0, made at main.cpp:12", "object 0.3 of ps/0, sent by trainer/1".
   std::vector<std::string> describe_references() const;
   std::size_t num_holds() const;
+  /// Objects that this worker has passed on, and whose new holders are not known to the owners yet.
+  std::size_t num_passed_on() const;
 
  private:
   friend class Reference;

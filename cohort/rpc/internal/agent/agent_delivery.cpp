@@ -100,7 +100,7 @@ void AgentState::handle_early_events() {
     }
     if (!events) return;
     for (auto& [peer, message] : events->messages) {
-      if (is_worker(peer)) take(peer->name(), std::move(message));
+      if (const auto worker = worker_of(peer)) take(*worker, std::move(message));
     }
     for (const auto& [peer, why] : events->down) end_worker(peer, why);
   }
@@ -115,20 +115,24 @@ void AgentState::on_connect(const std::shared_ptr<net::Peer>& peer) {
 }
 
 void AgentState::on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) {
+  if (message.channel == kMemberChannel && core_.tables.workers.is_dynamic()) {
+    return members_.on_message(peer, std::move(message));
+  }
   {
     const std::lock_guard lock(core_.tables.mutex);
     if (early_events_.keep(peer, message)) return;
   }
-  if (is_worker(peer)) take(peer->name(), std::move(message));
+  if (const auto worker = worker_of(peer)) take(*worker, std::move(message));
 }
 
-bool AgentState::is_worker(const std::shared_ptr<net::Peer>& peer) const {
+// The name by which the tables know the worker that the process is heard as.
+std::optional<std::string> AgentState::worker_of(const std::shared_ptr<net::Peer>& peer) const {
   const std::lock_guard lock(core_.tables.mutex);
-  return core_.tables.workers.is_worker(peer);
+  const KnownWorker* const worker = core_.tables.workers.find_by_peer(peer);
+  return worker == nullptr ? std::nullopt : std::optional(worker->info.name);
 }
 
 void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::string& why) {
-  const std::string& name = peer->name();
   std::vector<std::pair<std::uint64_t, std::string>> calls;
   std::vector<RunningCalls::Key> handlers;
   std::optional<std::int32_t> worker;
@@ -137,6 +141,7 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
     worker = core_.tables.workers.on_down(peer, why);
     if (!worker) return;
     core_.tables.shutdown.on_down(*worker);
+    const std::string& name = core_.tables.workers.worker_of(*worker).info.name;
     calls = core_.tables.pending.of_worker(name);
     handlers = core_.tables.running.of_caller(name);
   }

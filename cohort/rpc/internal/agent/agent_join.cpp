@@ -18,26 +18,13 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/agent/agent_members.h"
 #include "cohort/rpc/internal/wire.h"
 
 namespace cohort::rpc {
 namespace {
 
 using nlohmann::json;
-
-void make_node(AgentCore& core, int workers_of_host, const std::shared_ptr<net::Handler>& handler) {
-  net::NodeOptions options;
-  options.name = core.self.name;
-  options.secret = core.options.secret;
-  options.tls = core.options.tls;
-  options.silence = core.options.silence;
-  options.heartbeat = std::min(options.heartbeat, core.options.silence / 8);
-  options.allocate = allocate_payload;
-  options.shared_cache = core.options.shared_cache;
-  const bool has_cores = workers_of_host <= base::CpuSet::of_process().size();
-  options.spin = core.options.spin.value_or(std::chrono::microseconds(has_cores ? 50 : 0));
-  core.node = std::make_unique<net::Node>(std::move(options), handler);
-}
 
 // Each worker connects to those with a lower id, and waits for those with a higher one.
 void connect_to_workers(AgentCore& core, const std::vector<std::string>& addresses, base::Deadline deadline) {
@@ -58,9 +45,24 @@ void connect_to_workers(AgentCore& core, const std::vector<std::string>& address
 
 }  // namespace
 
+void make_node(AgentCore& core, int workers_of_host, const std::shared_ptr<net::Handler>& handler) {
+  net::NodeOptions options;
+  options.name = core.self.name;
+  options.secret = core.options.secret;
+  options.tls = core.options.tls;
+  options.silence = core.options.silence;
+  options.heartbeat = std::min(options.heartbeat, core.options.silence / 8);
+  options.allocate = allocate_payload;
+  options.shared_cache = core.options.shared_cache;
+  const bool has_cores = workers_of_host <= base::CpuSet::of_process().size();
+  options.spin = core.options.spin.value_or(std::chrono::microseconds(has_cores ? 50 : 0));
+  core.node = std::make_unique<net::Node>(std::move(options), handler);
+}
+
 void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
                   const std::shared_ptr<net::Handler>& handler) {
   const base::Deadline deadline(core.options.join_timeout);
+  check_group_kind(store, /*is_dynamic=*/false);
   // A second agent of this worker over the same store joins the second ones of the others.
   const std::int64_t round = store.add(base::concat("rpc/agents of ", core.self.id), 1);
   const auto gather = [&](const char* key, const std::string& word) {

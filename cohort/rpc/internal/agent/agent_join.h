@@ -8,6 +8,9 @@
 
 namespace cohort::rpc {
 
+/// Makes the node of an agent, which calls `handler` from then on.
+void make_node(AgentCore& core, int workers_of_host, const std::shared_ptr<net::Handler>& handler);
+
 /// Fills the table of workers, and connects to all of them. Makes the node, which calls `handler` from then on.
 /// Blocking: until all have come. Throws: RendezvousError that names who is missing; UsageError for two workers of one name.
 void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,

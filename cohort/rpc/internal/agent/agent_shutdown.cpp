@@ -34,6 +34,7 @@ void AgentShutdown::on_report(const std::string& worker, std::optional<IdleRepor
 
 // Under the mutex.
 std::string AgentShutdown::describe_missing() const {
+  if (tables_.workers.is_dynamic()) return base::join(members_.describe_missing());
   std::vector<std::string> parts = tables_.shutdown.describe_missing(tables_.workers, core_.self.id);
   for (std::string& call : tables_.pending.describe()) parts.push_back(std::move(call));
   for (std::string& handler : tables_.running.describe()) parts.push_back(std::move(handler));
@@ -68,6 +69,19 @@ void AgentShutdown::run(base::Deadline deadline) {
 }
 
 void AgentShutdown::leave(base::Deadline deadline) {
+  if (tables_.workers.is_dynamic()) {
+    members_.leave(deadline);
+  } else {
+    wait_for_all(deadline);
+  }
+  for (const std::string& object : core_.references->describe_objects()) {
+    base::log_info(base::concat("at the end of ", core_.self.name, ": ", object));
+  }
+  core_.node->close(deadline);
+  stop_();
+}
+
+void AgentShutdown::wait_for_all(base::Deadline deadline) {
   // Calls may lead to further calls that nobody waits for. So a worker says each time that it has nothing to do, with
   // the numbers of its calls, and stays until those of all workers fit together.
   IdleReport seen;
@@ -99,11 +113,6 @@ void AgentShutdown::leave(base::Deadline deadline) {
       seen = tables_.shutdown.counts();
     }
   }
-  for (const std::string& object : core_.references->describe_objects()) {
-    base::log_info(base::concat("at the end of ", core_.self.name, ": ", object));
-  }
-  core_.node->close(deadline);
-  stop_();
 }
 
 // Under the mutex: what the others have yet to hear, once this worker has nothing to do.

@@ -38,7 +38,8 @@ AgentState::AgentState(WorkerInfo self, AgentOptions options)
       sender_(core_, [this](net::Message message) { take(core_.self.name, std::move(message)); }),
       client_(core_, sender_),
       server_(core_, sender_),
-      shutdown_(core_, sender_, [this] { stop(); }) {}
+      members_(core_),
+      shutdown_(core_, sender_, members_, [this] { stop(); }) {}
 
 AgentState* AgentState::of_handler() {
   const AgentCore* const agent = HandlerScope::agent();
@@ -46,9 +47,10 @@ AgentState* AgentState::of_handler() {
 }
 
 Target AgentState::with_name(Target target) const {
-  if (!target.id) return target;
+  const WorkerTable& workers = core_.tables.workers;
+  if (!target.id && !workers.is_dynamic()) return target;
   const std::lock_guard lock(core_.tables.mutex);
-  target.worker = core_.tables.workers.name_of_target(*target.id);
+  target.worker = target.id ? workers.name_of_target(*target.id) : workers.resolve(target.worker);
   return target;
 }
 
@@ -56,6 +58,29 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   core_.start(shared_from_this(), std::make_shared<References>(core_.self.id, weak_from_this()));
   join_workers(core_, world_size, store, std::make_shared<Handler>(weak_from_this()));
   handle_early_events();
+}
+
+bool AgentState::join_group(base::KeyValueStore& store, base::Deadline deadline) {
+  core_.start(shared_from_this(), std::make_shared<References>(core_.self.id, weak_from_this()));
+  core_.tables.pending.begin_numbers_of(core_.self.id);
+  bool has_joined = false;
+  try {
+    has_joined = members_.join(store, std::make_shared<Handler>(weak_from_this()), deadline);
+  } catch (...) {
+    members_.say_goodbye();
+    throw;
+  }
+  if (!has_joined) {
+    members_.say_goodbye();
+    return false;
+  }
+  // Others may still pass references to their objects on.
+  for (const auto& [id, why] : members_.gone()) {
+    core_.references->on_down(id, why);
+    sender_.send_effects(core_.contexts.on_down(id));
+  }
+  handle_early_events();
+  return true;
 }
 
 // What waits for events ends first, since a handler that waits may have a thread of the node; then the sources of events, what

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cohort/base/key_value_store.h"
 #include "cohort/rpc/agent_types.h"
 #include "cohort/rpc/internal/agent/agent_core.h"
+#include "cohort/rpc/internal/agent/agent_members.h"
 #include "cohort/rpc/internal/agent/agent_shutdown.h"
 #include "cohort/rpc/internal/agent/call_client.h"
 #include "cohort/rpc/internal/agent/call_server.h"
@@ -24,6 +26,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
  public:
   AgentState(WorkerInfo self, AgentOptions options);
   void join(int world_size, base::KeyValueStore& store);
+  /// Joins a dynamic group. False: the others have given this worker's id up.
+  bool join_group(base::KeyValueStore& store, base::Deadline deadline);
   base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) override {
     return client_.call(target, function, std::move(arguments));
   }
@@ -64,7 +68,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void on_connect(const std::shared_ptr<net::Peer>& peer);
   void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message);
   void on_down(const std::shared_ptr<net::Peer>& peer, const std::string& why);
-  bool is_worker(const std::shared_ptr<net::Peer>& peer) const;
+  std::optional<std::string> worker_of(const std::shared_ptr<net::Peer>& peer) const;
   void take(const std::string& from, net::Message message);
   References::List receive_references(const std::vector<WireReference>& wires, const std::string& from);
   void on_reference(const std::string& from, Reader& in);
@@ -78,6 +82,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   MessageSender sender_;
   CallClient client_;
   CallServer server_;
+  AgentMembers members_;
   AgentShutdown shutdown_;
 };
 

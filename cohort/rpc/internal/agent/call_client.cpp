@@ -177,9 +177,17 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
   encode(out, place);
   encode(out, state_for(function));
   out.append(std::move(arguments));
+  std::string leaving;  // a worker that leaves has been told how many calls come
   {
     const std::lock_guard lock(tables_.mutex);
-    tables_.shutdown.count_sent(owner.id);
+    const KnownWorker& worker = tables_.workers.find(target.worker);
+    if (worker.is_leaving) leaving = worker.down;
+    if (leaving.empty()) tables_.shutdown.count_sent(owner.id);
+  }
+  if (!leaving.empty()) {
+    if (in_context) sender_.send_effects(core_.contexts.cancel_call(*in_context));
+    core_.references->mark_lost(*reference, std::make_exception_ptr(PeerError("rpc.remote", leaving)));
+    return reference;
   }
   sender_.send_when_resolved(
       target.worker, out.take(),

@@ -45,6 +45,10 @@ class PendingCalls {
  public:
   using Node = std::map<std::uint64_t, PendingCall>::node_type;
 
+  /// Before the first number. Handlers of a worker may outlive it: calls of a later worker of its name have other numbers.
+  void begin_numbers_of(std::int32_t worker) {
+    next_number_ = static_cast<std::uint64_t>(worker) * 1'000'000'000'000 + 1;
+  }
   /// A number that no call or object of this agent has had.
   std::uint64_t next_number() { return next_number_++; }
   void add(std::uint64_t id, PendingCall call) { calls_.emplace(id, std::move(call)); }

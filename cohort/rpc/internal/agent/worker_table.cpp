@@ -67,8 +67,9 @@ void WorkerTable::add(KnownWorker worker) {
 void WorkerTable::add_gone(std::int32_t id, const std::string& name, const std::string& why) {
   if (is_known(id)) return;
   KnownWorker worker;
-  worker.info = {name, id};
+  worker.info = {base::concat(name, '#', id), id};  // the name is for a worker that is there
   worker.down = why;
+  worker.is_ready = false;
   add(std::move(worker));
 }
 

@@ -1,0 +1,235 @@
+// How a worker joins a dynamic group, whose store has for each worker that ever came: an id, which is a count, and a word. Each
+// worker connects to all with lower ids. So each pair has one connection, and two that join at the same time find each other:
+// the one with the higher id has read the other one's word. That one accepts it while it joins itself.
+//
+// A process may die between its id and its word. After AgentOptions::silence a later worker claims the id in its place. Who claims
+// it second has lost it: the later worker skips the id, or the earlier one takes another id.
+//
+// What messages lead to: MemberProtocol. The join is over when all have said that they list this worker.
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/host.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/rpc/function.h"
+#include "cohort/rpc/internal/agent/agent_join.h"
+#include "cohort/rpc/internal/agent/agent_members.h"
+
+namespace cohort::rpc {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr const char* kStaticKey = "rpc/static";
+constexpr const char* kDynamicKey = "rpc/dynamic";
+// A peer that is down wakes nobody.
+constexpr milliseconds kLookAtPeers(10);
+// One that does not hear it sees a silence.
+constexpr milliseconds kGoodbyeTime(200);
+
+std::string member_key(std::int32_t id, const char* what) {
+  return base::concat(kDynamicKey, '/', id, '/', what);
+}
+
+}  // namespace
+
+void check_group_kind(base::KeyValueStore& store, bool is_dynamic) {
+  const char* const other = is_dynamic ? kStaticKey : kDynamicKey;
+  const auto check = [&] {
+    if (!store.has(other)) return;
+    throw UsageError("rpc.join",
+                     base::concat("this store has a ", is_dynamic ? "static" : "dynamic",
+                                  " group, and static and dynamic groups do not mix"),
+                     is_dynamic ? "a store of its own for the dynamic group" : "Agent(name, store)");
+  };
+  check();
+  store.set(is_dynamic ? kDynamicKey : kStaticKey, "1");
+  check();
+}
+
+int claim_worker_id(base::KeyValueStore& store) {
+  return static_cast<int>(store.add(base::concat(kDynamicKey, "/ids"), 1) - 1);
+}
+
+// What a worker leaves on the store about itself.
+struct AgentMembers::Word {
+  KnownWorker worker;
+  std::string address, ticket;
+};
+
+bool AgentMembers::join(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler,
+                        base::Deadline deadline) {
+  listen_and_publish(store, handler);
+  if (store.add(member_key(core_.self.id, "claims"), 1) != 1) return false;
+  run([&] { return protocol_.claim_id(); });
+  // The last that came first: it is the likeliest to live, and says who is gone.
+  for (std::int32_t id = core_.self.id - 1; id >= 0; --id) meet(id, store, deadline);
+  become_ready(deadline);
+  return true;
+}
+
+void AgentMembers::say_goodbye() {
+  if (core_.node) core_.node->close(base::Deadline(kGoodbyeTime));
+}
+
+void AgentMembers::listen_and_publish(base::KeyValueStore& store,
+                                      const std::shared_ptr<net::Handler>& handler) {
+  make_node(core_, core_.self.id + 1, handler);
+  const std::string ticket = base::random_word();
+  KnownWorker self;
+  self.info = core_.self;
+  self.incarnation = core_.node->incarnation();
+  self.signatures = all_signatures();
+  const json functions = self.signatures;
+  {
+    const std::lock_guard lock(tables_.mutex);
+    protocol_.begin(std::move(self), ticket);
+  }
+  // Workers of other hosts may come later. They need the job's secret.
+  const bool is_auto = core_.options.listen == "auto";
+  std::string local, address;
+  if (is_auto) local = core_.node->listen("unix:@cohort-" + base::random_word());
+  if (!is_auto || core_.options.secret)
+    address = core_.node->listen(is_auto ? "0.0.0.0:0" : core_.options.listen);
+  const json word = {{"name", core_.self.name}, {"host", base::machine_id()},
+                     {"local", local},          {"address", address},
+                     {"ticket", ticket},        {"incarnation", core_.node->incarnation()},
+                     {"functions", functions}};
+  store.set(member_key(core_.self.id, "word"), word.dump());
+}
+
+// The worker is known afterwards: it has accepted this one, or it is gone.
+void AgentMembers::meet(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) {
+  const std::optional<Word> word = read_word(id, store, deadline);
+  if (!word) {
+    const std::string name = base::concat("worker ", id);
+    return add_gone(id, name);
+  }
+  const std::string& name = word->worker.info.name;
+  bool is_told_gone = false;
+  {
+    const std::lock_guard lock(tables_.mutex);
+    is_told_gone = protocol_.is_told_gone(id);
+  }
+  std::string why;
+  const Peer peer = is_told_gone ? nullptr : connect(*word, deadline, why);
+  const base::Deadline others_see_deaths = base::Deadline(2 * core_.options.silence).sooner(deadline);
+  while (peer != nullptr) {
+    const MemberMessage answer = ask_to_join(peer, *word, deadline);
+    if (answer.type == MemberMessageType::kAccepted) return;
+    if (answer.why.empty()) break;
+    // A process that begins anew comes before the others know of its death.
+    if (answer.id == id || others_see_deaths.expired() || !is_dead(answer.id, store, deadline)) {
+      throw UsageError("rpc.join", base::concat(core_.self.name, " cannot join: ", answer.why),
+                       "a name of its own for each worker that runs");
+    }
+    base::sleep(kLookAtPeers, others_see_deaths);
+  }
+  if (!is_told_gone && deadline.expired()) {
+    throw RendezvousError("rpc.join", base::concat(name, " (worker ", id, ") did not answer within ",
+                                                   core_.options.join_timeout.count(), " ms: ", why));
+  }
+  store.set(member_key(id, "gone"), "1");
+  add_gone(id, name);
+}
+
+// None: the worker is gone, or has never come so far.
+std::optional<AgentMembers::Word> AgentMembers::read_word(std::int32_t id, base::KeyValueStore& store,
+                                                          base::Deadline deadline) const {
+  const std::string key = member_key(id, "word"), gone = member_key(id, "gone");
+  if (store.has(gone)) return std::nullopt;
+  if (!store.has(key) && !store.wait({key}, base::Deadline(core_.options.silence).sooner(deadline))) {
+    store.add(member_key(id, "claims"), 1);
+    if (!store.has(key)) {
+      store.set(gone, "1");
+      return std::nullopt;
+    }
+  }
+  const json fields = json::parse(store.get(key));
+  Word word;
+  word.worker.info = {fields.at("name"), id};
+  word.worker.incarnation = fields.at("incarnation").get<std::string>();
+  word.worker.signatures = fields.at("functions").get<std::map<std::string, std::string>>();
+  word.ticket = fields.at("ticket").get<std::string>();
+  const bool is_local = fields.at("host") == base::machine_id() && fields.at("local") != "";
+  word.address = fields.at(is_local ? "local" : "address").get<std::string>();
+  return word;
+}
+
+// Null: nobody listens there, or another process, or not within AgentOptions::silence.
+AgentMembers::Peer AgentMembers::connect(const Word& word, base::Deadline deadline, std::string& why) const {
+  if (word.address.empty()) {
+    throw RendezvousError("rpc.join",
+                          base::concat(word.worker.info.name, " is on another host, and listens for its own"),
+                          "the job's secret on all workers");
+  }
+  const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
+  try {
+    Peer peer = core_.node->connect(word.address, attempt, net::WhenRefused::kGiveUp);
+    return peer->incarnation() == word.worker.incarnation ? peer : nullptr;
+  } catch (const RendezvousError& error) {
+    why = base::message_of(error);
+  }
+  // Those that came after it have it, or know it to be gone. A worker that only this one cannot reach is no dead one.
+  const std::lock_guard lock(tables_.mutex);
+  const bool is_known = attempt.expired() && protocol_.is_accepted_after(word.worker.info.id);
+  if (is_known) {
+    throw RendezvousError("rpc.join",
+                          base::concat(word.worker.info.name, " runs, but cannot be reached: ", why));
+  }
+  return nullptr;
+}
+
+MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Word& word, base::Deadline deadline) {
+  KnownWorker worker = word.worker;
+  worker.peer = peer;
+  run([&] { return protocol_.ask(worker, word.ticket); });
+  std::unique_lock lock(tables_.mutex);
+  const auto has_answer = [&] { return protocol_.answer_of(peer) != nullptr; };
+  while (!base::wait(tables_.changed, lock, has_answer, base::Deadline(kLookAtPeers).sooner(deadline))) {
+    if (!peer->is_down() && !deadline.expired()) continue;
+    protocol_.forget(peer);
+    MemberMessage none;
+    none.type = MemberMessageType::kRefused;
+    return none;
+  }
+  return *protocol_.answer_of(peer);
+}
+
+bool AgentMembers::is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
+  const std::optional<Word> word = read_word(id, store, deadline);
+  std::string why;
+  return !word || connect(*word, deadline, why) == nullptr;
+}
+
+void AgentMembers::add_gone(std::int32_t id, const std::string& name) {
+  gone_[id] = name + " was gone before this worker joined";
+  const std::lock_guard lock(tables_.mutex);
+  protocol_.add_gone(id, name, gone_[id]);
+}
+
+void AgentMembers::become_ready(base::Deadline deadline) {
+  MemberProtocol::Messages messages;
+  run([&] { return messages = protocol_.become_ready(); });
+  std::unique_lock lock(tables_.mutex);
+  std::vector<std::string> missing;
+  const auto all_know = [&] {
+    missing.clear();
+    for (const auto& [peer, message] : messages) {
+      if (!protocol_.is_known_by(peer) && !peer->is_down()) missing.push_back(peer->name());
+    }
+    return missing.empty();
+  };
+  while (!base::wait(tables_.changed, lock, all_know, base::Deadline(kLookAtPeers).sooner(deadline))) {
+    if (!deadline.expired()) continue;
+    throw RendezvousError(
+        "rpc.join", base::concat("these workers did not answer within ", core_.options.join_timeout.count(),
+                                 " ms: ", base::join(missing)));
+  }
+}
+
+}  // namespace cohort::rpc

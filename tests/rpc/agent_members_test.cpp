@@ -1,0 +1,312 @@
+// Dynamic groups: workers that join a running job, and leave it.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/rpc/agent.h"
+#include "cohort/rpc/dist_autograd.h"
+#include "tests/rpc/fake_member.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/map_store.h"
+#include "tests/support/patience.h"
+#include "tests/support/throws.h"
+
+namespace cohort::rpc {
+namespace {
+
+using std::chrono::milliseconds;
+using test::FakeMember;
+using test::MapStore;
+using test::patience;
+
+std::string word_of_member(const std::string& word) {
+  return word;
+}
+std::string caller_of_member() {
+  return current_call()->caller;
+}
+std::atomic<bool> member_may_answer{false};
+int answer_when_allowed() {
+  test::wait_until([] { return member_may_answer.load(); });
+  return 7;
+}
+at::Tensor member_table;
+at::Tensor row_of_member_table(std::int64_t row) {
+  return member_table[row];
+}
+at::Tensor double_of_tensor(const at::Tensor& x) {
+  return x * 2;
+}
+at::Tensor value_through_member(const RRef<at::Tensor>& x) {
+  return x.to_here();
+}
+COHORT_REMOTE(word_of_member);
+COHORT_REMOTE(caller_of_member);
+COHORT_REMOTE(answer_when_allowed);
+COHORT_REMOTE(row_of_member_table);
+COHORT_REMOTE(double_of_tensor);
+COHORT_REMOTE(value_through_member);
+
+std::vector<std::string> names_of_members(const Agent& agent, const std::string& pattern = "*") {
+  std::vector<std::string> names;
+  for (const WorkerInfo& worker : agent.workers(pattern)) names.push_back(worker.name);
+  return names;
+}
+using MemberNames = std::vector<std::string>;
+
+class AgentMembersTest : public testing::Test {
+ protected:
+  AgentMembersTest() {
+    options.num_threads = 2;
+    options.silence = milliseconds(1000);
+    member_may_answer = false;
+  }
+  std::unique_ptr<Agent> join(const std::string& name) {
+    return std::make_unique<Agent>(name, store, options);
+  }
+  MapStore store;
+  AgentOptions options;
+};
+
+TEST_F(AgentMembersTest, WorkersJoinAndLeaveWhileOthersRun) {
+  const auto first = join("ps/0");
+  EXPECT_EQ(first->self(), (WorkerInfo{"ps/0", 0}));
+  EXPECT_EQ(first->rpc_sync<word_of_member>("ps/0", "alone"), "alone");
+  for (int round = 0; round < 3; ++round) {
+    const auto second = join("trainer/1");
+    EXPECT_EQ(names_of_members(*first), (MemberNames{"ps/0", "trainer/1"})) << round;
+    EXPECT_EQ(names_of_members(*second, "ps/*"), MemberNames{"ps/0"}) << round;
+    second->shutdown(patience());
+    EXPECT_TRUE(test::comes_true([&] { return names_of_members(*first) == MemberNames{"ps/0"}; })) << round;
+  }
+  first->shutdown(patience());
+  join("ps/0")->shutdown(patience());  // nobody of the group is left
+}
+
+TEST_F(AgentMembersTest, ANewWorkerCallsAnEarlierOneAndIsCalled) {
+  const auto first = join("w0"), second = join("w1");
+  EXPECT_EQ(second->rpc_sync<word_of_member>("w0", "up"), "up");
+  EXPECT_EQ(first->rpc_sync<word_of_member>("w1", "down"), "down");
+  EXPECT_EQ(first->rpc_sync<word_of_member>(second->self().id, "by id"), "by id");
+  EXPECT_EQ(first->rpc_sync<caller_of_member>("w1"), "w0");
+  COHORT_EXPECT_THROW_WITH(first->rpc_sync<word_of_member>("w2", ""), UsageError,
+                           "there is no worker 'w2'; the workers are w0, w1");
+  const auto third = join("w2");
+  for (const std::unique_ptr<Agent>& agent : {std::cref(first), std::cref(second), std::cref(third)}) {
+    for (const char* worker : {"w0", "w1", "w2"}) {
+      EXPECT_EQ(agent->rpc_sync<word_of_member>(worker, worker), worker);
+    }
+  }
+}
+
+TEST_F(AgentMembersTest, EightWorkersJoinAtTheSameTime) {
+  constexpr int kWorkers = 8;
+  std::vector<std::unique_ptr<Agent>> agents(kWorkers);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kWorkers; ++i) {
+    threads.emplace_back([&, i] {
+      agents[static_cast<std::size_t>(i)] = join("w" + std::to_string(i));
+      Agent& agent = *agents[static_cast<std::size_t>(i)];
+      for (const WorkerInfo& worker : agent.workers()) {
+        EXPECT_EQ(agent.rpc_sync<word_of_member>(worker, worker.name), worker.name);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& agent : agents) {
+    EXPECT_EQ(agent->workers().size(), std::size_t{kWorkers}) << agent->self().name;
+    for (const WorkerInfo& worker : agent->workers()) {
+      EXPECT_EQ(agent->rpc_sync<word_of_member>(worker, worker.name), worker.name);
+    }
+  }
+  threads.clear();
+  for (const auto& agent : agents) threads.emplace_back([&agent] { agent->shutdown(patience()); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(AgentMembersTest, ANameIsTakenUntilItsWorkerIsGone) {
+  const auto first = join("trainer/0");
+  auto server = join("ps/0");
+  COHORT_EXPECT_THROW_WITH(join("ps/0"), UsageError, "ps/0 cannot join: 'ps/0' is the name of worker 1");
+  COHORT_EXPECT_THROW_WITH(join("trainer/0"), UsageError, "'trainer/0' is the name of worker 0");
+  EXPECT_EQ(names_of_members(*first), (MemberNames{"trainer/0", "ps/0"}));
+  const RRef<at::Tensor> object = first->remote<double_of_tensor>("ps/0", at::ones({2}));
+  EXPECT_EQ(object.to_here().sum().item<float>(), 4);
+  server.reset();  // a death
+  server = join("ps/0");
+  EXPECT_GT(server->self().id, 1);
+  EXPECT_EQ(names_of_members(*first), (MemberNames{"trainer/0", "ps/0"}));
+  EXPECT_EQ(first->rpc_sync<word_of_member>("ps/0", "again"), "again");
+  EXPECT_EQ(server->metrics().calls_handled, 1U) << "the new worker has answered it";
+  EXPECT_EQ(server->rpc_sync<word_of_member>("trainer/0", "back"), "back");
+  EXPECT_THROW(object.to_here(), OwnerLostError) << "the object has not moved";
+  server->shutdown(patience());
+  EXPECT_THROW(first->rpc_sync<word_of_member>("ps/0", ""), PeerError);
+}
+
+TEST_F(AgentMembersTest, OfTwoThatJoinUnderOneNameOneIsRefused) {
+  const auto first = join("w0");
+  for (int round = 0; round < 5; ++round) {
+    std::atomic<int> num_refused{0};
+    std::vector<std::unique_ptr<Agent>> agents(2);
+    std::vector<std::thread> threads;
+    for (auto& agent : agents) {
+      threads.emplace_back([&] {
+        try {
+          agent = join("ps/0");
+        } catch (const UsageError&) {
+          ++num_refused;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(num_refused, 1) << round;
+    EXPECT_EQ(first->rpc_sync<word_of_member>("ps/0", "word"), "word") << round;
+    for (auto& agent : agents) {
+      if (agent != nullptr) agent->shutdown(patience());
+    }
+  }
+}
+
+TEST_F(AgentMembersTest, ShutdownWaitsForTheCallsOfThisWorkerAndThoseToIt) {
+  const auto first = join("w0"), second = join("w1"), third = join("w2");
+  Future<int> of_leaver = second->rpc_async<answer_when_allowed>("w0"),
+              to_leaver = first->rpc_async<answer_when_allowed>("w1");
+  COHORT_EXPECT_THROW_WITH(second->shutdown(base::Deadline(milliseconds(100))), TimeoutError,
+                           "answer_when_allowed on w0, call ");
+  EXPECT_TRUE(test::comes_true([&] {  // it has taken that back
+    try {
+      return first->rpc_sync<word_of_member>("w1", "word") == "word";
+    } catch (const PeerError&) {
+      return false;
+    }
+  }));
+  std::thread leaver([&] { second->shutdown(patience()); });
+  EXPECT_TRUE(test::comes_true([&] { return names_of_members(*third) == (MemberNames{"w0", "w2"}); }));
+  COHORT_EXPECT_THROW_WITH(third->rpc_sync<word_of_member>(1, "word"), PeerError, "w1 is leaving");
+  COHORT_EXPECT_THROW_WITH(third->remote<word_of_member>(1, "word").to_here(), PeerError, "w1 is leaving");
+  EXPECT_FALSE(to_leaver.ready());
+  const auto fourth = join("w3");  // others join meanwhile
+  EXPECT_EQ(fourth->rpc_sync<word_of_member>("w2", "word"), "word");
+  member_may_answer = true;
+  EXPECT_EQ(to_leaver.get(patience()), 7);
+  EXPECT_EQ(of_leaver.get(patience()), 7);
+  leaver.join();
+}
+
+TEST_F(AgentMembersTest, AReferenceThatALeaverPassesOnStays) {
+  const auto owner = join("w0"), leaver = join("w1"), holder = join("w2");
+  RRef<at::Tensor> kept;
+  {
+    const RRef<at::Tensor> object = leaver->remote<double_of_tensor>("w0", at::ones({2}));
+    EXPECT_EQ(leaver->rpc_sync<value_through_member>("w2", object).sum().item<float>(), 4);
+  }
+  kept = holder->remote<double_of_tensor>("w0", at::ones({3}));
+  leaver->shutdown(patience());
+  EXPECT_EQ(kept.to_here().sum().item<float>(), 6);
+  EXPECT_TRUE(test::comes_true([&] { return owner->metrics().objects.size() == 1; })) << "its own are freed";
+}
+
+TEST_F(AgentMembersTest, GradientsGoThroughAWorkerThatCameLater) {
+  member_table = at::arange(6, at::kFloat).view({2, 3}).requires_grad_();
+  const auto trainer = join("trainer");
+  {
+    dist_autograd::Context context(*trainer);
+    const auto server = join("server");
+    const at::Tensor row = trainer->rpc_sync<row_of_member_table>("server", std::int64_t{1});
+    const at::Tensor x = at::ones({3}).requires_grad_();
+    dist_autograd::backward(context, {(row * trainer->rpc_sync<double_of_tensor>("server", x)).sum()});
+    const dist_autograd::Gradients gradients = dist_autograd::get_gradients(context);
+    ASSERT_EQ(gradients.size(), 1U);
+    EXPECT_TRUE(at::equal(gradients[0].second, at::tensor({6.F, 8.F, 10.F})));
+    server->shutdown(patience());
+  }
+  EXPECT_TRUE(test::comes_true([&] { return trainer->metrics().contexts == 0; }));
+  member_table.reset();
+}
+
+TEST_F(AgentMembersTest, TheSignaturesOfALateWorkerAreCompared) {
+  const auto first = join("w0");
+  std::map<std::string, std::string> functions = all_signatures();
+  functions["word_of_member"] = "word_of_member(Tensor) -> Tensor";
+  functions.erase("double_of_tensor");
+  FakeMember late("w1", store, functions);
+  late.join();
+  COHORT_EXPECT_THROW_WITH(first->rpc_sync<word_of_member>("w1", ""), UsageError,
+                           "w1 has another function word_of_member");
+  COHORT_EXPECT_THROW_WITH(first->rpc_sync<double_of_tensor>("w1", at::ones({1})), UsageError,
+                           "w1 has no function double_of_tensor");
+}
+
+TEST_F(AgentMembersTest, WhoHasNotReadTheStoreIsNotHeard) {
+  const auto first = join("w0");
+  FakeMember stranger("w1", store);
+  stranger.connect_to(0);
+  MemberMessage join_message = stranger.join_message(0);
+  join_message.ticket = "guessed";
+  stranger.send(0, join_message);
+  EXPECT_EQ(stranger.wait_for_message().type, MemberMessageType::kRefused);
+  stranger.send(0, stranger.message_of(MemberMessageType::kReady));
+  EXPECT_EQ(names_of_members(*first), MemberNames{"w0"});
+}
+
+TEST_F(AgentMembersTest, AWorkerThatDiesInTheMiddleOfItsJoinIsSkipped) {
+  const auto first = join("w0");
+  EXPECT_EQ(claim_worker_id(store), 1);  // and dies
+  {
+    FakeMember dies("w2", store);
+    dies.publish();  // and dies
+  }
+  {
+    FakeMember dies("w3", store);
+    dies.publish();
+    dies.connect_to(0);
+    dies.send(0, dies.join_message(0));
+    EXPECT_EQ(dies.wait_for_message().type, MemberMessageType::kAccepted);
+    EXPECT_EQ(names_of_members(*first), MemberNames{"w0"}) << "it is not ready";
+  }
+  const auto next = join("w3");
+  EXPECT_EQ(names_of_members(*next), (MemberNames{"w0", "w3"}));
+  EXPECT_EQ(first->rpc_sync<word_of_member>("w3", "word"), "word");
+  const std::int64_t before = store.num_requests();
+  const auto last = join("w4");
+  EXPECT_LT(store.num_requests() - before, 25) << "nobody waits for the dead again";
+  EXPECT_EQ(names_of_members(*last), (MemberNames{"w0", "w3", "w4"}));
+}
+
+TEST_F(AgentMembersTest, AWorkerWhoseIdOthersHaveGivenUpTakesAnotherOne) {
+  store.add("rpc/dynamic/0/claims", 1);
+  const auto agent = join("w0");
+  EXPECT_EQ(agent->self().id, 1);
+  EXPECT_EQ(agent->rpc_sync<word_of_member>("w0", "word"), "word");
+}
+
+TEST_F(AgentMembersTest, AJoinEndsAtItsDeadlineAndNamesWhoDoesNotAnswer) {
+  FakeMember silent("w0", store);
+  silent.publish();
+  options.join_timeout = milliseconds(300);
+  COHORT_EXPECT_THROW_WITH(join("w1"), RendezvousError, "w0 (worker 0) did not answer within 300 ms");
+}
+
+TEST_F(AgentMembersTest, StaticAndDynamicGroupsDoNotMix) {
+  options.join_timeout = milliseconds(300);
+  const auto first = join("w0");
+  COHORT_EXPECT_THROW_WITH(Agent("w1", 0, 1, store, options), UsageError,
+                           "this store has a dynamic group, and static and dynamic groups do not mix");
+  MapStore of_static;
+  const Agent alone("w0", 0, 1, of_static, options);
+  COHORT_EXPECT_THROW_WITH(Agent("w1", of_static, options), UsageError, "this store has a static group");
+}
+
+}  // namespace
+}  // namespace cohort::rpc
