@@ -36,8 +36,8 @@ const std::string& Node::incarnation() const {
 }
 
 std::shared_ptr<Peer> Node::connect(const std::string& address, base::Deadline deadline,
-                                    WhenRefused when_refused) {
-  return loop_->connect(address, deadline, when_refused == WhenRefused::kGiveUp);
+                                    WhenRejected when_rejected) {
+  return loop_->connect(address, deadline, when_rejected == WhenRejected::kGiveUp);
 }
 
 std::shared_ptr<std::byte> Node::allocate_shared(std::size_t num_bytes) {

@@ -30,7 +30,7 @@ class Loop;
 }
 
 /// What connect() does where nobody listens at the address.
-enum class WhenRefused : std::uint8_t { kRetry, kGiveUp };
+enum class WhenRejected : std::uint8_t { kRetry, kGiveUp };
 
 /// A process among others. One thread does its input and output. Threads: any.
 class Node {
@@ -50,10 +50,10 @@ class Node {
   /// What peers see as Peer::incarnation() of this process.
   const std::string& incarnation() const;
 
-  /// Connects, and tries again until the deadline; with kGiveUp only until the address refuses, as where nobody listens.
+  /// Connects, and tries again until the deadline; with kGiveUp only until the address rejects it, as where nobody listens.
   /// Throws: RendezvousError that says what stood in the way.
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline,
-                                WhenRefused when_refused = WhenRefused::kRetry);
+                                WhenRejected when_rejected = WhenRejected::kRetry);
 
   /// Memory that peers of this host can have without a copy: a payload that lies in it and `moves` goes by handle. Where there is
   /// no such memory it is NodeOptions::allocate's. It may outlive the node. Threads: any. Throws: std::bad_alloc.

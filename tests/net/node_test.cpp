@@ -338,7 +338,7 @@ TEST(NodeTest, AnAddressWhereNobodyListensIsGivenUpAtOnceIfAsked) {
        {"127.0.0.1:" + std::to_string(test::free_port()), "unix:@cohort-" + base::random_word()}) {
     Worker a("a");
     const Clock::time_point begin = Clock::now();
-    COHORT_EXPECT_THROW_WITH(a.node->connect(where, patience(), WhenRefused::kGiveUp), RendezvousError,
+    COHORT_EXPECT_THROW_WITH(a.node->connect(where, patience(), WhenRejected::kGiveUp), RendezvousError,
                              "Connection refused");
     EXPECT_LT(Clock::now() - begin, seconds(5)) << where;
   }

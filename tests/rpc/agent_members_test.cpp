@@ -154,10 +154,10 @@ TEST_F(AgentMembersTest, ANameIsTakenUntilItsWorkerIsGone) {
   EXPECT_THROW(first->rpc_sync<word_of_member>("ps/0", ""), PeerError);
 }
 
-TEST_F(AgentMembersTest, OfTwoThatJoinUnderOneNameOneIsRefused) {
+TEST_F(AgentMembersTest, OfTwoThatJoinUnderOneNameOneIsRejected) {
   const auto first = join("w0");
   for (int round = 0; round < 5; ++round) {
-    std::atomic<int> num_refused{0};
+    std::atomic<int> num_rejected{0};
     std::vector<std::unique_ptr<Agent>> agents(2);
     std::vector<std::thread> threads;
     for (auto& agent : agents) {
@@ -165,12 +165,12 @@ TEST_F(AgentMembersTest, OfTwoThatJoinUnderOneNameOneIsRefused) {
         try {
           agent = join("ps/0");
         } catch (const UsageError&) {
-          ++num_refused;
+          ++num_rejected;
         }
       });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT_EQ(num_refused, 1) << round;
+    EXPECT_EQ(num_rejected, 1) << round;
     EXPECT_EQ(first->rpc_sync<word_of_member>("ps/0", "word"), "word") << round;
     for (auto& agent : agents) {
       if (agent != nullptr) agent->shutdown(patience());
@@ -255,7 +255,7 @@ TEST_F(AgentMembersTest, WhoHasNotReadTheStoreIsNotHeard) {
   MemberMessage join_message = stranger.join_message(0);
   join_message.ticket = "guessed";
   stranger.send(0, join_message);
-  EXPECT_EQ(stranger.wait_for_message().type, MemberMessageType::kRefused);
+  EXPECT_EQ(stranger.wait_for_message().type, MemberMessageType::kRejected);
   stranger.send(0, stranger.message_of(MemberMessageType::kReady));
   EXPECT_EQ(names_of_members(*first), MemberNames{"w0"});
 }

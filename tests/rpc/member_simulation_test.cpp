@@ -51,12 +51,12 @@ class MemberSimulation : test::ProtocolSimulation {
       if (worker->is_running() && worker->is_leaving) fail(worker->text() + " never leaves");
       num_joined += worker->has_joined ? 1 : 0;
       num_left += worker->has_left ? 1 : 0;
-      num_refused += worker->is_refused ? 1 : 0;
+      num_rejected += worker->is_rejected_by_name ? 1 : 0;
     }
     return error();
   }
 
-  int num_joined = 0, num_left = 0, num_refused = 0;
+  int num_joined = 0, num_left = 0, num_rejected = 0;
 
  private:
   using Seen = std::shared_ptr<SeenMember>;
@@ -71,10 +71,10 @@ class MemberSimulation : test::ProtocolSimulation {
     ShutdownState shutdown;
     MemberProtocol protocol{table, shutdown};
     std::map<std::int32_t, Seen> seen;
-    std::int32_t to_meet = -1;
+    std::int32_t next_to_ask = -1;
     MemberProtocol::Messages ready;
-    bool has_word = false, has_joined = false, is_refused = false, is_leaving = false, has_left = false,
-         is_dead = false;
+    bool has_word = false, has_joined = false, is_rejected_by_name = false, is_leaving = false,
+         has_left = false, is_dead = false;
   };
 
   Worker& worker(std::int32_t id) { return *workers_.at(static_cast<std::size_t>(id)); }
@@ -107,22 +107,22 @@ class MemberSimulation : test::ProtocolSimulation {
     KnownWorker self;
     self.info = {worker.name, id};
     worker.protocol.begin(std::move(self), "ticket");
-    worker.to_meet = id - 1;
+    worker.next_to_ask = id - 1;
     at(pick(8), [this, &worker] {
       if (worker.is_dead) return;
       worker.has_word = true;
       at(pick(3), [this, &worker] {
         if (!worker.is_dead) send(worker, worker.protocol.claim_id());
-        meet(worker);
+        ask_next(worker);
       });
     });
     if (pick(4) == 0) at(pick(150), [this, &worker] { die(worker); });
   }
-  void meet(Worker& worker) {
+  void ask_next(Worker& worker) {
     if (worker.is_dead) return;
-    if (worker.to_meet < 0) return become_ready(worker);
-    Worker& other = this->worker(worker.to_meet);
-    if (!other.has_word && other.is_running()) return at(3, [this, &worker] { meet(worker); });
+    if (worker.next_to_ask < 0) return become_ready(worker);
+    Worker& other = this->worker(worker.next_to_ask);
+    if (!other.has_word && other.is_running()) return at(3, [this, &worker] { ask_next(worker); });
     if (!other.is_running() || worker.protocol.is_told_gone(other.id)) return skip(worker);
     KnownWorker known;
     known.info = {other.name, other.id};
@@ -131,13 +131,13 @@ class MemberSimulation : test::ProtocolSimulation {
     look_for_answer(worker);
   }
   void skip(Worker& worker) {
-    worker.protocol.add_gone(worker.to_meet, this->worker(worker.to_meet).name, "gone");
-    --worker.to_meet;
-    meet(worker);
+    worker.protocol.add_gone(worker.next_to_ask, this->worker(worker.next_to_ask).name, "gone");
+    --worker.next_to_ask;
+    ask_next(worker);
   }
   void look_for_answer(Worker& worker) {
     if (worker.is_dead) return;
-    const Seen peer = see(worker, worker.to_meet);
+    const Seen peer = see(worker, worker.next_to_ask);
     const MemberMessage* const answer = worker.protocol.answer_of(peer);
     if (answer == nullptr) {
       if (!peer->is_down()) return at(2, [this, &worker] { look_for_answer(worker); });
@@ -145,12 +145,12 @@ class MemberSimulation : test::ProtocolSimulation {
       return skip(worker);
     }
     if (answer->type == MemberMessageType::kAccepted) {
-      --worker.to_meet;
-      return meet(worker);
+      --worker.next_to_ask;
+      return ask_next(worker);
     }
     if (answer->why.empty()) return fail(worker.text() + " is taken for a stranger");
-    if (!this->worker(answer->id).is_running()) return at(3, [this, &worker] { meet(worker); });
-    worker.is_refused = true;
+    if (!this->worker(answer->id).is_running()) return at(3, [this, &worker] { ask_next(worker); });
+    worker.is_rejected_by_name = true;
     die(worker);
   }
   void become_ready(Worker& worker) {
@@ -246,17 +246,17 @@ class MemberSimulation : test::ProtocolSimulation {
 };
 
 TEST(MemberSimulationTest, WorkersJoinUnderNamesOfTheirOwnAndNoCallIsLost) {
-  int num_joined = 0, num_left = 0, num_refused = 0;
+  int num_joined = 0, num_left = 0, num_rejected = 0;
   for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
     MemberSimulation simulation(seed);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_joined += simulation.num_joined;
     num_left += simulation.num_left;
-    num_refused += simulation.num_refused;
+    num_rejected += simulation.num_rejected;
   }
   EXPECT_GT(num_joined, 1'000);
   EXPECT_GT(num_left, 100);
-  EXPECT_GT(num_refused, 100);
+  EXPECT_GT(num_rejected, 100);
 }
 
 }  // namespace

@@ -192,7 +192,7 @@ TEST(WorkerTableTest, ANameBelongsToWhoIsReadyElseToTheLowestId) {
   add_member(table, 7, dead, true);
   EXPECT_EQ(table.holder_of("w0", 9), 0);
   EXPECT_EQ(table.holder_of("a", 6), 5);
-  EXPECT_EQ(table.holder_of("a", 4), std::nullopt) << "worker 4 joins too, and refuses worker 5";
+  EXPECT_EQ(table.holder_of("a", 4), std::nullopt) << "worker 4 joins too, and rejects worker 5";
   EXPECT_EQ(table.holder_of("b", 4), 7);
   dead->is_dead = true;
   EXPECT_EQ(table.holder_of("b", 9), std::nullopt);

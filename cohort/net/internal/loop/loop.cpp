@@ -108,7 +108,7 @@ void Loop::stop() {
 }
 
 std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline deadline,
-                                    bool gives_up_if_refused) {
+                                    bool gives_up_if_rejected) {
   if (is_own_thread()) {
     throw UsageError("net.connect", "a handler cannot wait for a connection", "another thread");
   }
@@ -122,7 +122,7 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   state.wake();
   const auto is_known = [&] {
     return state.session.num_links() > 0 || state.session.ended() ||
-           (gives_up_if_refused && state.was_refused);
+           (gives_up_if_rejected && state.was_rejected);
   };
   base::wait(core_.lock.changed, lock, is_known, deadline);
   if (state.session.num_links() > 0) return peer;

@@ -33,7 +33,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   const std::string& incarnation() const { return core_.self.incarnation; }
   std::string listen(const std::string& address) { return listeners_.listen(address); }
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline,
-                                bool gives_up_if_refused);
+                                bool gives_up_if_rejected);
   std::vector<std::string> close(base::Deadline deadline);
 
   std::shared_ptr<std::byte> allocate_shared(std::size_t num_bytes);

@@ -55,8 +55,8 @@ struct PeerState : Peer {
   PeerProcess process;
   std::optional<SocketAddress> address;  ///< of one that this side calls
   std::shared_ptr<Connection> connection;
-  std::string last_error;    ///< why it could not be connected to
-  bool was_refused = false;  ///< nobody listened at its address
+  std::string last_error;     ///< why it could not be connected to
+  bool was_rejected = false;  ///< nobody listened at its address
   PeerMetrics counts;
 };
 

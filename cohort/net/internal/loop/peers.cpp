@@ -75,9 +75,9 @@ void Peers::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
       const int error = errno;
       state.last_error = std::strerror(error);
       // A local socket that is gone may be that of a process which has not ended: its pidfd says.
-      state.was_refused = error == ECONNREFUSED || error == ENOENT;
+      state.was_rejected = error == ECONNREFUSED || error == ENOENT;
       core_.lock.changed.notify_all();
-      return state.session.connect_failed(state.was_refused && !state.process.end, now);
+      return state.session.connect_failed(state.was_rejected && !state.process.end, now);
     }
     state.connection = add_connection(std::move(fd), Role::kCaller, peer, now);
   } catch (const SystemError& error) {
@@ -98,7 +98,7 @@ void Peers::lose(const std::shared_ptr<Connection>& connection, Time now, const 
   if (!connection->handshake) {
     state.session.link_down(now);
   } else if (state.role == Role::kCaller) {
-    state.was_refused = is_rejected;
+    state.was_rejected = is_rejected;
     core_.lock.changed.notify_all();
     state.session.connect_failed(is_rejected && !state.process.end, now);
   }

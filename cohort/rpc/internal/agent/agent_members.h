@@ -52,7 +52,7 @@ class AgentMembers {
  private:
   struct Word;
   void listen_and_publish(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler);
-  void meet(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline);
+  void join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline);
   std::optional<Word> read_word(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   Peer connect(const Word& word, base::Deadline deadline, std::string& why) const;
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;

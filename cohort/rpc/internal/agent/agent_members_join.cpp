@@ -67,7 +67,7 @@ bool AgentMembers::join(base::KeyValueStore& store, const std::shared_ptr<net::H
   if (store.add(member_key(core_.self.id, "claims"), 1) != 1) return false;
   run([&] { return protocol_.claim_id(); });
   // The last that came first: it is the likeliest to live, and says who is gone.
-  for (std::int32_t id = core_.self.id - 1; id >= 0; --id) meet(id, store, deadline);
+  for (std::int32_t id = core_.self.id - 1; id >= 0; --id) join_worker(id, store, deadline);
   become_ready(deadline);
   return true;
 }
@@ -103,7 +103,7 @@ void AgentMembers::listen_and_publish(base::KeyValueStore& store,
 }
 
 // The worker is known afterwards: it has accepted this one, or it is gone.
-void AgentMembers::meet(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) {
+void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) {
   const std::optional<Word> word = read_word(id, store, deadline);
   if (!word) {
     const std::string name = base::concat("worker ", id);
@@ -169,7 +169,7 @@ AgentMembers::Peer AgentMembers::connect(const Word& word, base::Deadline deadli
   }
   const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
   try {
-    Peer peer = core_.node->connect(word.address, attempt, net::WhenRefused::kGiveUp);
+    Peer peer = core_.node->connect(word.address, attempt, net::WhenRejected::kGiveUp);
     return peer->incarnation() == word.worker.incarnation ? peer : nullptr;
   } catch (const RendezvousError& error) {
     why = base::message_of(error);
@@ -194,7 +194,7 @@ MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Word& word, base
     if (!peer->is_down() && !deadline.expired()) continue;
     protocol_.forget(peer);
     MemberMessage none;
-    none.type = MemberMessageType::kRefused;
+    none.type = MemberMessageType::kRejected;
     return none;
   }
   return *protocol_.answer_of(peer);

@@ -1,5 +1,5 @@
 // A worker that joins asks all with lower ids, and is ready once they have accepted it. They list it then. Of two that join
-// under one name the lower id has it: the other one asks that one too, and is refused before it is ready.
+// under one name the lower id has it: the other one asks that one too, and is rejected before it is ready.
 //
 // A worker that leaves tells the others. Each then makes no further call to it, and answers with the number of calls that it has
 // made. So the worker that leaves knows which calls are still to come. It asks again, as a call that was counted may turn out
@@ -107,7 +107,7 @@ MemberProtocol::Messages MemberProtocol::on_message(const Peer& peer, MemberMess
     }
     return answers;
   }
-  if (message.type == MemberType::kAccepted || message.type == MemberType::kRefused) {
+  if (message.type == MemberType::kAccepted || message.type == MemberType::kRejected) {
     on_answer(peer, std::move(message));
     return answers;
   }
@@ -141,7 +141,7 @@ MemberProtocol::Messages MemberProtocol::on_message(const Peer& peer, MemberMess
 }
 
 void MemberProtocol::on_join(const Peer& peer, const MemberMessage& message, Messages& answers) {
-  MemberMessage answer = message_of_type(MemberType::kRefused);
+  MemberMessage answer = message_of_type(MemberType::kRejected);
   if (message.ticket == ticket_ && message.id > self_ && !workers_.is_known(message.id)) {
     if (const auto holder = workers_.holder_of(peer->name(), message.id)) {
       answer.id = *holder;

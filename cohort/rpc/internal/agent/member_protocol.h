@@ -18,7 +18,7 @@ namespace cohort::rpc {
 enum class MemberMessageType : std::uint8_t {
   kJoin = 1,     ///< id, ticket, functions
   kAccepted,     ///< gone, is_ready: the sender knows the worker that joins
-  kRefused,      ///< why, id
+  kRejected,     ///< why, id
   kReady,        ///< all have accepted the sender
   kKnown,        ///< the sender lists the worker that is ready
   kLeaving,      ///< the sender takes no further calls
@@ -29,7 +29,7 @@ enum class MemberMessageType : std::uint8_t {
 /// What workers of a dynamic group tell each other about themselves.
 struct MemberMessage {
   MemberMessageType type = MemberMessageType::kJoin;
-  std::int32_t id = -1;  ///< kJoin: of the sender; kRefused: of the worker that has the name
+  std::int32_t id = -1;  ///< kJoin: of the sender; kRejected: of the worker that has the name
   std::string ticket;    ///< of the receiver: who joins has it from the store
   std::map<std::string, std::string> functions;
   std::string why;                 ///< empty: the receiver is not the worker that was meant
@@ -50,7 +50,7 @@ class MemberProtocol {
   void begin(KnownWorker self, std::string ticket);
   /// The id is this worker's. Workers that have asked to join get their answers now.
   Messages claim_id();
-  /// Asks `worker`, which has a lower id, to accept this one. Also again, after a refusal.
+  /// Asks `worker`, which has a lower id, to accept this one. Also again, after a rejection.
   Messages ask(const KnownWorker& worker, const std::string& ticket);
   /// Its answer has no effect any more.
   void forget(const Peer& peer) { asked_.erase(peer.get()); }

@@ -89,11 +89,11 @@ std::vector<std::int32_t> WorkerTable::gone_ids() const {
 }
 
 std::vector<const KnownWorker*> WorkerTable::live_others() const {
-  std::vector<const KnownWorker*> others;
+  std::vector<const KnownWorker*> live;
   for (const auto& [name, worker] : workers_) {
-    if (worker.info.id != self_ && worker.peer != nullptr && !worker.is_gone()) others.push_back(&worker);
+    if (worker.info.id != self_ && worker.peer != nullptr && !worker.is_gone()) live.push_back(&worker);
   }
-  return others;
+  return live;
 }
 
 std::string WorkerTable::resolve(const std::string& name) const {
