@@ -18,7 +18,7 @@
 namespace cohort::rpc {
 
 void KnownWorker::check_function(const char* function) const {
-  if (signatures.empty()) return;  // it was gone before this worker joined, and the call says so
+  if (signatures.empty() && !down.empty()) return;  // it was gone before this worker joined: the call says so
   const std::string& signature = find_function(function).signature;
   const auto there = signatures.find(function);
   if (there != signatures.end() && there->second == signature) return;
