@@ -344,6 +344,14 @@ TEST(NodeTest, AnAddressWhereNobodyListensIsGivenUpAtOnceIfAsked) {
   }
 }
 
+TEST(NodeTest, AClosedNodeListensNoLonger) {
+  Worker a("a"), b("b");
+  const std::string address = b.node->listen("unix:@cohort-" + base::random_word());
+  EXPECT_TRUE(b.node->close(patience()).empty());
+  COHORT_EXPECT_THROW_WITH(a.node->connect(address, patience(), WhenRejected::kGiveUp), RendezvousError,
+                           "Connection refused");
+}
+
 TEST(NodeTest, AConnectionIsWaitedForUntilSomebodyListens) {
   Worker a("a"), b("b");
   std::string address;

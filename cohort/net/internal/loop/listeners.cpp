@@ -37,6 +37,15 @@ std::string Listeners::listen(const std::string& text) {
   return bound;
 }
 
+void Listeners::stop() {
+  // What waits for callers holds the listener too: it would stay open until the node is destroyed.
+  for (const Listener& listener : listeners_) {
+    asio::error_code ignored;
+    listener->close(ignored);
+  }
+  listeners_.clear();
+}
+
 void Listeners::wait_to_accept(const Listener& listener) {
   listener->async_wait(
       asio::posix::stream_descriptor::wait_read, [this, listener](const asio::error_code& error) {

@@ -22,7 +22,8 @@ class Listeners {
   /// Without the mutex. Listens at an address, and returns the address for callers. Throws: UsageError where
   /// strangers can reach it and there is no secret; RendezvousError.
   std::string listen(const std::string& address);
-  void stop() { listeners_.clear(); }
+  /// Nobody listens any more.
+  void stop();
 
  private:
   using Listener = std::shared_ptr<asio::posix::stream_descriptor>;
