@@ -26,6 +26,7 @@
 #include "cohort/rpc/codec.h"
 #include "cohort/rpc/context_id.h"
 #include "cohort/rpc/internal/agent/agent_messages.h"
+#include "cohort/rpc/internal/agent/member_protocol.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_state.h"
 #include "cohort/rpc/internal/idle_reports.h"
@@ -58,6 +59,7 @@ namespace {
 
 constexpr std::int64_t kMaxDense = 4096;  // elements and entries of what LibTorch makes dense here
 constexpr int kOptionsKind = 32, kStateKind = 33, kTreeKind = 34;  // arguments of functions
+constexpr int kMemberKind = 35;                                    // has a channel of its own
 
 void check(bool holds) {
   if (!holds) std::abort();
@@ -237,6 +239,8 @@ void read_message(const Encoded& encoded) {
       return read_context_messages(in);
     case static_cast<int>(MessageKind::kLeaving):
       return read_idle_report(in);
+    case kMemberKind:
+      return read_value<MemberMessage>(in);
     case kOptionsKind:
       return read_value<optim::OptimizerOptions>(in);
     case kStateKind:
