@@ -57,15 +57,15 @@ class SilenceTimer {
 // How often what is done.
 struct Intervals {
   explicit Intervals(const AgentStoreClientOptions& options)
-      : poll(options.interval * std::max(1, options.nnodes / kNodesAtFullRate)),
-        round(std::max(std::chrono::milliseconds(1), std::min(poll, options.keep_alive_interval / 2))),
+      : word_round(options.interval * std::max(1, options.nnodes / kNodesAtFullRate)),
+        round(std::max(std::chrono::milliseconds(1), std::min(word_round, options.keep_alive_interval / 2))),
         max_silence(options.keep_alive_interval * options.keep_alive_max_attempt),
         max_step(max_silence / 2) {}
 
-  std::chrono::milliseconds poll;   // between two looks for words
-  std::chrono::milliseconds round;  // between two rounds of the thread
-  Clock::duration max_silence;      // of one who lives
-  Clock::duration max_step;         // of a SilenceTimer
+  std::chrono::milliseconds word_round;  // between two looks for words
+  std::chrono::milliseconds round;       // between two rounds of the thread
+  Clock::duration max_silence;           // of one who lives
+  Clock::duration max_step;              // of a SilenceTimer
 };
 
 // The words of the agents, signed and read.
@@ -275,7 +275,7 @@ void AgentStoreClient::State::go_round() {
   give_and_read_signs();
   const auto now = options.now();
   if (now < next_poll) return;
-  next_poll = now + intervals.poll;
+  next_poll = now + intervals.word_round;
   read_watched();
 }
 
