@@ -186,11 +186,12 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
             run_placement(*run, placement);
           }));
       // One that is dropped before it begins ends the run: the others would wait for what it computes.
-      pending.back().on_ready([run, result = pending.back()]() mutable {
+      // It does not keep the run, whose tensors go when the step ends.
+      pending.back().on_ready([of = std::weak_ptr<Run>(run), result = pending.back()]() mutable {
         try {
           result.get(base::Deadline::never());
         } catch (...) {
-          run->fail(std::current_exception());
+          if (const auto failed = of.lock()) failed->fail(std::current_exception());
         }
       });
     }
