@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <memory>
+
 #include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 
@@ -31,6 +35,38 @@ TEST(SignalThreadTest, WhatItsFunctionHoldsGoesWithTheThread) {
   EXPECT_EQ(held.use_count(), 2);
   signals->stop();
   EXPECT_EQ(held.use_count(), 1);
+}
+
+// Its function takes longer than stop() waits, as a report that nobody reads.
+TEST(SignalThreadTest, AThreadThatIsLeftBehindTakesNoSignalOfTheNextOne) {
+  struct State {
+    std::atomic<bool> is_acting{false}, may_end{false};
+    std::atomic<int> num_acts{0};
+  };
+  const auto state = std::make_shared<State>();
+  auto first = std::make_shared<SignalThread>(SIGUSR1);
+  first->start([state] {
+    state->is_acting = true;
+    test::comes_true([&] { return state->may_end.load(); });
+  });
+  ::raise(SIGUSR1);
+  ASSERT_TRUE(test::comes_true([&] { return state->is_acting.load(); }));
+  ::raise(SIGUSR1);  // the thread is busy, and does not read it any more
+  first->stop();
+  const std::weak_ptr<SignalThread> left_behind = first;
+  first.reset();
+  ASSERT_FALSE(left_behind.expired()) << "its thread holds it";
+  const auto second = std::make_shared<SignalThread>(SIGUSR1);
+  second->start([state] { ++state->num_acts; });
+  base::sleep(std::chrono::milliseconds(200), base::Deadline::never());
+  EXPECT_EQ(state->num_acts, 0) << "what the first thread did not read is no signal of the second";
+  state->may_end = true;
+  EXPECT_TRUE(test::comes_true([&] { return left_behind.expired(); })) << "it waits for a signal";
+  for (int expected = 1; expected <= 3; ++expected) {
+    ::raise(SIGUSR1);
+    EXPECT_TRUE(test::comes_true([&] { return state->num_acts == expected; })) << state->num_acts;
+  }
+  second->stop();
 }
 
 TEST(SignalThreadTest, OneRunsInAProcess) {

@@ -5,7 +5,6 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "tests/support/deadline_slack.h"
 #include "tests/support/messages.h"
 
 namespace cohort::comm {

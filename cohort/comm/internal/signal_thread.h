@@ -6,6 +6,8 @@
 #include <memory>
 #include <thread>
 
+#include "cohort/base/files/fd.h"
+
 /// A signal of the process that a thread acts on. Internal.
 namespace cohort::comm {
 
@@ -35,6 +37,7 @@ class SignalThread : public std::enable_shared_from_this<SignalThread> {
   const int number_;
   struct sigaction before_ {};
   std::thread thread_;
+  base::Fd stop_event_;  // stop() wakes the thread through it; signals have an eventfd of the process
   std::atomic<bool> is_stopping_{false}, has_ended_{false};
 };
 

@@ -35,8 +35,8 @@ class StoreRounds {
 
   /// Answers each round that has been asked. Before each of the calls below.
   void answer_questions();
-  /// Asks all ranks, unless another rank asks already, and logs the table of their answers. Blocking: 1.5 s,
-  /// and a poll_time(), at most.
+  /// Asks all ranks, unless another rank asks already, and logs the table of their answers. Blocking: 1.75 s
+  /// and a poll_time() at most.
   void ask(const std::string& why, base::LogLevel level);
   /// A call of this rank has failed: leaves an answer for those who ask later, and asks, or waits for the
   /// table of a rank that failed shortly before.
