@@ -23,6 +23,7 @@
 #include "cohort/comm/store_adapter.h"
 #include "cohort/launch/internal/agent.h"
 #include "cohort/launch/internal/rendezvous.h"
+#include "cohort/launch/internal/stop_request.h"
 #include "cohort/launch/internal/store_agent_group.h"
 
 namespace cohort::launch {
@@ -115,14 +116,10 @@ int run_node(const RunOptions& options, const AgentParts& parts, const std::opti
   SignalQueue& signals = parts.signals;
   const base::Deadline deadline(options.rendezvous_timeout);
   const std::uint16_t port = options.master_port.value_or(kDefaultPort);
-  int signal = 0;
   std::string reached;
   TcpStore store;
-  const auto interrupted = [&] {
-    const int number = signals.take();
-    if (number != 0 && number != SIGUSR1 && number != SIGUSR2 && number != SIGTSTP) signal = number;
-    return signal != 0;
-  };
+  StopRequest stop;
+  const auto interrupted = [&] { return take_stop_signal(signals, stop) || stop.number() != 0; };
   if (options.node_rank == 0) {
     store = serve_store(options);
   } else {
@@ -132,15 +129,15 @@ int run_node(const RunOptions& options, const AgentParts& parts, const std::opti
          .name = "node 0",
          .hint = "check that node 0 runs, and that --master-addr and --master-port name its host and port"},
         interrupted);
-    if (!address) return 128 + signal;
+    if (!address) return 128 + stop.number();
     reached = *address;
     store = join(options, reached, port, deadline, interrupted);
-    if (!store) return 128 + signal;
+    if (!store) return 128 + stop.number();
   }
   const auto kv_store =
       std::make_shared<comm::StoreAdapter>(c10::make_intrusive<c10d::PrefixStore>("/cohort/agents", store));
   const auto claimed = claim(kv_store, options.node_rank, deadline, interrupted);
-  if (!claimed) return 128 + signal;
+  if (!claimed) return 128 + stop.number();
   if (*claimed > 1) {
     throw RendezvousError("launch.run",
                           concat("two agents say that they are node ", options.node_rank, " of the job at ",
@@ -153,6 +150,7 @@ int run_node(const RunOptions& options, const AgentParts& parts, const std::opti
                                            .keep_alive_interval = options.keep_alive_interval,
                                            .keep_alive_max_attempt = options.keep_alive_max_attempt,
                                            .secret = secret});
+  int signal = 0;
   auto place = join_rendezvous(options, store_client, signals, reached, deadline, signal);
   if (!place) return 128 + signal;
   store_client.set_last_words_time(options.keep_alive_interval * options.keep_alive_max_attempt);

@@ -453,6 +453,20 @@ TEST_F(RunTest, SlurmsVariablesAreEnough) {
   EXPECT_EQ(read_file(dir / "1"), "rank 1 of 2: sum 3\n");
 }
 
+TEST_F(RunTest, CtrlZStopsANodeThatWaitsForNode0) {
+  Job job = node(1, std::to_string(free_port()), "true");
+  const auto holds = [](const auto& condition) {
+    return base::poll_until(condition, base::Deadline(std::chrono::seconds(20)));
+  };
+  // Before it does, the system would stop it.
+  ASSERT_TRUE(holds([&] { return catches(job.worker().pid(), SIGTSTP); }));
+  job.worker().signal(SIGTSTP);
+  EXPECT_TRUE(holds([&] { return is_stopped(job.worker().pid()); }));
+  job.worker().signal(SIGCONT);
+  job.worker().signal(SIGINT);
+  EXPECT_EQ(job.wait(), 128 + SIGINT);
+}
+
 TEST_F(RunTest, CtrlZStopsTheRanksTooAndTheyContinue) {
   // The rank starts no program meanwhile: a shell whose vfork() is cut in two by the signal is not stopped,
   // but waits.

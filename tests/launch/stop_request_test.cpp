@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "cohort/base/signals.h"
+#include "cohort/launch/internal/signal_queue.h"
 #include "tests/support/comes_true.h"
 
 namespace cohort::launch {
@@ -48,6 +49,34 @@ TEST(StopRequestTest, TheSignalOfAnotherNodeIsTheRequestAndTheFirstOneHereRepeat
   EXPECT_EQ(stop.receive(SIGTERM), Kind::kRepeat);
   EXPECT_FALSE(stop.must_kill());
   EXPECT_EQ(stop.receive(SIGINT), Kind::kSecond);
+}
+
+TEST(StopRequestTest, BeforeThereAreRanksTheFirstSignalIsTheReasonAndThoseForRanksDoNothing) {
+  SignalQueue signals({SIGINT, SIGTERM}, {SIGUSR1, SIGUSR2});
+  StopRequest stop;
+  ::raise(SIGUSR1);
+  ::raise(SIGUSR2);
+  EXPECT_FALSE(take_stop_signal(signals, stop));
+  EXPECT_EQ(stop.number(), 0);
+  ::raise(SIGINT);
+  ::raise(SIGTERM);
+  EXPECT_TRUE(take_stop_signal(signals, stop));
+  EXPECT_TRUE(take_stop_signal(signals, stop)) << "the second one";
+  EXPECT_EQ(stop.number(), SIGINT);
+}
+
+TEST(SignalQueueOrderTest, SignalsThatWaitTogetherComeInTheOrderOfTheirNumbers) {
+  SignalQueue signals({SIGINT, SIGTERM}, {});
+  sigset_t both, before;
+  ::sigemptyset(&both);
+  ::sigaddset(&both, SIGINT);
+  ::sigaddset(&both, SIGTERM);
+  ::pthread_sigmask(SIG_BLOCK, &both, &before);
+  ::raise(SIGINT);
+  ::raise(SIGTERM);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  EXPECT_EQ(signals.take(), SIGINT);
+  EXPECT_EQ(signals.take(), SIGTERM);
 }
 
 }  // namespace

@@ -131,6 +131,7 @@ TEST(SingleAgentTest, AgreesWithItself) {
   SingleAgent agent(options);
   for (const int attempt : {0, 1}) {
     agent.begin_attempt(attempt);
+    EXPECT_FALSE(agent.result()) << "nothing is posted";
     agent.post_report(failure_of(3, 1));
     const auto result = agent.result();
     ASSERT_TRUE(result);

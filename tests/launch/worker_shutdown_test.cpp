@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <optional>
 
 #include "tests/support/comes_true.h"
@@ -60,8 +61,8 @@ class WorkerShutdownTest : public testing::Test {
 
 TEST_F(WorkerShutdownTest, RanksAreToldOnceAndTheFirstWordCounts) {
   WorkerGroup& workers = start(
-      "trap 'echo int >> heard; exit 7' INT; trap 'echo term >> heard' TERM; touch up; "
-      "while :; do sleep 0.02; done");
+      "trap 'echo int >> heard' INT; trap 'echo term >> heard' TERM; touch up; "
+      "until [ -e end ]; do sleep 0.02; done; exit 7");
   WorkerShutdown shutdown(workers, output_, seconds(20));
   EXPECT_FALSE(shutdown.has_begun());
   EXPECT_EQ(shutdown.grace_left(), base::Deadline::Clock::duration::max());
@@ -70,10 +71,13 @@ TEST_F(WorkerShutdownTest, RanksAreToldOnceAndTheFirstWordCounts) {
   EXPECT_LE(shutdown.grace_left(), seconds(20));
   shutdown.stop();
   shutdown.pass_on(SIGTERM);
+  EXPECT_TRUE(test::comes_true([&] { return std::filesystem::exists(dir_ / "heard"); }));
+  test::write_file(dir_ / "end", "");
   EXPECT_TRUE(ends(shutdown));
   EXPECT_EQ(test::read_file(dir_ / "heard"), "int\n");
   EXPECT_EQ(workers.status(), 7);
   test::expect_in(log_, {"signal 2 (Interrupt) is passed on to 1 ranks; they have 20 s"});
+  EXPECT_EQ(log_.find("signal 15"), std::string::npos) << log_;
 }
 
 TEST_F(WorkerShutdownTest, ARankThatOutlivesItsGraceIsKilledAndNamed) {

@@ -36,4 +36,15 @@ inline bool is_stopped(pid_t pid) {
   return process_state(pid) == 'T';
 }
 
+/// Whether it has a handler for the signal.
+inline bool catches(pid_t pid, int signal) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.rfind("SigCgt:", 0) == 0)
+      return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+  }
+  return false;
+}
+
 }  // namespace cohort::test

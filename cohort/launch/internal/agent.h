@@ -13,7 +13,7 @@
 
 namespace cohort::launch {
 
-/// What of this process an agent is given, all of which outlives it.
+/// The objects of this process that an agent uses. All outlive it.
 struct AgentParts {
   LogFolder& folder;
   OrphanWatchdog& watchdog;
@@ -24,10 +24,10 @@ struct AgentParts {
 /// One node's side of a job: starts its ranks, passes signals on, ends them, starts them again. No LibTorch.
 /// Not for users of the library.
 ///
-/// It joins the parts, each of which knows nothing of the others: AgentGroup (how the agents agree),
-/// WorkerGroup (the ranks of this node), StopRequest and WorkerShutdown (what ends them), AgentOutput (what
-/// is printed). Threads: the caller of run(), which must outlive the ranks; no part but AgentGroup has a
-/// thread.
+/// It joins the parts: AgentGroup (how the agents agree), WorkerGroup (the ranks of this node), StopRequest and
+/// WorkerShutdown (what ends them), AgentOutput (what is printed). Only WorkerShutdown uses other parts: the
+/// ranks and the output. Threads: the caller of run(), which must outlive the ranks; no part but AgentGroup
+/// has a thread.
 class Agent {
  public:
   /// `place` says where the ranks' rendezvous is and which they are, but for attempt and log folder.

@@ -21,7 +21,8 @@ class AgentGroup {
  public:
   virtual ~AgentGroup() = default;
 
-  /// Readable when another agent has a word for this one, or is lost; -1: that never happens.
+  /// Readable when another agent has a word for this one, or is lost, or when this agent is to show that its
+  /// loop runs; -1: that never happens.
   virtual int fd() const = 0;
   /// The caller is to ask at least so often, so that a lost agent is noticed.
   virtual std::chrono::milliseconds poll_interval() const = 0;
@@ -50,7 +51,7 @@ class AgentGroup {
   /// Returns the result for all nodes, once; nothing as long as it is not known.
   /// Throws: PeerError when another agent gave up or is lost; CommError when its report cannot be read.
   virtual std::optional<AttemptReport> result() = 0;
-  /// Whether this agent may end once it has the result: no living agent needs it any more to read the result.
+  /// Whether this agent may end after it has the result: every other living agent has read it.
   virtual bool may_leave() const = 0;
 };
 
@@ -64,7 +65,10 @@ class SingleAgent : public AgentGroup {
   std::chrono::milliseconds poll_interval() const override { return poll_interval_; }
   void acknowledge() override {}
   void busy_until(base::Deadline) override {}
-  void begin_attempt(int number) override { attempt_ = number; }
+  void begin_attempt(int number) override {
+    attempt_ = number;
+    result_.reset();
+  }
   void announce_stop(int) override {}
   void announce_failure() override {}
   void announce_abort(const std::string&) override {}

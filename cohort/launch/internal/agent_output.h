@@ -11,8 +11,9 @@ namespace cohort::launch {
 
 /// What an agent prints: the lines of its ranks, its own log, and the report of an attempt.
 ///
-/// Always: no call but flush() waits for who reads stdout or stderr, so a terminal that hangs holds up no
-/// end of ranks. Threads: one caller, the loop of the agent. Not for users of the library.
+/// Always: log() never waits for who reads stdout or stderr, so a terminal that hangs delays no end of ranks.
+/// report() waits 1 s at most, flush() until its deadline. Both are called when no rank runs.
+/// Threads: one caller, the loop of the agent. Not for users of the library.
 class AgentOutput {
  public:
   /// Where the lines of ranks go.
@@ -20,7 +21,7 @@ class AgentOutput {
   /// What the agent's loop waits for, and pumps.
   Console& console() { return display_.console; }
 
-  /// Writes a line of the log, after what waits in the console where stderr does not take it at once.
+  /// Logs a line. If stderr cannot take it at once, the console keeps it and writes it later.
   void log(base::LogLevel level, const std::string& text);
   /// Logs what came of an attempt: its failures, whether ranks are started again, and the signal that ended
   /// it.

@@ -54,7 +54,7 @@ class SilenceTimer {
   Clock::duration time_{0};
 };
 
-// How often what is done.
+// The intervals of the thread.
 struct Intervals {
   explicit Intervals(const AgentStoreClientOptions& options)
       : word_round(options.interval * std::max(1, options.nnodes / kNodesAtFullRate)),

@@ -274,16 +274,7 @@ class Rendezvous {
   }
 
   // Whether a signal has come that ends the rendezvous, or the wait after it: the first one is the reason.
-  bool take_signal() {
-    while (const int number = signals_.take()) {
-      if (number == SIGTSTP) ::raise(SIGSTOP);
-      if (number == SIGUSR1 || number == SIGUSR2 || number == SIGTSTP) continue;
-      const StopRequest::Kind kind = stop_.receive(number);
-      stop_.begin_repeat_time();
-      if (kind != StopRequest::Kind::kRepeat) return true;
-    }
-    return false;
-  }
+  bool take_signal() { return take_stop_signal(signals_, stop_); }
 
   // False when a signal came. Throws: RendezvousError saying what is missing.
   bool wait(const std::function<bool()>& ready, base::Deadline until,

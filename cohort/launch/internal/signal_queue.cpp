@@ -54,7 +54,7 @@ void SignalQueue::install(int number, bool always) {
   if (before.sa_handler == SIG_IGN && !always) return;
   action.sa_handler = collect;
   action.sa_flags = SA_RESTART;
-  ::sigemptyset(&action.sa_mask);
+  ::sigfillset(&action.sa_mask);  // else of two that wait the later handler runs first
   if (::sigaction(number, &action, nullptr) == 0) before_.emplace_back(number, before);
 }
 

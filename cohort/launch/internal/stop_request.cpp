@@ -1,6 +1,9 @@
 #include "cohort/launch/internal/stop_request.h"
 
+#include <signal.h>
+
 #include "cohort/base/signals.h"
+#include "cohort/launch/internal/signal_queue.h"
 
 namespace cohort::launch {
 
@@ -23,6 +26,17 @@ bool StopRequest::adopt(int number) {
   if (number == 0 || number_ != 0) return false;
   number_ = number;
   return true;
+}
+
+bool take_stop_signal(SignalQueue& signals, StopRequest& stop) {
+  while (const int number = signals.take()) {
+    if (number == SIGTSTP) ::raise(SIGSTOP);
+    if (number == SIGUSR1 || number == SIGUSR2 || number == SIGTSTP) continue;
+    const StopRequest::Kind kind = stop.receive(number);
+    stop.begin_repeat_time();
+    if (kind != StopRequest::Kind::kRepeat) return true;
+  }
+  return false;
 }
 
 }  // namespace cohort::launch

@@ -4,12 +4,14 @@
 
 namespace cohort::launch {
 
+class SignalQueue;
+
 /// The request to stop the job: the first signal that asks for it, here or on another node.
 ///
-/// A batch system may send one request twice, and to each node. So the number of the request, which comes to
-/// this process again, is still the same request: until base::kSameSignalTime after the first signal of this
-/// process was acted on. Any other signal then asks to kill. Always: number() and must_kill() are set once,
-/// and never taken back. Threads: one caller, the loop of the agent. Not for users of the library.
+/// A batch system may send one request twice, and to each node. So a signal with the number of the request
+/// repeats it (kRepeat), until base::kSameSignalTime after begin_repeat_time(). The same number later, or
+/// another number, asks to kill (kSecond). Always: number() and must_kill() are set once, and never taken
+/// back. Threads: one caller, the loop of the agent. Not for users of the library.
 class StopRequest {
  public:
   enum class Kind {
@@ -36,5 +38,10 @@ class StopRequest {
   bool must_kill_ = false;
   base::Deadline repeat_until_ = base::Deadline::never();  // never: no signal of this process was acted on
 };
+
+/// For waits without ranks: takes the signals that have come. SIGTSTP stops this process until SIGCONT.
+/// SIGUSR1 and SIGUSR2 are for ranks, and do nothing. Returns whether a signal ends the wait: the first one
+/// that asks to stop, or a second one.
+bool take_stop_signal(SignalQueue& signals, StopRequest& stop);
 
 }  // namespace cohort::launch
