@@ -183,8 +183,8 @@ std::function<void()> begin(const std::string& mode, const Sizes& sizes, Memory&
   return step;
 }
 
-// One rank of the modes that have several: half of the batch, or half of the model, on one core. Writes seconds of a step and peak
-// bytes of both to `file`.
+// One rank of the modes that have several: half of the batch, or half of the model, on one core. Writes
+// seconds of a step and peak bytes of both to `file`.
 void run_rank(const std::string& mode, const Sizes& sizes, const std::string& file) {
   comm::Group group = comm::init_process_group();
   const std::string core_name = base::concat("cpu:", group.rank());

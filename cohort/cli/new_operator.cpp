@@ -46,7 +46,7 @@ target_link_libraries(@NAME@_test PRIVATE cohort::ops)
 add_test(NAME @NAME@ COMMAND @NAME@_test)
 )--";
 
-// C++ callers have a function; who loads the library has the operator's name.
+// C++ callers use this function. Users of --load use the operator's name.
 constexpr std::string_view kHeader = R"--(#pragma once
 
 #include <ATen/core/Tensor.h>
@@ -205,7 +205,7 @@ cudaError_t @NAME@_launch(const double* from, double* to, double scale, std::int
 }
 )--";
 
-// The other file is of the host's compiler. Schema and gradient come from the operator's source: this only
+// The host's compiler builds the other file. Schema and gradient come from the operator's source: this only
 // adds a kernel for one more device.
 constexpr std::string_view kCudaSource = R"--(// Registers the CUDA kernel of @NAME@ beside the CPU's.
 #include <ATen/Dispatch.h>

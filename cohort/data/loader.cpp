@@ -205,8 +205,8 @@ bool Loader::Impl::plan(std::int64_t number) {
   return true;
 }
 
-// Has workers fill the job that is collected next, and `prefetch` jobs after it. So many slots there are, so
-// no job is laid out again before it was collected.
+// Has workers fill the job that is collected next, and `prefetch` jobs after it. There are prefetch + 1
+// slots, so no job is laid out again before it was collected.
 void Loader::Impl::read_ahead() {
   if (options.workers == 0) return;
   if (workers == nullptr) {
