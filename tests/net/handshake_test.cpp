@@ -156,6 +156,15 @@ TEST(HandshakeTest, TlsOfTheOtherSideIsKnownAndAnswered) {
   COHORT_EXPECT_THROW_WITH(neither.feed("\x16GET"), CommError, "no handshake");
 }
 
+TEST(HandshakeTest, AnAgentOfTorchrunIsRejectedByName) {
+  Handshake listener(Role::kListener, std::nullopt, word('b'));
+  listener.feed(std::string("\0\xCE", 2));
+  COHORT_EXPECT_THROW_WITH(listener.feed("\xF7\x85\x3C"), CommError,
+                           "as agents of torchrun are. Try: `cohort run`");
+  Handshake other(Role::kListener, std::nullopt, word('b'));
+  COHORT_EXPECT_THROW_WITH(other.feed(std::string("\0GET", 4)), CommError, "no handshake");
+}
+
 // Whatever a stranger says, it is sent away, and never trusted.
 TEST(HandshakeTest, RandomBytesAreNeverTrusted) {
   std::mt19937 random(3);

@@ -18,6 +18,8 @@ namespace {
 constexpr std::string_view kMagic = "COHORTNT";
 constexpr std::uint16_t kVersion = 3;
 constexpr std::string_view kTlsHandshake = "\x16\x03", kTlsAlert = "\x15\x03";
+// How a client of LibTorch's TCPStore begins: QueryType::VALIDATE, and the number 0x3C85F7CE.
+constexpr std::string_view kStoreClient("\0\xCE\xF7\x85\x3C", 5);
 constexpr const char* kTlsHint =
     "certificates for all processes of the job, or for none: COHORT_TLS_CERTIFICATE";
 constexpr std::size_t kRandomBytes = 32, kCodeBytes = 64;
@@ -112,7 +114,12 @@ bool Handshake::step() {
       put(output_, kVersion);  // is no TLS, which a caller with TLS sees
       reject_handshake("who connected uses TLS, and this process does not", kTlsHint);
     }
-    if (input_ == kTlsHandshake.substr(0, 1)) return false;
+    if (input_.starts_with(kStoreClient)) {
+      reject_handshake("who connected is a client of LibTorch's TCPStore, as agents of torchrun are",
+                       "`cohort run` on all nodes, or torchrun on all");
+    }
+    if (input_ == kTlsHandshake.substr(0, 1) || (!input_.empty() && kStoreClient.starts_with(input_)))
+      return false;
     const std::size_t seen = std::min(input_.size(), kMagic.size());
     if (input_.compare(0, seen, kMagic, 0, seen) != 0)
       reject_handshake("a stranger's first bytes are no handshake");
