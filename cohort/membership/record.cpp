@@ -1,0 +1,132 @@
+// The text is JSON, so that a person can read what is in etcd. The parser is strict: an agent of another version must
+// not read half of a record and decide by it. A new field is a new version.
+#include "cohort/membership/record.h"
+
+#include <algorithm>
+#include <array>
+
+#include "cohort/membership/internal/fields.h"
+#include "cohort/membership/internal/settings_text.h"
+
+namespace cohort::membership {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kRecordVersion = 1;
+constexpr std::array<const char*, 4> kStates = {"forming", "running", "succeeded", "failed"};
+
+json json_of_members(const std::vector<MemberInfo>& members) {
+  json list = json::array();
+  for (const MemberInfo& member : members) {
+    list.push_back({{"id", member.id},
+                    {"incarnation", member.incarnation},
+                    {"address", member.address},
+                    {"processes", member.num_processes}});
+  }
+  return list;
+}
+
+std::vector<MemberInfo> members_of(const json& list) {
+  std::vector<MemberInfo> members;
+  for (const json& entry : list) {
+    Fields fields(entry, "an agent of the record");
+    MemberInfo member;
+    member.id = fields.count("id");
+    member.incarnation = fields.text("incarnation");
+    member.address = fields.text("address");
+    member.num_processes = fields.integer("processes", 1);
+    fields.check_all_read();
+    if (member.id == 0 || (!members.empty() && member.id <= members.back().id)) {
+      fields.reject_field("id", "above that of the agent before it");
+    }
+    members.push_back(std::move(member));
+  }
+  return members;
+}
+
+json json_of_generation(const Generation& generation) {
+  return {{"number", generation.number},
+          {"planned", generation.is_planned},
+          {"members", json_of_members(generation.members)},
+          {"virtual_ranks", generation.virtual_ranks},
+          {"committed_steps", generation.committed_steps},
+          {"store", generation.store},
+          {"cause", generation.cause}};
+}
+
+Generation generation_of(const json& object) {
+  Fields fields(object, "a generation");
+  Generation generation;
+  generation.number = fields.count("number");
+  generation.is_planned = fields.flag("planned");
+  generation.members = members_of(fields.array("members"));
+  generation.virtual_ranks = fields.integer("virtual_ranks", 0);
+  generation.committed_steps = fields.count("committed_steps");
+  generation.store = fields.text("store");
+  generation.cause = fields.text("cause");
+  fields.check_all_read();
+  return generation;
+}
+
+RunState state_of(Fields& fields) {
+  const std::string text = fields.text("state");
+  const auto found = std::find(kStates.begin(), kStates.end(), text);
+  if (found == kStates.end()) fields.reject_field("state", "a state that this version knows");
+  return static_cast<RunState>(found - kStates.begin());
+}
+
+}  // namespace
+
+const MemberInfo* RendezvousRecord::find(std::string_view incarnation) const {
+  for (const auto* const list : {&generation.members, &waiting, &spares}) {
+    // Members that survive while the run is forming wait; what they were members of is over.
+    if (list == &generation.members && state == RunState::kForming) continue;
+    for (const MemberInfo& member : *list) {
+      if (member.incarnation == incarnation) return &member;
+    }
+  }
+  return nullptr;
+}
+
+std::string to_text(const RendezvousRecord& record) {
+  const json object = {{"cohort_membership", kRecordVersion},
+                       {"settings", json_of(record.settings)},
+                       {"state", kStates.at(static_cast<std::size_t>(record.state))},
+                       {"generation", json_of_generation(record.generation)},
+                       {"waiting", json_of_members(record.waiting)},
+                       {"spares", json_of_members(record.spares)},
+                       {"holders", record.holders},
+                       {"next_id", record.next_id},
+                       {"restarts_used", record.restarts_used},
+                       {"link_lost", record.was_link_lost},
+                       {"end_cause", record.end_cause}};
+  return object.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+RendezvousRecord parse_record(std::string_view text) {
+  const json object = parse_json(text);
+  Fields fields(object, "the record of the rendezvous");
+  if (const int version = fields.integer("cohort_membership", 0); version != kRecordVersion) {
+    reject_text(
+        base::concat("the record of the rendezvous has version ", version, ", expected ", kRecordVersion));
+  }
+  RendezvousRecord record;
+  record.settings = settings_of(fields.field("settings"));
+  record.state = state_of(fields);
+  record.generation = generation_of(fields.field("generation"));
+  record.waiting = members_of(fields.array("waiting"));
+  record.spares = members_of(fields.array("spares"));
+  for (const json& id : fields.array("holders")) {
+    if (!id.is_number_unsigned()) fields.reject_field("holders", "a list of ids");
+    record.holders.push_back(id.get<MemberId>());
+  }
+  record.next_id = fields.count("next_id");
+  record.restarts_used = fields.integer("restarts_used", 0);
+  record.was_link_lost = fields.flag("link_lost");
+  record.end_cause = fields.text("end_cause");
+  fields.check_all_read();
+  return record;
+}
+
+}  // namespace cohort::membership

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cohort/membership/generation.h"
+#include "cohort/membership/run_settings.h"
+
+/// What the agents of a run keep together.
+namespace cohort::membership {
+
+/// How a run stands.
+enum class RunState {
+  kForming,  ///< fewer than min_nodes agents are there: no step is made
+  kRunning,
+  kSucceeded,
+  kFailed,
+};
+
+/// All that agents agree on. Changed by compare-and-swap only.
+struct RendezvousRecord {
+  RunSettings settings;
+  RunState state = RunState::kForming;
+  Generation generation;            ///< the newest
+  std::vector<MemberInfo> waiting;  ///< by id: they enter as soon as they can
+  std::vector<MemberInfo> spares;   ///< by id: they enter where a member is gone
+  /// Agents that had the state when they were last heard: members of the first generation, and who has begun a step
+  /// since it entered. A generation has one of them.
+  std::vector<MemberId> holders;
+  MemberId next_id = 1;  ///< of the next agent that joins
+  int restarts_used = 0;
+  bool was_link_lost = false;  ///< the newest generation was made since two members lost their link
+  std::string end_cause;       ///< why the run has ended, or is forming again
+
+  bool has_ended() const { return state == RunState::kSucceeded || state == RunState::kFailed; }
+  /// The agent of this incarnation: a member, a spare or one that waits; else nullptr.
+  const MemberInfo* find(std::string_view incarnation) const;
+
+  bool operator==(const RendezvousRecord&) const = default;
+};
+
+/// The record as a text, which says its version.
+std::string to_text(const RendezvousRecord& record);
+/// Reads what to_text() wrote. Throws: CommError for another version, a missing or unknown field, and a value out
+/// of its range.
+RendezvousRecord parse_record(std::string_view text);
+
+}  // namespace cohort::membership
