@@ -1,0 +1,438 @@
+// The rules, in the order in which they are asked:
+//   agents that wait and are gone, or that leave, are removed; agents that ask to join get an id and wait;
+//   while fewer than min_nodes agents are there: a first generation as soon as there are enough, an end after join_timeout;
+//   else an end where all members have finished, or ranks have failed too often;
+//   else another generation where a member is gone or leaves, a rank has failed or a link is lost, or an agent can enter.
+//
+// Note [Who is gone]: a member whose process has ended; or that was silent for `silence` as two agents see it, the one that
+// decides and another member. Where no other member is heard there is no second observer to ask. The one that decides
+// needs nobody after kAloneFactor times as long: such a member does not get records either, so the run would wait for it.
+// The same holds for a member that is heard, and does not hear of generations. Fewer than half of the members give up the rest
+// only after that longer time, so that the larger part of a network that is cut is the first to decide.
+//
+// Note [Who has the state]: a generation of which all members are on one side of a cut network makes steps there, whatever the
+// other side decides. So a generation without an agent that has the state must not be made: what it would do, another one
+// may be doing. A member has the state from its first step on, as long as it stays a member: no generation that it is
+// in can make a step without it. While no such member is heard nothing is decided, for join_timeout at most.
+//
+// Note [Lost links]: ranks of two members do not reach each other, though the agent that decides hears both for another
+// `silence`: a link is also lost where the other side has died. The first
+// answer is another generation with the same members, whose links are new. Where a link is lost again before a step
+// was made, the later member of the two is dropped.
+#include "cohort/membership/internal/decide.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "cohort/base/error.h"
+
+namespace cohort::membership {
+namespace {
+
+using base::concat;
+
+std::string name_of(const MemberInfo& member) {
+  return concat("agent ", member.id, " at ", member.address);
+}
+
+bool is_in(const std::vector<MemberId>& ids, MemberId id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+bool is_before(const MemberInfo& a, const MemberInfo& b) {
+  return a.id < b.id;
+}
+
+class Decider {
+ public:
+  Decider(const RendezvousRecord& record, const Observations& seen)
+      : old_(record), next_(record), seen_(seen) {}
+
+  std::optional<RendezvousRecord> run() {
+    if (old_.has_ended()) return std::nullopt;
+    remove_gone(next_.waiting);
+    remove_gone(next_.spares);
+    add_joins();
+    const auto self = seen_.agents.find(seen_.self);
+    if (old_.settings.is_embedded && self != seen_.agents.end() && self->second.report.is_leaving) {
+      end(RunState::kFailed, concat("the agent at the rendezvous endpoint ", self->second.address,
+                                    " leaves, and it has the run's only record"));
+    } else if (old_.state == RunState::kForming) {
+      form();
+    } else if (!has_end()) {
+      change();
+    }
+    if (next_ == old_) return std::nullopt;
+    return std::move(next_);
+  }
+
+ private:
+  const AgentView* view(const MemberInfo& member) const {
+    const auto found = seen_.agents.find(member.incarnation);
+    return found == seen_.agents.end() ? nullptr : &found->second;
+  }
+  Time last_heard(const MemberInfo& member) const {
+    const AgentView* const known = view(member);
+    return known == nullptr ? seen_.since : std::max(known->last_heard, seen_.since);
+  }
+  bool is_self(const MemberInfo& member) const { return member.incarnation == seen_.self; }
+  bool is_silent(const MemberInfo& member, int factor) const {
+    return !is_self(member) && seen_.now - last_heard(member) > factor * old_.settings.silence;
+  }
+  bool is_dead(const MemberInfo& member) const {
+    const AgentView* const known = view(member);
+    return known != nullptr && known->is_dead;
+  }
+  // What a member says of the generation that it is in now.
+  const Report* report_of_generation(const MemberInfo& member) const {
+    const AgentView* const known = view(member);
+    return known == nullptr || known->report.entered != old_.generation.number ? nullptr : &known->report;
+  }
+  bool is_leaving(const MemberInfo& member) const {
+    const AgentView* const known = view(member);
+    return known != nullptr && known->report.is_leaving;
+  }
+  bool is_finished(const MemberInfo& member) const {
+    const AgentView* const known = is_elastic() ? nullptr : view(member);
+    const Report* const report = known != nullptr ? &known->report : report_of_generation(member);
+    return report != nullptr && report->is_finished;
+  }
+  bool is_elastic() const { return old_.settings.virtual_ranks > 0; }
+
+  // Agents that wait have no other observer: nobody else listens to them.
+  void remove_gone(std::vector<MemberInfo>& members) const {
+    std::erase_if(members, [&](const MemberInfo& member) {
+      return is_dead(member) || is_leaving(member) || (is_silent(member, kAloneFactor) && !is_holder(member));
+    });
+  }
+
+  bool is_holder(const MemberInfo& member) const { return is_in(old_.holders, member.id); }
+  // Note [Who has the state]
+  bool may_make_steps(const std::vector<MemberInfo>& members) const {
+    if (!is_elastic() || old_.generation.number == 0) return true;
+    return std::any_of(members.begin(), members.end(),
+                       [&](const MemberInfo& member) { return is_holder(member); });
+  }
+  bool end_without_state(const std::string& cause) {
+    return end(RunState::kFailed,
+               concat(cause, "; no agent is left that had the state of generation ", old_.generation.number,
+                      ", so the run can be resumed from its last checkpoint"));
+  }
+  void note_holders() {
+    for (const MemberInfo& member : old_.generation.members) {
+      const AgentView* const agent = view(member);
+      const bool has_recovered = agent != nullptr && agent->report.recovered == old_.generation.number;
+      if (has_recovered && !is_in(next_.holders, member.id)) next_.holders.push_back(member.id);
+    }
+    std::sort(next_.holders.begin(), next_.holders.end());
+  }
+  void keep_holders(const std::vector<MemberInfo>& members) {
+    std::erase_if(next_.holders, [&](MemberId id) {
+      return std::none_of(members.begin(), members.end(),
+                          [&](const MemberInfo& member) { return member.id == id; });
+    });
+  }
+
+  void add_joins() {
+    const MemberInfo* const self = old_.find(seen_.self);
+    std::vector<std::pair<Time, std::string>> joins;
+    for (const auto& [incarnation, agent] : seen_.agents) {
+      const bool is_silent =
+          incarnation != seen_.self && seen_.now - agent.last_heard > old_.settings.silence;
+      const bool hears = self == nullptr || !is_in(agent.report.unheard, self->id);
+      if (agent.is_dead || agent.report.is_leaving || is_silent || !hears) continue;
+      if (agent.report.is_finished && !is_elastic()) continue;
+      if (seen_.now < agent.may_join || old_.find(incarnation) != nullptr) continue;
+      joins.emplace_back(agent.first_heard, incarnation);
+    }
+    std::sort(joins.begin(), joins.end());
+    for (const auto& [time, incarnation] : joins) {
+      const AgentView& agent = seen_.agents.at(incarnation);
+      next_.waiting.push_back({next_.next_id++, incarnation, agent.address, agent.report.num_processes});
+    }
+  }
+
+  void form() {
+    // Those that were spares are as good as any now.
+    next_.waiting.insert(next_.waiting.end(), next_.spares.begin(), next_.spares.end());
+    next_.spares.clear();
+    std::sort(next_.waiting.begin(), next_.waiting.end(), is_before);
+    const RunSettings& settings = old_.settings;
+    const auto least = static_cast<std::size_t>(settings.min_nodes);
+    keep_holders(next_.waiting);
+    std::vector<MemberInfo> available;
+    std::vector<Time> arrivals;
+    for (const MemberInfo& member : next_.waiting) {
+      if (is_silent(member, 1)) continue;
+      const AgentView* const agent = view(member);
+      available.push_back(member);
+      arrivals.push_back(agent == nullptr ? seen_.since : agent->first_heard);
+    }
+    const bool has_state = may_make_steps(available);
+    if (!has_state && next_.holders.empty()) {
+      end_without_state(old_.end_cause);
+      return;
+    }
+    if (arrivals.size() < least || !has_state) {
+      if (seen_.now - seen_.state_since <= settings.join_timeout) return;
+      end(RunState::kFailed,
+          concat("only ", arrivals.size(), " of at least ", least, " agents were there for ",
+                 settings.join_timeout.count(), " ms", has_state ? "" : ", and none that had the state",
+                 old_.end_cause.empty() ? "" : "; ", old_.end_cause));
+      return;
+    }
+    std::sort(arrivals.begin(), arrivals.end());
+    const bool is_full = arrivals.size() >= static_cast<std::size_t>(settings.max_nodes);
+    if (!is_full && seen_.now < arrivals[least - 1] + settings.last_call_timeout) return;
+    std::vector<MemberInfo> members;
+    // Those that have the state first, as there may be more agents than places.
+    take_places(members, next_.waiting,
+                [&](const MemberInfo& member) { return is_holder(member) && !is_silent(member, 1); });
+    take_places(members, next_.waiting, [&](const MemberInfo& member) { return !is_silent(member, 1); });
+    make_generation(std::move(members), false,
+                    old_.generation.number == 0 ? "the run begins" : "enough agents are there again");
+  }
+
+  bool has_end() {
+    const std::vector<MemberInfo>& members = old_.generation.members;
+    if (std::all_of(members.begin(), members.end(),
+                    [&](const MemberInfo& member) { return is_finished(member); })) {
+      return end(RunState::kSucceeded, "all ranks have ended");
+    }
+    for (const MemberInfo& member : members) {
+      const Report* const report = report_of_generation(member);
+      if (report == nullptr) continue;
+      if (report->is_state_lost) {
+        return end(RunState::kFailed,
+                   concat("no process has the state of step ", old_.generation.committed_steps,
+                          " any more; the run can be resumed from its last checkpoint"));
+      }
+      if (!report->failure.empty() && next_.restarts_used == old_.restarts_used) {
+        failure_ = concat(name_of(member), ": ", report->failure);
+        if (++next_.restarts_used > old_.settings.max_restarts) {
+          next_.restarts_used = old_.restarts_used;
+          return end(RunState::kFailed, concat(failure_, " (", old_.restarts_used, " restarts used of ",
+                                               old_.settings.max_restarts, ")"));
+        }
+      }
+    }
+    return false;
+  }
+  MemberId id_of_self() const {
+    const MemberInfo* const self = old_.find(seen_.self);
+    return self == nullptr ? 0 : self->id;
+  }
+
+  void change() {
+    const std::vector<MemberInfo>& members = old_.generation.members;
+    std::vector<MemberInfo> survivors;
+    std::string cause = failure_;
+    bool is_planned = failure_.empty();
+    std::size_t num_finished = 0;
+    const auto add_cause = [&](const std::string& text) { cause += (cause.empty() ? "" : "; ") + text; };
+    const std::set<MemberId> gone = gone_members();
+    const std::optional<Link> lost = lost_link(gone);
+    MemberId dropped = 0;
+    if (lost) {
+      is_planned = false;
+      add_cause(concat("ranks of ", name_of(*lost->first), " lost their link to ", name_of(*lost->second)));
+      if (old_.was_link_lost && newest_steps() <= old_.generation.committed_steps) dropped = later_of(*lost);
+    }
+    for (const MemberInfo& member : members) {
+      if (gone.count(member.id) > 0) {
+        is_planned = false;
+        add_cause(concat(name_of(member), is_dead(member) ? " died" : " is silent"));
+      } else if (member.id == dropped) {
+        add_cause(concat(name_of(member), " is dropped"));
+      } else if (is_leaving(member)) {
+        add_cause(concat(name_of(member), " leaves"));
+      } else if (is_finished(member) && !is_elastic()) {
+        ++num_finished;  // its ranks are gone, so it enters no other generation
+        if (report_of_generation(member) == nullptr)
+          add_cause(concat(name_of(member), " had finished before"));
+      } else {
+        survivors.push_back(member);
+      }
+    }
+    const std::size_t num_survivors = survivors.size();
+    const bool is_ending = std::any_of(members.begin(), members.end(),
+                                       [&](const MemberInfo& member) { return is_finished(member); });
+    if (!is_ending) add_entrants(survivors, add_cause);
+    if (cause.empty()) {
+      note_holders();
+      return keep_spares();
+    }
+    if (!may_make_steps(survivors)) return wait_for_state(cause);
+    next_.was_link_lost = lost.has_value() && dropped == 0;
+    if (survivors.empty() && num_finished > 0) {
+      end(RunState::kFailed, concat(cause, ", after other agents had finished"));
+      return;
+    }
+    if (survivors.size() + num_finished < static_cast<std::size_t>(old_.settings.min_nodes)) {
+      next_.waiting.insert(next_.waiting.end(), survivors.begin(), survivors.end());
+      next_.waiting.insert(next_.waiting.end(), next_.spares.begin(), next_.spares.end());
+      next_.spares.clear();
+      std::sort(next_.waiting.begin(), next_.waiting.end(), is_before);
+      next_.state = RunState::kForming;
+      next_.end_cause = cause;
+      return;
+    }
+    make_generation(std::move(survivors), is_planned && num_survivors > 0, cause);
+  }
+
+  // Note [Who has the state]. What else has changed is decided later.
+  void wait_for_state(const std::string& cause) {
+    next_ = old_;
+    for (const MemberInfo& member : old_.generation.members) {
+      if (!is_holder(member) || is_dead(member)) continue;
+      if (is_leaving(member) || seen_.now - last_heard(member) <= old_.settings.join_timeout) return;
+    }
+    end_without_state(cause);
+  }
+
+  std::set<MemberId> gone_members() const {
+    const std::vector<MemberInfo>& members = old_.generation.members;
+    std::set<MemberId> gone, heard;
+    for (const MemberInfo& member : members) {
+      if (!is_dead(member) && !is_silent(member, 1)) heard.insert(member.id);
+    }
+    std::set<MemberId> seen_silent;  // by a second observer
+    for (const MemberInfo& member : members) {
+      const AgentView* const agent = view(member);
+      if (heard.count(member.id) == 0 || agent == nullptr || is_self(member)) continue;
+      seen_silent.insert(agent->report.unheard.begin(), agent->report.unheard.end());
+    }
+    const MemberId self = id_of_self();
+    const bool has_observer =
+        std::any_of(heard.begin(), heard.end(), [&](MemberId id) { return id != self; });
+    const bool is_minority = 2 * heard.size() < members.size();
+    for (const MemberInfo& member : members) {
+      if (is_self(member)) continue;
+      const AgentView* const agent = view(member);
+      const bool is_deaf = agent != nullptr && agent->report.known < old_.generation.number &&
+                           seen_.now - seen_.generation_since > kAloneFactor * old_.settings.silence;
+      const bool is_agreed = !has_observer || seen_silent.count(member.id) > 0;
+      if (is_dead(member) || is_silent(member, kAloneFactor) || is_deaf ||
+          (is_silent(member, 1) && is_agreed && !is_minority)) {
+        gone.insert(member.id);
+      }
+    }
+    return gone;
+  }
+
+  using Link = std::pair<const MemberInfo*, const MemberInfo*>;
+  std::optional<Link> lost_link(const std::set<MemberId>& gone) const {
+    for (const MemberInfo& member : old_.generation.members) {
+      const Report* const report = report_of_generation(member);
+      if (report == nullptr || gone.count(member.id) > 0) continue;
+      if (seen_.now - view(member)->link_lost_at <= old_.settings.silence) continue;
+      for (const MemberId id : report->lost_links) {
+        const MemberInfo* const other = old_.generation.find(id);
+        if (other != nullptr && other != &member && gone.count(id) == 0) return Link{&member, other};
+      }
+    }
+    return std::nullopt;
+  }
+  MemberId later_of(const Link& link) const {
+    if (is_holder(*link.first) != is_holder(*link.second))
+      return is_holder(*link.first) ? link.second->id : link.first->id;
+    const MemberId later = std::max(link.first->id, link.second->id);
+    return later == id_of_self() ? std::min(link.first->id, link.second->id) : later;
+  }
+
+  template <typename AddCause>
+  void add_entrants(std::vector<MemberInfo>& survivors, const AddCause& add_cause) {
+    const std::size_t before = survivors.size();
+    const auto is_ready = [&](const MemberInfo& member) {
+      const AgentView* const agent = view(member);
+      return agent != nullptr && agent->report.is_ready && !is_silent(member, 1) &&
+             seen_.now >= agent->first_heard + old_.settings.last_call_timeout;
+    };
+    take_places(survivors, next_.spares, is_ready);
+    take_places(survivors, next_.waiting, is_ready);
+    for (std::size_t i = before; i < survivors.size(); ++i)
+      add_cause(concat(name_of(survivors[i]), " joins"));
+  }
+
+  // Moves agents to `members` while there are places.
+  template <typename Condition>
+  void take_places(std::vector<MemberInfo>& members, std::vector<MemberInfo>& from,
+                   const Condition& may_enter) const {
+    std::erase_if(from, [&](const MemberInfo& member) {
+      if (members.size() >= static_cast<std::size_t>(old_.settings.max_nodes) || !may_enter(member))
+        return false;
+      members.push_back(member);
+      return true;
+    });
+  }
+
+  // Who waits while all places are taken becomes a spare, as far as spares are wanted.
+  void keep_spares() {
+    const auto num_spares = static_cast<std::size_t>(old_.settings.num_spares);
+    const auto num_places = static_cast<std::size_t>(old_.settings.max_nodes);
+    if (next_.generation.members.size() < num_places) return;
+    while (next_.spares.size() < num_spares && !next_.waiting.empty()) {
+      next_.spares.push_back(next_.waiting.front());
+      next_.waiting.erase(next_.waiting.begin());
+    }
+    std::sort(next_.spares.begin(), next_.spares.end(), is_before);
+  }
+
+  std::uint64_t newest_steps() const {
+    std::uint64_t steps = old_.generation.committed_steps;
+    for (const auto& [incarnation, agent] : seen_.agents) steps = std::max(steps, agent.most_steps);
+    return steps;
+  }
+
+  void make_generation(std::vector<MemberInfo> members, bool is_planned, std::string cause) {
+    std::sort(members.begin(), members.end(), is_before);
+    Generation generation;
+    generation.number = old_.generation.number + 1;
+    generation.is_planned = is_planned;
+    generation.virtual_ranks = old_.settings.virtual_ranks;
+    generation.committed_steps = newest_steps();
+    for (const MemberInfo& member : members) {
+      const AgentView* const agent = view(member);
+      if (generation.store.empty() && agent != nullptr) generation.store = agent->report.store;
+    }
+    if (generation.number == 1) {
+      for (const MemberInfo& member : members) next_.holders.push_back(member.id);
+    } else {
+      note_holders();
+      keep_holders(members);
+    }
+    generation.members = std::move(members);
+    generation.cause = std::move(cause);
+    next_.generation = std::move(generation);
+    next_.state = RunState::kRunning;
+    next_.end_cause.clear();
+    keep_spares();
+  }
+
+  bool end(RunState state, std::string cause) {
+    next_.state = state;
+    next_.end_cause = std::move(cause);
+    return true;
+  }
+
+  const RendezvousRecord& old_;
+  RendezvousRecord next_;
+  const Observations& seen_;
+  std::string failure_;  // of ranks, which counts as a restart
+};
+
+}  // namespace
+
+std::optional<RendezvousRecord> decide(const RendezvousRecord& record, const Observations& seen) {
+  return Decider(record, seen).run();
+}
+
+RendezvousRecord first_record(const RunSettings& settings) {
+  RendezvousRecord record;
+  record.settings = settings;
+  return record;
+}
+
+}  // namespace cohort::membership

@@ -1,0 +1,364 @@
+#include "cohort/membership/internal/decide.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "tests/support/contains.h"
+
+namespace cohort::membership {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A record, and what the agent "a" has seen of the others.
+struct Rendezvous {
+  explicit Rendezvous(int min_nodes, int max_nodes) {
+    settings.min_nodes = min_nodes;
+    settings.max_nodes = max_nodes;
+    settings.virtual_ranks = 8;
+    record = first_record(settings);
+    seen.now = seen.since = seen.state_since = Time() + std::chrono::hours(1);
+    seen.self = "a";
+  }
+
+  void hear(const std::string& incarnation, const std::function<void(Report&)>& change = nullptr) {
+    AgentView& view = seen.agents[incarnation];
+    if (view.address.empty()) view.first_heard = seen.now;
+    view.address = "host-" + incarnation + ":1";
+    view.last_heard = seen.now;
+    view.report.store = "store-" + incarnation;
+    view.report.known = record.generation.number;
+    view.report.entered = view.report.recovered = record.generation.number;
+    if (change) change(view.report);
+  }
+  bool step() {
+    const std::optional<RendezvousRecord> next = decide(record, seen);
+    if (!next) return false;
+    if (next->state != record.state) seen.state_since = seen.now;
+    if (next->generation.number != record.generation.number) seen.generation_since = seen.now;
+    record = *next;
+    return true;
+  }
+  void wait(milliseconds time) { seen.now += time; }
+  std::vector<std::string> members() const {
+    std::vector<std::string> list;
+    for (const MemberInfo& member : record.generation.members) list.push_back(member.incarnation);
+    return list;
+  }
+  // The first generation, of these.
+  void form(const std::vector<std::string>& agents) {
+    for (const std::string& agent : agents) hear(agent);
+    step();
+    step();
+    for (const std::string& agent : agents) hear(agent);
+  }
+
+  RunSettings settings;
+  RendezvousRecord record;
+  Observations seen;
+};
+using Names = std::vector<std::string>;
+
+TEST(DecideTest, ARunBeginsWithAtLeastMinNodes) {
+  Rendezvous run(2, 3);
+  run.hear("a");
+  EXPECT_TRUE(run.step());
+  EXPECT_FALSE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming);
+  run.wait(seconds(5));
+  run.hear("a");
+  run.hear("b");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kRunning);
+  EXPECT_EQ(run.record.generation.number, 1U);
+  EXPECT_EQ(run.members(), (Names{"a", "b"}));
+  EXPECT_EQ(run.record.generation.store, "store-a");
+  EXPECT_EQ(run.record.generation.cause, "the run begins");
+  EXPECT_FALSE(run.step());
+}
+
+TEST(DecideTest, ALastCallIsWaitedForUnlessAllPlacesAreTaken) {
+  for (const bool is_full : {false, true}) {
+    Rendezvous run(2, 3);
+    run.record.settings.last_call_timeout = seconds(10);
+    for (const char* const agent : {"a", "b"}) run.hear(agent);
+    if (is_full) run.hear("c");
+    run.step();
+    EXPECT_EQ(run.record.state, is_full ? RunState::kRunning : RunState::kForming);
+    run.wait(seconds(11));
+    for (const char* const agent : {"a", "b"}) run.hear(agent);
+    run.step();
+    EXPECT_EQ(run.record.state, RunState::kRunning);
+  }
+}
+
+TEST(DecideTest, TooFewAgentsEndTheRunAfterTheJoinTimeout) {
+  Rendezvous run(2, 2);
+  run.hear("a");
+  run.step();
+  run.wait(run.settings.join_timeout + seconds(1));
+  run.hear("a");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_EQ(run.record.end_cause, "only 1 of at least 2 agents were there for 600000 ms");
+}
+
+TEST(DecideTest, ALaterAgentEntersAtOnceAndIdsStay) {
+  Rendezvous run(1, 3);
+  run.form({"a"});
+  run.hear("b");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a", "b"}));
+  EXPECT_TRUE(run.record.generation.is_planned);
+  EXPECT_EQ(run.record.generation.cause, "agent 2 at host-b:1 joins");
+  run.seen.agents.at("b").is_dead = true;
+  run.step();
+  run.hear("c");
+  run.step();
+  EXPECT_EQ(run.members(), (Names{"a", "c"}));
+  EXPECT_EQ(run.record.generation.members[1].id, 3U);  // 2 is never given again
+}
+
+TEST(DecideTest, AnAgentThatIsNotReadyWaits) {
+  Rendezvous run(1, 2);
+  run.form({"a"});
+  run.hear("b", [](Report& report) { report.is_ready = false; });
+  run.step();
+  EXPECT_EQ(run.record.generation.number, 1U);
+  EXPECT_EQ(run.record.waiting.size(), 1U);
+  run.hear("b", [](Report& report) { report.is_ready = true; });
+  run.step();
+  EXPECT_EQ(run.members(), (Names{"a", "b"}));
+}
+
+TEST(DecideTest, SparesTakeThePlacesOfMembersThatAreGone) {
+  Rendezvous run(2, 2);
+  run.record.settings.num_spares = 1;
+  run.form({"a", "b"});
+  run.hear("c");
+  run.hear("d");
+  run.step();
+  EXPECT_EQ(run.record.generation.number, 1U);
+  ASSERT_EQ(run.record.spares.size(), 1U);
+  EXPECT_EQ(run.record.waiting.size(), 1U);
+  const std::string spare = run.record.spares[0].incarnation;
+  run.seen.agents.at("b").is_dead = true;
+  run.step();
+  EXPECT_EQ(run.members(), (Names{"a", spare}));
+  EXPECT_FALSE(run.record.generation.is_planned);
+  ASSERT_EQ(run.record.spares.size(), 1U);  // the next one
+  EXPECT_TRUE(run.record.waiting.empty());
+}
+
+TEST(DecideTest, ASilentAgentIsGivenUpByTwoObservers) {
+  Rendezvous run(1, 3);
+  run.form({"a", "b", "c"});
+  run.wait(milliseconds(600));
+  run.hear("a");
+  run.hear("b");
+  EXPECT_FALSE(run.step());  // "b" has not said so
+  run.hear("b", [](Report& report) { report.unheard = {3}; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a", "b"}));
+  EXPECT_EQ(run.record.generation.cause, "agent 3 at host-c:1 is silent");
+}
+
+TEST(DecideTest, AnAgentThatOnlyAnotherMemberDoesNotHearStays) {
+  Rendezvous run(1, 3);
+  run.form({"a", "b", "c"});
+  run.wait(seconds(5));
+  for (const char* const agent : {"a", "c"}) run.hear(agent);
+  run.hear("b", [](Report& report) { report.unheard = {3}; });
+  EXPECT_FALSE(run.step());
+}
+
+TEST(DecideTest, OfTwoAgentsTheOneThatDecidesNeedsNoObserver) {
+  Rendezvous run(1, 2);
+  run.form({"a", "b"});
+  run.wait(milliseconds(600));
+  run.hear("a");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a"}));
+}
+
+TEST(DecideTest, AfterFourTimesTheSilenceNoObserverIsNeeded) {
+  Rendezvous run(1, 3);
+  run.form({"a", "b", "c"});
+  for (const milliseconds time : {milliseconds(1'900), milliseconds(200)}) {
+    EXPECT_FALSE(run.step());
+    run.wait(time);
+    for (const char* const agent : {"a", "b"}) run.hear(agent);
+  }
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a", "b"}));
+}
+
+TEST(DecideTest, ThePartOfANetworkWithFewerAgentsWaitsLonger) {
+  Rendezvous run(1, 5);
+  run.form({"a", "b", "c", "d", "e"});
+  run.wait(milliseconds(600));
+  run.hear("a");
+  run.hear("b", [](Report& report) { report.unheard = {3, 4, 5}; });
+  EXPECT_FALSE(run.step());
+  run.wait(milliseconds(1'500));
+  run.hear("a");
+  run.hear("b");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a", "b"}));
+}
+
+TEST(DecideTest, AnAgentThatDoesNotHearOfAGenerationIsGivenUp) {
+  Rendezvous run(1, 3);
+  run.form({"a", "b"});
+  run.hear("c");
+  run.step();
+  run.wait(milliseconds(2'100));
+  for (const char* const agent : {"a", "c"}) run.hear(agent);
+  run.hear("b", [](Report& report) { report.known = 1; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a", "c"}));
+}
+
+TEST(DecideTest, FailedRanksCountAsRestartsUntilTheyAreUsedUp) {
+  Rendezvous run(1, 2);
+  run.record.settings.max_restarts = 1;
+  run.form({"a", "b"});
+  const auto fail = [](Report& report) { report.failure = "rank 1 ended with status 3"; };
+  run.hear("b", fail);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.generation.number, 2U);
+  EXPECT_EQ(run.record.restarts_used, 1);
+  EXPECT_EQ(run.record.generation.cause, "agent 2 at host-b:1: rank 1 ended with status 3");
+  EXPECT_FALSE(run.step());  // the report is of generation 1
+  run.hear("a");
+  run.hear("b", fail);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_EQ(run.record.end_cause, "agent 2 at host-b:1: rank 1 ended with status 3 (1 restarts used of 1)");
+}
+
+TEST(DecideTest, WhoLeavesByNoticeIsOutAfterAStep) {
+  Rendezvous run(1, 2);
+  run.form({"a", "b"});
+  run.hear("b", [](Report& report) { report.is_leaving = true; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a"}));
+  EXPECT_TRUE(run.record.generation.is_planned);
+  EXPECT_FALSE(run.step());  // it does not join again
+}
+
+TEST(DecideTest, TheAgentAtTheEndpointTakesTheRunWithIt) {
+  Rendezvous run(1, 2);
+  run.form({"a", "b"});
+  run.hear("a", [](Report& report) { report.is_leaving = true; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_TRUE(test::contains(run.record.end_cause, "host-a:1 leaves, and it has the run's only record"));
+}
+
+TEST(DecideTest, ARunEndsWhenAllHaveFinished) {
+  Rendezvous run(1, 2);
+  run.form({"a", "b"});
+  const auto finish = [](Report& report) { report.is_finished = true; };
+  run.hear("a", finish);
+  EXPECT_FALSE(run.step());
+  run.hear("b", finish);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kSucceeded);
+  EXPECT_FALSE(run.step());
+}
+
+TEST(DecideTest, WhoHasMadeTheLastStepStaysUntilAllHave) {
+  Rendezvous run(1, 3);
+  run.form({"a", "b"});
+  run.hear("a", [](Report& report) { report.is_finished = true; });
+  run.hear("c");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.generation.number, 1U) << "nobody enters any more";
+  run.seen.agents.at("b").is_dead = true;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a"}));
+  EXPECT_EQ(run.record.state, RunState::kRunning);
+}
+
+TEST(DecideTest, RanksThatHaveEndedAreInNoLaterGeneration) {
+  Rendezvous run(1, 3);
+  run.record.settings.virtual_ranks = 0;
+  run.form({"a", "b", "c"});
+  run.hear("a", [](Report& report) { report.is_finished = true; });
+  run.seen.agents.at("b").is_dead = true;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"c"}));
+}
+
+TEST(DecideTest, FewerThanMinNodesFormAgainAndKeepTheirIds) {
+  Rendezvous run(2, 2);
+  run.form({"a", "b"});
+  run.seen.agents.at("b").is_dead = true;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming);
+  EXPECT_EQ(run.record.generation.number, 1U);
+  run.hear("a");
+  run.hear("c");
+  run.step();
+  EXPECT_EQ(run.members(), (Names{"a", "c"}));
+  EXPECT_EQ(run.record.generation.members[0].id, 1U);
+  EXPECT_EQ(run.record.generation.number, 2U);
+}
+
+TEST(DecideTest, WhileNoAgentThatHasTheStateIsHeardNothingIsDecided) {
+  Rendezvous run(1, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"b"});
+  run.wait(seconds(3));
+  run.hear("a");
+  while (run.step()) {
+  }
+  // "b" may be making steps on the other side of a cut network.
+  run.wait(seconds(3));
+  run.hear("a", [](Report& report) { report.recovered = 0; });
+  EXPECT_FALSE(run.step());
+  EXPECT_TRUE(run.record.generation.find(1) != nullptr) << run.record.generation.cause;
+  run.wait(run.settings.join_timeout);
+  run.hear("a", [](Report& report) { report.recovered = 0; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+}
+
+TEST(DecideTest, WithoutASurvivorTheStateIsLost) {
+  Rendezvous run(1, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"b"});
+  run.seen.agents.at("b").is_dead = true;
+  run.hear("a");
+  run.step();
+  run.step();
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_TRUE(test::contains(run.record.end_cause, "no agent is left that had the state of generation 1"));
+}
+
+TEST(DecideTest, ALostLinkIsMadeAgainAndThenTheLaterMemberIsDropped) {
+  Rendezvous run(1, 3);
+  run.form({"a", "b", "c"});
+  const auto lose = [&](const char* agent, MemberId other) {
+    run.hear(agent, [&](Report& report) { report.lost_links = {other}; });
+    run.seen.agents.at(agent).link_lost_at = run.seen.now;
+    EXPECT_FALSE(run.step()) << "the other side may have died";
+    run.wait(milliseconds(600));
+    for (const char* const name : {"a", "b", "c"}) run.hear(name);
+  };
+  lose("b", 3);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a", "b", "c"}));
+  EXPECT_EQ(run.record.generation.number, 2U);
+  for (const char* const name : {"a", "b", "c"})
+    run.hear(name, [](Report& report) { report.lost_links.clear(); });
+  lose("b", 3);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a", "b"}));
+}
+
+}  // namespace
+}  // namespace cohort::membership
