@@ -1,0 +1,403 @@
+// Each agent reports to the one that decides, five times in the time after which it would count as silent, and is
+// answered. With a store that all reach, the one that decides is the first agent of the record, by id, that is heard; an agent
+// that hears none before itself decides. So two may decide for a while, and the compare-and-swap of one of them fails.
+//
+// A member also pings its successor in the ring of members, and those after it until it hears one: it is the second observer of
+// them. All listen to the one that decides. Whom an agent does not hear stands in its report.
+//
+// A record goes to all agents when a generation or the state of the run changes; else to whoever lacks such a change.
+// So a generation takes a record to each agent and a report of each: O(n). Agents that join are collected for a fifth of a
+// beat, as each change of the record costs time that grows with it.
+#include "cohort/membership/internal/member_protocol.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cohort/base/error.h"
+
+namespace cohort::membership {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Without a sign of the endpoint for so many silences the run is over for an agent.
+constexpr int kEndpointFactor = 20;
+
+bool is_urgent(const Report& before, const Report& now) {
+  return before.is_leaving != now.is_leaving || before.failure != now.failure ||
+         before.is_state_lost != now.is_state_lost || before.lost_links != now.lost_links ||
+         before.unheard != now.unheard || before.is_ready != now.is_ready;
+}
+
+void note_report(AgentView& view, const Report& report, Time now) {
+  const bool is_first = view.report.lost_links.empty() || view.report.entered != report.entered;
+  if (!report.lost_links.empty() && is_first) view.link_lost_at = now;
+  view.most_steps = std::max(view.most_steps, report.committed_steps);
+}
+
+}  // namespace
+
+MemberProtocol::MemberProtocol(ProtocolOptions options, Time now)
+    : options_(std::move(options)),
+      silence_(options_.settings.silence),
+      beat_(std::max(milliseconds(1), silence_ / 5)),
+      start_(now),
+      asked_store_(now - std::chrono::hours(1)),
+      endpoint_heard_(now),
+      last_time_(now),
+      next_beat_(now) {}
+
+// A process that was stopped itself does not count that time as the silence of others.
+void MemberProtocol::note_time(Time now) {
+  if (now - std::exchange(last_time_, now) <= 3 * beat_) return;
+  since_ = endpoint_heard_ = now;
+  generation_since_ = std::max(generation_since_, now);
+  for (auto& [incarnation, since] : listening_) since = now;
+}
+
+AgentMessage MemberProtocol::message_of(AgentMessage::Type type) const {
+  AgentMessage message;
+  message.type = type;
+  message.incarnation = options_.incarnation;
+  message.address = options_.address;
+  message.revision = revision_;
+  return message;
+}
+
+AgentMessage MemberProtocol::record_message() const {
+  AgentMessage message = message_of(AgentMessage::Type::kRecord);
+  message.text = text_;
+  return message;
+}
+
+// Who may decide, the first first. Empty with an endpoint that is not in the record.
+std::vector<const MemberInfo*> MemberProtocol::candidates() const {
+  std::vector<const MemberInfo*> agents;
+  if (!record_) return agents;
+  for (const auto* const list : {&record_->generation.members, &record_->waiting, &record_->spares}) {
+    if (list == &record_->generation.members && record_->state == RunState::kForming) continue;
+    const std::size_t begin = agents.size();
+    for (const MemberInfo& agent : *list) {
+      if (!is_embedded() || agent.address == options_.endpoint) agents.push_back(&agent);
+    }
+    std::sort(agents.begin() + static_cast<std::ptrdiff_t>(begin), agents.end(),
+              [](const MemberInfo* a, const MemberInfo* b) { return a->id < b->id; });
+  }
+  return agents;
+}
+
+void MemberProtocol::listen_to(const MemberInfo& agent, Time now, std::set<std::string>& targets) {
+  targets.insert(agent.incarnation);
+  listening_.emplace(agent.incarnation, now);
+}
+
+bool MemberProtocol::is_unheard(const MemberInfo& agent, Time now) const {
+  if (dead_.count(agent.incarnation) > 0) return true;
+  const auto since = listening_.find(agent.incarnation);
+  if (since == listening_.end()) return false;
+  const auto heard = heard_.find(agent.incarnation);
+  const Time last = heard == heard_.end() ? since->second : std::max(since->second, heard->second);
+  return now - last > silence_;
+}
+
+// To whom this agent reports, whom it pings, and whether it decides.
+void MemberProtocol::choose_targets(Time now) {
+  std::set<std::string> targets;
+  report_targets_.clear();
+  ping_targets_.clear();
+  bool decides = is_embedded() ? options_.endpoint == options_.address : has_read_;
+  if (!decides && is_embedded()) report_targets_.push_back(options_.endpoint);
+  for (const MemberInfo* const agent : candidates()) {
+    if (agent->incarnation == options_.incarnation) break;
+    listen_to(*agent, now, targets);
+    if (!is_embedded()) report_targets_.push_back(agent->address);
+    if (is_unheard(*agent, now)) continue;
+    decides = false;
+    break;
+  }
+  report_.unheard.clear();
+  const MemberInfo* const member = self();
+  if (member != nullptr && record_->state == RunState::kRunning) {
+    const std::vector<MemberInfo>& members = record_->generation.members;
+    const auto at = std::find(members.begin(), members.end(), *member);
+    const auto position = static_cast<std::size_t>(at - members.begin());
+    for (std::size_t i = 1; at != members.end() && i < members.size(); ++i) {
+      const MemberInfo& next = members[(position + i) % members.size()];
+      listen_to(next, now, targets);
+      ping_targets_.push_back(next.address);
+      if (!is_unheard(next, now)) break;
+    }
+    for (const MemberInfo& agent : members) {
+      if (targets.count(agent.incarnation) > 0 && is_unheard(agent, now)) report_.unheard.push_back(agent.id);
+    }
+  } else {
+    for (const MemberInfo* const agent : candidates()) {
+      if (targets.count(agent->incarnation) > 0 && is_unheard(*agent, now))
+        report_.unheard.push_back(agent->id);
+    }
+  }
+  std::erase_if(listening_, [&](const auto& entry) { return targets.count(entry.first) == 0; });
+  if (decides && !is_deciding_) {
+    since_ = now;
+    generation_since_ = std::max(generation_since_, now);
+    decide_at_ = now;
+  }
+  is_deciding_ = decides;
+}
+
+void MemberProtocol::send_report(Time now, Effects& effects) {
+  // One that decides reports to those before it too: they may be heard again.
+  if (is_deciding_) decide_at_ = now;
+  AgentMessage message = message_of(AgentMessage::Type::kReport);
+  message.report = report_;
+  message.report.known = record_ ? record_->generation.number : 0;
+  if (!record_) message.settings = options_.settings;
+  for (const std::string& address : report_targets_) effects.messages.emplace_back(address, message);
+}
+
+void MemberProtocol::beat(Time now, Effects& effects) {
+  choose_targets(now);
+  send_report(now, effects);
+  for (const std::string& address : ping_targets_) {
+    effects.messages.emplace_back(address, message_of(AgentMessage::Type::kPing));
+  }
+  // An answer of the store that does not come: it is asked what there is.
+  const bool is_late = now - asked_store_ > kAloneFactor * silence_;
+  if (has_store() && is_late && (!has_read_ || is_swapping_)) {
+    is_swapping_ = false;
+    asked_store_ = now;
+    effects.commands.emplace_back();
+  }
+  std::erase_if(views_, [&](const auto& entry) {
+    const bool is_forgotten = now > entry.second.may_join && now - entry.second.last_heard > 100 * silence_;
+    return is_forgotten && record_ && record_->find(entry.first) == nullptr;
+  });
+  std::erase_if(heard_, [&](const auto& entry) { return now - entry.second > 100 * silence_; });
+  std::erase_if(dead_, [&](const std::string& incarnation) {
+    return record_ && record_->find(incarnation) == nullptr;
+  });
+  check_reach(now);
+  next_beat_ = now + beat_;
+}
+
+void MemberProtocol::check_reach(Time now) {
+  if (!failure_.empty() || is_deciding_) return;
+  if (!record_ && now - start_ > options_.settings.join_timeout) {
+    failure_ =
+        base::concat("no agent of the run answered within ", options_.settings.join_timeout.count(), " ms");
+  } else if (is_embedded() && record_ && !record_->has_ended() &&
+             now - endpoint_heard_ > kEndpointFactor * silence_) {
+    failure_ = base::concat("the agent at the rendezvous endpoint ", options_.endpoint, " was silent for ",
+                            (kEndpointFactor * silence_).count(), " ms, and it has the run's only record");
+  }
+}
+
+void MemberProtocol::tick(Time now, Effects& effects) {
+  note_time(now);
+  if (now >= next_beat_) beat(now, effects);
+  if (now >= decide_at_) {
+    decide_at_ = Time::max();
+    make_decision(now, effects);
+  }
+}
+
+Time MemberProtocol::next_time() const {
+  return std::min(next_beat_, decide_at_);
+}
+
+void MemberProtocol::make_decision(Time now, Effects& effects) {
+  if (!is_deciding_) return;
+  decide_at_ = now + beat_;
+  if (is_swapping_ || (record_ && record_->has_ended())) return;
+  if (!has_read_) {
+    if (now - asked_store_ <= kAloneFactor * silence_) return;
+    asked_store_ = now;
+    effects.commands.emplace_back();
+    return;
+  }
+  AgentView& own = views_[options_.incarnation];
+  if (own.address.empty()) own.first_heard = start_;
+  own.address = options_.address;
+  note_report(own, report_, now);
+  own.report = report_;
+  own.report.known = record_ ? record_->generation.number : 0;
+  own.last_heard = now;
+  const Observations seen{now,    options_.incarnation,           views_,
+                          since_, std::max(since_, state_since_), generation_since_};
+  const std::optional<RendezvousRecord> next =
+      decide(record_ ? *record_ : first_record(options_.settings), seen);
+  if (!next) return;
+  is_swapping_ = true;
+  asked_store_ = now;
+  effects.commands.push_back({true, revision_, to_text(*next)});
+}
+
+void MemberProtocol::on_message(const AgentMessage& message, Time now, Effects& effects) {
+  note_time(now);
+  using Type = AgentMessage::Type;
+  heard_[message.incarnation] = now;
+  dead_.erase(message.incarnation);
+  // Another process at the endpoint has another record.
+  const bool is_known = !record_ || record_->find(message.incarnation) != nullptr;
+  if (message.address == options_.endpoint && is_known) endpoint_heard_ = now;
+  switch (message.type) {
+    case Type::kReport:
+      on_report(message, now, effects);
+      break;
+    case Type::kRecord:
+      adopt(message.revision, message.text, now, effects);
+      break;
+    case Type::kPing:
+      effects.messages.emplace_back(message.address, message_of(Type::kPong));
+      break;
+    case Type::kReject:
+      if (!record_ && failure_.empty()) failure_ = message.text;
+      break;
+    case Type::kHeard:
+    case Type::kPong:
+      break;
+  }
+}
+
+void MemberProtocol::on_report(const AgentMessage& message, Time now, Effects& effects) {
+  AgentMessage answer = message_of(AgentMessage::Type::kHeard);
+  if (message.settings && record_) {
+    const std::string text = difference(*message.settings, record_->settings);
+    if (!text.empty()) {
+      answer.type = AgentMessage::Type::kReject;
+      answer.text = "the run has other settings: " + text;
+      effects.messages.emplace_back(message.address, answer);
+      return;
+    }
+  }
+  AgentView& view = views_[message.incarnation];
+  if (view.address.empty() || view.is_dead) view.first_heard = now;
+  const bool is_new = record_ && record_->find(message.incarnation) == nullptr;
+  if (is_urgent(view.report, message.report) && !is_new) decide_at_ = now;
+  const bool is_progress = view.report.recovered != message.report.recovered || message.report.is_finished;
+  view.address = message.address;
+  note_report(view, message.report, now);
+  view.report = message.report;
+  view.last_heard = now;
+  view.is_dead = false;
+  view.revision = message.revision;
+  if (is_new || is_progress) decide_at_ = std::min(decide_at_, now + beat_ / 5);
+  if (record_ && (message.revision == 0 || message.revision < news_revision_)) answer = record_message();
+  effects.messages.emplace_back(message.address, answer);
+}
+
+void MemberProtocol::on_death(const std::string& incarnation, Time now, Effects& effects) {
+  note_time(now);
+  dead_.insert(incarnation);
+  const auto view = views_.find(incarnation);
+  if (view != views_.end()) view->second.is_dead = true;
+  const MemberInfo* const agent = record_ ? record_->find(incarnation) : nullptr;
+  if (agent == nullptr) return;
+  if (is_embedded() && agent->address == options_.endpoint && failure_.empty() && !record_->has_ended()) {
+    failure_ = base::concat("the agent at the rendezvous endpoint ", options_.endpoint,
+                            " died, and it had the run's only record");
+  }
+  choose_targets(now);
+  send_report(now, effects);
+  decide_at_ = now;
+}
+
+void MemberProtocol::set_report(const Report& report, Time now, Effects& effects) {
+  note_time(now);
+  const std::vector<MemberId> unheard = report_.unheard;
+  const Report before = std::exchange(report_, report);
+  report_.unheard = unheard;
+  // A rank that died may have no state any more, and its steps were committed all the same.
+  report_.committed_steps = std::max(report_.committed_steps, before.committed_steps);
+  const bool is_news = is_urgent(before, report_) || before.entered != report_.entered ||
+                       before.recovered != report_.recovered || before.is_finished != report_.is_finished;
+  if (is_news) send_report(now, effects);
+}
+
+void MemberProtocol::on_store(const StoreAnswer& answer, Time now, Effects& effects) {
+  note_time(now);
+  using Type = StoreAnswer::Type;
+  if (answer.type == Type::kSwapped) {
+    is_swapping_ = false;
+    adopt(answer.revision, answer.text, now, effects);
+    return;
+  }
+  if (answer.type == Type::kConflict) is_swapping_ = false;
+  if (answer.type == Type::kUnknown) {
+    // What is now in the store decides what is done next.
+    is_swapping_ = false;
+    has_read_ = false;
+    asked_store_ = now;
+    return;
+  }
+  const bool is_first = !std::exchange(has_read_, true);
+  adopt(answer.revision, answer.text, now, effects);
+  choose_targets(now);
+  // Two agents that decide differently must not keep the store busy.
+  if (is_deciding_ && !is_first) decide_at_ = now + beat_;
+}
+
+// Agents that are heard, and no members any more, wait before they come again: else one that hears half of what it is told
+// would come and be dropped again and again.
+void MemberProtocol::note_drops(const RendezvousRecord& next, Time now) {
+  if (!record_ || record_->state != RunState::kRunning) return;
+  for (const MemberInfo& member : record_->generation.members) {
+    const auto view = views_.find(member.incarnation);
+    if (view == views_.end() || next.find(member.incarnation) != nullptr) continue;
+    const int doublings = std::min(view->second.num_drops++, 3);
+    view->second.may_join = now + kAloneFactor * silence_ * (1 << doublings);
+  }
+}
+
+void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time now, Effects& effects) {
+  if (revision <= revision_) return;
+  RendezvousRecord next = parse_record(text);
+  if (!record_) {
+    const std::string other = difference(options_.settings, next.settings);
+    if (!other.empty()) {
+      failure_ = "the run has other settings: " + other;
+      return;
+    }
+  }
+  note_drops(next, now);
+  const bool is_generation = !record_ || record_->generation.number != next.generation.number;
+  const bool is_state = !record_ || record_->state != next.state;
+  if (is_generation) generation_since_ = now;
+  if (is_state) state_since_ = now;
+  if (is_generation || is_state) news_revision_ = revision;
+  if (is_deciding_ && (is_generation || is_state)) {
+    // Also to those that are dropped.
+    std::set<std::string> addresses;
+    const auto add = [&](const RendezvousRecord& record) {
+      for (const auto* const list : {&record.generation.members, &record.waiting, &record.spares}) {
+        for (const MemberInfo& agent : *list) addresses.insert(agent.address);
+      }
+    };
+    add(next);
+    if (record_) add(*record_);
+    addresses.erase(options_.address);
+    AgentMessage message = message_of(AgentMessage::Type::kRecord);
+    message.revision = revision;
+    message.text = text;
+    for (const std::string& address : addresses) effects.messages.emplace_back(address, message);
+  }
+  record_ = std::move(next);
+  text_ = text;
+  revision_ = revision;
+  has_read_ = true;
+  effects.is_changed = true;
+  choose_targets(now);
+  if (is_deciding_) decide_at_ = now + beat_ / 5;
+}
+
+bool MemberProtocol::do_all_know(Time now) const {
+  return std::all_of(views_.begin(), views_.end(), [&](const auto& entry) {
+    const auto& [incarnation, view] = entry;
+    if (incarnation == options_.incarnation || view.is_dead ||
+        now - view.last_heard > kAloneFactor * silence_)
+      return true;
+    return view.revision >= news_revision_;
+  });
+}
+
+}  // namespace cohort::membership
