@@ -1,0 +1,294 @@
+#include <algorithm>
+
+#include "cohort/base/error.h"
+#include "simulated_agent.h"
+#include "simulated_run.h"
+
+namespace cohort::test {
+
+using base::concat;
+using membership::RunState;
+using std::chrono::seconds;
+
+namespace {
+
+constexpr seconds kFaultTime(10);
+
+}  // namespace
+
+void SimulatedRun::make_faults() {
+  world_.set_slow(world_.chance(30) ? 5 : 0);
+  store_.set_delay(world_.chance(30) ? 300 : 4);
+  for (std::uint64_t i = 1 + world_.pick(14); i > 0; --i) {
+    world_.at(world_.now() + world_.between(300, 10'000), [this] { make_fault(); });
+  }
+}
+
+void SimulatedRun::make_fault() {
+  const SimTime end = SimTime() + std::chrono::hours(10) + kFaultTime;
+  const int hosts = num_hosts();
+  const auto until = [&](milliseconds time) { return std::min(world_.now() + time, end); };
+  const auto any_host = [&] { return static_cast<int>(world_.pick(static_cast<std::uint64_t>(hosts))); };
+  const int host = any_host();
+  std::shared_ptr<Agent> agent;
+  for (const auto& candidate : agents_) {
+    if (candidate->is_alive && candidate->host == host) agent = candidate;
+  }
+  const bool is_kept = options_.is_embedded && host == 0 && !world_.chance(3);
+  const std::uint64_t kind = world_.pick(13);
+  world_.trace(
+      [&] { return concat("fault ", kind, " at host ", host, agent ? " with agent" : " without agent"); });
+  switch (kind) {
+    case 0:
+    case 1:
+      if (agent && !is_kept) kill_agent(agent, world_.chance(50));
+      break;
+    case 2:
+    case 3:
+      if (agent) kill_process(agent, world_.pick(agent->processes.size()));
+      break;
+    case 4:
+      if (agent)
+        world_.stop_host(host, std::min(world_.between(50, 3'000),
+                                        std::chrono::duration_cast<milliseconds>(end - world_.now())));
+      break;
+    case 5:
+    case 6: {
+      const bool is_one_way = world_.chance(40);
+      const SimTime time = until(world_.between(50, 5'000));
+      std::vector<bool> sides;
+      for (int i = 0; i < hosts; ++i) sides.push_back(world_.chance(50));
+      for (int i = 0; i < hosts; ++i) {
+        for (int k = 0; k < hosts; ++k) {
+          if (sides[static_cast<std::size_t>(i)] != sides[static_cast<std::size_t>(k)] &&
+              (!is_one_way || sides[static_cast<std::size_t>(i)])) {
+            world_.cut(i, k, time);
+          }
+        }
+      }
+      break;
+    }
+    case 7: {
+      const int other = any_host();
+      const SimTime time = until(world_.between(50, 5'000));
+      world_.cut(host, other, time);
+      if (world_.chance(70)) world_.cut(other, host, time);
+      break;
+    }
+    case 8:
+      if (agent && !is_kept) {
+        agent->report.is_leaving = true;
+        report(agent);
+        world_.at(world_.now() + seconds(5), [this, agent] {
+          if (!is_healed_) kill_agent(agent, false);
+        });
+      }
+      break;
+    case 9:
+    case 10:
+      if (!agent && (host != 0 || !options_.is_embedded)) start_agent(host);
+      break;
+    case 11:
+      if (world_.chance(50)) {
+        store_.set_away(until(world_.between(50, 4'000)));
+      } else {
+        store_.set_away(host, until(world_.between(50, 4'000)));
+      }
+      break;
+    case 12:  // a node that comes and goes
+      if (is_kept || host == 0) break;
+      for (int i = 0; i < 3; ++i) {
+        world_.at(world_.now() + i * milliseconds(700), [this, host] {
+          if (agent_on(host) == nullptr && !is_healed_) start_agent(host);
+        });
+        world_.at(world_.now() + i * milliseconds(700) + world_.between(50, 690), [this, host] {
+          for (const auto& candidate : agents_) {
+            if (candidate->host == host && !is_healed_) kill_agent(candidate, false);
+          }
+        });
+      }
+      break;
+  }
+}
+
+// From now on all that lives can work, and there are agents enough.
+void SimulatedRun::heal() {
+  is_healed_ = true;
+  world_.set_slow(0);
+  store_.set_delay(4);
+  for (const auto& agent : agents_) {
+    if (agent->is_alive && agent->report.is_leaving) kill_agent(agent, false);
+  }
+  for (int host = 0; host < num_hosts(); ++host) {
+    const bool is_needed = num_agents() < static_cast<std::size_t>(settings_.min_nodes);
+    if (agent_on(host) == nullptr && (is_needed || world_.chance(30)) && !is_endpoint_lost_)
+      start_agent(host);
+  }
+}
+
+bool SimulatedRun::is_over() const {
+  return is_endpoint_lost_ || (store_.record() && store_.record()->has_ended());
+}
+
+std::string SimulatedRun::run() {
+  const SimTime begin = world_.now();
+  const auto is_over_now = [this] { return is_over(); };
+  world_.run_until(begin + kFaultTime, is_over_now);
+  if (options_.has_faults && !is_over()) heal();
+  const std::uint64_t before = newest_steps_;
+  // Agents that were dropped may have to wait 16 s, and processes 2 s for the loss of links.
+  world_.run_until(begin + kFaultTime + seconds(50), [&] { return is_over() || newest_steps_ > before; });
+  if (world_.error().empty() && !is_over() && newest_steps_ == before) {
+    world_.fail(concat("no step was committed in the 50 s after the last fault; ", before, " of ",
+                       total_steps_, " are, and generation ",
+                       store_.record() ? store_.record()->generation.number : 0, " is the newest"));
+  }
+  world_.run_until(begin + seconds(150), is_over_now);
+  if (world_.error().empty() && !is_over()) {
+    world_.fail(concat("the run has not ended after 150 s: ", newest_steps_, " of ", total_steps_, " steps"));
+  }
+  if (world_.error().empty()) check_end();
+  return world_.error();
+}
+
+void SimulatedRun::Counts::add(const Counts& other) {
+  generations += other.generations;
+  steps += other.steps;
+  copies += other.copies;
+  redone += other.redone;
+  planned += other.planned;
+  restarts += other.restarts;
+  failed_runs += other.failed_runs;
+  failed_with_state += other.failed_with_state;
+  two_deciders += other.two_deciders;
+  dropped_alive += other.dropped_alive;
+  lost_links += other.lost_links;
+}
+
+std::string SimulatedRun::Counts::text() const {
+  return concat(generations, " generations, ", planned, " of them planned; ", steps, " commits, ", redone,
+                " of steps made again; ", copies, " copies of the state; ", restarts, " restarts; ",
+                dropped_alive, " agents dropped that lived; ", lost_links, " lost links; ", two_deciders,
+                " times two agents decided; ", failed_runs, " runs failed, ", failed_with_state,
+                " while an agent had the state");
+}
+
+void SimulatedRun::watch_deciders() {
+  world_.at(world_.now() + milliseconds(250), [this] {
+    const auto decides = [](const auto& agent) { return agent->is_alive && agent->protocol->is_deciding(); };
+    if (std::count_if(agents_.begin(), agents_.end(), decides) > 1) ++counts.two_deciders;
+    if (!is_over()) watch_deciders();
+  });
+}
+
+bool SimulatedRun::have_all_entered(std::uint64_t generation) const {
+  return std::all_of(agents_.begin(), agents_.end(), [&](const auto& agent) {
+    return !agent->is_alive || agent->report.entered >= generation;
+  });
+}
+
+std::string SimulatedRun::run_to_generation() {
+  world_.run_until(world_.now() + seconds(5), [this] {
+    return num_agents() == static_cast<std::size_t>(num_hosts()) && have_all_entered(1);
+  });
+  if (!have_all_entered(1)) world_.fail("not all agents have entered the first generation after 5 s");
+  return world_.error();
+}
+
+std::string SimulatedRun::replace_a_member() {
+  kill_agent(agents_.back(), false);
+  const std::uint64_t number = store_.record()->generation.number;
+  world_.run_until(world_.now() + seconds(1),
+                   [this] { return store_.record()->state == RunState::kForming; });
+  start_agent(agents_.back()->host);
+  world_.run_until(world_.now() + seconds(5), [&] { return have_all_entered(number + 1); });
+  if (!have_all_entered(number + 1)) world_.fail("not all agents have entered the next generation after 5 s");
+  return world_.error();
+}
+
+std::uint64_t SimulatedRun::leaf(std::uint64_t step, int virtual_rank, int element) const {
+  return mix(mix(step + 1, static_cast<std::uint64_t>(virtual_rank) + 77),
+             static_cast<std::uint64_t>(element));
+}
+
+std::string SimulatedRun::expected_sums(std::uint64_t step) const {
+  std::vector<std::uint64_t> sums(kElements);
+  for (int element = 0; element < kElements; ++element) {
+    for (int rank = 0; rank < settings_.virtual_ranks; ++rank) {
+      sums[static_cast<std::size_t>(element)] += leaf(step, rank, element);
+    }
+  }
+  return bytes_of(sums);
+}
+
+std::uint64_t SimulatedRun::expected_state(std::uint64_t steps) {
+  while (states_.size() <= steps) {
+    const std::uint64_t step = states_.size() - 1;
+    std::uint64_t next = mix(states_.back(), step);
+    for (const std::uint64_t element : numbers_of(expected_sums(step))) next = mix(next, element);
+    states_.push_back(next);
+  }
+  return states_[steps];
+}
+
+// Whether a process that lives has committed so many steps. What nobody has any more is made again, if its loss is not noticed:
+// a member reports what it has committed a tenth of a second later.
+bool SimulatedRun::has_state(std::uint64_t steps) const {
+  return std::any_of(agents_.begin(), agents_.end(), [&](const auto& agent) {
+    if (!agent->is_alive) return false;
+    return std::any_of(agent->processes.begin(), agent->processes.end(), [&](const auto& process) {
+      return process->is_alive && process->steps.committed_steps() >= steps;
+    });
+  });
+}
+
+// A step has one content, whoever commits it, and a generation makes no step that a later one has left.
+void SimulatedRun::check_commit(std::uint64_t generation, std::uint64_t step, std::uint64_t state) {
+  if (state != expected_state(step + 1)) {
+    return world_.fail(
+        concat("the state after step ", step, ", of generation ", generation, ", is another one"));
+  }
+  world_.trace([&] { return concat("generation ", generation, " commits step ", step); });
+  ++counts.steps;
+  const auto [entry, is_new] = steps_of_.emplace(generation, std::pair(step, step));
+  if (is_new && step < newest_steps_) ++counts.redone;
+  newest_steps_ = std::max(newest_steps_, step + 1);
+  auto& [first, last] = entry->second;
+  first = std::min(first, step);
+  last = std::max(last, step);
+  for (const auto& [number, steps] : steps_of_) {
+    const bool is_side_by_side =
+        (number < generation && steps.second > step) || (number > generation && step > steps.first);
+    if (is_side_by_side && has_state(step + 2)) {
+      world_.fail(
+          concat("generations ", number, " and ", generation, " make steps side by side: step ", step));
+    }
+  }
+}
+
+void SimulatedRun::write_ledger(std::uint64_t step, const std::string& sums) {
+  if (sums != expected_sums(step)) world_.fail(concat("the ledger gets other samples for step ", step));
+  const auto [entry, is_new] = ledger_.emplace(step, sums);
+  if (!is_new && entry->second != sums) world_.fail(concat("the ledger has step ", step, " twice"));
+}
+
+void SimulatedRun::check_end() {
+  if (is_endpoint_lost_) return;
+  const membership::RendezvousRecord& record = *store_.record();
+  counts.generations = record.generation.number;
+  for (const auto& [number, generation] : generations_) counts.planned += generation.is_planned ? 1U : 0U;
+  if (record.state == RunState::kFailed) {
+    ++counts.failed_runs;
+    if (newest_steps_ > 0 && has_state(newest_steps_)) ++counts.failed_with_state;
+    for (const char* const cause : {"no agent is left", "none that had the state", "no process has the state",
+                                    "had finished", "leaves, and it has"}) {
+      if (record.end_cause.find(cause) != std::string::npos) return;
+    }
+    return world_.fail("the run failed: " + record.end_cause);
+  }
+  for (std::uint64_t step = 0; step < total_steps_; ++step) {
+    if (ledger_.count(step) == 0) return world_.fail(concat("the ledger lacks step ", step));
+  }
+}
+
+}  // namespace cohort::test
