@@ -1,0 +1,289 @@
+// One thread handles what comes, in the order in which it came: messages and ends of peers (from the node's thread), answers of
+// the store, the launcher's status. So the protocol needs no lock. To connect may take a while, so threads of a pool do it;
+// what is to be sent to the address meanwhile is kept, at most the last few messages: signs of life come again.
+//
+// The node has heartbeats too. They are slower than the protocol's, and decide nothing: they end sessions with hosts that are
+// gone for good. A death that the node sees is told to the protocol.
+#include "cohort/membership/internal/member_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+
+namespace cohort::membership::member_detail {
+namespace {
+
+using base::concat;
+using std::chrono::milliseconds;
+
+constexpr std::uint32_t kChannel = 1;
+constexpr std::size_t kMaxKept = 8;  // messages to an address that is being connected to
+constexpr int kMaxConnectors = 8;
+constexpr milliseconds kStopTime(2'000);
+
+Time now_of_clock() {
+  return Time::clock::now();
+}
+
+void check_settings(const MemberOptions& options) {
+  const RunSettings& settings = options.settings;
+  const auto reject = [](const std::string& what, const char* hint) {
+    throw UsageError("membership.member", what, hint);
+  };
+  if (settings.min_nodes < 1 || settings.max_nodes < settings.min_nodes) {
+    reject(concat("got ", settings.min_nodes, " to ", settings.max_nodes, " nodes"),
+           "MIN:MAX with 1 <= MIN <= MAX");
+  }
+  if (settings.silence < milliseconds(20)) {
+    reject(concat("got a silence of ", settings.silence.count(), " ms"),
+           "at least 20 ms: a busy host may be late");
+  }
+  if (options.endpoint.empty() != (options.store != nullptr)) {
+    reject("there must be an endpoint, or a store that all agents reach", "--rdzv-endpoint");
+  }
+}
+
+net::Message net_message_of(std::string text) {
+  net::Message message;
+  message.channel = kChannel;
+  message.header = std::move(text);
+  return message;
+}
+
+RunSettings settings_of(const MemberOptions& options) {
+  RunSettings settings = options.settings;
+  settings.is_embedded = !options.store;
+  return settings;
+}
+
+net::NodeOptions node_options_of(const MemberOptions& options) {
+  net::NodeOptions node;
+  node.name = "agent";
+  node.secret = options.secret;
+  node.tls = options.tls;
+  node.silence = std::max(milliseconds(2'000), 2 * kAloneFactor * options.settings.silence);
+  node.shared_memory = false;  // its messages are few and short
+  return node;
+}
+
+}  // namespace
+
+MemberLoop::MemberLoop(MemberOptions options)
+    : options_(std::move(options)),
+      store_(options_.store),
+      events_(std::make_shared<EventQueue>()),
+      connectors_({.name = "membership", .max_threads = kMaxConnectors}),
+      thread_({.name = "membership", .in_timeline = false}) {
+  check_settings(options_);
+  node_ = std::make_shared<net::Node>(node_options_of(options_), events_);
+  const bool is_embedded = !options_.endpoint.empty();
+  address_ = node_->listen(options_.is_endpoint ? options_.endpoint : options_.listen);
+  const std::string endpoint = options_.is_endpoint ? address_ : options_.endpoint;
+  if (options_.is_endpoint) {
+    store_ = std::make_shared<MemoryStore>();
+    if (options_.settings.max_nodes > 1) {
+      base::log_info(concat("the agent at ", address_, " has the only record of run ",
+                            options_.settings.run_id, ": the run ends if this host dies"));
+    }
+  }
+  protocol_.emplace(
+      ProtocolOptions{incarnation(), address_, settings_of(options_), is_embedded ? endpoint : ""},
+      now_of_clock());
+  if (store_) {
+    store_->watch([events = events_](const StoreAnswer& answer) {
+      events->push({.type = Event::Type::kStore, .answer = answer});
+    });
+  }
+  set_status(options_.status);
+  thread_.submit("membership", [this] { run(); });
+}
+
+MemberLoop::~MemberLoop() {
+  stop(false, base::Deadline(kStopTime));
+}
+
+void MemberLoop::set_status(MemberStatus status) {
+  events_->push({.type = Event::Type::kStatus, .status = std::move(status)});
+}
+
+MemberView MemberLoop::view() const {
+  const std::lock_guard lock(mutex_);
+  return view_;
+}
+
+bool MemberLoop::wait_for_change(std::uint64_t seen, base::Deadline deadline) const {
+  std::unique_lock lock(mutex_);
+  return base::wait(changed_, lock, [&] { return view_.revision != seen; }, deadline);
+}
+
+void MemberLoop::run() {
+  while (!events_->is_stopping()) {
+    const std::deque<Event> events = events_->take(base::Deadline(protocol_->next_time() - now_of_clock()));
+    const Time now = now_of_clock();
+    MemberProtocol::Effects effects;
+    try {
+      for (const Event& event : events) handle(event, now, effects);
+      if (now >= protocol_->next_time()) protocol_->tick(now, effects);
+    } catch (const CommError& error) {
+      failure_ = base::message_of(error);
+    }
+    apply(effects);
+    publish(effects);
+  }
+}
+
+void MemberLoop::handle(const Event& event, Time now, MemberProtocol::Effects& effects) {
+  switch (event.type) {
+    case Event::Type::kMessage: {
+      AgentMessage message;
+      try {
+        message = parse_agent_message(event.text);
+      } catch (const CommError& error) {
+        base::warn_once("membership.read",
+                        concat("an agent's message was dropped: ", base::message_of(error)));
+        return;
+      }
+      // Answers go back over the connection that a message came by.
+      if (!event.peer->is_down()) peers_[message.address] = event.peer;
+      protocol_->on_message(message, now, effects);
+      break;
+    }
+    case Event::Type::kDown: {
+      std::erase_if(peers_, [&](const auto& entry) { return entry.second == event.peer; });
+      if (event.is_dead) protocol_->on_death(event.peer->incarnation(), now, effects);
+      break;
+    }
+    case Event::Type::kConnected: {
+      const std::vector<std::string> texts = std::move(to_be_sent_.extract(event.text).mapped());
+      peers_[event.text] = event.peer;
+      for (const std::string& text : texts) event.peer->send(net_message_of(text));
+      break;
+    }
+    case Event::Type::kNotConnected:
+      to_be_sent_.erase(event.text);
+      if (std::exchange(last_failure_, event.why) != event.why && !protocol_->record()) {
+        base::log_info(concat("no answer from ", event.text, " yet: ", event.why));
+      }
+      break;
+    case Event::Type::kStore:
+      protocol_->on_store(event.answer, now, effects);
+      break;
+    case Event::Type::kStatus: {
+      Report report;
+      static_cast<MemberStatus&>(report) = event.status;
+      protocol_->set_report(report, now, effects);
+      break;
+    }
+  }
+}
+
+void MemberLoop::apply(const MemberProtocol::Effects& effects) {
+  for (const auto& [address, message] : effects.messages) send(address, message);
+  for (const MemberProtocol::Command& command : effects.commands) {
+    if (command.is_swap) {
+      store_->compare_and_swap(command.expected, command.text);
+    } else {
+      store_->read();
+    }
+  }
+}
+
+void MemberLoop::send(const std::string& address, const AgentMessage& message) {
+  std::string text;
+  if (message.type != AgentMessage::Type::kRecord) {
+    text = to_text(message);
+  } else {
+    // A record goes to all agents, and its text is long.
+    if (std::exchange(sent_revision_, message.revision) != message.revision) sent_text_ = to_text(message);
+    text = sent_text_;
+  }
+  const auto peer = peers_.find(address);
+  if (peer != peers_.end() && !peer->second->is_down()) {
+    return peer->second->send(net_message_of(std::move(text)));
+  }
+  const bool is_connecting = to_be_sent_.count(address) > 0;
+  std::vector<std::string>& texts = to_be_sent_[address];
+  texts.push_back(std::move(text));
+  if (texts.size() > kMaxKept) texts.erase(texts.begin());
+  if (!is_connecting) connect(address);
+}
+
+void MemberLoop::connect(const std::string& address) {
+  const base::Deadline deadline(std::max(milliseconds(500), 2 * options_.settings.silence));
+  const auto run = [node = node_, events = events_, address, deadline] {
+    try {
+      std::shared_ptr<net::Peer> peer = node->connect(address, deadline);
+      events->push({.type = Event::Type::kConnected, .peer = std::move(peer), .text = address});
+    } catch (const Error& error) {
+      events->push({.type = Event::Type::kNotConnected, .text = address, .why = base::message_of(error)});
+    }
+  };
+  try {
+    connectors_.submit("connect", run);
+  } catch (const Error& error) {  // there is no thread
+    events_->push({.type = Event::Type::kNotConnected, .text = address, .why = base::message_of(error)});
+  }
+}
+
+void MemberLoop::publish(const MemberProtocol::Effects& effects) {
+  const std::string& failure = failure_.empty() ? protocol_->failure() : failure_;
+  const bool do_all_know = protocol_->do_all_know(now_of_clock());
+  bool is_changed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool is_new_failure = failure != published_failure_;
+    is_changed = effects.is_changed || is_new_failure || protocol_->is_deciding() != view_.is_deciding;
+    if (is_changed) {
+      ++view_.revision;
+      view_.record = protocol_->record();
+      const MemberInfo* const self = view_.record ? view_.record->find(incarnation()) : nullptr;
+      view_.id = self == nullptr ? 0 : self->id;
+      if (is_new_failure) {
+        published_failure_ = failure;
+        const bool never_came = !view_.record && !last_failure_.empty();
+        view_.failure = never_came ? concat(failure, ": ", last_failure_) : failure;
+      }
+      view_.is_deciding = protocol_->is_deciding();
+    }
+    is_changed = is_changed || do_all_know != do_all_know_;
+    do_all_know_ = do_all_know;
+  }
+  if (!is_changed) return;
+  changed_.notify_all();
+  if (effects.is_changed) log_record(*protocol_->record());
+  if (options_.on_change) options_.on_change();
+}
+
+void MemberLoop::log_record(const RendezvousRecord& record) {
+  const Generation& generation = record.generation;
+  if (!protocol_->is_deciding() || generation.number == logged_generation_) return;
+  logged_generation_ = generation.number;
+  base::log_info(concat("generation ", generation.number, ": ", generation.members.size(), " agents, ",
+                        generation.num_processes(), " processes; ", generation.cause));
+}
+
+void MemberLoop::stop(bool says_goodbye, base::Deadline deadline) {
+  if (std::exchange(is_stopped_, true)) return;
+  events_->stop();
+  if (says_goodbye) {
+    node_->close(deadline);
+  } else {
+    node_->stop();
+  }
+  thread_.stop(kStopTime);
+  connectors_.stop(milliseconds(0));  // they own what they use, and end with their deadline
+}
+
+void MemberLoop::close(base::Deadline deadline) {
+  {
+    std::unique_lock lock(mutex_);
+    const bool has_ended = view_.record && view_.record->has_ended() && view_.is_deciding;
+    if (has_ended) base::wait(changed_, lock, [&] { return do_all_know_; }, deadline);
+  }
+  stop(true, deadline);
+}
+
+}  // namespace cohort::membership::member_detail
