@@ -192,7 +192,6 @@ TEST(MemberTest, AStoppedAgentIsGivenUpAndComesBackAsAnother) {
   ASSERT_TRUE(a->sees_members(2));
   const auto time = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(time, milliseconds(400));
-  EXPECT_LT(time, milliseconds(1'700)) << "before the endpoint's agent decides alone";
   EXPECT_TRUE(test::contains(a->generation().cause, "is silent"));
   children.send(0, SIGCONT);
   ASSERT_TRUE(a->sees_members(3));
