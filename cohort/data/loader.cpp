@@ -1,8 +1,10 @@
-// The loader cuts the epoch's order into jobs: batches, or parts of them. Workers fill the jobs' buffers, and
-// next() takes the jobs strictly in order, so the place in the order alone decides what a batch holds. A leap
-// first drains the workers, so no buffer is used twice. Of several failures the first in the batch is told.
+// PartCutter cuts the epoch's order into jobs: parts of a share of a batch. Workers fill the jobs' buffers,
+// and next() takes the jobs strictly in order, so the place in the order alone decides what a batch holds. A
+// leap first drains the workers, so no buffer is used twice. Of several failures the first in the batch is
+// told.
 #include "cohort/data/loader.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <dlfcn.h>
@@ -17,7 +19,7 @@
 #include "cohort/core/parallel.h"
 #include "cohort/data/internal/batch_buffer.h"
 #include "cohort/data/internal/device_copy.h"
-#include "cohort/data/internal/loader_setup.h"
+#include "cohort/data/internal/loader_checks.h"
 #include "cohort/data/internal/sample_reader.h"
 #include "cohort/data/internal/worker_pool.h"
 
@@ -26,12 +28,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A dataset of which much is broken must fill neither the memory nor the log.
 constexpr std::size_t kSkipsRemembered = 1000;
 constexpr std::size_t kSkipsNamed = 20;
 
-void require(bool condition, const std::string& what, const std::string& hint = "") {
-  if (!condition) throw UsageError("data.loader", what, hint);
+bool use_pinned_memory(const LoaderOptions& options) {
+  if (!options.pin_memory) return false;
+  if (at::accelerator::getAccelerator().has_value() && at::accelerator::deviceCount() > 0) return true;
+  base::warn_once("data.pin_memory", "pin_memory has no effect: this LibTorch sees no accelerator");
+  return false;
 }
 
 // An error of ours that names the sample already is passed on as it is.
@@ -44,7 +48,7 @@ void rethrow_if_it_says(const std::exception_ptr& error, const std::string& what
   }
 }
 
-// Adds the time of its life to what next() took from the caller.
+/// Adds the time of its life to what next() took from the caller.
 class WaitTimer {
  public:
   explicit WaitTimer(LoaderCounters& counters) : counters_(counters) {}
@@ -76,14 +80,10 @@ struct Loader::Impl {
   // A batch that was read, and perhaps is on its way to the accelerator.
   struct Ready {
     std::shared_ptr<BatchBuffer> buffer;
-    std::int64_t size = 0;  // samples that were not skipped
+    std::int64_t size = 0;
     std::int64_t epoch = 0;
-    // Positions in the epoch's order, over all ranks, as in BatchJob.
-    std::int64_t first = 0;
-    std::int64_t next = 0;
-    std::int64_t whole_first = 0;
-    std::int64_t whole_next = 0;
-    std::vector<at::Tensor> fields;  // views of the buffer
+    Part part;
+    std::vector<at::Tensor> fields;
     std::optional<DeviceCopy::Copy> copy;
   };
 
@@ -93,17 +93,18 @@ struct Loader::Impl {
         sampler(sampler_of(dataset->size(), options)),
         part_size(options.part_size()),
         pool(std::make_shared<BufferPool>(dataset->fields(), part_size, use_pinned_memory(options))),
-        reader(std::make_shared<SampleReader>(
-            dataset, SampleReader::Options{options.seed, options.rank, options.world_size},
-            static_cast<std::size_t>(options.prefetch) + 1)) {
+        reader(std::make_shared<SampleReader>(dataset,
+                                              SampleReader::Options{options.seed, options.world_size},
+                                              static_cast<std::size_t>(options.prefetch) + 1)),
+        cutter({.global_batch = options.global_batch_size,
+                .part_size = part_size,
+                .num_shares = options.world_size,
+                .drop_last = options.drop_last}) {
+    cutter.go_to(0, options.rank, options.num_shares);
     if (!options.device.is_cpu()) device_copy.emplace(options.device);
   }
 
   std::int64_t global_batch() const { return options.global_batch_size; }
-  // Samples of this rank among `taken` of the order, which follow one another.
-  std::int64_t share_of(std::int64_t taken) const {
-    return std::max<std::int64_t>(0, (taken - options.rank + options.world_size - 1) / options.world_size);
-  }
 
   void go_to(std::int64_t new_epoch, std::int64_t position);
   void drain();
@@ -114,29 +115,26 @@ struct Loader::Impl {
   Ready finish(BatchJob& job);
   void note_skips(const BatchJob& job);
   [[noreturn]] void throw_stuck(std::int64_t job_number, milliseconds waited);
-  std::optional<Batch> deliver(Ready ready);
+  Batch deliver(Ready ready);
   std::optional<Batch> next();
   std::optional<Ready> next_ready();
   bool advance(Batch& batch);
 
-  const LoaderOptions options;
+  LoaderOptions options;  // of these the shares may change
   const std::shared_ptr<const Dataset> dataset;
   const std::shared_ptr<const Sampler> sampler;
-  const std::int64_t part_size;  // samples of a rank in a part of a batch
+  const std::int64_t part_size;  // samples of a share in a part of a batch
   const std::shared_ptr<BufferPool> pool;
   const std::shared_ptr<SampleReader> reader;
   std::optional<DeviceCopy> device_copy;
   std::unique_ptr<WorkerPool> workers;
 
-  // Positions in the epoch's order, over all ranks.
   std::int64_t epoch = 0;
-  std::int64_t consumed = 0;                         // delivered to the caller
-  std::int64_t planned = 0;                          // handed to the workers
-  std::int64_t planned_first = 0, planned_next = 0;  // of the batch whose parts are planned
-  std::int64_t left_of_share = 0;                    // samples in parts that the caller has not taken
-  std::int64_t generation = 0;                       // a new one with each batch, and each leap
+  std::int64_t consumed = 0;    // delivered to the caller
+  PartCutter cutter;            // of what is handed to the workers
+  bool has_more_parts = false;  // the caller has not taken all of the batch
+  std::int64_t generation = 0;  // a new one with each batch, and each leap
   std::shared_ptr<const std::vector<std::int64_t>> order;
-  // Jobs are numbered over all epochs, from 0.
   std::int64_t next_job = 0;     // first job that was not collected
   std::int64_t inline_jobs = 0;  // jobs that were planned without workers
   std::optional<Ready> pending;  // read, and on its way to the accelerator
@@ -146,25 +144,23 @@ struct Loader::Impl {
 
   LoaderCounters counters;
   std::vector<SkippedSample> skipped;
-  std::set<std::int64_t> skipped_indices;  // of `skipped`: each is named once
+  std::set<std::int64_t> skipped_indices;
 };
 
-// What was read ahead is of another place, and is dropped. The order of an epoch does not depend on the
-// place in it, so it is kept.
 void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
   drain();
   pending.reset();
   if (new_epoch != epoch) order.reset();
   epoch = new_epoch;
-  consumed = planned = planned_first = planned_next = position;
-  left_of_share = 0;
+  consumed = position;
+  cutter.go_to(position, options.rank, options.num_shares);
+  has_more_parts = false;
   ++generation;
   at_end = false;
   delivered_in_epoch = skipped_in_epoch = 0;
 }
 
-// Afterwards no worker touches a job. A worker that reads a sample cannot be stopped, so the samples under
-// way are waited for; those that were not begun are cancelled.
+// Afterwards no worker touches a job.
 void Loader::Impl::drain() {
   if (workers == nullptr) return;
   workers->cancel();
@@ -176,41 +172,26 @@ void Loader::Impl::drain() {
   }
 }
 
-// Lays out job `number` as the batch, or the part of one, at `planned`; returns false at the end of the
-// epoch.
+// Lays out job `number` as the next part; returns false at the end of the epoch.
 bool Loader::Impl::plan(std::int64_t number) {
   if (order == nullptr) {
     order =
         std::make_shared<const std::vector<std::int64_t>>(checked_order(*sampler, epoch, dataset->size()));
   }
-  if (planned == planned_next) {
-    const std::int64_t left = static_cast<std::int64_t>(order->size()) - planned;
-    if (left <= 0 || (options.drop_last && left < global_batch())) return false;
-    planned_first = planned;
-    planned_next = planned + std::min(left, global_batch());
-  }
-  // Whole rounds over the ranks, so that parts hold what the batch holds.
-  const std::int64_t taken = std::min(planned_next - planned, part_size * options.world_size);
+  const std::optional<Part> part = cutter.next(std::ssize(*order));
+  if (!part) return false;
   BatchJob& job = reader->job(number);
   job.buffer = pool->acquire();
   job.order = order;
   job.epoch = epoch;
-  job.first = planned;
-  job.next = planned + taken;
-  job.whole_first = planned_first;
-  job.whole_next = planned_next;
-  job.count = share_of(taken);
+  job.part = *part;
   job.failures.clear();
-  planned = job.next;
   return true;
 }
 
-// Has workers fill the job that is collected next, and `prefetch` jobs after it. There are prefetch + 1
-// slots, so no job is laid out again before it was collected.
 void Loader::Impl::read_ahead() {
   if (options.workers == 0) return;
   if (workers == nullptr) {
-    // A worker takes so many samples at a time: few, so that all end at about the same time.
     const std::int64_t chunk = std::clamp<std::int64_t>(part_size / (8 * options.workers), 1, 16);
     workers = std::make_unique<WorkerPool>(
         WorkerPool::Options{options.workers, options.prefetch + 1, part_size, chunk},
@@ -218,17 +199,17 @@ void Loader::Impl::read_ahead() {
         enter_worker);
   }
   while (workers->published() - next_job <= options.prefetch && plan(workers->published())) {
-    workers->publish(reader->job(workers->published()).count);
+    workers->publish(reader->job(workers->published()).part.count);
   }
 }
 
 void Loader::Impl::throw_stuck(std::int64_t job_number, milliseconds waited) {
   const BatchJob& job = reader->job(job_number);
-  std::string what = base::concat("batch ", job.first / global_batch(), " of epoch ", job.epoch,
+  std::string what = base::concat("batch ", job.part.first / global_batch(), " of epoch ", job.epoch,
                                   " was not ready after ", waited.count(), " ms");
   const auto busy = workers->longest();
   // Job and item are not read in one moment: the item may be of the job before.
-  if (busy && busy->item < reader->job(busy->job).count) {
+  if (busy && busy->item < reader->job(busy->job).part.count) {
     const BatchJob& of = reader->job(busy->job);
     what += base::concat(": worker ", busy->worker, " has been reading ",
                          dataset->describe(reader->index_of(of, busy->item)), " for ",
@@ -252,15 +233,13 @@ void Loader::Impl::note_skips(const BatchJob& job) {
   }
 }
 
-// Makes a batch of a job that was read: reports failures, closes the gaps of skipped samples, and begins the
-// copy to the accelerator.
 Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   // Whoever failed first in time depends on the workers; first in the batch does not.
   std::ranges::sort(job.failures, {}, &BatchJob::Failure::item);
   if (!job.failures.empty() && options.on_error == OnError::kRaise) {
     const BatchJob::Failure first = job.failures.front();
     const std::string what = reader->explain(job, first);
-    go_to(epoch, job.whole_first);  // so that the next call tries this batch again
+    go_to(epoch, job.part.whole_first);  // so that the next call tries this batch again
     rethrow_if_it_says(first.error, what);
     throw DataError("data.loader", what, "repair or remove it, or skip such samples (on_error: skip)");
   }
@@ -268,10 +247,7 @@ Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   Ready ready;
   ready.size = reader->compact(job);
   ready.epoch = job.epoch;
-  ready.first = job.first;
-  ready.next = job.next;
-  ready.whole_first = job.whole_first;
-  ready.whole_next = job.whole_next;
+  ready.part = job.part;
   ready.buffer = std::move(job.buffer);
   for (const at::Tensor& tensor : ready.buffer->tensors) {
     ready.fields.push_back(ready.size == part_size ? tensor.alias() : tensor.narrow(0, 0, ready.size));
@@ -280,9 +256,8 @@ Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   return ready;
 }
 
-// Without workers: the threads that compute are idle while the caller waits for its input.
 void Loader::Impl::read_inline(std::int64_t number) {
-  core::parallel_for(reader->job(number).count, 1, [&](std::int64_t begin, std::int64_t end) {
+  core::parallel_for(reader->job(number).part.count, 1, [&](std::int64_t begin, std::int64_t end) {
     const at::NoGradGuard no_grad;
     for (std::int64_t item = begin; item < end; ++item) reader->read(number, item);
   });
@@ -301,25 +276,26 @@ std::optional<Loader::Impl::Ready> Loader::Impl::collect() {
   return finish(reader->job(next_job++));
 }
 
-// Hands a batch, or a part of one, to the caller, and counts it as consumed. After the last part of this rank
-// the whole batch is consumed: what is left of it are parts of other ranks alone.
-std::optional<Batch> Loader::Impl::deliver(Ready ready) {
+Batch Loader::Impl::deliver(Ready ready) {
+  const Part& part = ready.part;
   Batch batch;
   batch.size = ready.size;
-  // With one part a batch has what was not skipped.
-  batch.whole_size = options.parts == 1 ? ready.size : share_of(ready.whole_next - ready.whole_first);
-  left_of_share =
-      ready.first == ready.whole_first ? batch.whole_size - batch.size : left_of_share - batch.size;
-  consumed = left_of_share > 0 ? ready.next : ready.whole_next;
-  if (left_of_share > 0) {
-    // The batch may outlive the place at which it was made: the number shows that the loader has advanced.
-    batch.take_next = [this, now = generation](Batch& part) {
-      require(now == generation, "a part of a batch was asked for when the loader had advanced");
-      return advance(part);
+  batch.share = part.share;
+  // With one part a share has what was not skipped.
+  batch.whole_size =
+      options.parts == 1 ? ready.size : cutter.samples_of(part.share, part.whole_next - part.whole_first);
+  has_more_parts = !part.is_last;
+  // A state between two shares begins the batch anew.
+  const std::int64_t so_far = options.num_shares == 1 ? part.next : part.whole_first;
+  consumed = has_more_parts ? so_far : part.whole_next;
+  if (has_more_parts) {
+    batch.take_next = [this, now = generation](Batch& current) {
+      require_of_loader(now == generation, "a part of a batch was asked for when the loader had advanced");
+      return advance(current);
     };
   }
   batch.epoch = ready.epoch;
-  batch.number = ready.first / global_batch();
+  batch.number = part.first / global_batch();
   batch.indices = std::span(ready.buffer->indices).first(static_cast<std::size_t>(ready.size));
   batch.fields = ready.copy ? device_copy->finish(std::move(*ready.copy)) : std::move(ready.fields);
   batch.lease = std::move(ready.buffer);
@@ -341,23 +317,22 @@ std::optional<Loader::Impl::Ready> Loader::Impl::next_ready() {
   for (;;) {
     std::optional<Ready> ready = std::exchange(pending, std::nullopt);
     if (!ready) ready = collect();
-    // This rank's share ends before the batch does: that part is other ranks'.
-    const bool is_others = ready && ready->size == 0 && ready->first != ready->whole_first;
-    if (!is_others) return ready;
+    // Of shares whose samples were all skipped the last one says that the batch is over.
+    if (!ready || ready->size > 0 || ready->part.is_last) return ready;
   }
 }
 
-// With one rank a batch of which all samples were skipped is passed over. With several it is delivered
-// empty, since the other ranks have their part of it, and all must make equally many batches.
 std::optional<Batch> Loader::Impl::next() {
   const at::NoGradGuard no_grad;
   const WaitTimer timer(counters);
-  require(left_of_share == 0, "the last batch has parts that were not taken",
-          "while (batch.advance()) in the step, or LoaderOptions::parts of 1");
+  require_of_loader(!has_more_parts, "the last batch has parts that were not taken",
+                    options.num_shares == 1
+                        ? "while (batch.advance()) in the step, or LoaderOptions::parts of 1"
+                        : "while (batch.advance()) in the step: the loader reads several shares");
   if (at_end) go_to(epoch + 1, 0);
   ++generation;
   while (std::optional<Ready> ready = next_ready()) {
-    consumed = ready->whole_next;
+    consumed = ready->part.whole_next;
     if (ready->size > 0 || options.world_size > 1) return deliver(std::move(*ready));
   }
   if (delivered_in_epoch == 0 && skipped_in_epoch > 0) {
@@ -370,18 +345,28 @@ std::optional<Batch> Loader::Impl::next() {
 }
 
 bool Loader::Impl::advance(Batch& batch) {
-  if (left_of_share == 0) return false;
+  if (!has_more_parts) return false;
   const at::NoGradGuard no_grad;
   const WaitTimer timer(counters);
+  std::optional<Ready> ready;
+  if (options.on_error == OnError::kSkip) {  // what follows may be empty, and then this part stays
+    ready = next_ready();
+    if (ready->size == 0) {
+      has_more_parts = false;
+      consumed = ready->part.whole_next;
+      return false;
+    }
+  }
   batch.fields.clear();  // its memory may hold a part that follows
   batch.lease.reset();
   batch.indices = {};
-  batch = *deliver(*next_ready());
+  if (!ready) ready = next_ready();
+  batch = deliver(std::move(*ready));
   return true;
 }
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options) {
-  require(dataset != nullptr, "there is no dataset");
+  require_of_loader(dataset != nullptr, "there is no dataset");
   check_loader_options(*dataset, options);
   impl_ = std::make_unique<Impl>(std::move(dataset), std::move(options));
 }
@@ -395,8 +380,19 @@ Loader::~Loader() {
 }
 
 void Loader::set_epoch(std::int64_t epoch) {
-  require(epoch >= 0, base::concat("epoch is ", epoch, ", expected at least 0"));
+  require_of_loader(epoch >= 0, base::concat("epoch is ", epoch, ", expected at least 0"));
   impl_->go_to(epoch, 0);
+}
+
+void Loader::set_shares(std::int64_t rank, std::int64_t num_shares) {
+  check_shares(rank, num_shares, impl_->options.world_size);
+  require_of_loader(!impl_->has_more_parts, "shares are set between two parts of a batch",
+                    "while (batch.advance())");
+  impl_->options.rank = rank;
+  impl_->options.num_shares = num_shares;
+  const bool at_end = impl_->at_end;
+  impl_->go_to(impl_->epoch, impl_->consumed);
+  impl_->at_end = at_end;  // the next call of next() begins another epoch, as it would have
 }
 
 void Loader::start() {
@@ -412,8 +408,8 @@ LoaderState Loader::state() const {
 }
 
 void Loader::restore(const LoaderState& state) {
-  require(state.epoch >= 0 && state.samples_consumed >= 0,
-          base::concat("cannot go to epoch ", state.epoch, ", sample ", state.samples_consumed));
+  require_of_loader(state.epoch >= 0 && state.samples_consumed >= 0,
+                    base::concat("cannot go to epoch ", state.epoch, ", sample ", state.samples_consumed));
   const std::int64_t size = impl_->dataset->size();
   if (state.dataset_size != 0 && state.dataset_size != size) {
     throw DataError("data.loader",

@@ -22,8 +22,8 @@
 ///       while (auto batch = loader.next()) train(batch->input(), batch->target());
 ///     }
 ///
-/// What a batch holds is a function of (dataset, seed, epoch, global batch size, world_size, rank) and never
-/// of `workers` or of time. All ranks make equally many batches: with several ranks one may be empty (size
+/// What a batch holds is a function of (dataset, seed, epoch, global batch size, world_size, share) and never
+/// of `workers` or of time. All ranks make equally many batches: with several shares one may be empty (size
 /// 0), where a share has no sample or all of them were skipped.
 namespace cohort::data {
 
@@ -36,8 +36,10 @@ struct Batch {
   std::vector<at::Tensor> fields;
   /// Samples in this batch, or in this part of it.
   std::int64_t size = 0;
-  /// Samples in all parts of it: `size` where there is one part.
+  /// Samples in all parts of its share: `size` where there is one part.
   std::int64_t whole_size = 0;
+  /// The share of the global batch that these samples are of: `rank` where the loader reads one share.
+  std::int64_t share = 0;
   std::int64_t epoch = 0;
   /// Number of this batch in its epoch (of this rank), from 0, as if the epoch had been read from its start.
   std::int64_t number = 0;
@@ -49,10 +51,11 @@ struct Batch {
   /// The second field, by convention the label. Throws: std::out_of_range where there is none.
   at::Tensor& target() { return fields.at(1); }
 
-  /// Puts the next part of this batch in place of this one, where LoaderOptions::parts asked for several;
-  /// returns false, and changes nothing, after the last of this rank's. All parts must be taken before the
-  /// loader's next next(). While the loader lives. Throws: as next(), and the batch is empty then; UsageError
-  /// where the loader has advanced since, or to another epoch.
+  /// Puts the next part of this batch in place of this one, where LoaderOptions::parts or num_shares asked for
+  /// several: the rest of this share, then the next share that has a sample. Returns false, and changes
+  /// nothing, after the last of this loader's. All parts must be taken before the loader's next next(). While
+  /// the loader lives. Throws: as next(), and the batch is empty then; UsageError where the loader has
+  /// advanced since, or to another epoch.
   bool advance() {
     const auto take = take_next;  // the next part brings its own
     return take != nullptr && take(*this);
@@ -102,6 +105,9 @@ class Loader {
 
   /// Goes to the start of `epoch`; what was read ahead is dropped. Epochs follow one another without it.
   void set_epoch(std::int64_t epoch);
+  /// Reads the shares [rank, rank + num_shares) from the next batch on; what was read ahead is dropped.
+  /// Throws: UsageError for shares that are not there, and where parts of the last batch were not taken.
+  void set_shares(std::int64_t rank, std::int64_t num_shares);
   /// Begins to read ahead now, for instance while a model is still being made. next() does it otherwise.
   /// Throws: UsageError, as next().
   void start();
@@ -119,7 +125,7 @@ class Loader {
   /// Throws: DataError if the dataset's size is another than that in `state`.
   void restore(const LoaderState& state);
 
-  /// Batches of this rank in a whole epoch.
+  /// Batches in a whole epoch: as many for each share.
   std::int64_t batches_per_epoch() const;
   /// Samples in a whole epoch over all ranks, padding included.
   std::int64_t samples_per_epoch() const;
@@ -127,7 +133,7 @@ class Loader {
   LoaderCounters counters() const;
   /// Samples left out so far, each once, at most the first thousand.
   std::vector<SkippedSample> skipped() const;
-  /// Options as they were given.
+  /// Options as they were given, with both batch sizes, and the shares of set_shares().
   const LoaderOptions& options() const;
   /// The data set that is read.
   const Dataset& dataset() const;

@@ -8,7 +8,6 @@
 
 #include "cohort/data/sampler.h"
 
-/// What a Loader reads, in which order, and how.
 namespace cohort::data {
 
 /// What happens to a sample that cannot be read.
@@ -24,7 +23,7 @@ struct LoaderOptions {
   /// Samples of one step over all ranks, where ranks do not divide it: shares then differ by one, and
   /// batch_size is the largest. 0: batch_size * world_size.
   std::int64_t global_batch_size = 0;
-  /// Each batch is read and handed out in so many parts, one after the other (Batch::advance), each of a
+  /// Each share is read and handed out in so many parts, one after the other (Batch::advance), each of a
   /// parts-th of batch_size, rounded up: a step that accumulates gradients holds one part of its input at a
   /// time. An order, and what a step holds, is the same for any number of parts.
   std::int64_t parts = 1;
@@ -40,12 +39,16 @@ struct LoaderOptions {
   /// Lay batches out in page-locked memory. Without an accelerator this is logged once and does nothing.
   bool pin_memory = false;
   /// Where the batches end up. On an accelerator they are copied on a stream of their own, one batch ahead.
-  at::Device device = at::kCPU;
+  c10::Device device = c10::kCPU;
   /// Of the order and of the samples' random streams: the same on all ranks.
   std::uint64_t seed = 0;
   /// Which share of each global batch is read, 0 to world_size - 1.
   std::int64_t rank = 0;
+  /// Shares of a global batch, over all ranks.
   std::int64_t world_size = 1;
+  /// Shares that this loader reads: rank, rank + 1, ..., handed out one after the other (Batch::advance). The
+  /// shares of all loaders together are those of one loader for each share.
+  std::int64_t num_shares = 1;
   /// What happens where the data set does not divide by the ranks.
   LastBatchPolicy last_batch = LastBatchPolicy::kPad;
   /// What happens to a sample that cannot be read.

@@ -12,9 +12,13 @@ SampleReader::SampleReader(std::shared_ptr<const Dataset> dataset, Options optio
   for (const Field& field : dataset_->fields()) bytes_.push_back(static_cast<std::size_t>(field.bytes()));
 }
 
+std::int64_t SampleReader::position_of(const BatchJob& job, std::int64_t item) const {
+  // Share r of w has every w-th sample of the global batch, from r on.
+  return job.part.first + job.part.share + options_.num_shares * item;
+}
+
 std::int64_t SampleReader::index_of(const BatchJob& job, std::int64_t item) const {
-  // Rank r of w has every w-th sample of the global batch, from r on.
-  return (*job.order)[static_cast<std::size_t>(job.first + options_.rank + options_.world_size * item)];
+  return (*job.order)[static_cast<std::size_t>(position_of(job, item))];
 }
 
 void SampleReader::read(std::int64_t number, std::int64_t item) {
@@ -24,7 +28,7 @@ void SampleReader::read(std::int64_t number, std::int64_t item) {
   for (std::size_t field = 0; field < out.size(); ++field) {
     out[field] = current.buffer->base[field] + row * bytes_[field];
   }
-  const std::int64_t position = current.first + options_.rank + options_.world_size * item;
+  const std::int64_t position = position_of(current, item);
   const std::int64_t index = (*current.order)[static_cast<std::size_t>(position)];
   current.buffer->indices[row] = index;
   // From the place in the epoch, not from the thread or the rank: transforms draw the same numbers however
@@ -42,8 +46,8 @@ void SampleReader::read(std::int64_t number, std::int64_t item) {
 }
 
 std::int64_t SampleReader::compact(BatchJob& job) const {
-  if (job.failures.empty()) return job.count;
-  std::vector<bool> bad(static_cast<std::size_t>(job.count), false);
+  if (job.failures.empty()) return job.part.count;
+  std::vector<bool> bad(static_cast<std::size_t>(job.part.count), false);
   for (const auto& failure : job.failures) bad[static_cast<std::size_t>(failure.item)] = true;
   std::size_t kept = 0;
   for (std::size_t item = 0; item < bad.size(); ++item) {

@@ -10,22 +10,16 @@
 
 #include "cohort/data/dataset.h"
 #include "cohort/data/internal/batch_buffer.h"
+#include "cohort/data/internal/part_cutter.h"
 
 namespace cohort::data {
 
-/// A batch that is being read: `count` samples of the global order, from position `first + rank` on, every
-/// world-th, go to `buffer`.
+/// A part of a batch that is being read: its samples go to `buffer`.
 struct BatchJob {
   std::shared_ptr<BatchBuffer> buffer;
   std::shared_ptr<const std::vector<std::int64_t>> order;
   std::int64_t epoch = 0;
-  std::int64_t first = 0;
-  /// Position after these samples, over all ranks.
-  std::int64_t next = 0;
-  /// Positions of the whole batch, of which this may be a part: [whole_first, whole_next).
-  std::int64_t whole_first = 0;
-  std::int64_t whole_next = 0;
-  std::int64_t count = 0;
+  Part part;
 
   struct Failure {
     std::int64_t item = 0;
@@ -41,8 +35,7 @@ class SampleReader {
  public:
   struct Options {
     std::uint64_t seed = 0;
-    std::int64_t rank = 0;
-    std::int64_t world_size = 1;
+    std::int64_t num_shares = 1;  ///< of a batch, over all ranks
   };
   /// `jobs` are under way at once.
   SampleReader(std::shared_ptr<const Dataset> dataset, Options options, std::size_t jobs);
@@ -59,6 +52,9 @@ class SampleReader {
   const Dataset& dataset() const { return *dataset_; }
 
  private:
+  /// Position of sample `item` in the order of the epoch.
+  std::int64_t position_of(const BatchJob& job, std::int64_t item) const;
+
   const std::shared_ptr<const Dataset> dataset_;
   const Options options_;
   std::vector<std::size_t> bytes_;
