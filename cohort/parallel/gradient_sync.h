@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +16,15 @@
 /// Ways in which the ranks of a run come to the same step, by name: docs/guide/train.md, "Several ranks".
 namespace cohort::parallel {
 
+class VirtualRankSync;
+
+/// The shares of a global batch that a process computes: `count` of `of`, from `first` on.
+struct ShareRange {
+  std::int64_t first = 0;
+  std::int64_t count = 1;
+  std::int64_t of = 1;
+};
+
 /// What Trainer and Task ask of a way to train on several ranks. The base is one process alone, "none".
 /// Threads: one caller at a time. Collective, where there are several ranks: each function but the getters.
 class GradientSync {
@@ -28,6 +38,10 @@ class GradientSync {
   /// This process's rank and the number of ranks; 0 and 1 without a group.
   int rank() const { return group() == nullptr ? 0 : group()->rank(); }
   int size() const { return group() == nullptr ? 1 : group()->size(); }
+  /// What the loaders of this process read: one share of as many as there are ranks.
+  virtual ShareRange shares() const { return {.first = rank(), .count = 1, .of = size()}; }
+  /// This sync, where a process computes several shares one after the other; else null.
+  virtual VirtualRankSync* virtual_ranks() { return nullptr; }
 
   /// Gives parameters and buffers the values of rank 0's. Throws: UsageError from "ddp" for several
   /// optimizers and ReducerOptions::hook.

@@ -20,7 +20,8 @@ struct StepInfo {
 struct AverageReport {
   double weight = 0;            ///< sum over ranks
   std::optional<int> bad_rank;  ///< first rank whose loss was not finite: gradients were left as they are
-  std::int64_t bytes = 0;       ///< gradients that were reduced
+  std::optional<std::int64_t> bad_virtual_rank;  ///< the same, where there are virtual ranks
+  std::int64_t bytes = 0;                        ///< gradients that were reduced
   /// Whether gradients were reduced.
   bool ok() const { return !bad_rank.has_value(); }
 };

@@ -1,0 +1,132 @@
+#include "cohort/parallel/virtual_ranks/internal/flat_gradients.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/parallel/internal/buckets.h"
+#include "cohort/parallel/internal/coalesce.h"
+
+namespace cohort::parallel {
+namespace {
+
+// A sum of products with a number of samples does not fit half precision.
+at::ScalarType type_of_sum(const at::Tensor& parameter) {
+  const bool is_half = parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
+  return is_half ? at::kFloat : parameter.scalar_type();
+}
+
+// Strided as the parameter, so that a gradient, which mostly is too, is copied front to back.
+at::Tensor view_for(const at::Tensor& flat, std::int64_t begin, const at::Tensor& parameter) {
+  const at::Tensor piece = flat.narrow(0, begin, parameter.numel());
+  if (!parameter.is_non_overlapping_and_dense()) return piece.view(parameter.sizes());
+  return piece.as_strided(parameter.sizes(), parameter.strides());
+}
+
+}  // namespace
+
+FlatGradients::FlatGradients(std::vector<at::Tensor> parameters, std::int64_t bucket_bytes,
+                             std::int64_t padding, Allocate allocate)
+    : parameters_(std::move(parameters)), padding_(padding), allocate_(std::move(allocate)) {
+  // Backwards, as gradients come in a backward: the first bucket is complete first.
+  const std::size_t count = parameters_.size();
+  std::vector<BucketItem> items;
+  for (std::size_t i = count; i-- > 0;) {
+    items.push_back(
+        {.bytes = static_cast<std::int64_t>(parameters_[i].nbytes()), .kind = kind_of(parameters_[i])});
+  }
+  for (const auto& list : fill_buckets(items, bucket_bytes, bucket_bytes)) {
+    Bucket& bucket = buckets_.emplace_back();
+    for (const std::size_t item : list) {
+      bucket.parameters.push_back(count - 1 - item);
+      bucket.numel += parameters_[count - 1 - item].numel();
+    }
+  }
+}
+
+std::int64_t FlatGradients::bytes() const {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& parameter : parameters_) bytes += static_cast<std::int64_t>(parameter.nbytes());
+  return bytes;
+}
+
+FlatGradients::Slot& FlatGradients::slot_of(Bucket& bucket, std::size_t slot) {
+  while (bucket.slots.size() <= slot) {
+    Slot& made = bucket.slots.emplace_back();
+    const at::Tensor& first = parameters_[bucket.parameters.front()];
+    made.flat = allocate_(bucket.numel + padding_,
+                          at::TensorOptions().dtype(type_of_sum(first)).device(first.device()));
+    made.flat.zero_();
+    std::int64_t begin = 0;
+    for (const std::size_t i : bucket.parameters) {
+      made.views.push_back(view_for(made.flat, begin, parameters_[i]));
+      begin += parameters_[i].numel();
+    }
+  }
+  return bucket.slots[slot];
+}
+
+const at::Tensor& FlatGradients::flat(std::size_t bucket, std::size_t slot) {
+  return slot_of(buckets_[bucket], slot).flat;
+}
+
+void FlatGradients::write_leaf(std::size_t slot, double weight, std::vector<std::uint8_t>& flags) {
+  const at::NoGradGuard no_grad;
+  for (Bucket& bucket : buckets_) {
+    const std::vector<at::Tensor>& views = slot_of(bucket, slot).views;
+    for (std::size_t place = 0; place < views.size(); ++place) {
+      const std::size_t i = bucket.parameters[place];
+      const at::Tensor& gradient = parameters_[i].grad();
+      if (gradient.defined() && gradient.is_sparse()) {
+        throw UsageError(
+            "parallel.virtual_ranks",
+            base::concat("gradient ", i, " ", gradient.sizes(), " is sparse, expected a dense one"),
+            "EmbeddingOptions().sparse(false)");
+      }
+      // Not multiplied by a weight of 0: 0 * NaN of this virtual rank would reach all.
+      if (!gradient.defined() || weight == 0) {
+        views[place].zero_();
+        continue;
+      }
+      flags[i] = 1;
+      if (gradient.scalar_type() == views[place].scalar_type()) {
+        scale_into(views[place], gradient, weight);
+      } else {
+        scale_into(views[place].copy_(gradient), views[place], weight);
+      }
+    }
+  }
+}
+
+void FlatGradients::add_next(std::size_t slot) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    const std::int64_t numel = buckets_[bucket].numel;
+    at::Tensor sum = flat(bucket, slot).narrow(0, 0, numel);
+    sum.add_(flat(bucket, slot + 1).narrow(0, 0, numel));
+  }
+}
+
+void FlatGradients::clear_gradients() {
+  for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
+}
+
+bool FlatGradients::has_gradients() const {
+  for (const at::Tensor& parameter : parameters_) {
+    if (parameter.grad().defined()) return true;
+  }
+  return false;
+}
+
+void FlatGradients::set_gradients(const std::vector<std::uint8_t>& flags) {
+  for (Bucket& bucket : buckets_) {
+    const std::vector<at::Tensor>& views = slot_of(bucket, 0).views;
+    for (std::size_t place = 0; place < views.size(); ++place) {
+      const std::size_t i = bucket.parameters[place];
+      if (flags[i] != 0) parameters_[i].mutable_grad() = views[place].to(parameters_[i].scalar_type());
+    }
+  }
+}
+
+}  // namespace cohort::parallel

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "cohort/parallel/virtual_ranks/internal/flat_gradients.h"
+#include "cohort/parallel/virtual_ranks/internal/reduction_tree.h"
+#include "cohort/parallel/virtual_ranks/slice_exchange.h"
+
+namespace cohort::parallel {
+
+/// Adds the gradients of some parameters over all virtual ranks, in the order of the tree. Internal to
+/// VirtualRankSync.
+class TreeReducer {
+ public:
+  TreeReducer(std::vector<at::Tensor> parameters, std::int64_t num_leaves, std::int64_t bucket_bytes);
+  TreeReducer(const TreeReducer&) = delete;
+  TreeReducer& operator=(const TreeReducer&) = delete;
+
+  const FlatGradients& gradients() const { return gradients_; }
+
+  /// Begins a step: this process adds the leaves of the `exchange`'s block for it. `exchange` may be null: all
+  /// leaves. Gradients of before are dropped. It must outlive the step.
+  void begin(SliceExchange* exchange);
+  /// Takes the gradients as the next leaf, times `weight`. The parameters have none afterwards.
+  void add_leaf(double weight);
+  /// After all leaves of the block: makes the gradients the sum over all leaves divided by `weight`, the sum
+  /// of all weights. Collective. Returns bytes of the gradients.
+  std::int64_t finish(double weight);
+
+ private:
+  void set_blocks(int rank, int size);
+  std::int64_t slice_numel(std::size_t bucket) const;
+  SliceExchange::Transfer share_flags(at::Tensor& all);
+  void send_cover(std::size_t bucket);
+  void add_rows(std::size_t bucket, double weight);
+  at::Tensor allocate(std::int64_t numel, const at::TensorOptions& options) const;
+  at::Tensor& reused(std::vector<at::Tensor>& tensors, std::size_t bucket, std::int64_t numel);
+
+  const std::int64_t num_leaves_;
+  FlatGradients gradients_;
+  std::vector<std::uint8_t> flags_;  // of each parameter: a leaf had a gradient
+
+  SliceExchange* exchange_ = nullptr;  // null: one process
+  int rank_ = -1, size_ = 0;           // for which the following were made
+  std::vector<std::int64_t> leaf_merges_, row_merges_;
+  std::vector<std::int64_t> cover_sizes_;  // of each process
+  std::int64_t num_rows_ = 0;
+
+  std::size_t next_leaf_ = 0, stack_ = 0;
+  std::vector<at::Tensor> packed_, received_;  // by bucket; memory that is used again
+  std::vector<SliceExchange::Transfer> transfers_;
+  at::Tensor own_flags_, all_flags_;
+};
+
+}  // namespace cohort::parallel
