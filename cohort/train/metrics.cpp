@@ -14,16 +14,27 @@ Metric::Metric(std::string name, const at::Tensor& value, double weight)
   }
 }
 
+MeterSet::Sum MeterSet::Sum::of(const base::ExactSum& weighted, double weight) {
+  const std::vector<double> parts = weighted.parts();
+  return {.weighted = parts.front(), .weight = weight, .rest = {parts.begin() + 1, parts.end()}};
+}
+
+base::ExactSum MeterSet::Sum::exact() const {
+  base::ExactSum sum(rest);
+  sum.add(weighted);
+  return sum;
+}
+
 void MeterSet::add(const StepMetrics& metrics) {
   for (const Metric& metric : metrics) {
     Meter& meter = meters_[metric.name];
-    meter.sum.weight += metric.weight;
+    meter.weight += metric.weight;
     if (metric.device_value.defined()) {
       // Added up on the device in double, as float sums of a long epoch lose digits. Nobody waits.
       at::Tensor weighted = metric.device_value.to(at::kDouble).mul(metric.weight);
       meter.pending = meter.pending.defined() ? meter.pending.add_(weighted) : weighted;
     } else {
-      meter.sum.weighted += metric.value * metric.weight;
+      meter.weighted.add(metric.value * metric.weight);
     }
   }
 }
@@ -32,7 +43,7 @@ void MeterSet::add(const StepMetrics& metrics) {
 void MeterSet::add_pending() {
   for (auto& [name, meter] : meters_) {
     if (!meter.pending.defined()) continue;
-    meter.sum.weighted += meter.pending.item<double>();
+    meter.weighted.add(meter.pending.item<double>());
     meter.pending.reset();
   }
 }
@@ -42,7 +53,7 @@ std::map<std::string, double> MeterSet::averages() {
   std::map<std::string, double> result;
   for (const auto& [name, meter] : meters_) {
     // A mean over samples: sums and weights are kept separately, so batches of any size and ranks can be added.
-    result[name] = meter.sum.weight > 0 ? meter.sum.weighted / meter.sum.weight : 0.0;
+    result[name] = meter.weight > 0 ? meter.weighted.value() / meter.weight : 0.0;
   }
   return result;
 }
@@ -50,13 +61,16 @@ std::map<std::string, double> MeterSet::averages() {
 std::map<std::string, MeterSet::Sum> MeterSet::sums() {
   add_pending();
   std::map<std::string, Sum> result;
-  for (const auto& [name, meter] : meters_) result[name] = meter.sum;
+  for (const auto& [name, meter] : meters_) result[name] = Sum::of(meter.weighted, meter.weight);
   return result;
 }
 
 void MeterSet::restore(const std::map<std::string, Sum>& sums) {
   meters_.clear();
-  for (const auto& [name, sum] : sums) meters_[name].sum = sum;
+  for (const auto& [name, sum] : sums) {
+    meters_[name].weighted = sum.exact();
+    meters_[name].weight = sum.weight;
+  }
 }
 
 }  // namespace cohort::train

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/exact_sum.h"
+
 /// Averages of named quantities over many steps.
 namespace cohort::train {
 
@@ -25,7 +27,9 @@ struct Metric {
 /// What one step reports.
 using StepMetrics = std::vector<Metric>;
 
-/// Weighted means of everything added since the last `reset`, by name.
+/// Weighted means of everything added since the last `reset`, by name. Sums are not rounded on the way, so
+/// neither the order of steps nor their division among ranks changes a mean, where weights are whole numbers
+/// and values are on the CPU.
 /// Threads: one caller at a time.
 class MeterSet {
  public:
@@ -33,6 +37,11 @@ class MeterSet {
   struct Sum {
     double weighted = 0;
     double weight = 0;
+    /// With `weighted` the parts of the sum without rounding: base::ExactSum::parts().
+    std::vector<double> rest = {};
+
+    static Sum of(const base::ExactSum& weighted, double weight);
+    base::ExactSum exact() const;
   };
 
   /// Adds the metrics of one step.
@@ -49,8 +58,9 @@ class MeterSet {
 
  private:
   struct Meter {
-    Sum sum;
-    at::Tensor pending;  // weighted sum on an accelerator, not yet in `sum`
+    base::ExactSum weighted;
+    double weight = 0;
+    at::Tensor pending;  // weighted sum on an accelerator, not yet in `weighted`
   };
   void add_pending();
 

@@ -1,7 +1,7 @@
 // agree_on() begins an all-reduce of this rank's requests, and returns the result of the call before. All
 // ranks have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel by
-// name, because a rank may not know all names; they are added in the order of ranks. A checkpoint is read by
-// rank 0 alone: its layout travels as an object, then each tensor.
+// name, because a rank may not know all names. They are not rounded, so their order does not matter. Rank 0
+// alone reads a checkpoint: its layout travels as an object, then each tensor.
 #include "cohort/train/internal/fit/rank_coordinator.h"
 
 #include <ATen/ops/empty.h>
@@ -13,6 +13,7 @@
 #include "cohort/comm/object_collectives.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/comm/trace.h"
+#include "cohort/train/internal/fit/state_numbers.h"
 
 namespace cohort::train {
 namespace {
@@ -76,15 +77,17 @@ std::map<std::string, MeterSet::Sum> RankCoordinator::total(MeterSet& meters) co
   if (size() == 1) return meters.sums();
   // By name, as a rank without a sample so far does not know the names.
   json own_sums = json::object();
-  for (const auto& [name, sum] : meters.sums()) own_sums[name] = {sum.weighted, sum.weight};
-  std::map<std::string, MeterSet::Sum> total;
+  for (const auto& [name, sum] : meters.sums()) own_sums[name] = sum_to_json(sum);
+  std::map<std::string, std::pair<base::ExactSum, double>> exact;
   for (const json& sums : comm::all_gather_object(*group_, own_sums)) {
     for (const auto& [name, values] : sums.items()) {
-      MeterSet::Sum& sum = total[name];
-      sum.weighted += values.at(0).get<double>();
-      sum.weight += values.at(1).get<double>();
+      const MeterSet::Sum sum = sum_from_json(values);
+      exact[name].first.add(sum.exact());
+      exact[name].second += sum.weight;
     }
   }
+  std::map<std::string, MeterSet::Sum> total;
+  for (const auto& [name, sum] : exact) total[name] = MeterSet::Sum::of(sum.first, sum.second);
   return total;
 }
 

@@ -45,7 +45,7 @@ class RankCoordinator {
   /// at the call before, so that a step never waits for the reduction.
   ControlRequests agree_on(const ControlRequests& requests);
 
-  /// Sums over ranks, in the order of ranks.
+  /// Sums over ranks.
   std::map<std::string, MeterSet::Sum> total(MeterSet& meters) const;
   double sum(double value) const;
 

@@ -50,7 +50,7 @@ DataOfRun data_from_json(const json& from) {
 json to_json(const RunState& state) {
   json meters = json::object();
   for (const auto& [name, sum] : state.meters) {
-    meters[name] = {number_to_json(sum.weighted), number_to_json(sum.weight)};
+    meters[name] = sum_to_json(sum);
   }
   // No tensors here: this goes into state.json, which has limits on its size. Names never change, as older
   // checkpoints are still read.
@@ -69,6 +69,8 @@ json to_json(const RunState& state) {
           {"seed", state.seed},
           {"threads", state.threads},
           {"world_size", state.world_size},
+          {"virtual_ranks", state.virtual_ranks},
+          {"instruction_set", state.instruction_set},
           {"global_batch_size", state.global_batch_size},
           {"data", to_json(state.data)},
           {"eval_data", to_json(state.eval_data)},
@@ -82,7 +84,7 @@ RunState from_json(const json& data) {
   state.loader.epoch = data.at("loader").at("epoch");
   state.loader.samples_consumed = data.at("loader").at("samples_consumed");
   for (const auto& [name, sum] : data.at("meters").items()) {
-    state.meters[name] = {number_from_json(sum.at(0)), number_from_json(sum.at(1))};
+    state.meters[name] = sum_from_json(sum);
   }
   // value() for what the first version did not write; at() for what every version wrote, so its absence is
   // damage.
@@ -97,6 +99,8 @@ RunState from_json(const json& data) {
   state.seed = data.at("seed");
   state.threads = data.at("threads");
   state.world_size = data.value("world_size", 1);
+  state.virtual_ranks = data.value("virtual_ranks", std::int64_t{0});
+  state.instruction_set = data.value("instruction_set", "");
   state.global_batch_size = data.at("global_batch_size");
   if (data.contains("data")) state.data = data_from_json(data.at("data"));
   if (data.contains("eval_data")) state.eval_data = data_from_json(data.at("eval_data"));

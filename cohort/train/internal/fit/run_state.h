@@ -37,6 +37,8 @@ struct RunState {
   std::uint64_t seed = 0;
   int threads = 0;
   int world_size = 1;
+  std::int64_t virtual_ranks = 0;  ///< 0: none
+  std::string instruction_set;     ///< of LibTorch's kernels; empty: an older version wrote this
   std::int64_t global_batch_size = 0;
   DataOfRun data;
   DataOfRun eval_data;      ///< by which best was chosen

@@ -22,6 +22,18 @@ double number_from_json(const json& value) {
   return value.get<double>();
 }
 
+json sum_to_json(const MeterSet::Sum& sum) {
+  json list = json::array({number_to_json(sum.weighted), number_to_json(sum.weight)});
+  for (const double part : sum.rest) list.push_back(number_to_json(part));
+  return list;
+}
+
+MeterSet::Sum sum_from_json(const json& list) {
+  MeterSet::Sum sum{.weighted = number_from_json(list.at(0)), .weight = number_from_json(list.at(1))};
+  for (std::size_t part = 2; part < list.size(); ++part) sum.rest.push_back(number_from_json(list[part]));
+  return sum;
+}
+
 // By name, so that an option that a later version adds leaves the others where they are.
 json numbers_to_json(const std::map<std::string, double>& numbers) {
   json object = json::object();

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cohort/base/error.h"
+#include "cohort/train/metrics.h"
 
 /// Numbers and optimizers' options in a checkpoint's state.json. Internal to this module.
 namespace cohort::train {
@@ -13,6 +14,11 @@ namespace cohort::train {
 nlohmann::json number_to_json(double value);
 /// Takes null too, for NaN: what older versions wrote of any number that is not finite.
 double number_from_json(const nlohmann::json& value);
+
+/// A sum without rounding.
+nlohmann::json sum_to_json(const MeterSet::Sum& sum);
+/// Takes what older versions wrote too: two numbers.
+MeterSet::Sum sum_from_json(const nlohmann::json& list);
 
 nlohmann::json numbers_to_json(const std::map<std::string, double>& numbers);
 std::map<std::string, double> numbers_from_json(const nlohmann::json& object);

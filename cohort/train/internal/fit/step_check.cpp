@@ -53,13 +53,17 @@ std::vector<CheckedStep> StepCheck::add(std::int64_t step, StepMetrics metrics,
   Pending now{{.step = step, .metrics = std::move(metrics), .gradients_are_finite = !gradients.on_cpu},
               {},
               optim::LateScalar(gradients.on_device)};
+  // With virtual ranks a step has a loss of each.
   for (const Metric& metric : now.step.metrics) {
     if (metric.name != "loss") continue;
     // The copy to the host starts at once, after the step and before the next.
-    now.loss = optim::LateScalar(metric.device_value);
-    now.step.loss_is_finite = now.loss.is_defined() || std::isfinite(metric.value);
+    if (metric.device_value.defined()) {
+      now.losses.emplace_back(metric.device_value);
+    } else if (!std::isfinite(metric.value)) {
+      now.step.loss_is_finite = false;
+    }
   }
-  if (now.step.is_finite() && (now.loss.is_defined() || now.gradients.is_defined())) {
+  if (now.step.is_finite() && (!now.losses.empty() || now.gradients.is_defined())) {
     pending_ = std::move(now);
   } else {
     known.push_back(std::move(now.step));
@@ -71,7 +75,9 @@ std::optional<CheckedStep> StepCheck::take_pending() {
   auto pending = std::exchange(pending_, std::nullopt);
   if (!pending) return std::nullopt;
   CheckedStep& step = pending->step;
-  if (pending->loss.is_defined()) step.loss_is_finite = std::isfinite(pending->loss.read());
+  for (optim::LateScalar& loss : pending->losses) {
+    if (!std::isfinite(loss.read())) step.loss_is_finite = false;
+  }
   if (pending->gradients.is_defined()) step.gradients_are_finite = pending->gradients.read() == 0;
   return std::move(step);
 }
@@ -83,8 +89,13 @@ std::string subject_of(const CheckedStep& checked) {
 void throw_not_finite(const CheckedStep& checked, Task& task, data::Batch* batch, const StepPlace& place) {
   std::string text = base::concat(subject_of(checked), " (epoch ", place.epoch, ") is not finite");
   const int bad_rank = task.last_average().bad_rank.value_or(place.rank);
+  const std::optional<std::int64_t> virtual_rank = task.last_average().bad_virtual_rank;
+  if (virtual_rank) text += base::concat(" on virtual rank ", *virtual_rank);
   // Only the rank that has the bad numbers can look for their place.
-  if (bad_rank != place.rank) throw NumericError("train.step", base::concat(text, " on rank ", bad_rank));
+  if (bad_rank != place.rank) {
+    throw NumericError("train.step", virtual_rank ? text : base::concat(text, " on rank ", bad_rank));
+  }
+  if (virtual_rank && batch != nullptr && batch->share != *virtual_rank) batch = nullptr;  // another one's
   if (batch != nullptr && checked.loss_is_finite) {
     text += "; the first is that of " + first_bad_gradient(task);
   } else if (batch != nullptr) {

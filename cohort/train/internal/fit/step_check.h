@@ -18,7 +18,7 @@ namespace cohort::train {
 struct CheckedStep {
   std::int64_t step = 0;
   StepMetrics metrics = {};
-  bool loss_is_finite = true;  ///< of the metric called "loss", where there is one
+  bool loss_is_finite = true;  ///< of each metric called "loss", where there is one
   bool gradients_are_finite = true;
   bool is_finite() const { return loss_is_finite && gradients_are_finite; }
 };
@@ -35,7 +35,8 @@ class StepCheck {
  private:
   struct Pending {
     CheckedStep step;
-    optim::LateScalar loss = {}, gradients = {};  // on an accelerator, or undefined
+    std::vector<optim::LateScalar> losses = {};  // on an accelerator
+    optim::LateScalar gradients = {};            // likewise, or undefined
   };
   std::optional<Pending> pending_;
 };
