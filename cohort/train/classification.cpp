@@ -1,7 +1,8 @@
-// A step adds up its parts, each weighed by its share of the samples, so it has the gradients of the whole
-// batch. Only the last part's backward averages over ranks. A loss that is not finite ends the parts, and no
-// step is made. All ranks learn that in the average, so they skip the step together. On an accelerator nobody
-// looks at the loss: NaN goes into backward in its place, and shows in the gradients.
+// A share of a step adds up its parts, each weighed by its part of the share's samples, so it has the gradients
+// of the whole share. Only the last part's backward averages over ranks. Several shares are virtual ranks: the
+// gradient sync takes the gradients of each, and each has its own metrics. A loss that is not finite ends the
+// parts, and no step is made. All ranks learn that in the average, so they skip the step together. On an
+// accelerator nobody looks at the loss: NaN goes into backward in its place, and shows in the gradients.
 #include "cohort/train/classification.h"
 
 #include <ATen/ATen.h>
@@ -171,7 +172,10 @@ ClassificationTask::BatchPart ClassificationTask::compute(const at::Tensor& inpu
     if (scale != 1) value = value * scale;
   }
   const BatchPart part{value.detach(), correct, is_finite(value)};
-  if (!part.finite) return part;
+  if (!part.finite) {
+    prepare_average(*optimizer_, weight, false);  // says where: with virtual ranks others may follow
+    return part;
+  }
   // Before the last backward, during which gradients are averaged bucket by bucket. Earlier parts only add
   // up.
   if (last) prepare_average(*optimizer_, weight);
@@ -186,7 +190,12 @@ void ClassificationTask::StepSum::add(const BatchPart& part) {
   finite = part.finite;
 }
 
-// A part of the step's batch as the loader handed it out, in as many parts of its own as the options say.
+void ClassificationTask::StepSum::add_to(StepMetrics& metrics, double weight) const {
+  metrics.emplace_back("loss", loss, weight);
+  metrics.emplace_back("accuracy", correct.to(at::kDouble).div(weight), weight);
+}
+
+// A part of a share as the loader handed it out, in as many parts of its own as the options say.
 void ClassificationTask::add_parts(data::Batch& batch, bool last, StepSum& sum) {
   const auto weight = static_cast<double>(batch.whole_size);
   // Of this batch and not BatchPlan's: the last of an epoch, or one with skipped samples, is smaller.
@@ -203,16 +212,24 @@ void ClassificationTask::add_parts(data::Batch& batch, bool last, StepSum& sum) 
 }
 
 StepMetrics ClassificationTask::train_step(data::Batch& batch) {
-  const auto weight = static_cast<double>(batch.whole_size);
   StepSum sum;
+  StepMetrics metrics;
   // Before the parts, never between them.
   optimizer_->zero_grad();
   std::int64_t taken = 0;
   do {
     check_targets(batch);
     taken += batch.size;
-    add_parts(batch, taken == batch.whole_size, sum);
+    const bool ends_share = taken == batch.whole_size;
+    add_parts(batch, ends_share && batch.take_next == nullptr, sum);
+    if (!ends_share) continue;
+    // A rank without a sample in the step takes part in the average and in the optimizer's step all the same.
+    if (sum.finite && batch.whole_size > 0) sum.add_to(metrics, static_cast<double>(batch.whole_size));
+    sum.loss.reset();
+    sum.correct.reset();
+    taken = 0;
   } while (batch.advance());
+  const auto weight = static_cast<double>(batch.whole_size);
   {
     base::TimelineScope scope("average");
     sum.finite = average_gradients(*optimizer_, weight, sum.finite);
@@ -223,9 +240,7 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
   }
   // A loss that was not finite on another rank: the step counts as such on all.
   if (!sum.finite) return {{"loss", std::numeric_limits<double>::quiet_NaN(), weight}};
-  // This rank had no sample in the step, but has taken part in the average and in the optimizer's step.
-  if (batch.whole_size == 0) return {};
-  return {{"loss", sum.loss, weight}, {"accuracy", sum.correct.to(at::kDouble).div(weight), weight}};
+  return metrics;
 }
 
 StepMetrics ClassificationTask::eval_step(data::Batch& batch) {

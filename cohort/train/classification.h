@@ -38,7 +38,7 @@ struct ClassificationOptions {
 /// Each batch's targets must be one class for each sample: a step throws DataError for others, and for what
 /// LibTorch rejects in the model or the loss, with the batch's types and shapes in front.
 ///
-/// Metrics: "loss" (mean over the batch) and "accuracy" (0 to 1). A batch whose loss or
+/// Metrics: "loss" (mean over the batch) and "accuracy" (0 to 1), of each virtual rank. A batch whose loss or
 /// gradients are not finite changes nothing but running statistics, and these Trainer restores.
 class ClassificationTask : public Task {
  public:
@@ -87,11 +87,12 @@ class ClassificationTask : public Task {
     at::Tensor loss, correct;
     bool finite;
   };
-  // What parts of a step add up to.
+  // What parts of a share add up to.
   struct StepSum {
     at::Tensor loss, correct;
-    bool finite = true;
+    bool finite = true;  // of the step so far
     void add(const BatchPart& part);
+    void add_to(StepMetrics& metrics, double weight) const;
   };
   void add_parts(data::Batch& batch, bool last, StepSum& sum);
   // Forward and backward of `input`, whose share of the batch is `scale`; `last`: none of this step follows.

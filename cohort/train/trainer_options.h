@@ -20,10 +20,10 @@ struct TrainerOptions {
   TORCH_ARG(std::int64_t, max_steps) = 0;
   /// Evaluates at most so many batches; 0: all.
   TORCH_ARG(std::int64_t, max_eval_batches) = 0;
-  /// LibTorch's generators are a function of it, the step and the rank before each step:
-  /// core::reseed_generators().
+  /// LibTorch's generators are a function of it, the step and the rank before each step, or of the virtual
+  /// rank before each of its shares: core::reseed_generators().
   TORCH_ARG(std::uint64_t, seed) = 1;
-  /// How several ranks work together; null: one process alone. The loaders' rank and world_size are its own.
+  /// How several ranks work together; null: one process alone. The loaders read its shares().
   /// Rank 0 writes checkpoints and trace, and all resume from what it reads.
   TORCH_ARG(std::shared_ptr<parallel::GradientSync>, gradient_sync) = nullptr;
 

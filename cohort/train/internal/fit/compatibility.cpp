@@ -70,12 +70,22 @@ std::string missing_from(const std::vector<std::string>& some, const std::vector
 
 void check_share(const parallel::GradientSync& gradient_sync, const data::Loader& loader, const char* which) {
   const data::LoaderOptions& options = loader.options();
-  if (options.rank == gradient_sync.rank() && options.world_size == gradient_sync.size()) return;
-  throw UsageError(
-      "train.fit",
-      base::concat("the ", which, " loader reads the share of rank ", options.rank, "/", options.world_size,
-                   ", and this is rank ", gradient_sync.rank(), "/", gradient_sync.size()),
-      "the group's rank() and size() as rank and world_size of LoaderOptions");
+  const parallel::ShareRange shares = gradient_sync.shares();
+  if (options.rank == shares.first && options.num_shares == shares.count && options.world_size == shares.of) {
+    return;
+  }
+  if (shares.count > 1 || options.num_shares > 1) {
+    throw UsageError(
+        "train.fit",
+        base::concat("the ", which, " loader reads ", options.num_shares, " shares of ", options.world_size,
+                     " from ", options.rank, " on, and this process computes ", shares.count, " of ",
+                     shares.of, " from ", shares.first, " on"),
+        "the gradient sync's shares() as rank, num_shares and world_size of LoaderOptions");
+  }
+  throw UsageError("train.fit",
+                   base::concat("the ", which, " loader reads the share of rank ", options.rank, "/",
+                                options.world_size, ", and this is rank ", shares.first, "/", shares.of),
+                   "the group's rank() and size() as rank and world_size of LoaderOptions");
 }
 
 void check_has_batch(const data::Loader& loader, const char* which) {
@@ -197,6 +207,33 @@ void log_nothing_left(const RunState& state, const TrainerOptions& options) {
                                          " epochs are complete"));
 }
 
+std::string instruction_set() {
+  return at::get_cpu_capability();
+}
+
+void check_same_bits(const RunState& state, const std::filesystem::path& from, std::int64_t virtual_ranks) {
+  const auto reject = [&](const auto& then, const auto& now, const char* what, const std::string& hint) {
+    throw UsageError("train.resume",
+                     base::concat(from.string(), " was made with ", then, what, ", this run has ", now),
+                     hint);
+  };
+  if (state.virtual_ranks != virtual_ranks) {
+    reject(state.virtual_ranks, virtual_ranks, " virtual ranks",
+           base::concat("distributed.virtual_ranks=", state.virtual_ranks,
+                        ", or start a new run from its weights"));
+  }
+  if (virtual_ranks == 0) return;
+  // Both change the order in which an operator adds.
+  if (state.threads != at::get_num_threads()) {
+    reject(state.threads, at::get_num_threads(), " threads in each process, and has virtual ranks",
+           base::concat("train.threads=", state.threads));
+  }
+  if (!state.instruction_set.empty() && state.instruction_set != instruction_set()) {
+    reject(state.instruction_set, instruction_set(), " instructions, and has virtual ranks",
+           "a processor that has them, with the environment variable ATEN_CPU_CAPABILITY where it has more");
+  }
+}
+
 void check_resumable(const Task& task, const RunState& state, const std::filesystem::path& from,
                      const TrainerOptions& options, std::int64_t global_batch_size, int world_size) {
   if (state.seed != options.seed()) {
@@ -213,6 +250,7 @@ void check_resumable(const Task& task, const RunState& state, const std::filesys
                      base::concat("train.global_batch_size=", state.global_batch_size,
                                   ", or start a new run from its weights"));
   }
+  if (state.virtual_ranks > 0) return;  // check_same_bits()
   if (state.world_size != world_size) {
     base::log_warning(base::concat("the checkpoint was made by ", state.world_size, " ranks, this run has ",
                                    world_size, ": ", nearness(task)));

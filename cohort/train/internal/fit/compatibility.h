@@ -15,7 +15,7 @@
 /// What must fit together before a run begins or resumes. Internal to this module.
 namespace cohort::train {
 
-/// Throws: UsageError unless `loader` (the "training" or the "evaluation" one) deals for this rank.
+/// Throws: UsageError unless `loader` (the "training" or the "evaluation" one) deals for this process.
 void check_share(const parallel::GradientSync& gradient_sync, const data::Loader& loader, const char* which);
 
 /// Throws: UsageError where an epoch of `loader` (the "training" or the "evaluation" one) has no batch.
@@ -52,6 +52,13 @@ void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::fil
 
 /// Says that a run with these options, of which `state` is left, is at its end.
 void log_nothing_left(const RunState& state, const TrainerOptions& options);
+
+/// Returns the name of the instruction set that LibTorch's kernels use here.
+std::string instruction_set();
+
+/// Throws: UsageError where a run with `virtual_ranks` (0: none) that resumes from `state`, which was read from
+/// `from`, would have other bits: with other virtual ranks, threads or instructions.
+void check_same_bits(const RunState& state, const std::filesystem::path& from, std::int64_t virtual_ranks);
 
 /// Throws: UsageError where a run with these options cannot resume from `state`, which was read from `from`;
 /// logs a warning where the numbers will not be the same bit for bit.

@@ -1,4 +1,5 @@
-// An evaluation always reads its loader's epoch 0; sums, not means, are added up over ranks. A best is
+// An evaluation always reads its loader's epoch 0; sums, not means, are added up over ranks, and each virtual
+// rank's share is a batch of its own. A best is
 // compared only with values of the same metric, direction and data. A run that resumes with another metric or
 // other data forgets the best, and says so. A value that is not a number is never the best, and a best that
 // is not a number is replaced.
@@ -73,7 +74,9 @@ std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader,
     // often.
     if (!batch || stop()) break;
     // A rank's share of the last batch may be empty.
-    if (batch->size > 0) meters.add(task.eval_step(*batch));
+    do {
+      if (batch->size > 0) meters.add(task.eval_step(*batch));
+    } while (batch->advance());  // the next virtual rank's
   }
   task.set_training(true);
   return averages_of(ranks.total(meters));

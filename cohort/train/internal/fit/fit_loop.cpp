@@ -1,6 +1,7 @@
-// Each step seeds the generators from seed, step and rank, so a run that resumes makes the same steps. Ranks
-// agree on stops and saves after each step. Nothing is written before the first step was made. The parts of a
-// fit are classes of their own: ranks, progress, steps, checkpoints, evaluation, reports; here is their order.
+// Each step seeds the generators from seed, step and rank (or virtual rank), so a run that resumes makes the
+// same steps. Ranks agree on stops and saves after each step. Nothing is written before the first step was
+// made. The parts of a fit are classes of their own: ranks, progress, steps, checkpoints, evaluation, reports;
+// here is their order.
 #include "cohort/train/internal/fit/fit_loop.h"
 
 #include <ATen/Parallel.h>
@@ -13,6 +14,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/base/timeline.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/train/internal/fit/compatibility.h"
 #include "cohort/train/internal/fit/evaluation.h"
 #include "cohort/train/internal/fit/fit_control.h"
@@ -83,6 +85,8 @@ class FitLoop {
     state.seed = options_.seed();
     state.threads = at::get_num_threads();
     state.world_size = ranks_.size();
+    state.virtual_ranks = num_virtual_ranks();
+    state.instruction_set = instruction_set();
     state.global_batch_size = global_batch_size();
     state.data = data;
     state.description = options_.description();
@@ -110,6 +114,7 @@ class FitLoop {
     const std::optional<checkpoint::LoadedCheckpoint> found = saver_.find(eval_data);
     if (!found) return false;
     const RunState then = run_of(found->content.state);
+    check_same_bits(then, found->folder, num_virtual_ranks());
     check_resumable(task_, then, found->folder, options_, global_batch_size(), ranks_.size());
     check_same_data(then.data, data, found->folder);
     const std::vector<ParamGroups> own = param_groups_of(task_);
@@ -139,6 +144,11 @@ class FitLoop {
 
   /// Samples of one step over all ranks.
   std::int64_t global_batch_size() const { return train_.options().global_batch_size; }
+
+  std::int64_t num_virtual_ranks() const {
+    const parallel::VirtualRankSync* const sync = ranks_.gradient_sync().virtual_ranks();
+    return sync == nullptr ? 0 : sync->num_virtual_ranks();
+  }
 
   /// All steps of the epoch were made.
   bool no_step_left() const {
@@ -208,7 +218,7 @@ class FitLoop {
     const std::int64_t consumed_before = progress_.state.loader.samples_consumed;
     progress_.step_made(train_.state());
     const std::int64_t consumed = progress_.state.loader.samples_consumed - consumed_before;
-    reports_.throughput.add_samples(ranks_.size() == 1 ? batch.whole_size : consumed);
+    reports_.throughput.add_samples(train_.options().world_size == 1 ? batch.whole_size : consumed);
     for (const CheckedStep& checked : known) {
       take(checked, checked.step == progress_.state.step ? &batch : nullptr);
     }

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "cohort/data/loader.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
+
+namespace cohort::train {
+
+/// Begins a step of the virtual ranks whose shares `batch` has: from here on each Batch::advance() that comes
+/// to another share tells `sync`. `begin_share` is called with the share before anything of it is computed.
+/// `sync` must outlive the batch's parts.
+void go_through_shares(data::Batch& batch, parallel::VirtualRankSync& sync,
+                       std::function<void(std::int64_t share)> begin_share);
+
+}  // namespace cohort::train
