@@ -91,6 +91,29 @@ void check_script(bool script, const std::string& runner) {
        "train.script=false, or distributed.model=plain");
 }
 
+/// A process computes one virtual rank after the other, and adds their gradients itself.
+void check_virtual_ranks(const DistributedConfig& distributed) {
+  if (distributed.virtual_ranks == 0) return;
+  const auto reject = [&](const char* key, const std::string& value, const char* why, const char* hint) {
+    fail(concat("distributed.virtual_ranks is ", distributed.virtual_ranks, " and ", key, " is ", value, ", ",
+                why),
+         concat(hint, ", or distributed.virtual_ranks=0"));
+  };
+  if (distributed.model != "plain") {
+    reject("distributed.model", distributed.model, "which computes on several placements",
+           "distributed.model=plain");
+  }
+  constexpr std::array kSums = {"auto", "average", "ddp"};
+  if (std::ranges::find(kSums, distributed.gradients) == kSums.end()) {
+    reject("distributed.gradients", distributed.gradients, "which does not add gradients over virtual ranks",
+           "distributed.gradients=auto");
+  }
+  if (distributed.comm_hook != "none") {
+    reject("distributed.comm_hook", distributed.comm_hook, "which rounds gradients on their way",
+           "distributed.comm_hook=none");
+  }
+}
+
 /// Says which settings differ from their default but have no effect here.
 void warn_unused(Config& config) {
   Config defaults;
@@ -177,6 +200,7 @@ void check_config(Config& config) {
   check_optim(config.optim);
   check_schedule(config.schedule);
   check_script(config.train.script, config.distributed.model);
+  check_virtual_ranks(config.distributed);
   check_best(config.run);
   warn_unused(config);
 }

@@ -116,7 +116,7 @@ struct ScheduleConfig {
 struct TrainConfig {
   std::int64_t epochs = 90;
   std::int64_t max_steps = 0;                   ///< 0: no limit
-  std::int64_t batch_size = 32;                 ///< of each rank
+  std::int64_t batch_size = 32;                 ///< of each rank, or virtual rank
   std::int64_t global_batch_size = 0;           ///< 0: batch_size * accumulate * ranks
   std::int64_t eval_batch_size = 0;             ///< 0: batch_size
   std::int64_t accumulate = 1;                  ///< batches whose gradients make one step
@@ -146,6 +146,7 @@ struct DistributedConfig {
   std::string comm_hook = "none";       ///< none, fp16, bf16
   std::string backend = "auto";         ///< auto, or one of comm::backend_names()
   std::int64_t nproc_per_node = 1;      ///< ranks that are started here where no launcher has
+  std::int64_t virtual_ranks = 0;       ///< a step has so many shares, on any number of processes; 0: off
   bool operator==(const DistributedConfig&) const = default;
 };
 

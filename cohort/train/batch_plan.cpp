@@ -25,7 +25,11 @@ std::int64_t largest_micro_batch(std::int64_t samples, std::int64_t num_micro_ba
   return divided_up(samples, num_micro_batches);
 }
 
-std::int64_t global_batch_size(const config::TrainConfig& train, int num_ranks) {
+std::int64_t num_shares(const config::DistributedConfig& distributed, std::int64_t num_ranks) {
+  return distributed.virtual_ranks > 0 ? distributed.virtual_ranks : num_ranks;
+}
+
+std::int64_t global_batch_size(const config::TrainConfig& train, std::int64_t num_ranks) {
   if (train.global_batch_size > 0) return train.global_batch_size;
   return default_step_of_rank(train) * num_ranks;
 }
@@ -34,7 +38,7 @@ std::int64_t lr_base_size(const config::OptimConfig& optim, const config::TrainC
   return optim.lr_base_size > 0 ? optim.lr_base_size : default_step_of_rank(train);
 }
 
-std::int64_t global_evaluation_size(const config::TrainConfig& train, int num_ranks) {
+std::int64_t global_evaluation_size(const config::TrainConfig& train, std::int64_t num_ranks) {
   return config::eval_batch_size(train) * num_ranks;
 }
 
@@ -55,10 +59,11 @@ BatchPlan batch_plan(const config::TrainConfig& train, const config::Distributed
   check_divisor("num_ranks", num_ranks);
   check_divisor("train.accumulate", train.accumulate);
   BatchPlan plan;
-  plan.global = global_batch_size(train, num_ranks);
+  const std::int64_t shares = num_shares(distributed, num_ranks);
+  plan.global = global_batch_size(train, shares);
   check_divisor("samples of a step", plan.global);
   // All sizes are the largest that a rank, or a part, gets: buffers and plans of memory are made for these.
-  plan.step = divided_up(plan.global, num_ranks);
+  plan.step = divided_up(plan.global, shares);
   plan.part = divided_up(plan.step, train.accumulate);
   plan.micro_batch = plan.part;
   if (parallel::model_runner_type(distributed.model).cuts_micro_batches) {

@@ -6,7 +6,8 @@
 
 namespace cohort::train {
 
-/// How many samples of a step go where. The one place that computes it from a configuration.
+/// How many samples of a step go where. The one place that computes it from a configuration. With virtual
+/// ranks (distributed.virtual_ranks) what is said of a rank is true of a virtual rank.
 struct BatchPlan {
   std::int64_t global = 0;        ///< samples of a step over all ranks
   std::int64_t step = 0;          ///< of a step on one rank: the largest share
@@ -32,15 +33,18 @@ constexpr std::int64_t divided_up(std::int64_t value, std::int64_t by) {
 /// at least 1.
 std::int64_t largest_micro_batch(std::int64_t samples, std::int64_t num_micro_batches);
 
+/// Returns the shares of a step: distributed.virtual_ranks, or where it is 0 the ranks.
+std::int64_t num_shares(const config::DistributedConfig& distributed, std::int64_t num_ranks);
+
 /// Returns the samples of a step over all ranks.
-std::int64_t global_batch_size(const config::TrainConfig& train, int num_ranks);
+std::int64_t global_batch_size(const config::TrainConfig& train, std::int64_t num_ranks);
 
 /// Returns the samples of a step that optim.lr is for: optim.lr_base_size, or where it is 0 the samples of
 /// one rank's step. So optim.lr means the same on one rank and on many.
 std::int64_t lr_base_size(const config::OptimConfig& optim, const config::TrainConfig& train);
 
 /// Returns the samples of a batch of validation data over all ranks.
-std::int64_t global_evaluation_size(const config::TrainConfig& train, int num_ranks);
+std::int64_t global_evaluation_size(const config::TrainConfig& train, std::int64_t num_ranks);
 
 /// Returns the plan of a step on `num_ranks` ranks. The loader hands out parts one after the other.
 /// Where broken samples are skipped it hands out the whole step, because their number weighs each part.

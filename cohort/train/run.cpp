@@ -6,6 +6,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -16,6 +17,7 @@
 #include "cohort/comm/desync.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/core/device.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/internal/config_choices.h"
@@ -37,20 +39,17 @@ namespace {
 
 /// Sets the threads of this process. Returns the device that it computes on. Collective.
 at::Device prepare_device(const config::TrainConfig& train, const std::string& runner,
-                          const parallel::GradientSync& gradient_sync) {
+                          parallel::GradientSync& gradient_sync) {
   const at::Device device = core::resolve_device(device_of_rank(train.device)).device;
   core::set_intra_op_threads(threads_of_rank(train.threads, runner, gradient_sync));
+  check_same_arithmetic(gradient_sync);
   return device;
 }
 
 /// Returns what a loader of this rank is made with.
 LoaderSetup loader_setup(const BatchPlan& plan, at::Device device, std::int64_t seed,
                          const parallel::GradientSync& gradient_sync) {
-  return {.plan = plan,
-          .device = device,
-          .seed = seed,
-          .rank = gradient_sync.rank(),
-          .world_size = gradient_sync.size()};
+  return {.plan = plan, .device = device, .seed = seed, .shares = gradient_sync.shares()};
 }
 
 /// Returns `optim` with the rate of steps of `global_batch_size` samples; `logs`: says so.
@@ -149,6 +148,18 @@ void add_tensorboard(Trainer& trainer, const config::DataConfig& data, std::int6
       is_ours ? data.std : std::vector<double>{}));
 }
 
+void log_virtual_ranks(const parallel::VirtualRankSync& sync) {
+  const std::int64_t all = sync.num_virtual_ranks();
+  const double idle = parallel::idle_share(all, sync.size());
+  std::string text = base::concat(all, all == 1 ? " virtual rank on " : " virtual ranks on ", sync.size(),
+                                  sync.size() == 1 ? " process" : " processes");
+  if (idle > 0) {
+    text += base::concat(": a process is idle for ", std::round(idle * 1000) / 10,
+                         " % of a step on average, as ", sync.size(), " does not divide ", all);
+  }
+  base::log_info(text);
+}
+
 void log_start(const fs::path& folder, const RunData& data, const parallel::GradientSync& gradient_sync,
                const std::string& runner, at::Device device) {
   const std::int64_t num_validation = data.evaluation() != nullptr ? data.evaluation()->dataset().size() : 0;
@@ -201,6 +212,8 @@ RunResult run_training(const config::Config& given, const std::string& command) 
                           schedule, classification_options(config.train, config.optim.clip_norm, plan));
 
   if (is_first) log_start(path, data, *gradient_sync, config.distributed.model, device);
+  if (is_first && gradient_sync->virtual_ranks() != nullptr)
+    log_virtual_ranks(*gradient_sync->virtual_ranks());
   Trainer trainer(trainer_options(config.train, config.run, path)
                       .description(description_of(config))
                       .gradient_sync(gradient_sync)

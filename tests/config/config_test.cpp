@@ -84,9 +84,9 @@ run: {name: "1", dir: "~", resume: auto, seed: 9007199254740992, save_every: 2, 
       tensorboard: no, log_images: 0, trace: 5, profile: 2}
 )");
   Config defaults;
-  // Of the three warm-ups one may be set, and none with one_cycle.
+  // Of the three warm-ups one may be set, and none with one_cycle. Virtual ranks have plain models.
   const std::set<std::string> same = {"schedule.warmup_epochs", "schedule.warmup_steps",
-                                      "schedule.warmup_fraction"};
+                                      "schedule.warmup_fraction", "distributed.virtual_ranks"};
   for (const ConfigKey& key : config_keys()) {
     EXPECT_EQ(same_value(key, config, defaults), same.count(key.name) != 0) << key.name;
   }
@@ -94,6 +94,27 @@ run: {name: "1", dir: "~", resume: auto, seed: 9007199254740992, save_every: 2, 
   const Config again = load(text);
   EXPECT_EQ(again, config) << text;
   EXPECT_EQ(dump_config(again), text);
+}
+
+TEST(ConfigTest, VirtualRanksGoWithPlainModelsAndSumsOfGradients) {
+  for (const char* gradients : {"auto", "average", "ddp"}) {
+    const Config config = load(base::concat(
+        "distributed: {virtual_ranks: 4, bucket_cap_mb: 1, nproc_per_node: 2, gradients: ", gradients,
+        "}\ntrain: {script: true, precision: bf16, accumulate: 2}\n"));
+    EXPECT_EQ(config.distributed.virtual_ranks, 4);
+    EXPECT_EQ(load(dump_config(config)), config);
+  }
+  const std::pair<const char*, const char*> cases[] = {
+      {"gradients: none",
+       "distributed.virtual_ranks is 2 and distributed.gradients is none, which does not add "
+       "gradients over virtual ranks. Try: distributed.gradients=auto"},
+      {"gradients: mine", "distributed.virtual_ranks is 2 and distributed.gradients is mine"},
+      {"model: pipeline", "distributed.virtual_ranks is 2 and distributed.model is pipeline"},
+      {"comm_hook: fp16", "distributed.virtual_ranks is 2 and distributed.comm_hook is fp16"}};
+  for (const auto& [setting, message] : cases) {
+    COHORT_EXPECT_THROW_WITH(load(base::concat("distributed: {virtual_ranks: 2, ", setting, "}\n")),
+                             ConfigError, message);
+  }
 }
 
 TEST(ConfigTest, DumpOfTheDefaultsReadsBackWithoutWarnings) {

@@ -20,6 +20,18 @@ TEST(BatchPlanTest, ABatchOfEachRankMakesAStepOfAllRanks) {
   EXPECT_EQ(plan.task_parts, 1);
 }
 
+TEST(BatchPlanTest, ABatchOfEachVirtualRankMakesAStepOnAnyNumberOfRanks) {
+  for (const int ranks : {1, 2, 4}) {
+    const BatchPlan plan = batch_plan({.batch_size = 6, .accumulate = 2}, {.virtual_ranks = 4}, {}, ranks);
+    EXPECT_EQ(plan.global, 48);
+    EXPECT_EQ(plan.step, 12);
+    EXPECT_EQ(plan.part, 6);
+    EXPECT_EQ(plan.evaluation, 6);
+  }
+  EXPECT_EQ(num_shares({.virtual_ranks = 4}, 2), 4);
+  EXPECT_EQ(num_shares({}, 2), 2);
+}
+
 TEST(BatchPlanTest, AGlobalBatchIsDividedAndRoundedUp) {
   const BatchPlan plan =
       batch_plan({.global_batch_size = 50, .eval_batch_size = 9, .accumulate = 4}, {}, {}, 3);

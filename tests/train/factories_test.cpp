@@ -97,8 +97,8 @@ TEST(BuildTest, ALoaderReadsThePartOfItsRank) {
       .type = "synthetic", .image_size = 4, .shuffle = false, .workers = 0, .synthetic_train = 8};
   const auto dataset = make_dataset(config, Split::kTrain, {.num_classes = 0, .seed = 1});
   for (const int rank : {0, 1}) {
-    const LoaderSetup setup{
-        .plan = batch_plan({.batch_size = 2}, {}, config, 2), .rank = rank, .world_size = 2};
+    const LoaderSetup setup{.plan = batch_plan({.batch_size = 2}, {}, config, 2),
+                            .shares = {.first = rank, .count = 1, .of = 2}};
     const auto loader = make_loader(config, Split::kTrain, dataset, setup);
     const std::optional<data::Batch> first = loader->next();
     ASSERT_TRUE(first);

@@ -222,6 +222,17 @@ std::vector<ConfigKey> distributed_keys() {
                "--nproc-per-node sets it.",
        .min = 1,
        .max = 4096},
+      // What a step is made of: the parameters of the run are those of so many virtual ranks.
+      {.name = "distributed.virtual_ranks",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.virtual_ranks; },
+       .on_resume = OnResume::kRejected,
+       .help =
+           "A step has so many virtual ranks, which 1 to as many processes compute, with the same bits for "
+           "any number of them (docs/guide/elastic.md). train.batch_size is then of a virtual rank. 0: a "
+           "rank is a process. Only with distributed.model plain, and distributed.gradients auto, average "
+           "or ddp.",
+       .min = 0,
+       .max = 4096},
   };
 }
 

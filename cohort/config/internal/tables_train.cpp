@@ -280,7 +280,7 @@ std::vector<ConfigKey> train_keys() {
        .target = [](Config& c) -> KeyTarget { return &c.train.batch_size; },
        .on_resume = OnResume::kTakesEffect,
        .makes_step = true,
-       .help = "Samples of one batch on each rank.",
+       .help = "Samples of one batch on each rank, or on each virtual rank.",
        .min = 1,
        .max = 1e7},
       {.name = "train.global_batch_size",

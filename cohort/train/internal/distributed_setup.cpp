@@ -7,11 +7,13 @@
 //    all.
 #include "cohort/train/internal/distributed_setup.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "cohort/base/cpu.h"
 #include "cohort/base/env.h"
@@ -25,6 +27,8 @@
 #include "cohort/comm/text_collectives.h"
 #include "cohort/core/device.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
+#include "cohort/train/internal/fit/compatibility.h"
 
 namespace cohort::train {
 namespace {
@@ -36,10 +40,21 @@ comm::ConsistencyCheck check_of(const std::string& name) {
   return base::choose<ConfigError>("train.run", "comm.check_consistency", name, kChecks);
 }
 
+std::int64_t bucket_bytes(const config::DistributedConfig& config) {
+  return static_cast<std::int64_t>(config.bucket_cap_mb * (1 << 20));
+}
+
+std::shared_ptr<parallel::GradientSync> virtual_rank_sync(comm::Group group,
+                                                          const config::DistributedConfig& config) {
+  return std::make_shared<parallel::VirtualRankSync>(
+      std::move(group), parallel::VirtualRankOptions{.num_virtual_ranks = config.virtual_ranks,
+                                                     .bucket_bytes = bucket_bytes(config)});
+}
+
 parallel::ReducerOptions reducer_options(const config::DistributedConfig& config) {
   parallel::ReducerOptions options;
   options.find_unused_parameters = config.find_unused_parameters;
-  options.bucket_cap_bytes = static_cast<std::int64_t>(config.bucket_cap_mb * (1 << 20));
+  options.bucket_cap_bytes = bucket_bytes(config);
   parallel::check_comm_hook_name(config.comm_hook);  // an unknown name ends here
   options.make_hook = [name = config.comm_hook] { return parallel::make_comm_hook(name); };
   return options;
@@ -60,6 +75,14 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
                                    config.model, ": ", found->second),
                       base::concat("distributed.gradients=", runner.gradients, ", or auto"));
   }
+  if (config.virtual_ranks > 0 && job.world_size > config.virtual_ranks) {
+    throw ConfigError(
+        "train.run",
+        base::concat("distributed.virtual_ranks is ", config.virtual_ranks, ", and there are ",
+                     job.world_size, " processes: some would have nothing to compute"),
+        base::concat("at most ", config.virtual_ranks, " processes, or a new run with more virtual ranks"));
+  }
+  if (config.virtual_ranks > 0 && job.world_size == 1) return virtual_rank_sync({}, config);
   const bool is_alone = job.world_size == 1 && parallel::resolve_gradients(config.gradients, 1) == "none";
   if (is_alone) return parallel::make_gradient_sync("none");
   if (job.launcher != comm::Launcher::kNone && config.nproc_per_node > 1 &&
@@ -74,6 +97,7 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
   options.check_consistency = check_of(comm_config.check_consistency);
   comm::Group group = comm::init_process_group(options);
   comm::require_same(group, "the configuration", same);
+  if (config.virtual_ranks > 0) return virtual_rank_sync(std::move(group), config);
   const std::string gradients = parallel::resolve_gradients(config.gradients, group.size(), runner.gradients);
   return parallel::make_gradient_sync(gradients, std::move(group), reducer_options(config));
 }
@@ -102,14 +126,22 @@ int ranks_on_host(const parallel::GradientSync& gradient_sync) {
   return static_cast<int>(std::ranges::count(comm::all_gather_text(*gradient_sync.group(), host), host));
 }
 
-int threads_of_rank(std::int64_t threads, const std::string& runner,
-                    const parallel::GradientSync& gradient_sync) {
+void check_same_arithmetic(parallel::GradientSync& gradient_sync) {
+  if (gradient_sync.virtual_ranks() == nullptr || gradient_sync.size() == 1) return;
+  comm::require_same(
+      *gradient_sync.group(), "what virtual ranks are computed with",
+      base::concat("threads ", at::get_num_threads(), "\ninstructions ", instruction_set(), "\n"));
+}
+
+int threads_of_rank(std::int64_t threads, const std::string& runner, parallel::GradientSync& gradient_sync) {
   // The placements' threads have the cores.
   if (threads == 0 && parallel::model_runner_type(runner).has_own_threads) return 1;
   // The user's number, or OMP_NUM_THREADS, wins: set_intra_op_threads() reads the latter where it gets 0.
-  if (threads > 0 || gradient_sync.size() == 1 || base::env_string("OMP_NUM_THREADS")) {
-    return static_cast<int>(threads);
+  const bool is_given = threads > 0 || base::env_string("OMP_NUM_THREADS");
+  if (const auto* const sync = gradient_sync.virtual_ranks(); sync != nullptr && !is_given) {
+    return std::max(1, base::usable_cores() / static_cast<int>(sync->num_virtual_ranks()));
   }
+  if (is_given || gradient_sync.size() == 1) return static_cast<int>(threads);
   const std::string host_and_cores = base::host_name() + " " + base::CpuSet::of_process().to_string();
   const std::vector<std::string> all = comm::all_gather_text(*gradient_sync.group(), host_and_cores);
   const auto sharers = static_cast<int>(std::count(all.begin(), all.end(), host_and_cores));

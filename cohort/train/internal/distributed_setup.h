@@ -16,7 +16,8 @@ namespace cohort::train {
 
 /// Meets the other ranks, where a launcher has started several, and returns the gradient sync of `config`.
 /// `same`: what all ranks must have alike, as text: the configuration but for what may differ by host.
-/// Collective. Throws: ConfigError for a gradient sync that does not fit the runner; RendezvousError;
+/// Collective. Throws: ConfigError for a gradient sync that does not fit the runner, and for more ranks than
+/// distributed.virtual_ranks; RendezvousError;
 /// UsageError for ranks with another `same`.
 std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConfig& config,
                                                    const config::CommConfig& comm_config,
@@ -28,14 +29,18 @@ std::string device_of_rank(const std::string& device);
 /// The GPU of a rank among those that it sees.
 int gpu_of_rank(int local_rank, int num_visible);
 
+/// Throws on all ranks: UsageError where there are virtual ranks, and processes have other numbers of threads
+/// or other instructions. Collective.
+void check_same_arithmetic(parallel::GradientSync& gradient_sync);
+
 /// Returns how many ranks of the job are on this machine, this one too. Collective.
 int ranks_on_host(const parallel::GradientSync& gradient_sync);
 
 /// Returns `threads` (train.threads), or for 0 the cores of this process divided by the ranks that have the
 /// same ones; 0 where one process is alone, or OMP_NUM_THREADS is set. 1 for 0 where `runner`
-/// (distributed.model) has threads of its own. Collective.
-int threads_of_rank(std::int64_t threads, const std::string& runner,
-                    const parallel::GradientSync& gradient_sync);
+/// (distributed.model) has threads of its own. With virtual ranks, 0 is the cores of this process divided by
+/// the virtual ranks, so that it does not depend on the number of processes. Collective.
+int threads_of_rank(std::int64_t threads, const std::string& runner, parallel::GradientSync& gradient_sync);
 
 /// comm::run_on_rank0_and_broadcast(), also where there is one rank.
 nlohmann::json run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync,

@@ -60,8 +60,9 @@ std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Spli
     options.global_batch_size = setup.plan.global;
     options.parts = setup.plan.loader_parts;
   }
-  options.rank = setup.rank;
-  options.world_size = setup.world_size;
+  options.rank = setup.shares.first;
+  options.num_shares = setup.shares.count;
+  options.world_size = setup.shares.of;
   // Evaluation keeps the order and every sample, whatever section data says of training.
   options.last_batch = training ? last_batch_of(config) : data::LastBatchPolicy::kKeep;
   options.workers = static_cast<int>(config.workers);
@@ -78,7 +79,7 @@ std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Spli
     // Options without a name are those of the sampler that auto takes.
     options.sampler = data::make_sampler({.name = config.sampler == "auto" ? "distributed" : config.sampler,
                                           .size = dataset->size(),
-                                          .world_size = setup.world_size,
+                                          .world_size = setup.shares.of,
                                           .shuffle = options.shuffle,
                                           .seed = options.seed,
                                           .last_batch = options.last_batch,

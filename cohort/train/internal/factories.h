@@ -9,6 +9,7 @@
 #include "cohort/data/loader.h"
 #include "cohort/optim/optimizer.h"
 #include "cohort/optim/schedule.h"
+#include "cohort/parallel/gradient_sync.h"
 #include "cohort/train/batch_plan.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/internal/datasets.h"
@@ -26,8 +27,7 @@ struct LoaderSetup {
   BatchPlan plan;
   at::Device device = at::kCPU;
   std::int64_t seed = 1;
-  int rank = 0;  ///< reads its part of each global batch
-  int world_size = 1;
+  parallel::ShareRange shares = {};  ///< that it reads of each global batch
 };
 
 /// A loader with the batch sizes of the plan, and the workers and order of `config` (training shuffles,

@@ -30,6 +30,7 @@ namespace {
 struct Origin {
   std::string checkpoint;
   int world_size = 1;
+  int threads = 0;
   std::int64_t global_batch_size = 0;
   std::string config;  // empty: an older version made it
 };
@@ -39,6 +40,7 @@ json to_json(const std::optional<Origin>& origin) {
   if (!origin) return nullptr;
   return {{"checkpoint", origin->checkpoint},
           {"world_size", origin->world_size},
+          {"threads", origin->threads},
           {"global_batch_size", origin->global_batch_size},
           {"config", origin->config}};
 }
@@ -47,13 +49,14 @@ std::optional<Origin> origin_from(const json& object) {
   if (object.is_null()) return std::nullopt;
   return Origin{.checkpoint = object.at("checkpoint"),
                 .world_size = object.at("world_size"),
+                .threads = object.at("threads"),
                 .global_batch_size = object.at("global_batch_size"),
                 .config = object.at("config")};
 }
 
 Origin read_origin(const fs::path& checkpoint) {
   const RunState state = run_of(checkpoint::read_manifest(checkpoint).state);
-  return {checkpoint.string(), state.world_size, state.global_batch_size, state.description};
+  return {checkpoint.string(), state.world_size, state.threads, state.global_batch_size, state.description};
 }
 
 std::optional<Origin> find_origin(const std::string& resume, const fs::path& folder) {
@@ -81,7 +84,7 @@ std::optional<config::Config> config_of(const Origin& origin, bool logs) {
 /// `before`: null where it is not known.
 bool keep_step(config::TrainConfig& train, const Origin& origin, const config::TrainConfig* before,
                const parallel::GradientSync& gradient_sync) {
-  if (global_batch_size(train, gradient_sync.size()) == origin.global_batch_size) return true;
+  if (global_batch_size(train, gradient_sync.shares().of) == origin.global_batch_size) return true;
   const bool changed = train.global_batch_size > 0 ||
                        (before != nullptr &&
                         (train.batch_size != before->batch_size || train.accumulate != before->accumulate));
@@ -111,7 +114,8 @@ bool evaluates_as(config::Config before, int ranks_before, config::Config now, i
       "train.label_smoothing"};
   // So many batches are not the same samples in batches of another size.
   const bool same_batches =
-      global_evaluation_size(before.train, ranks_before) == global_evaluation_size(now.train, ranks);
+      global_evaluation_size(before.train, num_shares(before.distributed, ranks_before)) ==
+      global_evaluation_size(now.train, num_shares(now.distributed, ranks));
   if (now.train.max_eval_steps > 0 && !same_batches) return false;
   return std::ranges::all_of(
       kKeys, [&](const char* name) { return same_value(*config::find_key(name), before, now); });
@@ -130,6 +134,9 @@ Resumption prepare_resume(config::Config config, const parallel::GradientSync& g
   if (is_first && !config.model.weights.empty()) {
     base::log_info("model.weights is not read: the parameters are those of " + origin->checkpoint);
   }
+  // Another number would be another order of additions. One that is given and differs is an error later on.
+  if (config.distributed.virtual_ranks > 0 && config.train.threads == 0)
+    config.train.threads = origin->threads;
   const std::optional<config::Config> before = config_of(*origin, is_first);
   const bool same_step = keep_step(config.train, *origin, before ? &before->train : nullptr, gradient_sync);
   if (!before) return {.config = std::move(config), .is_resumed = true};

@@ -18,6 +18,7 @@ struct Resumption {
 /// and logs what takes effect. Returns `config` as it is for a fresh start. Else in what it returns:
 /// - A step keeps its samples where `config` does not ask for others: train.global_batch_size is set then.
 /// - A learning rate that is scaled by them stays: optim.lr_base_size is set then.
+/// - With virtual ranks train.threads is that of the checkpoint, where it was 0.
 /// - run.resume is the path of the checkpoint.
 /// Writes nothing. Collective. Throws: ConfigError naming the keys that cannot change; DataError where
 /// checkpoints are there and none can be used.
