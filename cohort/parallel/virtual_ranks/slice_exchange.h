@@ -28,11 +28,12 @@ class SliceExchange {
   virtual at::Tensor empty(std::int64_t numel, const at::TensorOptions& options);
 
   /// Sends piece k of `input` to process k; `output` gets what the processes send here, in their order.
-  /// `input_bytes`, `output_bytes`: of each piece.
+  /// `input_bytes`, `output_bytes`: of each piece, may be 0.
   [[nodiscard]] virtual Transfer all_to_all(at::Tensor output, const at::Tensor& input,
                                             const std::vector<std::int64_t>& output_bytes,
                                             const std::vector<std::int64_t>& input_bytes) = 0;
-  /// `output` gets the inputs of all processes, which are of one size, in their order.
+  /// `output` gets the inputs of all processes, which are of one size, in their order. `input` may lie in it,
+  /// at its own place.
   [[nodiscard]] virtual Transfer all_gather(at::Tensor output, const at::Tensor& input) = 0;
   /// `bytes` become those of process 0.
   [[nodiscard]] virtual Transfer broadcast(at::Tensor bytes) = 0;

@@ -6,7 +6,9 @@
 #include "cohort/parallel/virtual_ranks/internal/tree_reducer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,6 +16,13 @@
 
 namespace cohort::parallel {
 namespace {
+
+// As a number of C++, which does not change the type of what it divides.
+at::Tensor divisor_of(double weight) {
+  at::Tensor divisor = at::scalar_tensor(weight, at::kDouble);
+  divisor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return divisor;
+}
 
 at::Tensor bytes_of(const at::Tensor& flat) {
   return flat.view(at::kByte);
@@ -92,9 +101,10 @@ SliceExchange::Transfer TreeReducer::share_flags(at::Tensor& all) {
   return exchange_->all_gather(all, own_flags_);
 }
 
-// Piece k of what is sent: slice k of each node of the cover.
+// Piece k of what is sent: slice k of each node of the cover. The first and the last process leave out their own
+// piece, where what is left lies in one.
 void TreeReducer::send_cover(std::size_t bucket) {
-  const std::int64_t slice = slice_numel(bucket), nodes = cover_sizes_[static_cast<std::size_t>(rank_)];
+  const std::int64_t slice = slice_numel(bucket), nodes = num_nodes(rank_);
   at::Tensor sent = gradients_.flat(bucket, 0).narrow(0, 0, size_ * slice);
   if (nodes > 1) {
     const at::Tensor packed = reused(packed_, bucket, size_ * nodes * slice);
@@ -106,30 +116,63 @@ void TreeReducer::send_cover(std::size_t bucket) {
     }
     sent = packed;
   }
-  const at::Tensor& received = reused(received_, bucket, num_rows_ * slice);
+  const bool keeps_own = keeps_own_piece();
+  if (keeps_own) sent = sent.narrow(0, rank_ == 0 ? nodes * slice : 0, (size_ - 1) * nodes * slice);
+  const std::int64_t rows = num_rows_ - (keeps_own ? nodes : 0);
+  const at::Tensor& received = reused(received_, bucket, rows * slice);
   const std::int64_t row_bytes = slice * static_cast<std::int64_t>(received.element_size());
-  const std::vector<std::int64_t> sizes_out(static_cast<std::size_t>(size_), nodes * row_bytes);
-  std::vector<std::int64_t> sizes_in;
-  for (const std::int64_t count : cover_sizes_) sizes_in.push_back(count * row_bytes);
+  std::vector<std::int64_t> sizes_out, sizes_in;
+  for (int process = 0; process < size_; ++process) {
+    const bool is_kept = keeps_own && process == rank_;
+    sizes_out.push_back(is_kept ? 0 : nodes * row_bytes);
+    sizes_in.push_back(is_kept ? 0 : num_nodes(process) * row_bytes);
+  }
   transfers_.push_back(exchange_->all_to_all(bytes_of(received), bytes_of(sent), sizes_in, sizes_out));
 }
 
-// The sum of the rows comes to the first row.
-void TreeReducer::add_rows(std::size_t bucket, double weight) {
+// The slices of this process, of all nodes in their order: [slice] each.
+std::vector<at::Tensor> TreeReducer::rows_of(std::size_t bucket) {
   const std::int64_t slice = slice_numel(bucket);
-  const at::Tensor rows = received_[bucket].view({num_rows_, slice});
-  std::vector<std::int64_t> stack;
-  for (std::int64_t row = 0; row < num_rows_; ++row) {
-    stack.push_back(row);
-    for (std::int64_t merge = 0; merge < row_merges_[static_cast<std::size_t>(row)]; ++merge) {
-      const at::Tensor upper = rows[stack.back()];
-      stack.pop_back();
-      rows[stack.back()].add_(upper);
+  std::vector<at::Tensor> rows;
+  std::int64_t begin = 0;
+  for (int process = 0; process < size_; ++process) {
+    for (std::int64_t node = 0; node < num_nodes(process); ++node) {
+      if (keeps_own_piece() && process == rank_) {
+        rows.push_back(
+            gradients_.flat(bucket, static_cast<std::size_t>(node)).narrow(0, rank_ * slice, slice));
+      } else {
+        rows.push_back(received_[bucket].narrow(0, begin, slice));
+        begin += slice;
+      }
     }
   }
-  rows[0].div_(weight);
-  transfers_[bucket] = exchange_->all_gather(bytes_of(gradients_.flat(bucket, 0).narrow(0, 0, size_ * slice)),
-                                             bytes_of(rows[0]));
+  return rows;
+}
+
+// In pieces that stay in the cache from the first addition to the division.
+void TreeReducer::add_rows(std::size_t bucket, double weight) {
+  constexpr std::int64_t kPiece = 1 << 15;
+  const std::int64_t slice = slice_numel(bucket);
+  const std::vector<at::Tensor> rows = rows_of(bucket);
+  const at::Tensor sum = gradients_.flat(bucket, 0).narrow(0, rank_ * slice, slice);
+  std::vector<std::size_t> stack;
+  for (std::int64_t begin = 0; begin < slice; begin += kPiece) {
+    const std::int64_t numel = std::min(kPiece, slice - begin);
+    stack.clear();
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      stack.push_back(row);
+      for (std::int64_t merge = 0; merge < row_merges_[row]; ++merge) {
+        const at::Tensor upper = rows[stack.back()].narrow(0, begin, numel);
+        stack.pop_back();
+        rows[stack.back()].narrow(0, begin, numel).add_(upper);
+      }
+    }
+    at::Tensor out = sum.narrow(0, begin, numel);
+    at::div_out(out, rows.front().narrow(0, begin, numel), divisor_of(weight));
+  }
+  // From its own place in the output, which no transport copies.
+  transfers_[bucket] =
+      exchange_->all_gather(bytes_of(gradients_.flat(bucket, 0).narrow(0, 0, size_ * slice)), bytes_of(sum));
 }
 
 std::int64_t TreeReducer::finish(double weight) {
@@ -138,7 +181,7 @@ std::int64_t TreeReducer::finish(double weight) {
   if (exchange_ == nullptr) {
     for (std::size_t bucket = 0; bucket < count; ++bucket) {
       at::Tensor sum = gradients_.flat(bucket, 0).narrow(0, 0, gradients_.numel(bucket));
-      sum.div_(weight);
+      sum.div_(divisor_of(weight));
     }
     gradients_.set_gradients(flags_);
     return gradients_.bytes();

@@ -34,7 +34,10 @@ class TreeReducer {
   void set_blocks(int rank, int size);
   std::int64_t slice_numel(std::size_t bucket) const;
   SliceExchange::Transfer share_flags(at::Tensor& all);
+  std::int64_t num_nodes(int process) const { return cover_sizes_[static_cast<std::size_t>(process)]; }
+  bool keeps_own_piece() const { return rank_ == 0 || rank_ == size_ - 1; }
   void send_cover(std::size_t bucket);
+  std::vector<at::Tensor> rows_of(std::size_t bucket);
   void add_rows(std::size_t bucket, double weight);
   at::Tensor allocate(std::int64_t numel, const at::TensorOptions& options) const;
   at::Tensor& reused(std::vector<at::Tensor>& tensors, std::size_t bucket, std::int64_t numel);
