@@ -2,7 +2,7 @@
 // a leaf, and buffers are restored. The first average() closes the last virtual rank, for all optimizers: what
 // comes later could not be of all virtual ranks. Then all processes tell each other samples and the first
 // virtual rank that is not finite, and only if there is none do gradients travel. Where prepare() comes before
-// the last backward, this header travels meanwhile.
+// the last backward, this header travels meanwhile, and then the first buckets.
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 
 #include <ATen/ops/empty.h>
@@ -60,7 +60,9 @@ struct VirtualRankSync::Step {
   at::Tensor header;                       // [1 + the virtual rank that is not finite | samples of each]
   double* weights;                         // in it
   at::Tensor headers;                      // of all processes
-  SliceExchange::Transfer header_arrived;  // null: not sent
+  SliceExchange::Transfer header_arrived;  // null: not sent, or received
+  bool is_header_sent = false;
+  std::optional<AverageReport> report;  // where the header was received before average()
 };
 
 VirtualRankSync::VirtualRankSync(comm::Group group, VirtualRankOptions options)
@@ -189,17 +191,24 @@ TreeReducer& VirtualRankSync::reducer_of(const optim::Optimizer& optimizer) {
                    "Task::add_optimizer");
 }
 
-void VirtualRankSync::prepare(const optim::Optimizer& /*optimizer*/, double samples, bool finite) {
+void VirtualRankSync::prepare(const optim::Optimizer& optimizer, double samples, bool finite) {
   if (step_ == nullptr || step_->is_averaged) return;
   if (!finite && !step_->bad) step_->bad = step_->current.value_or(step_->range.first);
   // Before the last backward of the process; else average() sends it.
-  const bool is_last = finite && step_->is_ended && !step_->bad && !step_->header_arrived;
-  if (!is_last || exchange_ == nullptr) return;
+  const bool is_last = finite && step_->is_ended && !step_->bad && !step_->is_header_sent;
+  if (!is_last || exchange_ == nullptr || !step_->current) return;
   check_samples(samples);
   send_header();
+  // Of several optimizers the order in which gradients come is not that of their averages.
+  if (reducers_.size() > 1) return;
+  reducer_of(optimizer).send_early(step_->weights[*step_->current], [this] {
+    if (!step_->report) step_->report = receive_header();
+    return step_->report->ok() ? step_->report->weight : 0;
+  });
 }
 
 void VirtualRankSync::send_header() {
+  step_->is_header_sent = true;
   step_->header.mutable_data_ptr<double>()[0] = step_->bad ? 1 + static_cast<double>(*step_->bad) : 0;
   const std::int64_t bytes = static_cast<std::int64_t>(step_->header.nbytes());
   step_->headers = at::empty({num_processes() * bytes}, at::kByte);
@@ -207,7 +216,7 @@ void VirtualRankSync::send_header() {
 }
 
 // Everything but AverageReport::bytes.
-AverageReport VirtualRankSync::exchange_header() {
+AverageReport VirtualRankSync::receive_header() {
   const auto v = static_cast<std::size_t>(options_.num_virtual_ranks);
   AverageReport report;
   std::vector<double> weights(v, 0);
@@ -243,7 +252,7 @@ AverageReport VirtualRankSync::average(const optim::Optimizer& optimizer, double
                      "while (batch.advance()) before average_gradients()");
   }
   const bool is_first = !step_->is_averaged;
-  if (!finite && step_->header_arrived) {
+  if (is_first && !finite && step_->is_header_sent) {
     throw UsageError(kWhereVirtual,
                      "average() says that a loss is not finite, and prepare() said that it is");
   }
@@ -258,11 +267,13 @@ AverageReport VirtualRankSync::average(const optim::Optimizer& optimizer, double
         "virtual rank alone",
         "all backwards before the first average_gradients(), or no virtual ranks");
   }
-  AverageReport report = exchange_header();
+  AverageReport report = step_->report ? *std::exchange(step_->report, std::nullopt) : receive_header();
   step_->is_averaged = true;
   // All processes have read the same headers, so all do the same here.
+  const bool has_sum = report.ok() && report.weight > 0;
+  if (has_sum) reducer.send(report.weight);
   if (is_first && report.ok()) buffers_->send_result(exchange_.get());
-  if (report.ok() && report.weight > 0) report.bytes = reducer.finish(report.weight);
+  if (has_sum) report.bytes = reducer.finish(report.weight);
   if (is_first && report.ok()) buffers_->set_result();
   if (is_first && !report.ok()) buffers_->restore();
   return report;

@@ -86,7 +86,7 @@ class VirtualRankSync : public GradientSync {
   void finish_shares();
   TreeReducer& reducer_of(const optim::Optimizer& optimizer);
   void send_header();
-  AverageReport exchange_header();
+  AverageReport receive_header();
 
   const comm::Group group_;
   const VirtualRankOptions options_;

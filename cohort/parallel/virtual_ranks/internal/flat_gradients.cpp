@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -10,6 +11,8 @@
 
 namespace cohort::parallel {
 namespace {
+
+constexpr std::int64_t kLastBucketBytes = 1 << 20;
 
 // A sum of products with a number of samples does not fit half precision.
 at::ScalarType type_of_sum(const at::Tensor& parameter) {
@@ -36,10 +39,13 @@ FlatGradients::FlatGradients(std::vector<at::Tensor> parameters, std::int64_t bu
     items.push_back(
         {.bytes = static_cast<std::int64_t>(parameters_[i].nbytes()), .kind = kind_of(parameters_[i])});
   }
-  for (const auto& list : fill_buckets(items, bucket_bytes, bucket_bytes)) {
+  // Nothing hides the bucket that is complete last, so it is small.
+  for (const auto& list : fill_buckets(items, std::min(bucket_bytes, kLastBucketBytes), bucket_bytes)) {
     Bucket& bucket = buckets_.emplace_back();
+    bucket_of_.resize(count);
     for (const std::size_t item : list) {
       bucket.parameters.push_back(count - 1 - item);
+      bucket_of_[count - 1 - item] = buckets_.size() - 1;
       bucket.numel += parameters_[count - 1 - item].numel();
     }
   }
@@ -71,41 +77,37 @@ const at::Tensor& FlatGradients::flat(std::size_t bucket, std::size_t slot) {
   return slot_of(buckets_[bucket], slot).flat;
 }
 
-void FlatGradients::write_leaf(std::size_t slot, double weight, std::vector<std::uint8_t>& flags) {
+void FlatGradients::take_leaf(std::size_t bucket, std::size_t slot, double weight,
+                              std::vector<std::uint8_t>& flags) {
   const at::NoGradGuard no_grad;
-  for (Bucket& bucket : buckets_) {
-    const std::vector<at::Tensor>& views = slot_of(bucket, slot).views;
-    for (std::size_t place = 0; place < views.size(); ++place) {
-      const std::size_t i = bucket.parameters[place];
-      const at::Tensor& gradient = parameters_[i].grad();
-      if (gradient.defined() && gradient.is_sparse()) {
-        throw UsageError(
-            "parallel.virtual_ranks",
-            base::concat("gradient ", i, " ", gradient.sizes(), " is sparse, expected a dense one"),
-            "EmbeddingOptions().sparse(false)");
-      }
-      // Not multiplied by a weight of 0: 0 * NaN of this virtual rank would reach all.
-      if (!gradient.defined() || weight == 0) {
-        views[place].zero_();
-        continue;
-      }
-      flags[i] = 1;
-      if (gradient.scalar_type() == views[place].scalar_type()) {
-        scale_into(views[place], gradient, weight);
-      } else {
-        scale_into(views[place].copy_(gradient), views[place], weight);
-      }
+  const std::vector<at::Tensor>& views = slot_of(buckets_[bucket], slot).views;
+  for (std::size_t place = 0; place < views.size(); ++place) {
+    const std::size_t i = buckets_[bucket].parameters[place];
+    at::Tensor& gradient = parameters_[i].mutable_grad();
+    if (gradient.defined() && gradient.is_sparse()) {
+      throw UsageError(
+          "parallel.virtual_ranks",
+          base::concat("gradient ", i, " ", gradient.sizes(), " is sparse, expected a dense one"),
+          "EmbeddingOptions().sparse(false)");
     }
+    // Not multiplied by a weight of 0: 0 * NaN of this virtual rank would reach all.
+    if (!gradient.defined() || weight == 0) {
+      views[place].zero_();
+    } else if (gradient.scalar_type() == views[place].scalar_type()) {
+      scale_into(views[place], gradient, weight);
+    } else {
+      scale_into(views[place].copy_(gradient), views[place], weight);
+    }
+    if (gradient.defined() && weight != 0) flags[i] = 1;
+    gradient.reset();
   }
 }
 
-void FlatGradients::add_next(std::size_t slot) {
+void FlatGradients::add_next(std::size_t bucket, std::size_t slot) {
   const at::NoGradGuard no_grad;
-  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    const std::int64_t numel = buckets_[bucket].numel;
-    at::Tensor sum = flat(bucket, slot).narrow(0, 0, numel);
-    sum.add_(flat(bucket, slot + 1).narrow(0, 0, numel));
-  }
+  const std::int64_t numel = buckets_[bucket].numel;
+  at::Tensor sum = flat(bucket, slot).narrow(0, 0, numel);
+  sum.add_(flat(bucket, slot + 1).narrow(0, 0, numel));
 }
 
 void FlatGradients::clear_gradients() {

@@ -32,11 +32,17 @@ class FlatGradients {
   /// Returns the flat tensor of `bucket` in `slot`, [numel + padding].
   const at::Tensor& flat(std::size_t bucket, std::size_t slot);
 
-  /// Writes each gradient times `weight` to `slot`; zeros where there is no gradient, or for a weight of 0.
-  /// Sets flags[i] where parameter i has one. Throws: UsageError for a sparse gradient.
-  void write_leaf(std::size_t slot, double weight, std::vector<std::uint8_t>& flags);
+  /// The bucket of each parameter.
+  std::size_t bucket_of(std::size_t parameter) const { return bucket_of_[parameter]; }
+  /// Parameters of a bucket.
+  std::size_t num_parameters(std::size_t bucket) const { return buckets_[bucket].parameters.size(); }
+
+  /// Writes each gradient of a bucket times `weight` to `slot`; zeros where there is no gradient, or for a weight
+  /// of 0. Sets flags[i] where parameter i has one. The parameters have no gradient afterwards. Throws:
+  /// UsageError for a sparse gradient.
+  void take_leaf(std::size_t bucket, std::size_t slot, double weight, std::vector<std::uint8_t>& flags);
   /// slot += the slot after it.
-  void add_next(std::size_t slot);
+  void add_next(std::size_t bucket, std::size_t slot);
   /// The parameters have no gradient afterwards.
   void clear_gradients();
   /// Whether a parameter has a gradient.
@@ -61,6 +67,7 @@ class FlatGradients {
   const std::int64_t padding_;
   const Allocate allocate_;
   std::vector<Bucket> buckets_;
+  std::vector<std::size_t> bucket_of_;
 };
 
 }  // namespace cohort::parallel

@@ -9,10 +9,15 @@
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "cohort/base/error.h"
 
 namespace cohort::parallel {
 namespace {
@@ -30,6 +35,32 @@ at::Tensor bytes_of(const at::Tensor& flat) {
 
 }  // namespace
 
+/// Post hooks of the nodes that write gradients, while it lives.
+struct TreeReducer::Hooks {
+  using NodePtr = decltype(torch::autograd::Edge::function);
+
+  Hooks(const std::vector<at::Tensor>& parameters, const std::function<void(std::size_t)>& on_gradient) {
+    using torch::autograd::variable_list;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      NodePtr accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
+      const std::uintptr_t key =
+          accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+              [on_gradient, i](const variable_list& outputs, const variable_list& /*inputs*/) {
+                on_gradient(i);
+                return outputs;
+              }));
+      hooks.emplace_back(std::move(accumulator), key);
+    }
+  }
+  ~Hooks() {
+    for (const auto& [accumulator, key] : hooks) accumulator->del_post_hook(key);
+  }
+  Hooks(const Hooks&) = delete;
+  Hooks& operator=(const Hooks&) = delete;
+
+  std::vector<std::pair<NodePtr, std::uintptr_t>> hooks;
+};
+
 TreeReducer::TreeReducer(std::vector<at::Tensor> parameters, std::int64_t num_leaves,
                          std::int64_t bucket_bytes)
     : num_leaves_(num_leaves),
@@ -37,7 +68,12 @@ TreeReducer::TreeReducer(std::vector<at::Tensor> parameters, std::int64_t num_le
       gradients_(
           std::move(parameters), bucket_bytes, num_leaves,
           [this](std::int64_t numel, const at::TensorOptions& options) { return allocate(numel, options); }),
-      flags_(gradients_.parameters().size(), 0) {}
+      flags_(gradients_.parameters().size(), 0),
+      hooks_(std::make_unique<Hooks>(gradients_.parameters(), [this](std::size_t parameter) {
+        if (may_send_) on_gradient(parameter);
+      })) {}
+
+TreeReducer::~TreeReducer() = default;
 
 // Blocks may be others than in the step before.
 void TreeReducer::set_blocks(int rank, int size) {
@@ -61,19 +97,65 @@ void TreeReducer::set_blocks(int rank, int size) {
 void TreeReducer::begin(SliceExchange* exchange) {
   exchange_ = exchange != nullptr && exchange->size() > 1 ? exchange : nullptr;
   set_blocks(exchange_ == nullptr ? 0 : exchange_->rank(), exchange_ == nullptr ? 1 : exchange_->size());
-  next_leaf_ = stack_ = 0;
+  next_leaf_ = stack_ = num_sent_ = 0;
+  may_send_ = nullptr;
+  transfers_.clear();
   std::ranges::fill(flags_, 0);
   // Not zeroed in place: 0 + -0 is another number than -0.
   gradients_.clear_gradients();
 }
 
-void TreeReducer::add_leaf(double weight) {
-  gradients_.write_leaf(stack_++, weight, flags_);
-  gradients_.clear_gradients();
-  for (std::int64_t merge = 0; merge < leaf_merges_[next_leaf_]; ++merge, --stack_) {
-    gradients_.add_next(stack_ - 2);
+// The next leaf of a bucket, and the sums that it completes.
+void TreeReducer::fold(std::size_t bucket, double weight) {
+  gradients_.take_leaf(bucket, stack_, weight, flags_);
+  for (std::int64_t merge = 0; merge < leaf_merges_[next_leaf_]; ++merge) {
+    gradients_.add_next(bucket, stack_ - 1 - static_cast<std::size_t>(merge));
   }
+}
+
+void TreeReducer::add_leaf(double weight) {
+  if (std::exchange(may_send_, nullptr) && !is_measured_) {
+    is_measured_ = true;
+    comes_once_ = std::ranges::none_of(arrivals_, [](std::uint8_t times) { return times > 1; });
+  }
+  for (std::size_t bucket = num_sent_; bucket < gradients_.num_buckets(); ++bucket) fold(bucket, weight);
+  stack_ = stack_ + 1 - static_cast<std::size_t>(leaf_merges_[next_leaf_]);
   ++next_leaf_;
+}
+
+void TreeReducer::send_early(double weight, std::function<double()> may_send) {
+  const bool is_last = next_leaf_ + 1 == leaf_merges_.size();
+  const auto is_on_cpu = [](const at::Tensor& parameter) { return parameter.is_cpu(); };
+  if (!is_last || exchange_ == nullptr || !std::ranges::all_of(gradients_.parameters(), is_on_cpu)) return;
+  early_weight_ = weight;
+  may_send_ = std::move(may_send);
+  missing_.clear();
+  for (std::size_t bucket = 0; bucket < gradients_.num_buckets(); ++bucket) {
+    missing_.push_back(gradients_.num_parameters(bucket));
+  }
+  arrivals_.assign(gradients_.parameters().size(), 0);
+}
+
+// Note [Gradients that come twice]
+// A parameter in a recomputed part gets its gradient in several pieces. The first backward only counts. Where
+// each gradient came once, later backwards send a bucket as soon as each of its gradients has come.
+void TreeReducer::on_gradient(std::size_t parameter) {
+  const std::size_t bucket = gradients_.bucket_of(parameter);
+  if (++arrivals_[parameter] > 1) {
+    if (bucket >= num_sent_) return;
+    throw UsageError("parallel.virtual_ranks",
+                     "a gradient came twice in one backward, and once in the first: the first piece was sent",
+                     "prepare_average() before the last backward of a step alone");
+  }
+  const at::NoGradGuard no_grad;
+  --missing_[bucket];
+  if (!is_measured_ || !comes_once_) return;
+  while (num_sent_ < missing_.size() && missing_[num_sent_] == 0) {
+    const double weight = may_send_();
+    if (weight == 0) return;
+    fold(num_sent_, early_weight_);
+    send_next(weight);
+  }
 }
 
 std::int64_t TreeReducer::slice_numel(std::size_t bucket) const {
@@ -151,6 +233,7 @@ std::vector<at::Tensor> TreeReducer::rows_of(std::size_t bucket) {
 
 // In pieces that stay in the cache from the first addition to the division.
 void TreeReducer::add_rows(std::size_t bucket, double weight) {
+  transfers_[bucket]();
   constexpr std::int64_t kPiece = 1 << 15;
   const std::int64_t slice = slice_numel(bucket);
   const std::vector<at::Tensor> rows = rows_of(bucket);
@@ -175,6 +258,20 @@ void TreeReducer::add_rows(std::size_t bucket, double weight) {
       exchange_->all_gather(bytes_of(gradients_.flat(bucket, 0).narrow(0, 0, size_ * slice)), bytes_of(sum));
 }
 
+// The sum of a bucket is made when the next bucket is on its way. This order of transfers is that of every
+// process, whatever of it is done while backward runs.
+void TreeReducer::send_next(double weight) {
+  send_cover(num_sent_++);
+  if (num_sent_ > 1) add_rows(num_sent_ - 2, weight);
+}
+
+void TreeReducer::send(double weight) {
+  if (exchange_ == nullptr) return;
+  const at::NoGradGuard no_grad;
+  while (num_sent_ < gradients_.num_buckets()) send_next(weight);
+  flags_arrived_ = share_flags(all_flags_);
+}
+
 std::int64_t TreeReducer::finish(double weight) {
   const at::NoGradGuard no_grad;
   const std::size_t count = gradients_.num_buckets();
@@ -186,15 +283,8 @@ std::int64_t TreeReducer::finish(double weight) {
     gradients_.set_gradients(flags_);
     return gradients_.bytes();
   }
-  // All buckets are on their way before the first one is waited for.
-  transfers_.clear();
-  for (std::size_t bucket = 0; bucket < count; ++bucket) send_cover(bucket);
-  const SliceExchange::Transfer flags_arrived = share_flags(all_flags_);
-  for (std::size_t bucket = 0; bucket < count; ++bucket) {
-    transfers_[bucket]();
-    add_rows(bucket, weight);
-  }
-  flags_arrived();
+  if (count > 0) add_rows(count - 1, weight);
+  flags_arrived_();
   const auto* const all = all_flags_.const_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < flags_.size() * static_cast<std::size_t>(size_); ++i) {
     if (all[i] != 0) flags_[i % flags_.size()] = 1;

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "cohort/parallel/virtual_ranks/internal/flat_gradients.h"
@@ -18,6 +20,7 @@ class TreeReducer {
   TreeReducer(std::vector<at::Tensor> parameters, std::int64_t num_leaves, std::int64_t bucket_bytes);
   TreeReducer(const TreeReducer&) = delete;
   TreeReducer& operator=(const TreeReducer&) = delete;
+  ~TreeReducer();
 
   const FlatGradients& gradients() const { return gradients_; }
 
@@ -26,11 +29,20 @@ class TreeReducer {
   void begin(SliceExchange* exchange);
   /// Takes the gradients as the next leaf, times `weight`. The parameters have none afterwards.
   void add_leaf(double weight);
-  /// After all leaves of the block: makes the gradients the sum over all leaves divided by `weight`, the sum
-  /// of all weights. Collective. Returns bytes of the gradients.
+  /// Before the last backward of the block's last leaf: buckets are sent while it runs, each when its gradients
+  /// have come. `may_send` returns the sum of all weights, or 0 where nothing may be sent. Does nothing where other leaves follow, or where
+  /// gradients are not on the CPU.
+  void send_early(double weight, std::function<double()> may_send);
+  /// After all leaves of the block: sends what is left. `weight`: the sum of all weights. Collective.
+  void send(double weight);
+  /// After send(): makes the gradients the sum over all leaves divided by `weight`.
+  /// Collective. Returns bytes of the gradients.
   std::int64_t finish(double weight);
 
  private:
+  struct Hooks;
+  void on_gradient(std::size_t parameter);
+  void fold(std::size_t bucket, double weight);
   void set_blocks(int rank, int size);
   std::int64_t slice_numel(std::size_t bucket) const;
   SliceExchange::Transfer share_flags(at::Tensor& all);
@@ -38,6 +50,7 @@ class TreeReducer {
   bool keeps_own_piece() const { return rank_ == 0 || rank_ == size_ - 1; }
   void send_cover(std::size_t bucket);
   std::vector<at::Tensor> rows_of(std::size_t bucket);
+  void send_next(double weight);
   void add_rows(std::size_t bucket, double weight);
   at::Tensor allocate(std::int64_t numel, const at::TensorOptions& options) const;
   at::Tensor& reused(std::vector<at::Tensor>& tensors, std::size_t bucket, std::int64_t numel);
@@ -56,6 +69,16 @@ class TreeReducer {
   std::vector<at::Tensor> packed_, received_;  // by bucket; memory that is used again
   std::vector<SliceExchange::Transfer> transfers_;
   at::Tensor own_flags_, all_flags_;
+  SliceExchange::Transfer flags_arrived_;
+
+  // Of the last leaf, from send_early() to add_leaf().
+  std::function<double()> may_send_;  // null: gradients are not waited for
+  double early_weight_ = 0;
+  std::size_t num_sent_ = 0;            // buckets
+  std::vector<std::size_t> missing_;    // gradients of each bucket
+  std::vector<std::uint8_t> arrivals_;  // of each parameter
+  bool is_measured_ = false, comes_once_ = true;
+  std::unique_ptr<Hooks> hooks_;
 };
 
 }  // namespace cohort::parallel
