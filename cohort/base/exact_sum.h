@@ -38,7 +38,7 @@ class ExactSum {
   static constexpr std::size_t kDigits = (kFraction + 1024) / 32 + 3;
   std::array<std::int64_t, kDigits> digits_{};
   std::int64_t left_ = kMaxAdditions;  // additions before the next carry
-  double special_ = 0;                  // the sum of what was added that is not finite
+  double special_ = 0;                 // the sum of what was added that is not finite
   static constexpr std::int64_t kMaxAdditions = std::int64_t{1} << 29;
 };
 

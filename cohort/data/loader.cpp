@@ -147,6 +147,8 @@ struct Loader::Impl {
   std::set<std::int64_t> skipped_indices;
 };
 
+// What was read ahead is of another place, and is dropped. The order of an epoch does not depend on the
+// place in it, so it is kept.
 void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
   drain();
   pending.reset();
@@ -160,7 +162,8 @@ void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
   delivered_in_epoch = skipped_in_epoch = 0;
 }
 
-// Afterwards no worker touches a job.
+// Afterwards no worker touches a job. A worker that reads a sample cannot be stopped, so the samples under
+// way are waited for; those that were not begun are cancelled.
 void Loader::Impl::drain() {
   if (workers == nullptr) return;
   workers->cancel();
@@ -189,6 +192,8 @@ bool Loader::Impl::plan(std::int64_t number) {
   return true;
 }
 
+// Has workers fill the job that is collected next, and `prefetch` jobs after it. There are prefetch + 1
+// slots, so no job is laid out again before it was collected.
 void Loader::Impl::read_ahead() {
   if (options.workers == 0) return;
   if (workers == nullptr) {
@@ -233,6 +238,8 @@ void Loader::Impl::note_skips(const BatchJob& job) {
   }
 }
 
+// Makes a batch of a job that was read: reports failures, closes the gaps of skipped samples, and begins the
+// copy to the accelerator.
 Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   // Whoever failed first in time depends on the workers; first in the batch does not.
   std::ranges::sort(job.failures, {}, &BatchJob::Failure::item);
@@ -256,6 +263,7 @@ Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   return ready;
 }
 
+// Without workers: the threads that compute are idle while the caller waits for its input.
 void Loader::Impl::read_inline(std::int64_t number) {
   core::parallel_for(reader->job(number).part.count, 1, [&](std::int64_t begin, std::int64_t end) {
     const at::NoGradGuard no_grad;
@@ -276,6 +284,8 @@ std::optional<Loader::Impl::Ready> Loader::Impl::collect() {
   return finish(reader->job(next_job++));
 }
 
+// Hands a part to the caller, and counts it as consumed. After the last part of this rank the whole batch is
+// consumed: what is left of it are parts of other ranks alone.
 Batch Loader::Impl::deliver(Ready ready) {
   const Part& part = ready.part;
   Batch batch;
@@ -290,6 +300,7 @@ Batch Loader::Impl::deliver(Ready ready) {
   consumed = has_more_parts ? so_far : part.whole_next;
   if (has_more_parts) {
     batch.take_next = [this, now = generation](Batch& current) {
+      // The batch may outlive the place at which it was made: the number shows that the loader has advanced.
       require_of_loader(now == generation, "a part of a batch was asked for when the loader had advanced");
       return advance(current);
     };

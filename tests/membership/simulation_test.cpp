@@ -100,12 +100,9 @@ TEST(MembershipSimulationTest, PlantedFaultsAreFound) {
     const char* found;  // a piece of the message
   };
   const Fault faults[] = {
-      {Planted::kBlindSwap, false, "given to two agents"},
-      {Planted::kMixedSteps, true, ""},
-      {Planted::kNoStateCopy, true, "is another one"},
-      {Planted::kNoEarlyMessages, true, ""},
-      {Planted::kLateLedger, true, "the ledger lacks step"},
-      {Planted::kDirtyState, true, "is another one"},
+      {Planted::kBlindSwap, false, "given to two agents"},   {Planted::kMixedSteps, true, ""},
+      {Planted::kNoStateCopy, true, "is another one"},       {Planted::kNoEarlyMessages, true, ""},
+      {Planted::kLateLedger, true, "the ledger lacks step"}, {Planted::kDirtyState, true, "is another one"},
   };
   for (const Fault& fault : faults) {
     std::string error;
