@@ -29,7 +29,7 @@ namespace node_detail {
 class Loop;
 }
 
-/// What connect() does where nobody listens at the address.
+/// What connect() does where nobody listens at the address: it tries again, or returns null.
 enum class WhenRejected : std::uint8_t { kRetry, kGiveUp };
 
 /// A process among others. One thread does its input and output. Threads: any.
@@ -50,8 +50,8 @@ class Node {
   /// What peers see as Peer::incarnation() of this process.
   const std::string& incarnation() const;
 
-  /// Connects, and tries again until the deadline; with kGiveUp only until the address rejects it, as where nobody listens.
-  /// Throws: RendezvousError that says what stood in the way.
+  /// Connects, and tries again until the deadline. With kGiveUp it returns null once nobody listens at the address, or the process
+  /// there is leaving. Throws: RendezvousError that says what stood in the way.
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline,
                                 WhenRejected when_rejected = WhenRejected::kRetry);
 

@@ -10,9 +10,11 @@
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/secret.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "tests/rpc/fake_member.h"
@@ -282,6 +284,17 @@ TEST_F(AgentMembersTest, AWorkerThatDiesInTheMiddleOfItsJoinIsSkipped) {
   const auto last = join("w4");
   EXPECT_LT(store.num_requests() - before, 25) << "nobody waits for the dead again";
   EXPECT_EQ(names_of_members(*last), (MemberNames{"w0", "w3", "w4"}));
+}
+
+TEST_F(AgentMembersTest, AWorkerWithAnotherSecretDoesNotJoinAndTakesNobodyForDead) {
+  options.listen = "127.0.0.1:0";
+  options.secret = base::Secret::make();
+  const auto first = join("w0"), second = join("w1");
+  const auto secret = std::exchange(options.secret, base::Secret::make());
+  COHORT_EXPECT_THROW_WITH(join("w2"), RendezvousError, "does not know the job's secret");
+  options.secret = secret;
+  const auto next = join("w2");
+  EXPECT_EQ(names_of_members(*next), (MemberNames{"w0", "w1", "w2"}));
 }
 
 TEST_F(AgentMembersTest, AWorkerWhoseIdOthersHaveGivenUpTakesAnotherOne) {

@@ -126,9 +126,13 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   };
   base::wait(core_.lock.changed, lock, is_known, deadline);
   if (state.session.num_links() > 0) return peer;
-  const std::string why = state.session.ended() ? state.session.ended()->text : state.last_error;
+  // Before there was a link, who has died says that it is leaving. Who rejects the handshake runs.
+  const auto& end = state.session.ended();
+  const bool is_gone = gives_up_if_rejected && (end ? end->kind == DownKind::kDied : state.was_rejected);
+  const std::string why = end ? end->text : state.last_error;
   state.session.end(DownKind::kFailed, why);
   state.wake();
+  if (is_gone) return nullptr;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
   throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ", waited, " ms",
                                                     why.empty() ? "" : ": ", why));

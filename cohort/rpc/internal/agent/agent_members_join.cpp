@@ -170,8 +170,9 @@ AgentMembers::Peer AgentMembers::connect(const Word& word, base::Deadline deadli
   const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
   try {
     Peer peer = core_.node->connect(word.address, attempt, net::WhenRejected::kGiveUp);
-    return peer->incarnation() == word.worker.incarnation ? peer : nullptr;
+    return peer != nullptr && peer->incarnation() == word.worker.incarnation ? peer : nullptr;
   } catch (const RendezvousError& error) {
+    if (!attempt.expired()) throw;  // it runs: another secret, certificate or version keeps this worker out
     why = base::message_of(error);
   }
   // Those that came after it have it, or know it to be gone. A worker that only this one cannot reach is no dead one.
