@@ -71,19 +71,19 @@ Agent::Agent(std::string name, base::KeyValueStore& store, AgentOptions options)
   check_timeout(options.timeout);
   const base::Deadline deadline(options.join_timeout);
   check_group_kind(store, /*is_dynamic=*/true);
-  bool has_joined = false;
-  while (!has_joined) {
+  while (true) {
     state_ = std::make_shared<AgentState>(WorkerInfo{name, claim_worker_id(store)}, options);
+    std::string why_again;
     try {
-      has_joined = state_->join_group(store, deadline);
+      why_again = state_->join_group(store, deadline);
     } catch (...) {
       state_->stop();
       throw;
     }
-    if (has_joined) break;
-    state_->stop();  // this process had no time for so long that the others have given its id up
+    if (why_again.empty()) break;
+    state_->stop();
     if (deadline.expired())
-      throw RendezvousError("rpc.join", "other workers have given this one up, again and again");
+      throw RendezvousError("rpc.join", why_again, "a longer AgentOptions::silence");
   }
   const std::vector<WorkerTraffic> traffic = metrics().traffic;
   base::log_info(base::concat(self().name, " has joined as worker ", self().id,

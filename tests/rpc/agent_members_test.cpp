@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <future>
 #include <map>
 #include <memory>
 #include <stop_token>
@@ -14,7 +16,9 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/files/fd.h"
 #include "cohort/base/secret.h"
+#include "cohort/net/internal/socket.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "tests/rpc/fake_member.h"
@@ -295,6 +299,68 @@ TEST_F(AgentMembersTest, AWorkerWithAnotherSecretDoesNotJoinAndTakesNobodyForDea
   options.secret = secret;
   const auto next = join("w2");
   EXPECT_EQ(names_of_members(*next), (MemberNames{"w0", "w1", "w2"}));
+}
+
+// Where connections are never answered, as those to a host that is off.
+struct UnansweredAddress {
+  std::string address;
+  base::Fd listener = net::listen_at(net::resolve("127.0.0.1:0"), address);
+};
+MemberMessage accepted_by_member(std::vector<std::int32_t> live, std::vector<std::int32_t> gone) {
+  MemberMessage message;
+  message.type = MemberMessageType::kAccepted;
+  message.live = std::move(live);
+  message.gone = std::move(gone);
+  message.is_ready = true;
+  return message;
+}
+
+TEST_F(AgentMembersTest, AWorkerThatOnlyTheNewOneCannotReachIsNotSkipped) {
+  const auto first = join("w0");
+  const UnansweredAddress unanswered;
+  FakeMember cut_off("w1", store);
+  cut_off.join();
+  cut_off.publish(unanswered.address);
+  options.silence = milliseconds(400);
+  options.join_timeout = milliseconds(700);
+  COHORT_EXPECT_THROW_WITH(join("w2"), RendezvousError, "w1 (worker 1)");
+  EXPECT_FALSE(store.has("rpc/dynamic/1/gone"));
+}
+
+TEST_F(AgentMembersTest, AJoinWaitsUntilOthersHaveSeenADeath) {
+  const UnansweredAddress unanswered;
+  FakeMember dead("w0", store), live("w1", store);
+  dead.publish(unanswered.address);
+  live.publish();
+  std::future<std::unique_ptr<Agent>> joined = std::async(std::launch::async, [&] { return join("w2"); });
+  for (const MemberMessage& answer : {accepted_by_member({0}, {}), accepted_by_member({}, {0})}) {
+    EXPECT_EQ(live.wait_for_message().type, MemberMessageType::kJoin);
+    live.answer(answer);
+  }
+  EXPECT_EQ(live.wait_for_message().type, MemberMessageType::kReady);
+  live.answer(live.message_of(MemberMessageType::kKnown));
+  const std::unique_ptr<Agent> agent = joined.get();
+  EXPECT_EQ(agent->self().id, 3) << "it has joined again";
+  EXPECT_EQ(names_of_members(*agent), (MemberNames{"w1", "w2"}));
+}
+
+TEST_F(AgentMembersTest, AWorkerThatOneHasGivenUpIsJoinedIfAnotherHearsIt) {
+  const auto first = join("w0");
+  FakeMember hears("w1", store), has_given_up("w2", store);
+  hears.publish();
+  has_given_up.publish();
+  std::future<std::unique_ptr<Agent>> joined = std::async(std::launch::async, [&] { return join("w3"); });
+  EXPECT_EQ(has_given_up.wait_for_message().type, MemberMessageType::kJoin);
+  has_given_up.answer(accepted_by_member({}, {0}));
+  EXPECT_EQ(hears.wait_for_message().type, MemberMessageType::kJoin);
+  hears.answer(accepted_by_member({0}, {}));
+  for (FakeMember* const member : {&hears, &has_given_up}) {
+    EXPECT_EQ(member->wait_for_message().type, MemberMessageType::kReady);
+    member->answer(member->message_of(MemberMessageType::kKnown));
+  }
+  const std::unique_ptr<Agent> agent = joined.get();
+  EXPECT_EQ(names_of_members(*agent), (MemberNames{"w0", "w1", "w2", "w3"}));
+  EXPECT_EQ(names_of_members(*first), (MemberNames{"w0", "w3"}));
 }
 
 TEST_F(AgentMembersTest, AWorkerWhoseIdOthersHaveGivenUpTakesAnotherOne) {

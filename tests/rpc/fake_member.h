@@ -36,11 +36,11 @@ class FakeMember {
     options.secret = base::Secret::of_process();
     node_ = std::make_unique<net::Node>(std::move(options), handler_);
   }
-  /// Leaves its word on the store, and listens.
-  void publish() {
+  /// Leaves its word on the store, and listens; or says that it listens at `address`.
+  void publish(const std::string& address = "") {
     const nlohmann::json word = {{"name", name_},
                                  {"host", base::machine_id()},
-                                 {"local", node_->listen("unix:@cohort-" + base::random_word())},
+                                 {"local", address.empty() ? node_->listen("unix:@cohort-" + base::random_word()) : address},
                                  {"address", ""},
                                  {"ticket", "ticket"},
                                  {"incarnation", node_->incarnation()},
@@ -61,17 +61,15 @@ class FakeMember {
     message.functions = functions_;
     return message;
   }
-  void send(int id, const rpc::MemberMessage& message) {
-    rpc::Writer out;
-    rpc::encode(out, message);
-    net::Message sent = rpc::to_message(rpc::kMemberChannel, out.take());
-    rpc::add_references(sent, {});
-    peers_.at(id)->send(std::move(sent));
-  }
+  void send(int id, const rpc::MemberMessage& message) { send_to(*peers_.at(id), message); }
+  /// To who sent the last message that wait_for_message() returned.
+  void answer(const rpc::MemberMessage& message) { send_to(*sender_, message); }
   /// The next message about joins that came.
   rpc::MemberMessage wait_for_message() {
     wait_until([this] { return handler_->has_message(); });
-    return handler_->take();
+    auto [sender, message] = handler_->take();
+    sender_ = std::move(sender);
+    return message;
   }
   /// Joins worker 0, and is ready.
   void join() {
@@ -84,32 +82,42 @@ class FakeMember {
   }
 
  private:
+  using Peer = std::shared_ptr<net::Peer>;
+  using Received = std::pair<Peer, rpc::MemberMessage>;
+
   class Handler : public net::Handler {
    public:
-    void on_message(const std::shared_ptr<net::Peer>&, net::Message message) override {
+    void on_message(const Peer& sender, net::Message message) override {
       auto [encoded, wires] = rpc::to_encoded(message);
       rpc::Reader in(encoded);
       const std::lock_guard lock(mutex_);
-      messages_.push_back(rpc::decode<rpc::MemberMessage>(in));
+      messages_.emplace_back(sender, rpc::decode<rpc::MemberMessage>(in));
     }
     bool has_message() {
       const std::lock_guard lock(mutex_);
       return !messages_.empty();
     }
-    rpc::MemberMessage take() {
+    Received take() {
       const std::lock_guard lock(mutex_);
-      rpc::MemberMessage message;
-      if (messages_.empty()) return message;
-      message = std::move(messages_.front());
+      Received received;
+      if (messages_.empty()) return received;
+      received = std::move(messages_.front());
       messages_.pop_front();
-      return message;
+      return received;
     }
 
    private:
     std::mutex mutex_;
-    std::deque<rpc::MemberMessage> messages_;
+    std::deque<Received> messages_;
   };
 
+  static void send_to(net::Peer& peer, const rpc::MemberMessage& message) {
+    rpc::Writer out;
+    rpc::encode(out, message);
+    net::Message sent = rpc::to_message(rpc::kMemberChannel, out.take());
+    rpc::add_references(sent, {});
+    peer.send(std::move(sent));
+  }
   nlohmann::json word_of(int id) {
     return nlohmann::json::parse(store_.get("rpc/dynamic/" + std::to_string(id) + "/word"));
   }
@@ -119,7 +127,8 @@ class FakeMember {
   const std::map<std::string, std::string> functions_;
   const int id_;
   const std::shared_ptr<Handler> handler_;
-  std::map<int, std::shared_ptr<net::Peer>> peers_;
+  std::map<int, Peer> peers_;
+  Peer sender_;
   std::unique_ptr<net::Node> node_;
 };
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,10 @@ class AgentMembers {
   explicit AgentMembers(AgentCore& core)
       : core_(core), protocol_(core.tables.workers, core.tables.shutdown) {}
 
-  /// Joins: makes the node, and connects to all workers. False: the others have given this worker's id up. Blocking.
+  /// Joins: makes the node, and connects to all workers. Returns "", or why it has to join again under another id. Blocking.
   /// Throws: UsageError for a name that a worker has; RendezvousError that names who does not answer.
-  bool join(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler,
-            base::Deadline deadline);
+  std::string join(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler,
+                   base::Deadline deadline);
   /// After a join that has failed: those that have accepted this worker know at once that it does not come.
   void say_goodbye();
   /// Ids of workers that were gone before this one knew them, and why. After join().
@@ -51,8 +52,17 @@ class AgentMembers {
 
  private:
   struct Word;
+  struct Unreached {
+    std::string name, why;
+    bool runs = false;
+  };
   void listen_and_publish(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler);
+  bool may_be_gone(std::int32_t id, base::KeyValueStore& store) const;
+  bool is_told_live(std::int32_t id) const;
   void join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline);
+  bool is_accepted_by(const Peer& peer, const Word& word, base::KeyValueStore& store,
+                      base::Deadline deadline);
+  std::string settle_missing(base::KeyValueStore& store, base::Deadline deadline);
   std::optional<Word> read_word(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   Peer connect(const Word& word, base::Deadline deadline, std::string& why) const;
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
@@ -76,6 +86,9 @@ class AgentMembers {
   AgentCore& core_;
   CallTables& tables_ = core_.tables;
   std::map<std::int32_t, std::string> gone_;
+  // Lower ids that this worker has not joined: others or the store say that they are gone; they have not accepted this one.
+  std::set<std::int32_t> skipped_;
+  std::map<std::int32_t, Unreached> unreached_;
   MemberProtocol protocol_;  // under the mutex of the tables
 };
 

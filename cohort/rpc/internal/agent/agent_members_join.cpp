@@ -26,6 +26,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kStaticKey = "rpc/static";
 constexpr const char* kDynamicKey = "rpc/dynamic";
+constexpr const char* kGivenUp = "other workers have given this one up, as it was too slow";
 // A peer that is down wakes nobody.
 constexpr milliseconds kLookAtPeers(10);
 // One that does not hear it sees a silence.
@@ -61,15 +62,22 @@ struct AgentMembers::Word {
   std::string address, ticket;
 };
 
-bool AgentMembers::join(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler,
-                        base::Deadline deadline) {
+std::string AgentMembers::join(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler,
+                               base::Deadline deadline) {
   listen_and_publish(store, handler);
-  if (store.add(member_key(core_.self.id, "claims"), 1) != 1) return false;
+  if (store.add(member_key(core_.self.id, "claims"), 1) != 1) return kGivenUp;
   run([&] { return protocol_.claim_id(); });
   // The last that came first: it is the likeliest to live, and says who is gone.
-  for (std::int32_t id = core_.self.id - 1; id >= 0; --id) join_worker(id, store, deadline);
+  for (std::int32_t id = core_.self.id - 1; id >= 0; --id) {
+    if (may_be_gone(id, store)) {
+      skipped_.insert(id);
+    } else {
+      join_worker(id, store, deadline);
+    }
+  }
+  if (std::string why = settle_missing(store, deadline); !why.empty()) return why;
   become_ready(deadline);
-  return true;
+  return "";
 }
 
 void AgentMembers::say_goodbye() {
@@ -102,50 +110,93 @@ void AgentMembers::listen_and_publish(base::KeyValueStore& store,
   store.set(member_key(core_.self.id, "word"), word.dump());
 }
 
-// The worker is known afterwards: it has accepted this one, or it is gone.
-void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) {
-  const std::optional<Word> word = read_word(id, store, deadline);
-  if (!word) {
-    const std::string name = base::concat("worker ", id);
-    return add_gone(id, name);
-  }
-  const std::string& name = word->worker.info.name;
-  bool is_told_gone = false;
+bool AgentMembers::may_be_gone(std::int32_t id, base::KeyValueStore& store) const {
   {
     const std::lock_guard lock(tables_.mutex);
-    is_told_gone = protocol_.is_told_gone(id);
+    if (protocol_.is_told_gone(id)) return true;
   }
+  return store.has(member_key(id, "gone"));
+}
+
+bool AgentMembers::is_told_live(std::int32_t id) const {
+  const std::lock_guard lock(tables_.mutex);
+  return protocol_.is_told_live(id);
+}
+
+// Afterwards the worker has accepted this one, or is gone, or is in unreached_.
+void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) {
+  const std::optional<Word> word = read_word(id, store, deadline);
+  if (!word) return add_gone(id, base::concat("worker ", id));
+  const std::string& name = word->worker.info.name;
   std::string why;
-  const Peer peer = is_told_gone ? nullptr : connect(*word, deadline, why);
+  Peer peer = connect(*word, deadline, why);
+  if (peer != nullptr) {
+    if (is_accepted_by(peer, *word, store, deadline)) return;
+    if (peer->is_down()) peer = connect(*word, deadline, why);  // has it ended, or is the connection lost?
+  }
+  if (peer == nullptr && why.empty()) {
+    store.set(member_key(id, "gone"), "1");
+    return add_gone(id, name);
+  }
+  if (deadline.expired()) {
+    throw RendezvousError("rpc.join", base::concat(name, " (worker ", id, ") did not answer within ",
+                                                   core_.options.join_timeout.count(), " ms",
+                                                   why.empty() ? "" : ": ", why));
+  }
+  unreached_[id] = {name, peer == nullptr ? why : "it does not accept this worker", peer != nullptr};
+}
+
+bool AgentMembers::is_accepted_by(const Peer& peer, const Word& word, base::KeyValueStore& store,
+                                  base::Deadline deadline) {
   const base::Deadline others_see_deaths = base::Deadline(2 * core_.options.silence).sooner(deadline);
-  while (peer != nullptr) {
-    const MemberMessage answer = ask_to_join(peer, *word, deadline);
-    if (answer.type == MemberMessageType::kAccepted) return;
-    if (answer.why.empty()) break;
+  while (true) {
+    const MemberMessage answer = ask_to_join(peer, word, deadline);
+    if (answer.type == MemberMessageType::kAccepted) return true;
+    if (answer.why.empty()) return false;
     // A process that begins anew comes before the others know of its death.
-    if (answer.id == id || others_see_deaths.expired() || !is_dead(answer.id, store, deadline)) {
+    if (answer.id == word.worker.info.id || others_see_deaths.expired() ||
+        !is_dead(answer.id, store, deadline)) {
       throw UsageError("rpc.join", base::concat(core_.self.name, " cannot join: ", answer.why),
                        "a name of its own for each worker that runs");
     }
     base::sleep(kLookAtPeers, others_see_deaths);
   }
-  if (!is_told_gone && deadline.expired()) {
-    throw RendezvousError("rpc.join", base::concat(name, " (worker ", id, ") did not answer within ",
-                                                   core_.options.join_timeout.count(), " ms: ", why));
-  }
-  store.set(member_key(id, "gone"), "1");
-  add_gone(id, name);
 }
 
-// None: the worker is gone, or has never come so far.
+// Workers that this one has not joined are gone, unless a worker that has accepted this one hears them. Returns "", or whom this
+// worker cannot reach.
+std::string AgentMembers::settle_missing(base::KeyValueStore& store, base::Deadline deadline) {
+  for (auto next = skipped_.begin(); next != skipped_.end();) {
+    const std::int32_t id = *next;
+    if (is_told_live(id)) {
+      skipped_.erase(next);
+      join_worker(id, store, deadline);  // which may say that it hears further ones
+      next = skipped_.begin();
+    } else {
+      ++next;
+    }
+  }
+  for (const auto& [id, worker] : unreached_) {
+    if (!worker.runs && !is_told_live(id)) continue;
+    base::sleep(kLookAtPeers, deadline);
+    return base::concat(worker.name, " (worker ", id, ") runs, and this worker cannot join it: ", worker.why);
+  }
+  for (const std::int32_t id : skipped_) add_gone(id, base::concat("worker ", id));
+  for (const auto& [id, worker] : unreached_) {
+    store.set(member_key(id, "gone"), "1");
+    add_gone(id, worker.name);
+  }
+  return "";
+}
+
+// None: the worker has never come so far.
 std::optional<AgentMembers::Word> AgentMembers::read_word(std::int32_t id, base::KeyValueStore& store,
                                                           base::Deadline deadline) const {
-  const std::string key = member_key(id, "word"), gone = member_key(id, "gone");
-  if (store.has(gone)) return std::nullopt;
+  const std::string key = member_key(id, "word");
   if (!store.has(key) && !store.wait({key}, base::Deadline(core_.options.silence).sooner(deadline))) {
     store.add(member_key(id, "claims"), 1);
     if (!store.has(key)) {
-      store.set(gone, "1");
+      store.set(member_key(id, "gone"), "1");
       return std::nullopt;
     }
   }
@@ -160,7 +211,7 @@ std::optional<AgentMembers::Word> AgentMembers::read_word(std::int32_t id, base:
   return word;
 }
 
-// Null: nobody listens there, or another process, or not within AgentOptions::silence.
+// Null without `why`: nobody listens there, or another process. Null with it: nobody has answered within AgentOptions::silence.
 AgentMembers::Peer AgentMembers::connect(const Word& word, base::Deadline deadline, std::string& why) const {
   if (word.address.empty()) {
     throw RendezvousError("rpc.join",
@@ -174,13 +225,6 @@ AgentMembers::Peer AgentMembers::connect(const Word& word, base::Deadline deadli
   } catch (const RendezvousError& error) {
     if (!attempt.expired()) throw;  // it runs: another secret, certificate or version keeps this worker out
     why = base::message_of(error);
-  }
-  // Those that came after it have it, or know it to be gone. A worker that only this one cannot reach is no dead one.
-  const std::lock_guard lock(tables_.mutex);
-  const bool is_known = attempt.expired() && protocol_.is_accepted_after(word.worker.info.id);
-  if (is_known) {
-    throw RendezvousError("rpc.join",
-                          base::concat(word.worker.info.name, " runs, but cannot be reached: ", why));
   }
   return nullptr;
 }
@@ -202,6 +246,7 @@ MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Word& word, base
 }
 
 bool AgentMembers::is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
+  if (may_be_gone(id, store)) return true;
   const std::optional<Word> word = read_word(id, store, deadline);
   std::string why;
   return !word || connect(*word, deadline, why) == nullptr;

@@ -60,19 +60,19 @@ void AgentState::join(int world_size, base::KeyValueStore& store) {
   handle_early_events();
 }
 
-bool AgentState::join_group(base::KeyValueStore& store, base::Deadline deadline) {
+std::string AgentState::join_group(base::KeyValueStore& store, base::Deadline deadline) {
   core_.start(shared_from_this(), std::make_shared<References>(core_.self.id, weak_from_this()));
   core_.tables.pending.begin_numbers_of(core_.self.id);
-  bool has_joined = false;
+  std::string why_again;
   try {
-    has_joined = members_.join(store, std::make_shared<Handler>(weak_from_this()), deadline);
+    why_again = members_.join(store, std::make_shared<Handler>(weak_from_this()), deadline);
   } catch (...) {
     members_.say_goodbye();
     throw;
   }
-  if (!has_joined) {
+  if (!why_again.empty()) {
     members_.say_goodbye();
-    return false;
+    return why_again;
   }
   // Others may still pass references to their objects on.
   for (const auto& [id, why] : members_.gone()) {
@@ -80,7 +80,7 @@ bool AgentState::join_group(base::KeyValueStore& store, base::Deadline deadline)
     sender_.send_effects(core_.contexts.on_down(id));
   }
   handle_early_events();
-  return true;
+  return "";
 }
 
 // What waits for events ends first, since a handler that waits may have a thread of the node; then the sources of events, what

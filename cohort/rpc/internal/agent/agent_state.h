@@ -26,8 +26,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
  public:
   AgentState(WorkerInfo self, AgentOptions options);
   void join(int world_size, base::KeyValueStore& store);
-  /// Joins a dynamic group. False: the others have given this worker's id up.
-  bool join_group(base::KeyValueStore& store, base::Deadline deadline);
+  /// Joins a dynamic group. Returns "", or why it has to join again under another id.
+  std::string join_group(base::KeyValueStore& store, base::Deadline deadline);
   base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) override {
     return client_.call(target, function, std::move(arguments));
   }

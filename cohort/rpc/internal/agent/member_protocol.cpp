@@ -6,7 +6,7 @@
 // not to be sent.
 #include "cohort/rpc/internal/agent/member_protocol.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/function.h"
@@ -57,13 +57,6 @@ const MemberMessage* MemberProtocol::answer_of(const Peer& peer) const {
 void MemberProtocol::add_gone(std::int32_t id, const std::string& name, const std::string& why) {
   workers_.add_gone(id, name, why);
   shutdown_.add_worker(id);
-}
-
-bool MemberProtocol::is_accepted_after(std::int32_t id) const {
-  return std::any_of(answers_.begin(), answers_.end(), [&](const auto& entry) {
-    const auto asked = asked_.find(entry.first);
-    return entry.second.type == MemberType::kAccepted && asked != asked_.end() && asked->second.info.id > id;
-  });
 }
 
 MemberProtocol::Messages MemberProtocol::become_ready() {
@@ -153,6 +146,7 @@ void MemberProtocol::on_join(const Peer& peer, const MemberMessage& message, Mes
       worker.signatures = message.functions;
       worker.peer = peer;
       worker.is_ready = false;
+      for (const KnownWorker* const live : workers_.live_others()) answer.live.push_back(live->info.id);
       workers_.add(std::move(worker));
       shutdown_.add_worker(message.id);
       answer.type = MemberType::kAccepted;
@@ -172,6 +166,7 @@ void MemberProtocol::on_answer(const Peer& peer, MemberMessage message) {
     asked->second.is_ready = message.is_ready;
     workers_.add(asked->second);
     told_gone_.insert(message.gone.begin(), message.gone.end());
+    told_live_.insert(message.live.begin(), message.live.end());
   }
   answers_.emplace(peer.get(), std::move(message));
 }

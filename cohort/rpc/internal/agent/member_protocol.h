@@ -17,7 +17,7 @@ namespace cohort::rpc {
 
 enum class MemberMessageType : std::uint8_t {
   kJoin = 1,     ///< id, ticket, functions
-  kAccepted,     ///< gone, is_ready: the sender knows the worker that joins
+  kAccepted,     ///< gone, live, is_ready: the sender knows the worker that joins
   kRejected,     ///< why, id
   kReady,        ///< all have accepted the sender
   kKnown,        ///< the sender lists the worker that is ready
@@ -34,10 +34,11 @@ struct MemberMessage {
   std::map<std::string, std::string> functions;
   std::string why;                 ///< empty: the receiver is not the worker that was meant
   std::vector<std::int32_t> gone;  ///< workers that the sender knows to be gone
+  std::vector<std::int32_t> live;  ///< workers that the sender hears
   bool is_ready = false;
   std::uint64_t num_calls = 0;  ///< that the sender has made to the worker that leaves
 };
-COHORT_NESTED(MemberMessage, type, id, ticket, functions, why, gone, is_ready, num_calls)
+COHORT_NESTED(MemberMessage, type, id, ticket, functions, why, gone, live, is_ready, num_calls)
 
 /// The part of one worker. Each function returns the messages that it leads to. Threads: one at a time.
 class MemberProtocol {
@@ -60,8 +61,8 @@ class MemberProtocol {
   void add_gone(std::int32_t id, const std::string& name, const std::string& why);
   /// Whether one that has accepted this worker said that worker `id` is gone.
   bool is_told_gone(std::int32_t id) const { return told_gone_.count(id) > 0; }
-  /// Whether one has accepted this worker that came after worker `id`: it knows that worker, or that it is gone.
-  bool is_accepted_after(std::int32_t id) const;
+  /// Whether one that has accepted this worker said that it hears worker `id`. Another one may say that it is gone.
+  bool is_told_live(std::int32_t id) const { return told_live_.count(id) > 0; }
   /// All with lower ids have accepted this worker, or are gone.
   Messages become_ready();
   /// Whether it lists this worker.
@@ -91,7 +92,7 @@ class MemberProtocol {
   Messages early_;                                 // joins that came before claim_id()
   std::map<const net::Peer*, KnownWorker> asked_;  // whom this worker joins
   std::map<const net::Peer*, MemberMessage> answers_;
-  std::set<std::int32_t> told_gone_;
+  std::set<std::int32_t> told_gone_, told_live_;
   std::set<const net::Peer*> known_by_;
   std::map<std::int32_t, std::uint64_t> seen_;  // calls of each worker to this one, which leaves
 };
