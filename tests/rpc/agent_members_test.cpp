@@ -370,6 +370,11 @@ TEST_F(AgentMembersTest, AWorkerWhoseIdOthersHaveGivenUpTakesAnotherOne) {
   EXPECT_EQ(agent->rpc_sync<word_of_member>("w0", "word"), "word");
 }
 
+TEST_F(AgentMembersTest, AWorkerThatOthersHaveJoinedWithoutTakesAnotherId) {
+  store.set("rpc/dynamic/0/gone", "1");
+  EXPECT_EQ(join("w0")->self().id, 1);
+}
+
 TEST_F(AgentMembersTest, AJoinEndsAtItsDeadlineAndNamesWhoDoesNotAnswer) {
   FakeMember silent("w0", store);
   silent.publish();

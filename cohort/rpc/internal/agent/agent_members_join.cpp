@@ -76,6 +76,8 @@ std::string AgentMembers::join(base::KeyValueStore& store, const std::shared_ptr
     }
   }
   if (std::string why = settle_missing(store, deadline); !why.empty()) return why;
+  // While this process was stopped, others may have joined without it.
+  if (store.has(member_key(core_.self.id, "gone"))) return kGivenUp;
   become_ready(deadline);
   return "";
 }
