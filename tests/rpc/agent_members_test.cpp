@@ -95,6 +95,7 @@ TEST_F(AgentMembersTest, WorkersJoinAndLeaveWhileOthersRun) {
     second->shutdown(patience());
     EXPECT_TRUE(test::comes_true([&] { return names_of_members(*first) == MemberNames{"ps/0"}; })) << round;
   }
+  EXPECT_TRUE(test::comes_true([&] { return first->metrics().traffic.empty(); }));
   first->shutdown(patience());
   join("ps/0")->shutdown(patience());  // nobody of the group is left
 }

@@ -245,6 +245,27 @@ class MemberSimulation : test::ProtocolSimulation {
   std::map<std::pair<std::int32_t, std::int32_t>, std::deque<MemberMessage>> on_the_way_;
 };
 
+TEST(MemberProtocolTest, NoPeerThatIsGoneIsKept) {
+  WorkerTable table(1);
+  ShutdownState shutdown;
+  MemberProtocol protocol(table, shutdown);
+  KnownWorker self, other;
+  self.info = {"w1", 1};
+  protocol.begin(self, "ticket");
+  protocol.claim_id();
+  const std::shared_ptr<net::Peer> peer = std::make_shared<SeenMember>(0, "w0");
+  other.info = {"w0", 0};
+  other.peer = peer;
+  protocol.ask(std::exchange(other, {}), "ticket");
+  MemberMessage accepted;
+  accepted.type = MemberMessageType::kAccepted;
+  protocol.on_message(peer, accepted);
+  ASSERT_TRUE(table.is_worker(peer));
+  protocol.become_ready();
+  table.on_down(peer, "w0 died");
+  EXPECT_EQ(peer.use_count(), 1);
+}
+
 TEST(MemberSimulationTest, WorkersJoinUnderNamesOfTheirOwnAndNoCallIsLost) {
   int num_joined = 0, num_left = 0, num_rejected = 0;
   for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {

@@ -151,14 +151,16 @@ TEST(WorkerTableTest, ALaterWorkerOfANameIsAnotherWorker) {
   const auto first = named_peer("ps/0", "i3"), later = named_peer("ps/0", "i5");
   add_member(table, 3, first, true);
   EXPECT_EQ(table.resolve("ps/0"), "ps/0");
+  EXPECT_EQ(table.find_by_peer(first)->info.id, 3);
   EXPECT_EQ(table.on_down(first, "ps/0 died"), 3);
+  EXPECT_EQ(first.use_count(), 1) << "what the peer has goes with it";
   EXPECT_EQ(table.infos(), (std::vector<WorkerInfo>{{"w0", 0}}));
   EXPECT_EQ(table.resolve("ps/0"), "ps/0") << "a call of it says that it died";
   add_member(table, 5, later, true);
   EXPECT_EQ(table.resolve("ps/0"), "ps/0#5");
   EXPECT_EQ(table.resolve("ps/0#5"), "ps/0#5");
   EXPECT_EQ(table.infos(), (std::vector<WorkerInfo>{{"w0", 0}, {"ps/0", 5}}));
-  EXPECT_EQ(table.find_by_peer(first)->info.id, 3);
+  EXPECT_EQ(table.find_by_peer(first), nullptr);
   EXPECT_EQ(table.find_by_peer(later)->info.id, 5);
   EXPECT_EQ(table.on_down(later, "ps/0 left"), 5);
   EXPECT_EQ(table.gone_ids(), (std::vector<std::int32_t>{3, 5}));

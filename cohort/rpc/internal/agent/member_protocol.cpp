@@ -62,6 +62,8 @@ void MemberProtocol::add_gone(std::int32_t id, const std::string& name, const st
 MemberProtocol::Messages MemberProtocol::become_ready() {
   is_ready_ = true;  // who joins from now on is told so as it is accepted
   workers_.set_ready(self_);
+  asked_.clear();
+  answers_.clear();
   return to_all(MemberType::kReady);
 }
 

@@ -20,7 +20,7 @@ struct KnownWorker {
   WorkerInfo info;
   std::string incarnation;                        ///< of its process
   std::map<std::string, std::string> signatures;  ///< of its functions, by their names
-  std::shared_ptr<net::Peer> peer;                ///< null: this worker, or one that has not connected yet
+  std::shared_ptr<net::Peer> peer;                ///< null: this worker, or one that has not connected yet, or has left a dynamic group
   std::string down;                               ///< why it is gone, or that it is leaving; empty: neither
   bool is_leaving = false;                        ///< it is not gone, and answers the calls that it has
   bool is_ready = true;                           ///< of a dynamic group: its join is over
@@ -75,7 +75,7 @@ class WorkerTable {
   /// The worker that the process is heard as; null: it is not heard.
   const KnownWorker* find_by_peer(const Peer& peer) const;
   bool is_worker(const Peer& peer) const { return find_by_peer(peer) != nullptr; }
-  /// The process is gone. Returns the id of its worker; none where it was not heard as one.
+  /// The process is gone. Returns the id of its worker; none where it was not heard as one. A dynamic group keeps no gone peers.
   std::optional<std::int32_t> on_down(const Peer& peer, const std::string& why);
 
   /// Throws: UsageError for an unknown name. The worker lives as long as the table.
