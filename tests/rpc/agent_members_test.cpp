@@ -157,6 +157,10 @@ TEST_F(AgentMembersTest, ANameIsTakenUntilItsWorkerIsGone) {
   EXPECT_EQ(server->metrics().calls_handled, 1U) << "the new worker has answered it";
   EXPECT_EQ(server->rpc_sync<word_of_member>("trainer/0", "back"), "back");
   EXPECT_THROW(object.to_here(), OwnerLostError) << "the object has not moved";
+  const std::string name_of_first = server->rpc_sync<caller_of_member>("trainer/0");
+  const auto late = join("trainer/1");  // which knows no earlier worker of that name
+  EXPECT_EQ(name_of_first, "ps/0#" + std::to_string(server->self().id));
+  EXPECT_EQ(late->rpc_sync<word_of_member>(name_of_first, "passed on"), "passed on");
   server->shutdown(patience());
   EXPECT_THROW(first->rpc_sync<word_of_member>("ps/0", ""), PeerError);
 }

@@ -168,6 +168,17 @@ TEST(WorkerTableTest, ALaterWorkerOfANameIsAnotherWorker) {
                            "there is no worker 'ps/1'; the workers are w0");
 }
 
+TEST(WorkerTableTest, ANameOfAnotherAgentsTableIsResolvedByItsId) {
+  WorkerTable table = dynamic_table();
+  add_member(table, 5, named_peer("ps/0", "i5"), true);
+  table.add_gone(3, "worker 3", "worker 3 was gone");
+  EXPECT_EQ(table.resolve("ps/0#5"), "ps/0");
+  EXPECT_EQ(table.resolve("ps/0#3"), "worker 3#3");
+  for (const char* const name : {"ps/0#4", "ps/0#", "ps/0#x", "ps/0#5x", "ps/0#-1", "ps/0#99999999999"}) {
+    EXPECT_THROW(table.resolve(name), UsageError) << name;
+  }
+}
+
 TEST(WorkerTableTest, AWorkerThatJoinsIsListedOnceItIsReady) {
   WorkerTable table = dynamic_table();
   const auto peer = named_peer("w4", "i4");

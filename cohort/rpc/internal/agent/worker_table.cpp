@@ -6,9 +6,12 @@
 // connection, and no two connects cross.
 //
 // In a dynamic group a name may have had several workers. Entries stay, since calls and handlers under way refer to them. So
-// the entry of a later worker has a name of its own, with the worker's id: '#' is in no worker's name.
+// the entry of a later worker has a name of its own, with the worker's id: '#' is in no worker's name. Programs get such names, and
+// pass them on to workers that have others. So resolve() takes the id from it.
 #include "cohort/rpc/internal/agent/worker_table.h"
 
+#include <charconv>
+#include <system_error>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -16,6 +19,19 @@
 #include "cohort/rpc/function.h"
 
 namespace cohort::rpc {
+namespace {
+
+// The 7 of "ps/0#7".
+std::optional<std::int32_t> id_in(const std::string& name) {
+  const std::size_t mark = name.find('#');
+  if (mark == std::string::npos) return std::nullopt;
+  std::int32_t id = 0;
+  const char* const end = name.data() + name.size();
+  const std::from_chars_result read = std::from_chars(name.data() + mark + 1, end, id);
+  return read.ec == std::errc() && read.ptr == end ? std::optional(id) : std::nullopt;
+}
+
+}  // namespace
 
 void KnownWorker::check_function(const char* function) const {
   if (signatures.empty() && !down.empty()) return;  // it was gone before this worker joined: the call says so
@@ -98,11 +114,11 @@ std::vector<const KnownWorker*> WorkerTable::live_others() const {
 
 std::string WorkerTable::resolve(const std::string& name) const {
   if (!is_dynamic_) return name;
+  if (const auto id = id_in(name); id && is_known(*id)) return names_[static_cast<std::size_t>(*id)];
   const KnownWorker* found = nullptr;
   for (auto next = workers_.lower_bound(name); next != workers_.end() && next->first.starts_with(name);
        ++next) {
     const KnownWorker& worker = next->second;
-    if (next->first == name && name.find('#') != std::string::npos) return name;
     if (public_name(next->first) != name || !worker.is_ready) continue;
     const bool is_better = found == nullptr || (found->is_gone() && !worker.is_gone()) ||
                            (found->is_gone() == worker.is_gone() && worker.info.id > found->info.id);

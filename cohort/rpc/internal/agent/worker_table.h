@@ -63,7 +63,8 @@ class WorkerTable {
   std::vector<std::int32_t> gone_ids() const;
   /// The others of a dynamic group that are not gone, also those that join.
   std::vector<const KnownWorker*> live_others() const;
-  /// The name under which find() finds the worker that has this own name now, or had it last.
+  /// The name under which find() finds the worker that has this own name now, or had it last; or worker 7 for "ps/0#7", as this
+  /// or another agent may know it. Throws: UsageError for an unknown name.
   std::string resolve(const std::string& name) const;
 
   /// A process has connected. It is heard as the worker of its name, if that has a higher id and this incarnation.
