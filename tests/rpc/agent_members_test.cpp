@@ -62,6 +62,11 @@ COHORT_REMOTE(answer_when_allowed);
 COHORT_REMOTE(row_of_member_table);
 COHORT_REMOTE(double_of_tensor);
 COHORT_REMOTE(value_through_member);
+RRef<at::Tensor> object_of_leaver;
+RRef<at::Tensor> give_object_of_leaver() {
+  return std::exchange(object_of_leaver, {});
+}
+COHORT_REMOTE(give_object_of_leaver);
 
 std::vector<std::string> names_of_members(const Agent& agent, const std::string& pattern = "*") {
   std::vector<std::string> names;
@@ -217,15 +222,32 @@ TEST_F(AgentMembersTest, ShutdownWaitsForTheCallsOfThisWorkerAndThoseToIt) {
 
 TEST_F(AgentMembersTest, AReferenceThatALeaverPassesOnStays) {
   const auto owner = join("w0"), leaver = join("w1"), holder = join("w2");
-  RRef<at::Tensor> kept;
+  object_of_leaver = leaver->remote<double_of_tensor>("w0", at::ones({3}));
   {
     const RRef<at::Tensor> object = leaver->remote<double_of_tensor>("w0", at::ones({2}));
     EXPECT_EQ(leaver->rpc_sync<value_through_member>("w2", object).sum().item<float>(), 4);
   }
-  kept = holder->remote<double_of_tensor>("w0", at::ones({3}));
+  const RRef<at::Tensor> kept = holder->rpc_sync<give_object_of_leaver>("w1");
   leaver->shutdown(patience());
   EXPECT_EQ(kept.to_here().sum().item<float>(), 6);
   EXPECT_TRUE(test::comes_true([&] { return owner->metrics().objects.size() == 1; })) << "its own are freed";
+}
+
+TEST_F(AgentMembersTest, ALeaverWaitsUntilOwnersKnowOfReferencesThatItHasPassedOn) {
+  const auto leaver = join("w0"), owner = join("w1");
+  FakeMember holder("w2", store);  // which tells the owner nothing
+  holder.join();
+  const RRef<at::Tensor> object = leaver->remote<double_of_tensor>("w1", at::ones({2}));
+  EXPECT_EQ(object.to_here().sum().item<float>(), 4);
+  EXPECT_THROW(leaver->rpc_sync<value_through_member>(to("w2").within(milliseconds(100)), object),
+               TimeoutError);
+  std::thread answers([&] {
+    holder.wait_for_message();
+    holder.answer(holder.message_of(MemberMessageType::kLeavingSeen));
+  });
+  COHORT_EXPECT_THROW_WITH(leaver->shutdown(base::Deadline(milliseconds(300))), TimeoutError,
+                           "owners of references that this worker has passed on");
+  answers.join();
 }
 
 TEST_F(AgentMembersTest, GradientsGoThroughAWorkerThatCameLater) {
@@ -268,6 +290,8 @@ TEST_F(AgentMembersTest, WhoHasNotReadTheStoreIsNotHeard) {
   stranger.send(0, join_message);
   EXPECT_EQ(stranger.wait_for_message().type, MemberMessageType::kRejected);
   stranger.send(0, stranger.message_of(MemberMessageType::kReady));
+  stranger.send(0, join_message);
+  EXPECT_EQ(stranger.wait_for_message().type, MemberMessageType::kRejected) << "it has come after kReady";
   EXPECT_EQ(names_of_members(*first), MemberNames{"w0"});
 }
 

@@ -88,6 +88,7 @@ class FakeMember {
   class Handler : public net::Handler {
    public:
     void on_message(const Peer& sender, net::Message message) override {
+      if (message.channel != rpc::kMemberChannel) return;
       auto [encoded, wires] = rpc::to_encoded(message);
       rpc::Reader in(encoded);
       const std::lock_guard lock(mutex_);
