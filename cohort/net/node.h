@@ -43,8 +43,8 @@ class Node {
   Node& operator=(const Node&) = delete;
 
   /// Listens at "host:port" (port 0: any), "unix:/path" or "unix:@name", and returns the address for others.
-  /// Throws: UsageError for an address that strangers can reach where there is no secret; RendezvousError where it
-  /// cannot listen there.
+  /// Throws: UsageError for an address that strangers can reach where there is no secret, and after close(); RendezvousError
+  /// where it cannot listen there.
   std::string listen(const std::string& address);
 
   /// What peers see as Peer::incarnation() of this process.

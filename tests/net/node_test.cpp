@@ -359,6 +359,8 @@ TEST(NodeTest, AClosedNodeListensNoLonger) {
   const std::string address = b.node->listen("unix:@cohort-" + base::random_word());
   EXPECT_TRUE(b.node->close(patience()).empty());
   EXPECT_EQ(a.node->connect(address, patience(), WhenRejected::kGiveUp), nullptr);
+  COHORT_EXPECT_THROW_WITH(b.node->listen(address), UsageError, "this node has been closed");
+  EXPECT_EQ(a.node->connect(address, patience(), WhenRejected::kGiveUp), nullptr);
 }
 
 TEST(NodeTest, AConnectionIsWaitedForUntilSomebodyListens) {

@@ -205,7 +205,8 @@ class MemberSimulation : test::ProtocolSimulation {
   }
   void look_whether_to_leave(Worker& worker) {
     if (!worker.is_running()) return;
-    if (!worker.protocol.describe_missing().empty()) {
+    if (worker.protocol.may_leave() != worker.protocol.describe_missing().empty()) fail("nobody says what is missing");
+    if (!worker.protocol.may_leave()) {
       return at(2, [this, &worker] { look_whether_to_leave(worker); });
     }
     worker.has_left = true;
@@ -275,9 +276,10 @@ TEST(MemberSimulationTest, WorkersJoinUnderNamesOfTheirOwnAndNoCallIsLost) {
     num_left += simulation.num_left;
     num_rejected += simulation.num_rejected;
   }
-  EXPECT_GT(num_joined, 1'000);
-  EXPECT_GT(num_left, 100);
-  EXPECT_GT(num_rejected, 100);
+  const auto num_programs = static_cast<int>(test::num_seeds());
+  EXPECT_GT(num_joined, num_programs / 2);
+  EXPECT_GT(num_left, num_programs / 20);
+  EXPECT_GT(num_rejected, num_programs / 20);
 }
 
 }  // namespace

@@ -54,6 +54,14 @@ TEST(PendingCallsTest, EachNumberIsGivenOnce) {
   EXPECT_EQ(calls.next_number(), 2U);
 }
 
+TEST(PendingCallsTest, TextsShowANumberWithoutTheWorkerOfADynamicGroup) {
+  PendingCalls calls;
+  calls.begin_numbers_of(7);
+  const std::uint64_t id = calls.next_number();
+  EXPECT_EQ(id, 7'000'000'000'001U);
+  EXPECT_EQ(call_to("w1").describe(id), "embed on w1, call 1");
+}
+
 TEST(PendingCallsTest, TheCallsOfAWorkerAreFound) {
   PendingCalls calls;
   for (const char* const worker : {"w1", "w2", "w1"}) calls.add(calls.next_number(), call_to(worker));

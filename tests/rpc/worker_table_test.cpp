@@ -186,7 +186,10 @@ TEST(WorkerTableTest, AWorkerThatJoinsIsListedOnceItIsReady) {
   EXPECT_TRUE(table.is_worker(peer));
   EXPECT_EQ(table.received(4), (WorkerInfo{"w4", 4})) << "others may speak of it";
   EXPECT_THROW(table.resolve("w4"), UsageError);
-  EXPECT_THROW(table.name_of_target(4), UsageError);
+  const auto other = named_peer("w2", "i2");
+  add_member(table, 2, other, true);
+  COHORT_EXPECT_THROW_WITH(table.name_of_target(4), UsageError, "there is no worker 4; the ids are 0, 2");
+  table.on_down(other, "w2 died");
   EXPECT_EQ(table.infos().size(), 1U);
   table.set_ready(4);
   EXPECT_EQ(table.resolve("w4"), "w4");

@@ -32,6 +32,9 @@ std::string Listeners::listen(const std::string& text) {
   std::string bound;
   base::Fd fd = listen_at(address, bound);
   const std::lock_guard lock(core_.lock.mutex);
+  if (core_.lock.is_closing || core_.lock.is_stopped) {
+    throw UsageError("net.listen", "this node has been closed");
+  }
   listeners_.push_back(std::make_shared<asio::posix::stream_descriptor>(core_.io, fd.release()));
   wait_to_accept(listeners_.back());
   return bound;

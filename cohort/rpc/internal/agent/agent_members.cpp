@@ -50,20 +50,26 @@ void AgentMembers::leave(base::Deadline deadline) {
   for (int look = 1;; ++look) {
     if (look % kLooksPerQuestion == 0) run([&] { return protocol_.repeat_leaving(); });
     std::unique_lock lock(tables_.mutex);
-    const auto may_leave = [&] { return describe_missing().empty(); };
-    const bool is_idle =
-        base::wait(tables_.changed, lock, may_leave, base::Deadline(kLookOfLeaver).sooner(deadline));
-    std::vector<std::string> missing = describe_missing();
+    const bool is_idle = base::wait(
+        tables_.changed, lock, [&] { return may_leave(); }, base::Deadline(kLookOfLeaver).sooner(deadline));
+    const bool is_late = deadline.expired();
+    std::vector<std::string> missing;
+    if (is_late) missing = describe_missing();
     lock.unlock();
     // Without the mutex: References calls the agent.
     if (is_idle && core_.references->num_passed_on() == 0) return;
     if (is_idle) base::sleep(kLookOfLeaver, deadline);
-    if (!deadline.expired()) continue;
+    if (!is_late) continue;
     if (missing.empty()) missing.emplace_back("owners of references that this worker has passed on");
     run([&] { return protocol_.stay(); });
     const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
     throw TimeoutError("rpc.shutdown", base::concat("waited ", waited, " ms for ", base::join(missing)));
   }
+}
+
+// Under the mutex.
+bool AgentMembers::may_leave() const {
+  return tables_.pending.is_idle() && tables_.running.is_idle() && protocol_.may_leave();
 }
 
 std::vector<std::string> AgentMembers::describe_missing() const {

@@ -6,6 +6,7 @@
 // not to be sent.
 #include "cohort/rpc/internal/agent/member_protocol.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -76,6 +77,15 @@ MemberProtocol::Messages MemberProtocol::begin_leaving() {
 MemberProtocol::Messages MemberProtocol::stay() {
   is_leaving_ = false;
   return to_all(MemberType::kStaying);
+}
+
+bool MemberProtocol::may_leave() const {
+  const std::vector<const KnownWorker*> live = workers_.live_others();
+  return std::all_of(live.begin(), live.end(), [this](const KnownWorker* worker) {
+    const auto seen = seen_.find(worker->info.id);
+    const auto place = static_cast<std::size_t>(worker->info.id);
+    return seen != seen_.end() && seen->second == shutdown_.counts().received[place];
+  });
 }
 
 std::vector<std::string> MemberProtocol::describe_missing() const {

@@ -73,7 +73,9 @@ class MemberProtocol {
   /// Asks the others again which calls are to come.
   Messages repeat_leaving() const { return to_all(MemberMessageType::kLeaving); }
   Messages stay();
-  /// What is to come before this worker may leave.
+  /// Whether all calls of others have come, and no further one will.
+  bool may_leave() const;
+  /// What may_leave() waits for.
   std::vector<std::string> describe_missing() const;
 
   /// Throws: CommError for a message of an unknown kind.

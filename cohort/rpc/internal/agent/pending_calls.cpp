@@ -10,7 +10,7 @@ void PendingCall::fail(const std::exception_ptr& error) {
 }
 
 std::string PendingCall::describe(std::uint64_t id) const {
-  return base::concat(function, " on ", worker, ", call ", id);
+  return base::concat(function, " on ", worker, ", call ", shown_number(id));
 }
 
 const PendingCall* PendingCalls::find(std::uint64_t id) const {

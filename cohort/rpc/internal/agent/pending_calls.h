@@ -39,6 +39,14 @@ struct PendingCall {
   std::optional<base::Promise<void>> attached;  ///< the results have their history
 };
 
+/// Numbers of calls that each worker of a dynamic group has for itself.
+inline constexpr std::uint64_t kCallsOfAWorker = 1'000'000'000'000;
+
+/// The number of a call as texts show it: without what says which worker of a dynamic group has made the call.
+inline std::uint64_t shown_number(std::uint64_t call) {
+  return call % kCallsOfAWorker;
+}
+
 /// The calls that an agent made and that have not ended, by their numbers. Whoever takes a call out ends it. Threads: one at a
 /// time.
 class PendingCalls {
@@ -47,7 +55,7 @@ class PendingCalls {
 
   /// Before the first number. Handlers of a worker may outlive it: calls of a later worker of its name have other numbers.
   void begin_numbers_of(std::int32_t worker) {
-    next_number_ = static_cast<std::uint64_t>(worker) * 1'000'000'000'000 + 1;
+    next_number_ = static_cast<std::uint64_t>(worker) * kCallsOfAWorker + 1;
   }
   /// A number that no call or object of this agent has had.
   std::uint64_t next_number() { return next_number_++; }

@@ -1,6 +1,7 @@
 #include "cohort/rpc/internal/agent/running_calls.h"
 
 #include "cohort/base/error.h"
+#include "cohort/rpc/internal/agent/pending_calls.h"
 
 namespace cohort::rpc {
 namespace {
@@ -40,7 +41,7 @@ std::vector<std::stop_source> RunningCalls::stop_sources() const {
 std::vector<std::string> RunningCalls::describe() const {
   std::vector<std::string> parts;
   for (const auto& [key, call] : calls_) {
-    parts.push_back(base::concat("the handler of call ", key.second, " of ", key.first));
+    parts.push_back(base::concat("the handler of call ", shown_number(key.second), " of ", key.first));
   }
   return parts;
 }

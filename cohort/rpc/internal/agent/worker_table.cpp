@@ -196,8 +196,13 @@ const KnownWorker* WorkerTable::find_if_known(const std::string& name) const {
 
 const std::string& WorkerTable::name_of_target(int id) const {
   if (is_known(id) && worker_of(id).is_ready) return names_[static_cast<std::size_t>(id)];
-  throw UsageError("rpc.call",
-                   base::concat("there is no worker ", id, "; the ids are 0 to ", names_.size() - 1));
+  if (!is_dynamic_) {
+    throw UsageError("rpc.call",
+                     base::concat("there is no worker ", id, "; the ids are 0 to ", names_.size() - 1));
+  }
+  std::vector<int> ids;
+  for (const WorkerInfo& info : infos()) ids.push_back(info.id);
+  throw UsageError("rpc.call", base::concat("there is no worker ", id, "; the ids are ", base::join(ids)));
 }
 
 WorkerInfo WorkerTable::received(std::int32_t id) const {
