@@ -36,7 +36,8 @@ class Agent {
   Agent(std::string name, int id, int world_size, base::KeyValueStore& store, AgentOptions options = {});
   /// Joins the dynamic group of a store, or begins it: workers join and leave while others run. Returns once all that are there
   /// list this worker, and may call it. Its id is a number that no other worker of the group has had. A name is free again once its
-  /// worker is gone. The store is not used afterwards. Blocking: one round trip for each worker that is there.
+  /// worker is gone. The store is not used afterwards. Blocking: one round trip for each worker that is
+  /// there, and AgentOptions::silence for each whose host has just died.
   /// Throws: UsageError for a name that a worker has, or that Agent() above rejects, and where the store has a static group;
   /// RendezvousError that names who does not answer.
   Agent(std::string name, base::KeyValueStore& store, AgentOptions options = {});

@@ -80,7 +80,8 @@ struct AgentOptions {
   /// After which a worker is given up. The same on all workers: each gives eight or more signs of life in it.
   std::chrono::milliseconds silence = std::chrono::seconds(2);
   /// How long a thread looks for an answer, or for the next call, before it sleeps. It takes a core meanwhile, and saves the
-  /// time of waking one. None: 50 us where the host has a core for each of its workers, else 0.
+  /// time of waking one. None: 50 us where the host has a core for each of its workers, else 0. A dynamic
+  /// group counts all workers that ever came, on any host.
   std::optional<std::chrono::microseconds> spin;
   /// Of memory that the workers of this host share: the most bytes of free blocks that keep their pages. Tensors of 64 KiB or more
   /// are copied once, into it, while copies take at most so many bytes; above that they are copied twice.

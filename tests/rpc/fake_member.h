@@ -36,19 +36,19 @@ class FakeMember {
     options.secret = base::Secret::of_process();
     node_ = std::make_unique<net::Node>(std::move(options), handler_);
   }
-  /// Leaves its word on the store, and listens; or says that it listens at `address`.
+  /// Leaves its entry on the store, and listens; or says that it listens at `address`.
   void publish(const std::string& address = "") {
-    const nlohmann::json word = {{"name", name_},
+    const nlohmann::json entry = {{"name", name_},
                                  {"host", base::machine_id()},
                                  {"local", address.empty() ? node_->listen("unix:@cohort-" + base::random_word()) : address},
                                  {"address", ""},
                                  {"ticket", "ticket"},
                                  {"incarnation", node_->incarnation()},
                                  {"functions", functions_}};
-    store_.set("rpc/dynamic/" + std::to_string(id_) + "/word", word.dump());
+    store_.set("rpc/dynamic/" + std::to_string(id_) + "/entry", entry.dump());
     store_.add("rpc/dynamic/" + std::to_string(id_) + "/claims", 1);
   }
-  void connect_to(int id) { peers_[id] = node_->connect(word_of(id).at("local"), patience()); }
+  void connect_to(int id) { peers_[id] = node_->connect(entry_of(id).at("local"), patience()); }
   rpc::MemberMessage message_of(rpc::MemberMessageType type) const {
     rpc::MemberMessage message;
     message.type = type;
@@ -57,7 +57,7 @@ class FakeMember {
   rpc::MemberMessage join_message(int id) {
     rpc::MemberMessage message;
     message.id = id_;
-    message.ticket = word_of(id).at("ticket");
+    message.ticket = entry_of(id).at("ticket");
     message.functions = functions_;
     return message;
   }
@@ -119,8 +119,8 @@ class FakeMember {
     rpc::add_references(sent, {});
     peer.send(std::move(sent));
   }
-  nlohmann::json word_of(int id) {
-    return nlohmann::json::parse(store_.get("rpc/dynamic/" + std::to_string(id) + "/word"));
+  nlohmann::json entry_of(int id) {
+    return nlohmann::json::parse(store_.get("rpc/dynamic/" + std::to_string(id) + "/entry"));
   }
 
   const std::string name_;

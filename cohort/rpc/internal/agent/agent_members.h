@@ -51,7 +51,7 @@ class AgentMembers {
   std::vector<std::string> describe_missing() const;
 
  private:
-  struct Word;
+  struct Entry;
   struct Unreached {
     std::string name, why;
     bool runs = false;
@@ -60,13 +60,13 @@ class AgentMembers {
   bool may_be_gone(std::int32_t id, base::KeyValueStore& store) const;
   bool is_told_live(std::int32_t id) const;
   void join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline);
-  bool is_accepted_by(const Peer& peer, const Word& word, base::KeyValueStore& store,
+  bool is_accepted_by(const Peer& peer, const Entry& entry, base::KeyValueStore& store,
                       base::Deadline deadline);
   std::string settle_missing(base::KeyValueStore& store, base::Deadline deadline);
-  std::optional<Word> read_word(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
-  Peer connect(const Word& word, base::Deadline deadline, std::string& why) const;
+  std::optional<Entry> read_entry(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
+  Peer connect(const Entry& entry, base::Deadline deadline, std::string& why) const;
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
-  MemberMessage ask_to_join(const Peer& peer, const Word& word, base::Deadline deadline);
+  MemberMessage ask_to_join(const Peer& peer, const Entry& entry, base::Deadline deadline);
   void add_gone(std::int32_t id, const std::string& name);
   bool may_leave() const;
   void become_ready(base::Deadline deadline);

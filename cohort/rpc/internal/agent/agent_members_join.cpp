@@ -1,9 +1,9 @@
-// How a worker joins a dynamic group, whose store has for each worker that ever came: an id, which is a count, and a word. Each
+// How a worker joins a dynamic group, whose store has for each worker that ever came: an id, which is a count, and an entry. Each
 // worker connects to all with lower ids. So each pair has one connection, and two that join at the same time find each other:
-// the one with the higher id has read the other one's word. That one accepts it while it joins itself.
+// the one with the higher id has read the other one's entry. That one accepts it while it joins itself.
 //
-// A process may die between its id and its word. After AgentOptions::silence a later worker claims the id in its place. Who claims
-// it second has lost it: the later worker skips the id, or the earlier one takes another id.
+// A process may die between its id and its entry. After AgentOptions::silence a later worker claims the id in its place. The
+// second claim has no effect: its maker skips the id, or takes another one.
 //
 // What messages lead to: MemberProtocol. The join is over when all have said that they list this worker.
 #include <chrono>
@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kStaticKey = "rpc/static";
 constexpr const char* kDynamicKey = "rpc/dynamic";
-constexpr const char* kGivenUp = "other workers have given this one up, as it was too slow";
+constexpr const char* kGivenUp = "this worker was too slow: other workers have skipped it each time";
 // A peer that is down wakes nobody.
 constexpr milliseconds kLookAtPeers(10);
 // One that does not hear it sees a silence.
@@ -57,7 +57,7 @@ int claim_worker_id(base::KeyValueStore& store) {
 }
 
 // What a worker leaves on the store about itself.
-struct AgentMembers::Word {
+struct AgentMembers::Entry {
   KnownWorker worker;
   std::string address, ticket;
 };
@@ -105,11 +105,11 @@ void AgentMembers::listen_and_publish(base::KeyValueStore& store,
   if (is_auto) local = core_.node->listen("unix:@cohort-" + base::random_word());
   if (!is_auto || core_.options.secret)
     address = core_.node->listen(is_auto ? "0.0.0.0:0" : core_.options.listen);
-  const json word = {{"name", core_.self.name}, {"host", base::machine_id()},
+  const json entry = {{"name", core_.self.name}, {"host", base::machine_id()},
                      {"local", local},          {"address", address},
                      {"ticket", ticket},        {"incarnation", core_.node->incarnation()},
                      {"functions", functions}};
-  store.set(member_key(core_.self.id, "word"), word.dump());
+  store.set(member_key(core_.self.id, "entry"), entry.dump());
 }
 
 bool AgentMembers::may_be_gone(std::int32_t id, base::KeyValueStore& store) const {
@@ -127,14 +127,14 @@ bool AgentMembers::is_told_live(std::int32_t id) const {
 
 // Afterwards the worker has accepted this one, or is gone, or is in unreached_.
 void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) {
-  const std::optional<Word> word = read_word(id, store, deadline);
-  if (!word) return add_gone(id, base::concat("worker ", id));
-  const std::string& name = word->worker.info.name;
+  const std::optional<Entry> entry = read_entry(id, store, deadline);
+  if (!entry) return add_gone(id, base::concat("worker ", id));
+  const std::string& name = entry->worker.info.name;
   std::string why;
-  Peer peer = connect(*word, deadline, why);
+  Peer peer = connect(*entry, deadline, why);
   if (peer != nullptr) {
-    if (is_accepted_by(peer, *word, store, deadline)) return;
-    if (peer->is_down()) peer = connect(*word, deadline, why);  // has it ended, or is the connection lost?
+    if (is_accepted_by(peer, *entry, store, deadline)) return;
+    if (peer->is_down()) peer = connect(*entry, deadline, why);  // has it ended, or is the connection lost?
   }
   if (peer == nullptr && why.empty()) {
     store.set(member_key(id, "gone"), "1");
@@ -148,15 +148,15 @@ void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base
   unreached_[id] = {name, peer == nullptr ? why : "it does not accept this worker", peer != nullptr};
 }
 
-bool AgentMembers::is_accepted_by(const Peer& peer, const Word& word, base::KeyValueStore& store,
+bool AgentMembers::is_accepted_by(const Peer& peer, const Entry& entry, base::KeyValueStore& store,
                                   base::Deadline deadline) {
   const base::Deadline others_see_deaths = base::Deadline(2 * core_.options.silence).sooner(deadline);
   while (true) {
-    const MemberMessage answer = ask_to_join(peer, word, deadline);
+    const MemberMessage answer = ask_to_join(peer, entry, deadline);
     if (answer.type == MemberMessageType::kAccepted) return true;
     if (answer.why.empty()) return false;
     // A process that begins anew comes before the others know of its death.
-    if (answer.id == word.worker.info.id || others_see_deaths.expired() ||
+    if (answer.id == entry.worker.info.id || others_see_deaths.expired() ||
         !is_dead(answer.id, store, deadline)) {
       throw UsageError("rpc.join", base::concat(core_.self.name, " cannot join: ", answer.why),
                        "a name of its own for each worker that runs");
@@ -192,9 +192,9 @@ std::string AgentMembers::settle_missing(base::KeyValueStore& store, base::Deadl
 }
 
 // None: the worker has never come so far.
-std::optional<AgentMembers::Word> AgentMembers::read_word(std::int32_t id, base::KeyValueStore& store,
+std::optional<AgentMembers::Entry> AgentMembers::read_entry(std::int32_t id, base::KeyValueStore& store,
                                                           base::Deadline deadline) const {
-  const std::string key = member_key(id, "word");
+  const std::string key = member_key(id, "entry");
   if (!store.has(key) && !store.wait({key}, base::Deadline(core_.options.silence).sooner(deadline))) {
     store.add(member_key(id, "claims"), 1);
     if (!store.has(key)) {
@@ -203,27 +203,27 @@ std::optional<AgentMembers::Word> AgentMembers::read_word(std::int32_t id, base:
     }
   }
   const json fields = json::parse(store.get(key));
-  Word word;
-  word.worker.info = {fields.at("name"), id};
-  word.worker.incarnation = fields.at("incarnation").get<std::string>();
-  word.worker.signatures = fields.at("functions").get<std::map<std::string, std::string>>();
-  word.ticket = fields.at("ticket").get<std::string>();
+  Entry entry;
+  entry.worker.info = {fields.at("name"), id};
+  entry.worker.incarnation = fields.at("incarnation").get<std::string>();
+  entry.worker.signatures = fields.at("functions").get<std::map<std::string, std::string>>();
+  entry.ticket = fields.at("ticket").get<std::string>();
   const bool is_local = fields.at("host") == base::machine_id() && fields.at("local") != "";
-  word.address = fields.at(is_local ? "local" : "address").get<std::string>();
-  return word;
+  entry.address = fields.at(is_local ? "local" : "address").get<std::string>();
+  return entry;
 }
 
 // Null without `why`: nobody listens there, or another process. Null with it: nobody has answered within AgentOptions::silence.
-AgentMembers::Peer AgentMembers::connect(const Word& word, base::Deadline deadline, std::string& why) const {
-  if (word.address.empty()) {
+AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline deadline, std::string& why) const {
+  if (entry.address.empty()) {
     throw RendezvousError("rpc.join",
-                          base::concat(word.worker.info.name, " is on another host, and listens for its own"),
+                          base::concat(entry.worker.info.name, " is on another host, and listens for its own"),
                           "the job's secret on all workers");
   }
   const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
   try {
-    Peer peer = core_.node->connect(word.address, attempt, net::WhenRejected::kGiveUp);
-    return peer != nullptr && peer->incarnation() == word.worker.incarnation ? peer : nullptr;
+    Peer peer = core_.node->connect(entry.address, attempt, net::WhenRejected::kGiveUp);
+    return peer != nullptr && peer->incarnation() == entry.worker.incarnation ? peer : nullptr;
   } catch (const RendezvousError& error) {
     if (!attempt.expired()) throw;  // it runs: another secret, certificate or version keeps this worker out
     why = base::message_of(error);
@@ -231,10 +231,10 @@ AgentMembers::Peer AgentMembers::connect(const Word& word, base::Deadline deadli
   return nullptr;
 }
 
-MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Word& word, base::Deadline deadline) {
-  KnownWorker worker = word.worker;
+MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Entry& entry, base::Deadline deadline) {
+  KnownWorker worker = entry.worker;
   worker.peer = peer;
-  run([&] { return protocol_.ask(worker, word.ticket); });
+  run([&] { return protocol_.ask(worker, entry.ticket); });
   std::unique_lock lock(tables_.mutex);
   const auto has_answer = [&] { return protocol_.answer_of(peer) != nullptr; };
   while (!base::wait(tables_.changed, lock, has_answer, base::Deadline(kLookAtPeers).sooner(deadline))) {
@@ -249,9 +249,9 @@ MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Word& word, base
 
 bool AgentMembers::is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
   if (may_be_gone(id, store)) return true;
-  const std::optional<Word> word = read_word(id, store, deadline);
+  const std::optional<Entry> entry = read_entry(id, store, deadline);
   std::string why;
-  return !word || connect(*word, deadline, why) == nullptr;
+  return !entry || connect(*entry, deadline, why) == nullptr;
 }
 
 void AgentMembers::add_gone(std::int32_t id, const std::string& name) {
