@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -54,11 +53,9 @@ class AgentMembers {
   struct Entry;
   struct Unreached {
     std::string name, why;
-    bool runs = false;
   };
   void listen_and_publish(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler);
   bool may_be_gone(std::int32_t id, base::KeyValueStore& store) const;
-  bool is_told_live(std::int32_t id) const;
   void join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline);
   bool is_accepted_by(const Peer& peer, const Entry& entry, base::KeyValueStore& store,
                       base::Deadline deadline);
@@ -87,9 +84,7 @@ class AgentMembers {
   AgentCore& core_;
   CallTables& tables_ = core_.tables;
   std::map<std::int32_t, std::string> gone_;
-  // Lower ids that this worker has not joined: others or the store say that they are gone; they have not accepted this one.
-  std::set<std::int32_t> skipped_;
-  std::map<std::int32_t, Unreached> unreached_;
+  std::map<std::int32_t, Unreached> unreached_;  // workers with lower ids that have not accepted this one
   MemberProtocol protocol_;  // under the mutex of the tables
 };
 

@@ -7,7 +7,10 @@
 //
 // What messages lead to: MemberProtocol. The join is over when all have said that they list this worker.
 #include <chrono>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
@@ -69,10 +72,11 @@ std::string AgentMembers::join(base::KeyValueStore& store, const std::shared_ptr
   run([&] { return protocol_.claim_id(); });
   // The last that came first: it is the likeliest to live, and says who is gone.
   for (std::int32_t id = core_.self.id - 1; id >= 0; --id) {
-    if (may_be_gone(id, store)) {
-      skipped_.insert(id);
-    } else {
+    if (!may_be_gone(id, store)) {
       join_worker(id, store, deadline);
+    } else {
+      const std::lock_guard lock(tables_.mutex);
+      protocol_.skip(id);
     }
   }
   if (std::string why = settle_missing(store, deadline); !why.empty()) return why;
@@ -120,11 +124,6 @@ bool AgentMembers::may_be_gone(std::int32_t id, base::KeyValueStore& store) cons
   return store.has(member_key(id, "gone"));
 }
 
-bool AgentMembers::is_told_live(std::int32_t id) const {
-  const std::lock_guard lock(tables_.mutex);
-  return protocol_.is_told_live(id);
-}
-
 // Afterwards the worker has accepted this one, or is gone, or is in unreached_.
 void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) {
   const std::optional<Entry> entry = read_entry(id, store, deadline);
@@ -145,7 +144,9 @@ void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base
                                                    core_.options.join_timeout.count(), " ms",
                                                    why.empty() ? "" : ": ", why));
   }
-  unreached_[id] = {name, peer == nullptr ? why : "it does not accept this worker", peer != nullptr};
+  unreached_[id] = {name, peer == nullptr ? why : "it does not accept this worker"};
+  const std::lock_guard lock(tables_.mutex);
+  protocol_.add_unreached(id, peer != nullptr);
 }
 
 bool AgentMembers::is_accepted_by(const Peer& peer, const Entry& entry, base::KeyValueStore& store,
@@ -166,24 +167,23 @@ bool AgentMembers::is_accepted_by(const Peer& peer, const Entry& entry, base::Ke
 }
 
 // Workers that this one has not joined are gone, unless a worker that has accepted this one hears them. Returns "", or whom this
-// worker cannot reach.
+// worker cannot join.
 std::string AgentMembers::settle_missing(base::KeyValueStore& store, base::Deadline deadline) {
-  for (auto next = skipped_.begin(); next != skipped_.end();) {
-    const std::int32_t id = *next;
-    if (is_told_live(id)) {
-      skipped_.erase(next);
-      join_worker(id, store, deadline);  // which may say that it hears further ones
-      next = skipped_.begin();
-    } else {
-      ++next;
-    }
+  std::unique_lock lock(tables_.mutex);
+  while (const std::optional<std::int32_t> id = protocol_.take_heard()) {
+    lock.unlock();
+    join_worker(*id, store, deadline);  // which may say that it hears further ones
+    lock.lock();
   }
-  for (const auto& [id, worker] : unreached_) {
-    if (!worker.runs && !is_told_live(id)) continue;
+  const std::optional<std::int32_t> unreached = protocol_.find_unreached();
+  const std::set<std::int32_t> skipped = protocol_.skipped();
+  lock.unlock();
+  if (unreached) {
+    const auto& [name, why] = unreached_.at(*unreached);
     base::sleep(kLookAtPeers, deadline);
-    return base::concat(worker.name, " (worker ", id, ") runs, and this worker cannot join it: ", worker.why);
+    return base::concat(name, " (worker ", *unreached, ") runs, and this worker cannot join it: ", why);
   }
-  for (const std::int32_t id : skipped_) add_gone(id, base::concat("worker ", id));
+  for (const std::int32_t id : skipped) add_gone(id, base::concat("worker ", id));
   for (const auto& [id, worker] : unreached_) {
     store.set(member_key(id, "gone"), "1");
     add_gone(id, worker.name);

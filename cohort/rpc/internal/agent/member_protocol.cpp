@@ -1,6 +1,9 @@
 // A worker that joins asks all with lower ids, and is ready once they have accepted it. They list it then. Of two that join
 // under one name the lower id has it: the other one asks that one too, and is rejected before it is ready.
 //
+// Some may hear a worker that others have given up, or that this one cannot reach: it is there. A worker that has accepted this
+// one says whom it hears, so what is missing is settled once all have been asked.
+//
 // A worker that leaves tells the others. Each then makes no further call to it, and answers with the number of calls that it has
 // made. So the worker that leaves knows which calls are still to come. It asks again, as a call that was counted may turn out
 // not to be sent.
@@ -53,6 +56,20 @@ MemberProtocol::Messages MemberProtocol::ask(const KnownWorker& worker, const st
 const MemberMessage* MemberProtocol::answer_of(const Peer& peer) const {
   const auto found = answers_.find(peer.get());
   return found == answers_.end() ? nullptr : &found->second;
+}
+
+std::optional<std::int32_t> MemberProtocol::take_heard() {
+  const auto found = std::find_if(skipped_.begin(), skipped_.end(),
+                                  [this](std::int32_t id) { return told_live_.count(id) > 0; });
+  if (found == skipped_.end()) return std::nullopt;
+  return skipped_.extract(found).value();
+}
+
+std::optional<std::int32_t> MemberProtocol::find_unreached() const {
+  for (const auto& [id, runs] : unreached_) {
+    if (runs || told_live_.count(id) > 0) return id;
+  }
+  return std::nullopt;
 }
 
 void MemberProtocol::add_gone(std::int32_t id, const std::string& name, const std::string& why) {

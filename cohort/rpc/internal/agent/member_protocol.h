@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -57,12 +58,20 @@ class MemberProtocol {
   void forget(const Peer& peer) { asked_.erase(peer.get()); }
   /// Null: it has not answered.
   const MemberMessage* answer_of(const Peer& peer) const;
+  /// Somebody says that worker `id`, which has a lower id, is gone. This one has not asked it.
+  void skip(std::int32_t id) { skipped_.insert(id); }
+  /// Worker `id` was asked and has not accepted this one. `runs`: it is there.
+  void add_unreached(std::int32_t id, bool runs) { unreached_[id] = runs; }
+  /// Takes out a skipped worker that another one hears: this one is to ask it.
+  std::optional<std::int32_t> take_heard();
+  /// A worker that runs, or that others hear, and that has not accepted this one: this one has to join again.
+  std::optional<std::int32_t> find_unreached() const;
+  /// Those that were skipped, and nobody hears.
+  const std::set<std::int32_t>& skipped() const { return skipped_; }
   /// A worker with a lower id that is gone.
   void add_gone(std::int32_t id, const std::string& name, const std::string& why);
   /// Whether one that has accepted this worker said that worker `id` is gone.
   bool is_told_gone(std::int32_t id) const { return told_gone_.count(id) > 0; }
-  /// Whether one that has accepted this worker said that it hears worker `id`. Another one may say that it is gone.
-  bool is_told_live(std::int32_t id) const { return told_live_.count(id) > 0; }
   /// All with lower ids have accepted this worker, or are gone.
   Messages become_ready();
   /// Whether it lists this worker.
@@ -94,7 +103,8 @@ class MemberProtocol {
   Messages early_;                                 // joins that came before claim_id()
   std::map<const net::Peer*, KnownWorker> asked_;  // whom this worker joins
   std::map<const net::Peer*, MemberMessage> answers_;
-  std::set<std::int32_t> told_gone_, told_live_;
+  std::set<std::int32_t> told_gone_, told_live_, skipped_;
+  std::map<std::int32_t, bool> unreached_;
   std::set<const net::Peer*> known_by_;
   std::map<std::int32_t, std::uint64_t> seen_;  // calls of each worker to this one, which leaves
 };
