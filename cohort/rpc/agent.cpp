@@ -82,8 +82,7 @@ Agent::Agent(std::string name, base::KeyValueStore& store, AgentOptions options)
     }
     if (why_again.empty()) break;
     state_->stop();
-    if (deadline.expired())
-      throw RendezvousError("rpc.join", why_again, "a longer AgentOptions::silence");
+    if (deadline.expired()) throw RendezvousError("rpc.join", why_again, "a longer AgentOptions::silence");
   }
   const std::vector<WorkerTraffic> traffic = metrics().traffic;
   base::log_info(base::concat(self().name, " has joined as worker ", self().id,

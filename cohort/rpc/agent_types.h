@@ -124,7 +124,8 @@ struct AgentMetrics {
   std::size_t handlers_queued = 0;         ///< that wait for a thread, or for owners of their arguments
   std::size_t handlers_on_threads = 0;     ///< that run now
   std::vector<FunctionMetrics> functions;  ///< that this worker called, by name; not by remote()
-  std::vector<WorkerTraffic> traffic;      ///< with each other worker; of a dynamic group: with those that are there
+  std::vector<WorkerTraffic>
+      traffic;  ///< with each other worker; of a dynamic group: with those that are there
   /// The sums of `traffic`.
   std::uint64_t bytes_sent = 0, bytes_received = 0, bytes_on_the_way = 0, bytes_queued = 0;
   std::size_t messages_queued = 0;

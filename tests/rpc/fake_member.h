@@ -38,13 +38,14 @@ class FakeMember {
   }
   /// Leaves its entry on the store, and listens; or says that it listens at `address`.
   void publish(const std::string& address = "") {
-    const nlohmann::json entry = {{"name", name_},
-                                 {"host", base::machine_id()},
-                                 {"local", address.empty() ? node_->listen("unix:@cohort-" + base::random_word()) : address},
-                                 {"address", ""},
-                                 {"ticket", "ticket"},
-                                 {"incarnation", node_->incarnation()},
-                                 {"functions", functions_}};
+    const nlohmann::json entry = {
+        {"name", name_},
+        {"host", base::machine_id()},
+        {"local", address.empty() ? node_->listen("unix:@cohort-" + base::random_word()) : address},
+        {"address", ""},
+        {"ticket", "ticket"},
+        {"incarnation", node_->incarnation()},
+        {"functions", functions_}};
     store_.set("rpc/dynamic/" + std::to_string(id_) + "/entry", entry.dump());
     store_.add("rpc/dynamic/" + std::to_string(id_) + "/claims", 1);
   }

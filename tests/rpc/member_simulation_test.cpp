@@ -205,7 +205,8 @@ class MemberSimulation : test::ProtocolSimulation {
   }
   void look_whether_to_leave(Worker& worker) {
     if (!worker.is_running()) return;
-    if (worker.protocol.may_leave() != worker.protocol.describe_missing().empty()) fail("nobody says what is missing");
+    if (worker.protocol.may_leave() != worker.protocol.describe_missing().empty())
+      fail("nobody says what is missing");
     if (!worker.protocol.may_leave()) {
       return at(2, [this, &worker] { look_whether_to_leave(worker); });
     }

@@ -85,7 +85,7 @@ class AgentMembers {
   CallTables& tables_ = core_.tables;
   std::map<std::int32_t, std::string> gone_;
   std::map<std::int32_t, Unreached> unreached_;  // workers with lower ids that have not accepted this one
-  MemberProtocol protocol_;  // under the mutex of the tables
+  MemberProtocol protocol_;                      // under the mutex of the tables
 };
 
 }  // namespace cohort::rpc

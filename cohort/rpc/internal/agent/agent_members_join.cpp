@@ -110,9 +110,9 @@ void AgentMembers::listen_and_publish(base::KeyValueStore& store,
   if (!is_auto || core_.options.secret)
     address = core_.node->listen(is_auto ? "0.0.0.0:0" : core_.options.listen);
   const json entry = {{"name", core_.self.name}, {"host", base::machine_id()},
-                     {"local", local},          {"address", address},
-                     {"ticket", ticket},        {"incarnation", core_.node->incarnation()},
-                     {"functions", functions}};
+                      {"local", local},          {"address", address},
+                      {"ticket", ticket},        {"incarnation", core_.node->incarnation()},
+                      {"functions", functions}};
   store.set(member_key(core_.self.id, "entry"), entry.dump());
 }
 
@@ -140,9 +140,9 @@ void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base
     return add_gone(id, name);
   }
   if (deadline.expired()) {
-    throw RendezvousError("rpc.join", base::concat(name, " (worker ", id, ") did not answer within ",
-                                                   core_.options.join_timeout.count(), " ms",
-                                                   why.empty() ? "" : ": ", why));
+    throw RendezvousError(
+        "rpc.join", base::concat(name, " (worker ", id, ") did not answer within ",
+                                 core_.options.join_timeout.count(), " ms", why.empty() ? "" : ": ", why));
   }
   unreached_[id] = {name, peer == nullptr ? why : "it does not accept this worker"};
   const std::lock_guard lock(tables_.mutex);
@@ -193,7 +193,7 @@ std::string AgentMembers::settle_missing(base::KeyValueStore& store, base::Deadl
 
 // None: the worker has never come so far.
 std::optional<AgentMembers::Entry> AgentMembers::read_entry(std::int32_t id, base::KeyValueStore& store,
-                                                          base::Deadline deadline) const {
+                                                            base::Deadline deadline) const {
   const std::string key = member_key(id, "entry");
   if (!store.has(key) && !store.wait({key}, base::Deadline(core_.options.silence).sooner(deadline))) {
     store.add(member_key(id, "claims"), 1);
@@ -214,11 +214,12 @@ std::optional<AgentMembers::Entry> AgentMembers::read_entry(std::int32_t id, bas
 }
 
 // Null without `why`: nobody listens there, or another process. Null with it: nobody has answered within AgentOptions::silence.
-AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline deadline, std::string& why) const {
+AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline deadline,
+                                         std::string& why) const {
   if (entry.address.empty()) {
-    throw RendezvousError("rpc.join",
-                          base::concat(entry.worker.info.name, " is on another host, and listens for its own"),
-                          "the job's secret on all workers");
+    throw RendezvousError(
+        "rpc.join", base::concat(entry.worker.info.name, " is on another host, and listens for its own"),
+        "the job's secret on all workers");
   }
   const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
   try {

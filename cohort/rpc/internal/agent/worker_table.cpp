@@ -178,7 +178,8 @@ std::optional<std::int32_t> WorkerTable::on_down(const Peer& peer, const std::st
   KnownWorker& worker = by_id(found->info.id);
   worker.down = why;
   worker.is_leaving = false;
-  if (is_dynamic_) worker.peer.reset();  // it maps the memory of its process, and many workers may come and leave
+  if (is_dynamic_)
+    worker.peer.reset();  // it maps the memory of its process, and many workers may come and leave
   return worker.info.id;
 }
 

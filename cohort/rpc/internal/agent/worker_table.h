@@ -20,10 +20,11 @@ struct KnownWorker {
   WorkerInfo info;
   std::string incarnation;                        ///< of its process
   std::map<std::string, std::string> signatures;  ///< of its functions, by their names
-  std::shared_ptr<net::Peer> peer;                ///< null: this worker, or one that has not connected yet, or has left a dynamic group
-  std::string down;                               ///< why it is gone, or that it is leaving; empty: neither
-  bool is_leaving = false;                        ///< it is not gone, and answers the calls that it has
-  bool is_ready = true;                           ///< of a dynamic group: its join is over
+  std::shared_ptr<net::Peer>
+      peer;          ///< null: this worker, or one that has not connected yet, or has left a dynamic group
+  std::string down;  ///< why it is gone, or that it is leaving; empty: neither
+  bool is_leaving = false;  ///< it is not gone, and answers the calls that it has
+  bool is_ready = true;     ///< of a dynamic group: its join is over
 
   bool is_gone() const { return (!down.empty() && !is_leaving) || (peer != nullptr && peer->is_down()); }
 
