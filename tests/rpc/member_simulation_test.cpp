@@ -163,7 +163,7 @@ class MemberSimulation : test::ProtocolSimulation {
 
   void ask_next(Worker& worker) {
     if (worker.is_dead) return;
-    if (worker.next_to_ask < 0) return settle_missing(worker);
+    if (worker.next_to_ask < 0) return give_up_missing(worker);
     const std::int32_t id = worker.next_to_ask--;
     if (!may_be_gone(worker, id)) return read_entry(worker, id, kSilence);
     worker.protocol.skip(id);
@@ -239,7 +239,7 @@ class MemberSimulation : test::ProtocolSimulation {
     worker.is_rejected_by_name = true;
     die(worker);
   }
-  void settle_missing(Worker& worker) {
+  void give_up_missing(Worker& worker) {
     if (const std::optional<std::int32_t> id = worker.protocol.take_heard()) {
       return read_entry(worker, *id, kSilence);
     }

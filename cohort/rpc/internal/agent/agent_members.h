@@ -59,7 +59,7 @@ class AgentMembers {
   void join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline);
   bool is_accepted_by(const Peer& peer, const Entry& entry, base::KeyValueStore& store,
                       base::Deadline deadline);
-  std::string settle_missing(base::KeyValueStore& store, base::Deadline deadline);
+  std::string give_up_missing(base::KeyValueStore& store, base::Deadline deadline);
   std::optional<Entry> read_entry(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   Peer connect(const Entry& entry, base::Deadline deadline, std::string& why) const;
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;

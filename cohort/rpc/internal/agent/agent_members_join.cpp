@@ -79,7 +79,7 @@ std::string AgentMembers::join(base::KeyValueStore& store, const std::shared_ptr
       protocol_.skip(id);
     }
   }
-  if (std::string why = settle_missing(store, deadline); !why.empty()) return why;
+  if (std::string why = give_up_missing(store, deadline); !why.empty()) return why;
   // While this process was stopped, others may have joined without it.
   if (store.has(member_key(core_.self.id, "gone"))) return kGivenUp;
   become_ready(deadline);
@@ -168,7 +168,7 @@ bool AgentMembers::is_accepted_by(const Peer& peer, const Entry& entry, base::Ke
 
 // Workers that this one has not joined are gone, unless a worker that has accepted this one hears them. Returns "", or whom this
 // worker cannot join.
-std::string AgentMembers::settle_missing(base::KeyValueStore& store, base::Deadline deadline) {
+std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Deadline deadline) {
   std::unique_lock lock(tables_.mutex);
   while (const std::optional<std::int32_t> id = protocol_.take_heard()) {
     lock.unlock();
