@@ -1,6 +1,7 @@
 // Dynamic groups: workers that join a running job, and leave it.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +19,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/files/fd.h"
 #include "cohort/base/secret.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/net/internal/socket.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/dist_autograd.h"
@@ -371,6 +373,23 @@ TEST_F(AgentMembersTest, AJoinWaitsUntilOthersHaveSeenADeath) {
   const std::unique_ptr<Agent> agent = joined.get();
   EXPECT_EQ(agent->self().id, 3) << "it has joined again";
   EXPECT_EQ(names_of_members(*agent), (MemberNames{"w1", "w2"}));
+}
+
+TEST_F(AgentMembersTest, AWorkerThatWasStoppedAndRunsAgainIsNotTakenForDead) {
+  const UnansweredAddress unanswered;
+  FakeMember stopped("w0", store);
+  stopped.publish(unanswered.address);
+  std::future<std::unique_ptr<Agent>> joined = std::async(std::launch::async, [&] { return join("w1"); });
+  test::wait_until([&] { return base::ready_events(unanswered.listener.get(), POLLIN) != 0; });
+  stopped.publish();  // it answers the next attempt
+  EXPECT_EQ(stopped.wait_for_message().type, MemberMessageType::kJoin);
+  stopped.answer(accepted_by_member({}, {}));
+  EXPECT_EQ(stopped.wait_for_message().type, MemberMessageType::kReady);
+  stopped.answer(stopped.message_of(MemberMessageType::kKnown));
+  const std::unique_ptr<Agent> agent = joined.get();
+  EXPECT_EQ(agent->self().id, 2) << "it has joined again";
+  EXPECT_EQ(names_of_members(*agent), (MemberNames{"w0", "w1"}));
+  EXPECT_FALSE(store.has("rpc/dynamic/0/gone"));
 }
 
 TEST_F(AgentMembersTest, AWorkerThatOneHasGivenUpIsJoinedIfAnotherHearsIt) {

@@ -244,6 +244,9 @@ class MemberSimulation : test::ProtocolSimulation {
       return read_entry(worker, *id, kSilence);
     }
     if (worker.protocol.find_unreached()) return join_again(worker);
+    for (const std::int32_t id : worker.unreached) {
+      if (reach(worker, this->worker(id)) == Reach::kAnswers) return join_again(worker);
+    }
     for (const std::int32_t id : worker.protocol.skipped()) add_gone(worker, id);
     for (const std::int32_t id : worker.unreached) {
       mark_gone(id);

@@ -62,6 +62,7 @@ class AgentMembers {
   std::string give_up_missing(base::KeyValueStore& store, base::Deadline deadline);
   std::optional<Entry> read_entry(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   Peer connect(const Entry& entry, base::Deadline deadline, std::string& why) const;
+  bool answers_now(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   MemberMessage ask_to_join(const Peer& peer, const Entry& entry, base::Deadline deadline);
   void add_gone(std::int32_t id, const std::string& name);

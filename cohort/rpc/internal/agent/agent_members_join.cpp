@@ -32,6 +32,8 @@ constexpr const char* kDynamicKey = "rpc/dynamic";
 constexpr const char* kGivenUp = "this worker was too slow: other workers have skipped it each time";
 // A peer that is down wakes nobody.
 constexpr milliseconds kLookAtPeers(10);
+// Of a worker that has not answered for the silence.
+constexpr milliseconds kLastTry(100);
 // One that does not hear it sees a silence.
 constexpr milliseconds kGoodbyeTime(200);
 
@@ -183,12 +185,24 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
     base::sleep(kLookAtPeers, deadline);
     return base::concat(name, " (worker ", *unreached, ") runs, and this worker cannot join it: ", why);
   }
+  // The others were asked meanwhile: one that was stopped may run again, and they may not have heard it then.
+  for (const auto& [id, worker] : unreached_) {
+    if (answers_now(id, store, deadline)) {
+      return base::concat(worker.name, " (worker ", id, ") did not answer at first: ", worker.why);
+    }
+  }
   for (const std::int32_t id : skipped) add_gone(id, base::concat("worker ", id));
   for (const auto& [id, worker] : unreached_) {
     store.set(member_key(id, "gone"), "1");
     add_gone(id, worker.name);
   }
   return "";
+}
+
+bool AgentMembers::answers_now(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
+  const std::optional<Entry> entry = read_entry(id, store, deadline);
+  std::string why;
+  return entry && connect(*entry, base::Deadline(kLastTry).sooner(deadline), why) != nullptr;
 }
 
 // None: the worker has never come so far.
