@@ -126,7 +126,7 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   };
   base::wait(core_.lock.changed, lock, is_known, deadline);
   if (state.session.num_links() > 0) return peer;
-  // Before there was a link, who has died says that it is leaving. Who rejects the handshake runs.
+  // Before the first link kDied means that the process is leaving. A process that rejects the handshake runs.
   const auto& end = state.session.ended();
   const bool is_gone = gives_up_if_rejected && (end ? end->kind == DownKind::kDied : state.was_rejected);
   const std::string why = end ? end->text : state.last_error;
