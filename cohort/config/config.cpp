@@ -112,6 +112,11 @@ void check_virtual_ranks(const DistributedConfig& distributed) {
     reject("distributed.comm_hook", distributed.comm_hook, "which rounds gradients on their way",
            "distributed.comm_hook=none");
   }
+  if (distributed.nproc_per_node > distributed.virtual_ranks) {
+    reject("distributed.nproc_per_node", std::to_string(distributed.nproc_per_node),
+           "so some processes would have nothing to compute",
+           concat("distributed.nproc_per_node=", distributed.virtual_ranks, " at most").c_str());
+  }
 }
 
 /// Says which settings differ from their default but have no effect here.

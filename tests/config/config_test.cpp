@@ -110,7 +110,8 @@ TEST(ConfigTest, VirtualRanksGoWithPlainModelsAndSumsOfGradients) {
        "gradients over virtual ranks. Try: distributed.gradients=auto"},
       {"gradients: mine", "distributed.virtual_ranks is 2 and distributed.gradients is mine"},
       {"model: pipeline", "distributed.virtual_ranks is 2 and distributed.model is pipeline"},
-      {"comm_hook: fp16", "distributed.virtual_ranks is 2 and distributed.comm_hook is fp16"}};
+      {"comm_hook: fp16", "distributed.virtual_ranks is 2 and distributed.comm_hook is fp16"},
+      {"nproc_per_node: 3", "distributed.virtual_ranks is 2 and distributed.nproc_per_node is 3"}};
   for (const auto& [setting, message] : cases) {
     COHORT_EXPECT_THROW_WITH(load(base::concat("distributed: {virtual_ranks: 2, ", setting, "}\n")),
                              ConfigError, message);

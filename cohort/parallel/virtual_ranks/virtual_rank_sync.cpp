@@ -90,6 +90,7 @@ void VirtualRankSync::set_exchange(std::shared_ptr<SliceExchange> exchange) {
     throw UsageError(kWhereVirtual, "processes change within a step", "set_exchange() between two steps");
   }
   check_processes(exchange == nullptr ? 1 : exchange->size());
+  step_.reset();  // a further average() of it would be of processes that have left
   exchange_ = std::move(exchange);
 }
 
@@ -126,10 +127,30 @@ void VirtualRankSync::begin(const TaskParts& parts) {
   buffers_ = std::make_unique<ShareBuffers>(parts.modules);
 }
 
+// A parameter that was unfrozen since begin() would have the gradients of this process's virtual ranks alone.
+void VirtualRankSync::check_known(const optim::Optimizer& optimizer, const TreeReducer& reducer) {
+  std::set<const at::TensorImpl*> known;
+  for (const at::Tensor& parameter : reducer.gradients().parameters()) {
+    known.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const at::Tensor& parameter : optimizer.parameters()) {
+    if (!parameter.requires_grad() || parameter.numel() == 0) continue;
+    if (known.contains(parameter.unsafeGetTensorImpl())) continue;
+    throw UsageError(kWhereVirtual,
+                     base::concat("a parameter ", parameter.sizes(),
+                                  " of an optimizer requires a gradient, and did not when the run began: it "
+                                  "would not be added over virtual ranks"),
+                     "unfreeze it, or add it to the optimizer, before fit()");
+  }
+}
+
 void VirtualRankSync::begin_step() {
   if (buffers_ == nullptr) throw UsageError(kWhereVirtual, "a step begins before begin()");
   step_ = std::make_unique<Step>(shares(), options_.num_virtual_ranks);
-  for (auto& [optimizer, reducer] : reducers_) reducer->begin(exchange_.get());
+  for (auto& [optimizer, reducer] : reducers_) {
+    check_known(*optimizer, *reducer);
+    reducer->begin(exchange_.get());
+  }
   buffers_->begin();
 }
 

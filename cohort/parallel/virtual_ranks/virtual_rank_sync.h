@@ -40,7 +40,8 @@ struct VirtualRankOptions {
 ///
 /// Trainer makes these calls but for average(). Task makes average().
 /// The same bits need the same number of threads and the same instruction set in each process.
-/// Ownership: keeps one copy of the gradients where V = W, at most 3 log2(V) else, and two of the buffers. Gradients lie in its memory from average() to the next begin_step().
+/// Ownership: keeps two copies of the gradients where V = W, one of them the gradients themselves, and at most
+/// 3 log2(V) else; and two of the buffers. Gradients lie in its memory from average() to the next begin_step().
 /// Threads: one caller at a time.
 class VirtualRankSync : public GradientSync {
  public:
@@ -81,6 +82,7 @@ class VirtualRankSync : public GradientSync {
   struct Step;
   int num_processes() const { return exchange_ == nullptr ? 1 : exchange_->size(); }
   void check_processes(int count) const;
+  static void check_known(const optim::Optimizer& optimizer, const TreeReducer& reducer);
   void check_samples(double samples) const;
   void close_share();
   void finish_shares();

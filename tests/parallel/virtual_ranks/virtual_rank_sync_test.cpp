@@ -287,6 +287,18 @@ TEST(VirtualRankSyncTest, MistakesAreNamed) {
   });
 }
 
+TEST(VirtualRankSyncTest, AParameterThatIsUnfrozenLaterIsNamed) {
+  VirtualRankSync sync({}, five_virtual_ranks());
+  torch::nn::Linear linear(2, 3);
+  linear->weight.requires_grad_(false);
+  const auto optimizer = std::make_shared<optim::SGD>(linear->parameters(), optim::SGDOptions(0.1));
+  sync.begin({.modules = {{"", linear.ptr()}}, .optimizers = {{"", optimizer, nullptr}}});
+  sync.begin_step();
+  linear->weight.requires_grad_(true);
+  COHORT_EXPECT_THROW_WITH(sync.begin_step(), UsageError,
+                           "a parameter [3, 2] of an optimizer requires a gradient");
+}
+
 TEST(VirtualRankSyncTest, TwoOptimizersThatAverageAfterAllBackwardsHaveTheirGradients) {
   for (int processes = 1; processes <= 2; ++processes) {
     const auto body = [](VirtualRankSync& sync) {
