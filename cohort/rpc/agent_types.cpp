@@ -1,3 +1,5 @@
+// Figures of an agent as lines for people. Names of many workers are cut, since 64 workers would fill the
+// log.
 #include "cohort/rpc/agent_types.h"
 
 #include <array>

@@ -1,3 +1,5 @@
+// All that can be wrong with a loader's options is found before the first batch, on the thread that makes
+// the loader. What a sampler says is found when an epoch begins. Each error names the option and its value.
 #include "cohort/data/internal/loader_checks.h"
 
 #include <c10/util/Type.h>

@@ -1,3 +1,6 @@
+// A sample goes to its row of the batch's buffer, which its place in the order decides, and no other
+// thread. So workers share no state but a list of failures. Skipped samples leave gaps, which compact()
+// closes once all rows are there.
 #include "cohort/data/internal/sample_reader.h"
 
 #include <algorithm>

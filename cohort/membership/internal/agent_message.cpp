@@ -1,3 +1,6 @@
+// Messages are JSON objects. They are few and small, so a text that people can read costs nothing that
+// counts. The reader is strict: a missing field, an unknown one, or a value out of its range is a CommError
+// that names the field. So agents of two versions do not misunderstand each other.
 #include "cohort/membership/internal/agent_message.h"
 
 #include <algorithm>

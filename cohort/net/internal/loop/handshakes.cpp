@@ -1,3 +1,7 @@
+// Input feeds the protocol (handshake.h), which says what to send and when it is done; here are the socket,
+// TLS below it, and the descriptors that go with a hello. The peer of a listener's connection is looked up
+// only when the caller's proof is right. What was read beyond the handshake are frames, and goes to
+// FrameIo.
 #include "cohort/net/internal/loop/handshakes.h"
 
 #include <sys/uio.h>

@@ -1,3 +1,6 @@
+// A caller of a local socket makes the link's memory and sends its descriptor with its hello; the listener
+// maps it. Both show their heaps in the same way. Where one step fails the link goes down a rung: handles,
+// then rings without handles, then the socket.
 #include "cohort/net/internal/loop/hello_exchange.h"
 
 #include <unistd.h>

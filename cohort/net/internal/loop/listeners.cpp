@@ -1,3 +1,6 @@
+// asio says that a listener is readable, and then all callers are accepted. Without a descriptor for the
+// next one the oldest connection that has proved nothing goes; if there is none, the listener pauses, as it
+// stays readable and would take a core.
 #include "cohort/net/internal/loop/listeners.h"
 
 #include <poll.h>

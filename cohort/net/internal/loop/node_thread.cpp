@@ -1,3 +1,6 @@
+// A thread cannot be taken out of a function of the handler, so another one takes its place: it has the
+// next generation, and the old one ends by itself after its function. A thread knows whose it is by a
+// thread-local pair, so is_here() needs no mutex.
 #include "cohort/net/internal/loop/node_thread.h"
 
 #include <pthread.h>

@@ -1,3 +1,7 @@
+// A bucket is one flat tensor in which each gradient has a view, strided as its parameter. A leaf is
+// written by one multiplication per gradient, sums are additions of whole buckets. Buckets are filled in
+// the order in which backward makes gradients, so the first can travel early. Always: sizes follow from the
+// parameters alone, so all processes cut alike.
 #include "cohort/parallel/virtual_ranks/internal/flat_gradients.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,5 @@
+// All buffers are copied into one tensor of bytes for each device, so that restore() is one call and
+// send_result() one transfer. Always: a virtual rank begins with the bytes that the step began with.
 #include "cohort/parallel/virtual_ranks/internal/share_buffers.h"
 
 #include <ATen/MemoryOverlap.h>

@@ -1,3 +1,6 @@
+// Rank 0 alone reads and writes checkpoints, and the others get what it has read. An error of rank 0 is one
+// of all ranks: else they would wait for it in the next collective. Nothing is written before the first
+// step.
 #include "cohort/train/internal/fit/run_saver.h"
 
 #include <cstdio>
