@@ -11,6 +11,7 @@
 #include <limits>
 #include <mutex>
 
+#include "cohort/autograd/recompute.h"
 #include "cohort/base/error.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/parallel/sync_batch_norm.h"
@@ -330,6 +331,137 @@ TEST(VirtualRankSyncTest, TwoOptimizersThatAverageAfterAllBackwardsHaveTheirGrad
       });
     }
   }
+}
+
+/// Counts the slices that are sent.
+class CountingExchange : public SliceExchange {
+ public:
+  explicit CountingExchange(comm::Group group) : inner_(make_slice_exchange(std::move(group))) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  Transfer all_to_all(at::Tensor output, const at::Tensor& input,
+                      const std::vector<std::int64_t>& output_bytes,
+                      const std::vector<std::int64_t>& input_bytes) override {
+    ++sent;
+    return inner_->all_to_all(std::move(output), input, output_bytes, input_bytes);
+  }
+  Transfer all_gather(at::Tensor output, const at::Tensor& input) override {
+    return inner_->all_gather(std::move(output), input);
+  }
+  Transfer broadcast(at::Tensor bytes) override { return inner_->broadcast(std::move(bytes)); }
+
+  int sent = 0;
+
+ private:
+  std::shared_ptr<SliceExchange> inner_;
+};
+
+/// What the last backward of a step is.
+enum class Backward {
+  kOne,
+  kRecomputes,  ///< a layer is computed again in it
+  kTwo,         ///< each gradient comes in two pieces
+};
+
+/// Three layers.
+struct ChainNet {
+  ChainNet() : first(6, 6), middle(6, 6), last(6, 3) {
+    std::int64_t layer = 0;
+    for (torch::nn::Linear* linear : {&first, &middle, &last}) {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : (*linear)->parameters()) {
+        parameter.copy_(at::arange(parameter.numel(), at::kFloat).add(++layer).sin().view(parameter.sizes()));
+      }
+    }
+  }
+  at::Tensor loss(const at::Tensor& input, Backward backward) {
+    const at::Tensor x = first->forward(input);
+    const at::Tensor y = backward == Backward::kRecomputes ? autograd::recompute(first, x) : x;
+    return last->forward(middle->forward(y).tanh()).square().mean();
+  }
+  std::vector<at::Tensor> parameters() {
+    std::vector<at::Tensor> all;
+    for (torch::nn::Linear* linear : {&first, &middle, &last}) {
+      for (const at::Tensor& parameter : (*linear)->parameters()) all.push_back(parameter);
+    }
+    return all;
+  }
+  torch::nn::Linear first, middle, last;
+};
+
+/// Returns the gradients of each of four steps. `early`: how many slices each step sent before its average.
+std::vector<at::Tensor> chain_steps(VirtualRankSync& sync, CountingExchange* exchange, Backward backward,
+                                    std::vector<int>& early) {
+  ChainNet net;
+  const auto optimizer = std::make_shared<optim::SGD>(net.parameters(), optim::SGDOptions(0.1));
+  sync.begin({.modules = {}, .optimizers = {{"", optimizer, nullptr}}});
+  std::vector<at::Tensor> gradients;
+  for (std::int64_t step = 0; step < 4; ++step) {
+    const int sent_before = exchange == nullptr ? 0 : exchange->sent;
+    sync.begin_step();
+    const ShareRange range = sync.shares();
+    for (std::int64_t share = range.first; share < range.first + range.count; ++share) {
+      sync.begin_share(share, 4);
+      const bool is_last = share + 1 == range.first + range.count;
+      if (is_last) sync.end_shares();
+      const auto seed = static_cast<double>(100 * step + 17 * share);
+      const at::Tensor loss = net.loss(at::arange(24, at::kFloat).add(seed).sin().view({4, 6}), backward);
+      if (is_last) sync.prepare(*optimizer, 4, true);
+      if (backward == Backward::kTwo) (loss * 0.25).backward({}, /*keep_graph=*/true);
+      loss.backward();
+    }
+    early.push_back(exchange == nullptr ? 0 : exchange->sent - sent_before);
+    EXPECT_TRUE(sync.average(*optimizer, 4, true).ok());
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& parameter : net.parameters()) flat.push_back(parameter.grad().flatten());
+    gradients.push_back(at::cat(flat));
+    optimizer->step();
+  }
+  return gradients;
+}
+
+TEST(VirtualRankSyncTest, GradientsThatTravelWhileBackwardRunsHaveTheSameBits) {
+  for (const Backward backward : {Backward::kOne, Backward::kRecomputes, Backward::kTwo}) {
+    std::vector<int> early;
+    VirtualRankSync alone({}, five_virtual_ranks());
+    const std::vector<at::Tensor> expected = chain_steps(alone, nullptr, backward, early);
+    for (int processes = 2; processes <= 4; ++processes) {
+      test::run_ranks(processes, "gloo", [&](comm::Group& group) {
+        SCOPED_TRACE(testing::Message() << processes << " processes, backward " << int(backward));
+        VirtualRankSync sync(group, five_virtual_ranks());
+        const auto exchange = std::make_shared<CountingExchange>(group);
+        sync.set_exchange(exchange);
+        std::vector<int> sent_early;
+        const std::vector<at::Tensor> found = chain_steps(sync, exchange.get(), backward, sent_early);
+        for (std::size_t step = 0; step < expected.size(); ++step) {
+          EXPECT_TRUE(same_bytes(found[step], expected[step])) << "step " << step;
+          EXPECT_EQ(sent_early[step] > 0, step > 0 && backward != Backward::kTwo) << "the first one counts";
+        }
+      });
+    }
+  }
+}
+
+TEST(VirtualRankSyncTest, AGradientThatComesTwiceWhereItCameOnceIsNamed) {
+  test::run_ranks(2, "gloo", [&](comm::Group& group) {
+    VirtualRankSync sync(group, {.num_virtual_ranks = 2});
+    ChainNet net;
+    const auto optimizer = std::make_shared<optim::SGD>(net.parameters(), optim::SGDOptions(0.1));
+    sync.begin({.modules = {}, .optimizers = {{"", optimizer, nullptr}}});
+    for (const bool twice : {false, true}) {
+      sync.begin_step();
+      sync.begin_share(group.rank(), 4);
+      sync.end_shares();
+      const at::Tensor loss = net.loss(at::ones({4, 6}), Backward::kOne);
+      sync.prepare(*optimizer, 4, true);
+      loss.backward({}, /*keep_graph=*/true);
+      if (twice) {
+        COHORT_EXPECT_THROW_WITH(loss.backward(), UsageError, "came twice");
+        return;
+      }
+      EXPECT_TRUE(sync.average(*optimizer, 4, true).ok());
+    }
+  });
 }
 
 TEST(VirtualRankSyncTest, IdleShareIsThatOfTheSlots) {
