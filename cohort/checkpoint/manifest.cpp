@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "cohort/base/error.h"
-#include "cohort/checkpoint/bounded_json.h"
+#include "cohort/base/text/bounded_json.h"
 #include "cohort/checkpoint/mapped_file.h"
 #include "cohort/checkpoint/safetensors_format.h"
 
@@ -109,11 +109,12 @@ std::string manifest_text(const Manifest& manifest) {
   } catch (const json::exception& error) {
     throw UsageError("checkpoint.save", concat("the state cannot be written as JSON: ", error.what()));
   }
-  if (!is_bounded_json(text)) {
-    throw UsageError("checkpoint.save",
-                     concat("the state cannot be read again: state.json would have ", text.size(),
-                            " bytes (at most ", kMaxJsonBytes, ") or more than ", kMaxJsonDepth, " levels"),
-                     "tensors for what is large, in model or optimizer");
+  if (!base::is_bounded_json(text)) {
+    throw UsageError(
+        "checkpoint.save",
+        concat("the state cannot be read again: state.json would have ", text.size(), " bytes (at most ",
+               base::kMaxJsonBytes, ") or more than ", base::kMaxJsonDepth, " levels"),
+        "tensors for what is large, in model or optimizer");
   }
   return text;
 }
@@ -127,7 +128,7 @@ void write_manifest(const std::filesystem::path& folder, const Manifest& manifes
 
 bool is_manifest(const std::filesystem::path& file) {
   const auto mapped = MappedFile::open(file);
-  const std::optional<json> document = parse_bounded_json(text_of(*mapped));
+  const std::optional<json> document = base::parse_bounded_json(text_of(*mapped));
   // What cannot be parsed counts too: a damaged manifest is to be reported as damaged, not as something else.
   return !document || !document->is_object() || document->value("format", json()) == kFormat;
 }
@@ -146,7 +147,7 @@ Manifest parse_manifest(std::string_view text, const std::filesystem::path& path
   if (text.empty()) {
     fail_manifest(path, "is empty (0 bytes)");
   }
-  std::optional<json> document = parse_bounded_json(text);
+  std::optional<json> document = base::parse_bounded_json(text);
   if (!document || !document->is_object() || document->value("format", json()) != kFormat) {
     fail_manifest(path, "is damaged: it is not the JSON of a checkpoint");
   }

@@ -19,7 +19,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
-#include "cohort/checkpoint/bounded_json.h"
+#include "cohort/base/text/bounded_json.h"
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/script/ir/internal/tape_json.h"
 
@@ -162,7 +162,7 @@ class FileReader {
            "the Cohort that saved it, or a newer one");
     }
     if (sum_of(text->second) != sum->second) damaged("its program");
-    std::optional<json> program = checkpoint::parse_bounded_json(text->second);
+    std::optional<json> program = base::parse_bounded_json(text->second);
     if (!program) fail("is no program of script mode: its JSON is broken or too deep", "a copy of the file");
     json_ = std::move(*program);
   }

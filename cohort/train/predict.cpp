@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "cohort/base/error.h"
-#include "cohort/checkpoint/bounded_json.h"
+#include "cohort/base/text/bounded_json.h"
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/data/file_bytes.h"
 #include "cohort/data/sampler.h"
@@ -80,7 +80,7 @@ std::string to_text(const ImageTask& task) {
 
 ImageTask task_from(const std::string& text, const fs::path& file) {
   try {
-    const json from = checkpoint::parse_bounded_json(text).value_or(json());
+    const json from = base::parse_bounded_json(text).value_or(json());
     ImageTask task{.color = from.at("color") == kGrayInFiles ? data::ColorMode::kGray : data::ColorMode::kRgb,
                    .image_size = from.at("image_size").get<std::int64_t>(),
                    .channels_last = from.at("channels_last").get<bool>(),

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "cohort/base/error.h"
-#include "cohort/checkpoint/bounded_json.h"
+#include "cohort/base/text/bounded_json.h"
 #include "cohort/checkpoint/manifest.h"
 
 using namespace cohort::checkpoint;
@@ -30,7 +30,7 @@ void check(std::string_view text) {
 }
 
 std::optional<std::string> with_checksum(std::string_view text) {
-  auto document = parse_bounded_json(text);
+  auto document = cohort::base::parse_bounded_json(text);
   if (!document || !document->is_object()) return std::nullopt;
   document->erase("xxh3_64");
   const std::string rest = document->dump();

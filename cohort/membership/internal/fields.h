@@ -1,11 +1,15 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/bounded_json.h"
 
 namespace cohort::membership {
 
@@ -16,17 +20,10 @@ namespace cohort::membership {
 
 /// Parses JSON of bounded size and depth.
 inline nlohmann::json parse_json(std::string_view text) {
-  constexpr std::size_t kMaxBytes = std::size_t{32} << 20;
-  constexpr int kMaxDepth = 8;
-  if (text.size() > kMaxBytes) reject_text("a text is longer than 32 MiB");
-  bool is_too_deep = false;
-  const auto check_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    is_too_deep = is_too_deep || depth > kMaxDepth;
-    return !is_too_deep;  // what is deeper is dropped, and the rest of it
-  };
-  nlohmann::json value = nlohmann::json::parse(text.begin(), text.end(), check_depth, false);
-  if (is_too_deep || value.is_discarded()) reject_text("a text is no JSON, or is nested too deep");
-  return value;
+  constexpr base::JsonLimits kLimits{.bytes = std::size_t{32} << 20, .depth = 8};
+  std::optional<nlohmann::json> value = base::parse_bounded_json(text, kLimits);
+  if (!value) reject_text("a text is no JSON, is longer than 32 MiB, or is nested too deep");
+  return *std::move(value);
 }
 
 /// Reads an object, each of whose fields must be there, and no other.

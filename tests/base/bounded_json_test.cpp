@@ -1,10 +1,10 @@
-#include "cohort/checkpoint/bounded_json.h"
+#include "cohort/base/text/bounded_json.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 
-namespace cohort::checkpoint {
+namespace cohort::base {
 namespace {
 
 std::string nested(int depth, char open, char close, const std::string& before = "") {
@@ -44,4 +44,4 @@ TEST(BoundedJsonTest, WhatIsNoJsonIsNothing) {
 }
 
 }  // namespace
-}  // namespace cohort::checkpoint
+}  // namespace cohort::base
