@@ -94,7 +94,8 @@ void check_script(bool script, const std::string& runner) {
 /// A process computes one virtual rank after the other, and adds their gradients itself.
 void check_virtual_ranks(const DistributedConfig& distributed) {
   if (distributed.virtual_ranks == 0) return;
-  const auto reject = [&](const char* key, const std::string& value, const char* why, const char* hint) {
+  const auto reject = [&](const char* key, const std::string& value, const char* why,
+                          const std::string& hint) {
     fail(concat("distributed.virtual_ranks is ", distributed.virtual_ranks, " and ", key, " is ", value, ", ",
                 why),
          concat(hint, ", or distributed.virtual_ranks=0"));
@@ -115,7 +116,7 @@ void check_virtual_ranks(const DistributedConfig& distributed) {
   if (distributed.nproc_per_node > distributed.virtual_ranks) {
     reject("distributed.nproc_per_node", std::to_string(distributed.nproc_per_node),
            "so some processes would have nothing to compute",
-           concat("distributed.nproc_per_node=", distributed.virtual_ranks, " at most").c_str());
+           concat("distributed.nproc_per_node=", distributed.virtual_ranks, " at most"));
   }
 }
 

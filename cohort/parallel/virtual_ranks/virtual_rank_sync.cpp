@@ -8,7 +8,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -22,6 +21,10 @@ namespace cohort::parallel {
 namespace {
 
 constexpr const char* kWhereVirtual = "parallel.virtual_ranks";
+
+bool has_gradient_to_add(const at::Tensor& parameter) {
+  return parameter.requires_grad() && parameter.numel() > 0;
+}
 
 void check_no_sync_batch_norm(const std::vector<NamedModule>& modules) {
   for (const NamedModule& entry : modules) {
@@ -50,6 +53,8 @@ struct VirtualRankSync::Step {
         weights(header.mutable_data_ptr<double>() + 1) {
     std::fill_n(header.mutable_data_ptr<double>(), header.numel(), 0.0);
   }
+  /// The header tells `bad` from now on.
+  void write_bad() { header.mutable_data_ptr<double>()[0] = bad ? 1 + static_cast<double>(*bad) : 0; }
 
   const ShareRange range;               // of this process
   std::int64_t next;                    // first virtual rank that was not closed
@@ -110,12 +115,12 @@ void VirtualRankSync::begin(const TaskParts& parts) {
   }
   step_.reset();
   reducers_.clear();  // of an earlier fit() with the same sync
-  std::set<const at::TensorImpl*> seen;
+  known_.clear();
   for (const NamedOptimizer& entry : parts.optimizers) {
     std::vector<at::Tensor> parameters;
     for (const at::Tensor& parameter : entry.optimizer->parameters()) {
-      if (!parameter.requires_grad() || parameter.numel() == 0) continue;
-      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      if (!has_gradient_to_add(parameter)) continue;
+      if (!known_.insert(parameter.unsafeGetTensorImpl()).second) {
         throw UsageError(kWhereVirtual,
                          base::concat("a parameter ", parameter.sizes(), " has two optimizers"));
       }
@@ -128,14 +133,9 @@ void VirtualRankSync::begin(const TaskParts& parts) {
 }
 
 // A parameter that was unfrozen since begin() would have the gradients of this process's virtual ranks alone.
-void VirtualRankSync::check_known(const optim::Optimizer& optimizer, const TreeReducer& reducer) {
-  std::set<const at::TensorImpl*> known;
-  for (const at::Tensor& parameter : reducer.gradients().parameters()) {
-    known.insert(parameter.unsafeGetTensorImpl());
-  }
+void VirtualRankSync::check_known(const optim::Optimizer& optimizer) const {
   for (const at::Tensor& parameter : optimizer.parameters()) {
-    if (!parameter.requires_grad() || parameter.numel() == 0) continue;
-    if (known.contains(parameter.unsafeGetTensorImpl())) continue;
+    if (!has_gradient_to_add(parameter) || known_.contains(parameter.unsafeGetTensorImpl())) continue;
     throw UsageError(kWhereVirtual,
                      base::concat("a parameter ", parameter.sizes(),
                                   " of an optimizer requires a gradient, and did not when the run began: it "
@@ -148,7 +148,7 @@ void VirtualRankSync::begin_step() {
   if (buffers_ == nullptr) throw UsageError(kWhereVirtual, "a step begins before begin()");
   step_ = std::make_unique<Step>(shares(), options_.num_virtual_ranks);
   for (auto& [optimizer, reducer] : reducers_) {
-    check_known(*optimizer, *reducer);
+    check_known(*optimizer);
     reducer->begin(exchange_.get());
   }
   buffers_->begin();
@@ -230,7 +230,7 @@ void VirtualRankSync::prepare(const optim::Optimizer& optimizer, double samples,
 
 void VirtualRankSync::send_header() {
   step_->is_header_sent = true;
-  step_->header.mutable_data_ptr<double>()[0] = step_->bad ? 1 + static_cast<double>(*step_->bad) : 0;
+  step_->write_bad();
   const std::int64_t bytes = static_cast<std::int64_t>(step_->header.nbytes());
   step_->headers = at::empty({num_processes() * bytes}, at::kByte);
   step_->header_arrived = exchange_->all_gather(step_->headers, step_->header.view(at::kByte));
@@ -250,7 +250,7 @@ AverageReport VirtualRankSync::receive_header() {
     for (std::size_t share = 0; share < v; ++share) weights[share] += header[1 + share];
   };
   if (exchange_ == nullptr) {
-    step_->header.mutable_data_ptr<double>()[0] = step_->bad ? 1 + static_cast<double>(*step_->bad) : 0;
+    step_->write_bad();
     read(0, step_->header.const_data_ptr<double>());
   } else {
     if (!step_->header_arrived) send_header();

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -82,7 +83,7 @@ class VirtualRankSync : public GradientSync {
   struct Step;
   int num_processes() const { return exchange_ == nullptr ? 1 : exchange_->size(); }
   void check_processes(int count) const;
-  static void check_known(const optim::Optimizer& optimizer, const TreeReducer& reducer);
+  void check_known(const optim::Optimizer& optimizer) const;
   void check_samples(double samples) const;
   void close_share();
   void finish_shares();
@@ -94,6 +95,7 @@ class VirtualRankSync : public GradientSync {
   const VirtualRankOptions options_;
   std::shared_ptr<SliceExchange> exchange_;  // null: one process
   std::map<const optim::Optimizer*, std::unique_ptr<TreeReducer>> reducers_;
+  std::set<const at::TensorImpl*> known_;  // parameters of all reducers
   std::unique_ptr<ShareBuffers> buffers_;
   std::unique_ptr<Step> step_;  // null: none is being made
 };
