@@ -8,16 +8,11 @@
 
 #include "cohort/base/error.h"
 #include "cohort/data/loader.h"
-#include "cohort/data/tensor_dataset.h"
+#include "tests/data/number_pairs.h"
 #include "tests/support/throws.h"
 
 namespace cohort::data {
 namespace {
-
-std::shared_ptr<TensorDataset> pairs(std::int64_t size) {
-  return std::make_shared<TensorDataset>(
-      std::vector<at::Tensor>{at::arange(size * 2, at::kFloat).reshape({size, 2}), at::arange(size)});
-}
 
 /// All parts of a batch, one after the other.
 struct Whole {
@@ -80,8 +75,8 @@ TEST(LoaderPartsTest, RandomLoadersHandOutTheSameBatchesInPartsAndWhole) {
                                     << options.global_batch_size << ", parts " << in_parts.parts);
     for (std::int64_t rank = 0; rank < world; ++rank) {
       options.rank = in_parts.rank = rank;
-      Loader whole(pairs(samples), options);
-      auto parts = std::make_unique<Loader>(pairs(samples), in_parts);
+      Loader whole(number_pairs(samples), options);
+      auto parts = std::make_unique<Loader>(number_pairs(samples), in_parts);
       ASSERT_EQ(parts->batches_per_epoch(), whole.batches_per_epoch());
       const std::int64_t part_size = (whole.options().batch_size + in_parts.parts - 1) / in_parts.parts;
       EXPECT_EQ(parts->options().part_size(), part_size);
@@ -98,7 +93,7 @@ TEST(LoaderPartsTest, RandomLoadersHandOutTheSameBatchesInPartsAndWhole) {
         EXPECT_EQ(parts->state(), whole.state());
         if (++batches == stop) {
           const LoaderState state = parts->state();
-          parts = std::make_unique<Loader>(pairs(samples), in_parts);
+          parts = std::make_unique<Loader>(number_pairs(samples), in_parts);
           parts->restore(state);
         }
       }
@@ -108,7 +103,7 @@ TEST(LoaderPartsTest, RandomLoadersHandOutTheSameBatchesInPartsAndWhole) {
 }
 
 TEST(LoaderPartsTest, MemoryIsThatOfParts) {
-  Loader loader(pairs(64), {.batch_size = 16, .parts = 4, .workers = 1, .prefetch = 1});
+  Loader loader(number_pairs(64), {.batch_size = 16, .parts = 4, .workers = 1, .prefetch = 1});
   while (auto batch = loader.next()) {
     do {
       EXPECT_EQ(batch->size, 4);
@@ -120,7 +115,7 @@ TEST(LoaderPartsTest, MemoryIsThatOfParts) {
 }
 
 TEST(LoaderPartsTest, PartsThatAreNotTakenAreAnErrorAndNotLost) {
-  Loader loader(pairs(16), {.batch_size = 8, .parts = 2});
+  Loader loader(number_pairs(16), {.batch_size = 8, .parts = 2});
   auto batch = loader.next();
   COHORT_EXPECT_THROW_WITH(loader.next(), UsageError, "has parts that were not taken");
   EXPECT_TRUE(batch->advance());
@@ -129,7 +124,7 @@ TEST(LoaderPartsTest, PartsThatAreNotTakenAreAnErrorAndNotLost) {
 }
 
 TEST(LoaderPartsTest, ABatchOfBeforeALeapHasNoNextPart) {
-  Loader loader(pairs(16), {.batch_size = 8, .parts = 2});
+  Loader loader(number_pairs(16), {.batch_size = 8, .parts = 2});
   auto batch = loader.next();
   loader.set_epoch(1);
   COHORT_EXPECT_THROW_WITH(batch->advance(), UsageError, "the loader had advanced");
@@ -161,8 +156,8 @@ TEST(LoaderPartsTest, ASampleThatCannotBeReadBeginsItsBatchAnew) {
 }
 
 TEST(LoaderPartsTest, RejectsPartsWithSkippedSamplesAndNoParts) {
-  COHORT_EXPECT_THROW_WITH(Loader(pairs(4), {.batch_size = 2, .parts = 0}), UsageError, "parts is 0");
-  COHORT_EXPECT_THROW_WITH(Loader(pairs(4), {.batch_size = 2, .parts = 2, .on_error = OnError::kSkip}),
+  COHORT_EXPECT_THROW_WITH(Loader(number_pairs(4), {.batch_size = 2, .parts = 0}), UsageError, "parts is 0");
+  COHORT_EXPECT_THROW_WITH(Loader(number_pairs(4), {.batch_size = 2, .parts = 2, .on_error = OnError::kSkip}),
                            UsageError, "on_error: skip");
 }
 

@@ -10,16 +10,11 @@
 
 #include "cohort/base/error.h"
 #include "cohort/data/loader.h"
-#include "cohort/data/tensor_dataset.h"
+#include "tests/data/number_pairs.h"
 #include "tests/support/throws.h"
 
 namespace cohort::data {
 namespace {
-
-std::shared_ptr<TensorDataset> pairs_of_numbers(std::int64_t size) {
-  return std::make_shared<TensorDataset>(
-      std::vector<at::Tensor>{at::arange(size * 2, at::kFloat).reshape({size, 2}), at::arange(size)});
-}
 
 /// What a step gets of one share.
 struct ShareOfStep {
@@ -83,11 +78,11 @@ TEST(LoaderSharesTest, RandomLoadersHandOutTheSameSharesHoweverTheyAreDividedAmo
                                     << " shares, parts " << options.parts);
     std::vector<std::unique_ptr<Loader>> single, several;
     for (options.rank = 0; options.rank < world; ++options.rank) {
-      single.push_back(std::make_unique<Loader>(pairs_of_numbers(samples), options));
+      single.push_back(std::make_unique<Loader>(number_pairs(samples), options));
     }
     for (options.rank = 0; options.rank < world; options.rank += options.num_shares) {
       options.num_shares = draw(1, world - options.rank);
-      several.push_back(std::make_unique<Loader>(pairs_of_numbers(samples), options));
+      several.push_back(std::make_unique<Loader>(number_pairs(samples), options));
     }
     for (int ends = 0; ends < 2;) {  // two epochs
       SharesOfStep expected, found;
@@ -114,7 +109,7 @@ TEST(LoaderSharesTest, SharesMayChangeBetweenTwoBatches) {
   LoaderOptions options{.batch_size = 2, .workers = 1, .shuffle = true, .seed = 3};
   options.world_size = 4;
   options.num_shares = 4;
-  Loader fixed(pairs_of_numbers(44), options), changing(pairs_of_numbers(44), options);
+  Loader fixed(number_pairs(44), options), changing(number_pairs(44), options);
   const std::pair<std::int64_t, std::int64_t> blocks[] = {{0, 4}, {1, 2}, {3, 1}, {0, 4},
                                                           {2, 1}, {0, 3}, {0, 4}};
   for (const auto& [rank, count] : blocks) {
@@ -138,7 +133,7 @@ TEST(LoaderSharesTest, SharesMayChangeBetweenTwoBatches) {
 TEST(LoaderSharesTest, AStateBetweenTwoSharesBeginsTheBatchAnew) {
   LoaderOptions options{.batch_size = 2, .parts = 2};
   options.world_size = options.num_shares = 3;
-  Loader loader(pairs_of_numbers(12), options);
+  Loader loader(number_pairs(12), options);
   auto batch = loader.next();
   EXPECT_TRUE(batch->advance());
   EXPECT_EQ(loader.state().samples_consumed, 0);
@@ -202,11 +197,11 @@ TEST(LoaderSharesTest, SharesThatAreNotThereAreRejected) {
   for (const std::int64_t count : {0, 3}) {
     options.num_shares = count;
     COHORT_EXPECT_THROW_WITH(
-        Loader(pairs_of_numbers(8), options), UsageError,
+        Loader(number_pairs(8), options), UsageError,
         base::concat("num_shares is ", count, ", expected 1 to 2 from rank 2 of world_size 4"));
   }
   options.num_shares = 2;
-  Loader loader(pairs_of_numbers(8), options);
+  Loader loader(number_pairs(8), options);
   COHORT_EXPECT_THROW_WITH(loader.set_shares(4, 1), UsageError, "rank is 4, expected 0 to 3");
 }
 

@@ -66,6 +66,12 @@ struct Group {
     processes.push_back(std::make_unique<TestProcess>(committed, state));
     return *processes.back();
   }
+  // New processes, in generation 1.
+  void begin(int num_processes) {
+    for (int i = 0; i < num_processes; ++i) add();
+    announce(generation_of(1, num_processes));
+    deliver();
+  }
   void announce(const Generation& generation) {
     for (std::size_t i = 0; i < processes.size(); ++i) announce(i, generation);
   }
@@ -120,10 +126,7 @@ TEST(StepProtocolTest, AStepHasTheSumOverAllVirtualRanks) {
 
 TEST(StepProtocolTest, NobodyChangesItsStateBeforeAllHaveComputed) {
   Group group;
-  group.add();
-  group.add();
-  group.announce(generation_of(1, 2));
-  group.deliver();
+  group.begin(2);
   group.compute(0);
   group.deliver();
   EXPECT_FALSE(group.processes[0]->applying);
@@ -147,10 +150,7 @@ TEST(StepProtocolTest, WhoIsBehindCopiesTheNewestState) {
 
 TEST(StepProtocolTest, AStepUnderWayIsDroppedWhereAMemberIsGone) {
   Group group;
-  group.add();
-  group.add();
-  group.announce(generation_of(1, 2));
-  group.deliver();
+  group.begin(2);
   group.compute(0);
   group.processes.pop_back();
   group.announce(generation_of(2, 1));
@@ -174,10 +174,7 @@ TEST(StepProtocolTest, AProcessThatChangesItsStateFinishesFirst) {
 
 TEST(StepProtocolTest, APlannedChangeWaitsForTheStep) {
   Group group;
-  group.add();
-  group.add();
-  group.announce(generation_of(1, 2));
-  group.deliver();
+  group.begin(2);
   group.announce(generation_of(2, 2, true));
   EXPECT_EQ(group.processes[0]->steps.generation(), 1U);
   group.make_step();
@@ -190,12 +187,9 @@ TEST(StepProtocolTest, APlannedChangeWaitsForTheStep) {
 
 TEST(StepProtocolTest, AStepThatAnotherOneWillNotFinishIsDropped) {
   Group group;
-  group.add();
-  group.add();
-  group.announce(generation_of(1, 2));
-  group.deliver();
+  group.begin(2);
   group.make_step();
-  // The first one hears of the change before it has begun, so to speak: it loses a link.
+  // The first process enters before its step has ended, as it loses a link.
   group.announce(0, generation_of(2, 2, true));
   group.processes[0]->steps.on_link_lost();
   group.announce(1, generation_of(2, 2, true));
@@ -207,10 +201,7 @@ TEST(StepProtocolTest, AStepThatAnotherOneWillNotFinishIsDropped) {
 
 TEST(StepProtocolTest, AStepWithALostLinkIsNotWaitedFor) {
   Group group;
-  group.add();
-  group.add();
-  group.announce(generation_of(1, 2));
-  group.deliver();
+  group.begin(2);
   group.processes[0]->steps.on_link_lost();  // the other one has left
   group.announce(0, generation_of(2, 1, true));
   EXPECT_EQ(group.processes[0]->steps.generation(), 2U);
@@ -218,10 +209,7 @@ TEST(StepProtocolTest, AStepWithALostLinkIsNotWaitedFor) {
 
 TEST(StepProtocolTest, APlannedChangeThatWasMissedIsNone) {
   Group group;
-  group.add();
-  group.add();
-  group.announce(generation_of(1, 2));
-  group.deliver();
+  group.begin(2);
   group.announce(0, generation_of(3, 2, true));  // a member may have died before generation 2
   EXPECT_EQ(group.processes[0]->steps.generation(), 3U);
 }
