@@ -106,7 +106,7 @@ struct Loader::Impl {
 
   std::int64_t global_batch() const { return options.global_batch_size; }
 
-  void go_to(std::int64_t new_epoch, std::int64_t position);
+  void go_to(std::int64_t new_epoch, std::int64_t position, bool is_at_end = false);
   void drain();
   bool plan(std::int64_t number);
   void read_ahead();
@@ -136,6 +136,7 @@ struct Loader::Impl {
   std::int64_t generation = 0;  // a new one with each batch, and each leap
   std::shared_ptr<const std::vector<std::int64_t>> order;
   std::int64_t next_job = 0;     // first job that was not collected
+  bool must_drain = false;       // published jobs were cancelled, and are not to be delivered
   std::int64_t inline_jobs = 0;  // jobs that were planned without workers
   std::optional<Ready> pending;  // read, and on its way to the accelerator
   bool at_end = false;           // the caller was told that the epoch is over
@@ -148,9 +149,8 @@ struct Loader::Impl {
 };
 
 // What was read ahead is of another place, and is dropped. The order of an epoch does not depend on the
-// place in it, so it is kept.
-void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
-  drain();
+// place in it, so it is kept. Draining comes last: where it throws, read_ahead() drains again before it reads.
+void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position, bool is_at_end) {
   pending.reset();
   if (new_epoch != epoch) order.reset();
   epoch = new_epoch;
@@ -158,14 +158,16 @@ void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
   cutter.go_to(position, options.rank, options.num_shares);
   has_more_parts = false;
   ++generation;
-  at_end = false;
+  at_end = is_at_end;
   delivered_in_epoch = skipped_in_epoch = 0;
+  drain();
 }
 
 // Afterwards no worker touches a job. A worker that reads a sample cannot be stopped, so the samples under
 // way are waited for; those that were not begun are cancelled.
 void Loader::Impl::drain() {
   if (workers == nullptr) return;
+  must_drain = true;
   workers->cancel();
   const base::Deadline deadline(options.timeout);
   for (; next_job < workers->published(); ++next_job) {
@@ -173,6 +175,7 @@ void Loader::Impl::drain() {
     reader->job(next_job).buffer.reset();
     reader->job(next_job).failures.clear();
   }
+  must_drain = false;
 }
 
 // Lays out job `number` as the next part; returns false at the end of the epoch.
@@ -203,6 +206,7 @@ void Loader::Impl::read_ahead() {
         [shared = reader](int, std::int64_t job, std::int64_t item) { shared->read(job, item); },
         enter_worker);
   }
+  if (must_drain) drain();
   while (workers->published() - next_job <= options.prefetch && plan(workers->published())) {
     workers->publish(reader->job(workers->published()).part.count);
   }
@@ -401,9 +405,8 @@ void Loader::set_shares(std::int64_t rank, std::int64_t num_shares) {
                     "while (batch.advance())");
   impl_->options.rank = rank;
   impl_->options.num_shares = num_shares;
-  const bool at_end = impl_->at_end;
-  impl_->go_to(impl_->epoch, impl_->consumed);
-  impl_->at_end = at_end;  // the next call of next() begins another epoch, as it would have
+  // At the end the next call of next() begins another epoch, as it would have.
+  impl_->go_to(impl_->epoch, impl_->consumed, impl_->at_end);
 }
 
 void Loader::start() {

@@ -104,9 +104,11 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   /// Goes to the start of `epoch`; what was read ahead is dropped. Epochs follow one another without it.
+  /// Throws: TimeoutError, as next(); the loader is there all the same.
   void set_epoch(std::int64_t epoch);
   /// Reads the shares [rank, rank + num_shares) from the next batch on; what was read ahead is dropped.
-  /// Throws: UsageError for shares that are not there, and where parts of the last batch were not taken.
+  /// Throws: UsageError for shares that are not there, and where parts of the last batch were not taken;
+  /// TimeoutError, as set_epoch().
   void set_shares(std::int64_t rank, std::int64_t num_shares);
   /// Begins to read ahead now, for instance while a model is still being made. next() does it otherwise.
   /// Throws: UsageError, as next().
@@ -122,7 +124,7 @@ class Loader {
   /// that is restored to it returns nothing once, and continues with the next epoch.
   LoaderState state() const;
   /// Goes to `state`, which may come from a loader with another number of workers, or of ranks.
-  /// Throws: DataError if the dataset's size is another than that in `state`.
+  /// Throws: DataError if the dataset's size is another than that in `state`; TimeoutError, as set_epoch().
   void restore(const LoaderState& state);
 
   /// Batches in a whole epoch: as many for each share.
