@@ -3,11 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <semaphore>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "cohort/base/threads/wait.h"
+#include "tests/support/patience.h"
 
 namespace cohort::net::node_detail {
 namespace {
@@ -188,6 +193,37 @@ TEST(HandOverDeathTest, AFunctionThatThrowsEndsTheProcess) {
   queue.heard->on_event = [](const std::string&) { throw std::runtime_error("thrown by the handler"); };
   queue.push("message");
   EXPECT_DEATH(queue.run(), "thrown by the handler");
+}
+
+// stop() waits for that.
+TEST(HandOverTest, AfterTheStopTheEndOfATurnIsNotified) {
+  for (const bool leaves : {false, true}) {
+    Queue queue;
+    std::binary_semaphore is_in_function{0}, may_end{0}, may_return{0};
+    queue.heard->on_event = [&](const std::string&) {
+      is_in_function.release();
+      may_end.acquire();
+      if (!leaves) return;
+      {
+        const std::lock_guard lock(queue.node.mutex);
+        queue.hand_over.leave_turn();
+      }
+      may_return.acquire();
+    };
+    queue.push("message");
+    std::thread other([&] { queue.run(); });
+    is_in_function.acquire();
+    const base::Deadline deadline = cohort::test::patience();
+    {
+      std::unique_lock lock(queue.node.mutex);
+      queue.node.is_stopped = true;
+      may_end.release();
+      EXPECT_TRUE(base::wait(queue.node.changed, lock, [&] { return queue.hand_over.is_idle(); }, deadline));
+    }
+    EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20)) << leaves;
+    may_return.release();
+    other.join();
+  }
 }
 
 }  // namespace

@@ -363,6 +363,33 @@ TEST(NodeTest, AClosedNodeListensNoLonger) {
   EXPECT_EQ(a.node->connect(address, patience(), WhenRejected::kGiveUp), nullptr);
 }
 
+TEST(NodeTest, AStoppedNodeConnectsNoLonger) {
+  Worker a("a");
+  a.node->stop();
+  COHORT_EXPECT_THROW_WITH(a.node->connect("127.0.0.1:1", patience()), UsageError,
+                           "this node has been closed");
+}
+
+TEST(NodeTest, CloseEndsAConnectThatWaits) {
+  Worker a("a");
+  std::string address, error;
+  const base::Fd taken =
+      listen_at(resolve("127.0.0.1:0"), address);  // takes the connection, and says nothing
+  std::thread caller([&] {
+    try {
+      a.node->connect(address, patience());
+    } catch (const RendezvousError& failure) {
+      error = failure.what();
+    }
+  });
+  std::this_thread::sleep_for(milliseconds(100));  // it waits
+  const Clock::time_point begin = Clock::now();
+  EXPECT_TRUE(a.node->close(patience()).empty());
+  caller.join();
+  EXPECT_LT(Clock::now() - begin, seconds(20));
+  EXPECT_NE(error.find("this node has been closed"), std::string::npos) << error;
+}
+
 TEST(NodeTest, AConnectionIsWaitedForUntilSomebodyListens) {
   Worker a("a"), b("b");
   std::string address;

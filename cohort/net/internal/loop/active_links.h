@@ -13,8 +13,8 @@ namespace cohort::net::node_detail {
 /// answer. While such a thread waits, the node's own sleeps: two that look would take two cores.
 ///
 /// Invariants: Connection::num_pollers counts the threads that look at a connection. While it is above 0, the
-/// reader of a ring is awake, so the peer sends no wake-ups. A socket that a waiting thread reads is not in
-/// the poller. The last thread that stops looking puts the reader to sleep, and looks once more.
+/// reader of a ring is awake, so the peer sends no wake-ups. While a waiting thread reads a socket, the
+/// poller does not report its bytes, only its end. The last thread that stops looking puts the reader to sleep, and looks once more.
 /// Threads: under the mutex of NodeLock. Calls: ConnectionTable.
 class ActiveLinks {
  public:

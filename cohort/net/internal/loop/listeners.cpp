@@ -1,6 +1,6 @@
 // asio says that a listener is readable, and then all callers are accepted. Without a descriptor for the
-// next one the oldest connection that has proved nothing goes; if there is none, the listener pauses, as it
-// stays readable and would take a core.
+// next one the oldest connection in its handshake goes, also one that this node began; if there is none, the
+// listener pauses, as it stays readable and would take a core.
 #include "cohort/net/internal/loop/listeners.h"
 
 #include <poll.h>
@@ -35,9 +35,7 @@ std::string Listeners::listen(const std::string& text) {
   std::string bound;
   base::Fd fd = listen_at(address, bound);
   const std::lock_guard lock(core_.lock.mutex);
-  if (core_.lock.is_closing || core_.lock.is_stopped) {
-    throw UsageError("net.listen", "this node has been closed");
-  }
+  if (core_.lock.is_closing) throw UsageError("net.listen", "this node has been closed");
   listeners_.push_back(std::make_shared<asio::posix::stream_descriptor>(core_.io, fd.release()));
   wait_to_accept(listeners_.back());
   return bound;
@@ -73,7 +71,7 @@ bool Listeners::accept_all(int listener) {
   while (true) {
     base::Fd fd = accept_from(listener);
     if (!fd.is_open()) {
-      // Of another user, or none left. Without descriptors the connection stays, and the oldest stranger
+      // Of another user, or none left. Without descriptors the connection stays, and the oldest handshake
       // goes.
       if (errno != EMFILE && errno != ENFILE) return true;
       // accept4() takes the descriptor before it looks whether somebody waits.

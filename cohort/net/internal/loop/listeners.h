@@ -10,10 +10,10 @@
 
 namespace cohort::net::node_detail {
 
-/// The sockets that listen, and whom they let in.
+/// The sockets that listen, and which connections they accept.
 ///
-/// Invariant: at most 64 connections have not proved that they know the secret. The oldest one goes if
-/// another comes, and also where no descriptor is left.
+/// Invariant: at most 64 connections have not proved that they know the secret. The oldest of them
+/// goes if another comes. Where no descriptor is left, the oldest handshake goes.
 /// Threads: under the mutex of NodeLock where a function does not say otherwise. Calls: Peers, HandOver.
 class Listeners {
  public:

@@ -90,7 +90,7 @@ void Loop::start() {
 void Loop::stop() {
   const base::Deadline deadline(kPatience);
   std::unique_lock lock(core_.lock.mutex);
-  core_.lock.is_stopped = true;
+  core_.lock.is_closing = core_.lock.is_stopped = true;
   core_.io.stop();
   thread_.stop(lock, deadline);
   core_.table.close_handshakes();
@@ -144,7 +144,13 @@ std::vector<std::string> Loop::close(base::Deadline deadline) {
     std::unique_lock lock(core_.lock.mutex);
     core_.lock.is_closing = true;
     for (const auto& peer : peers_.all()) {
-      peer->session.leave();
+      // A thread waits in connect() for such a peer, and nobody has it yet.
+      const bool is_in_connect = peer->role == Role::kCaller && peer->session.num_links() == 0;
+      if (is_in_connect) {
+        peer->session.end(DownKind::kFailed, "this node has been closed");
+      } else {
+        peer->session.leave();
+      }
       peer->wake();
     }
     base::wait(core_.lock.changed, lock, [&] { return peers_.all().empty(); }, deadline);

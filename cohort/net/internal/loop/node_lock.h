@@ -17,7 +17,7 @@ struct NodeLock {
   /// A peer has connected or gone, or a thread of the node has ended. After the stop also: a turn of HandOver
   /// has ended.
   std::condition_variable changed;
-  bool is_closing = false;  ///< There are no new peers.
+  bool is_closing = false;  ///< close() or stop() was called: there are no new peers.
   bool is_stopped = false;  ///< The node's own thread reads nothing more.
 };
 
