@@ -98,7 +98,7 @@ struct Loader::Impl {
                                               static_cast<std::size_t>(options.prefetch) + 1)),
         cutter({.global_batch = options.global_batch_size,
                 .part_size = part_size,
-                .num_shares = options.world_size,
+                .world_size = options.world_size,
                 .drop_last = options.drop_last}) {
     cutter.go_to(0, options.rank, options.num_shares);
     if (!options.device.is_cpu()) device_copy.emplace(options.device);
@@ -114,7 +114,7 @@ struct Loader::Impl {
   std::optional<Ready> collect();
   Ready finish(BatchJob& job);
   void note_skips(const BatchJob& job);
-  [[noreturn]] void throw_stuck(std::int64_t job_number, milliseconds waited);
+  [[noreturn]] void throw_stuck(std::int64_t job_number);
   Batch deliver(Ready ready);
   std::optional<Batch> next();
   std::optional<Ready> next_ready();
@@ -171,7 +171,7 @@ void Loader::Impl::drain() {
   workers->cancel();
   const base::Deadline deadline(options.timeout);
   for (; next_job < workers->published(); ++next_job) {
-    if (!workers->wait(next_job, deadline)) throw_stuck(next_job, options.timeout);
+    if (!workers->wait(next_job, deadline)) throw_stuck(next_job);
     reader->job(next_job).buffer.reset();
     reader->job(next_job).failures.clear();
   }
@@ -212,10 +212,10 @@ void Loader::Impl::read_ahead() {
   }
 }
 
-void Loader::Impl::throw_stuck(std::int64_t job_number, milliseconds waited) {
+void Loader::Impl::throw_stuck(std::int64_t job_number) {
   const BatchJob& job = reader->job(job_number);
   std::string what = base::concat("batch ", job.part.first / global_batch(), " of epoch ", job.epoch,
-                                  " was not ready after ", waited.count(), " ms");
+                                  " was not ready after ", options.timeout.count(), " ms");
   const auto busy = workers->longest();
   // Job and item are not read in one moment: the item may be of the job before.
   if (busy && busy->item < reader->job(busy->job).part.count) {
@@ -284,12 +284,12 @@ std::optional<Loader::Impl::Ready> Loader::Impl::collect() {
   }
   read_ahead();
   if (next_job == workers->published()) return std::nullopt;
-  if (!workers->wait(next_job, base::Deadline(options.timeout))) throw_stuck(next_job, options.timeout);
+  if (!workers->wait(next_job, base::Deadline(options.timeout))) throw_stuck(next_job);
   return finish(reader->job(next_job++));
 }
 
-// Hands a part to the caller, and counts it as consumed. After the last part of this rank the whole batch is
-// consumed: what is left of it are parts of other ranks alone.
+// Hands a part to the caller, and counts it as consumed. After this loader's last part the whole batch is
+// consumed: what is left of it belongs to other loaders.
 Batch Loader::Impl::deliver(Ready ready) {
   const Part& part = ready.part;
   Batch batch;

@@ -54,7 +54,7 @@ struct Batch {
   /// Puts the next part of this batch in place of this one, where LoaderOptions::parts or num_shares asked for
   /// several: the rest of this share, then the next share that has a sample. Returns false, and changes
   /// nothing, after the last of this loader's. All parts must be taken before the loader's next next(). While
-  /// the loader lives. Throws: as next(), and the batch is empty then; UsageError where the loader has
+  /// the loader lives. Throws: as next(), and the batch is empty then, or unchanged with on_error: skip; UsageError where the loader has
   /// advanced since, or to another epoch.
   bool advance() {
     const auto take = take_next;  // the next part brings its own

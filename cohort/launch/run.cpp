@@ -119,7 +119,10 @@ int run_node(const RunOptions& options, const AgentParts& parts, const std::opti
   std::string reached;
   TcpStore store;
   StopRequest stop;
-  const auto interrupted = [&] { return take_stop_signal(signals, stop) || stop.number() != 0; };
+  const auto interrupted = [&] {
+    take_stop_signal(signals, stop);
+    return stop.number() != 0;
+  };
   if (options.node_rank == 0) {
     store = serve_store(options);
   } else {

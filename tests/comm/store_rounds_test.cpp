@@ -10,12 +10,12 @@
 namespace cohort::comm {
 namespace {
 
-class DesyncRoundsTest : public testing::Test {
+class StoreRoundsTest : public testing::Test {
  protected:
-  DesyncRoundsTest() {
+  StoreRoundsTest() {
     base::set_log_sink([this](base::LogLevel, std::string_view line) { log_ += std::string(line) + "\n"; });
   }
-  ~DesyncRoundsTest() override { base::set_log_sink({}); }
+  ~StoreRoundsTest() override { base::set_log_sink({}); }
 
   StoreRounds rounds_of(int rank) { return {std::make_shared<GroupRegistry>(rank, 2), store_}; }
   void set(const std::string& key, const std::string& value) { store_->set("desync/" + key, value); }
@@ -25,7 +25,7 @@ class DesyncRoundsTest : public testing::Test {
   std::string log_;
 };
 
-TEST_F(DesyncRoundsTest, ARankAnswersEachRoundOnce) {
+TEST_F(StoreRoundsTest, ARankAnswersEachRoundOnce) {
   StoreRounds rounds = rounds_of(1);
   rounds.answer_questions();
   EXPECT_FALSE(has("answer/0/1")) << "nobody has asked";
@@ -39,7 +39,7 @@ TEST_F(DesyncRoundsTest, ARankAnswersEachRoundOnce) {
   EXPECT_FALSE(has("answer/0/1") || has("answer/1/1"));
 }
 
-TEST_F(DesyncRoundsTest, OfTwoRanksThatAskOneLogsATable) {
+TEST_F(StoreRoundsTest, OfTwoRanksThatAskOneLogsATable) {
   StoreRounds first = rounds_of(0), second = rounds_of(1);
   set("answer/0/1", "");
   first.ask("signal 12 on rank 0", base::LogLevel::kWarning);
@@ -51,7 +51,7 @@ TEST_F(DesyncRoundsTest, OfTwoRanksThatAskOneLogsATable) {
   EXPECT_FALSE(has("asked/1"));
 }
 
-TEST_F(DesyncRoundsTest, AFailureSoonAfterAnotherRanksIsOfItsTable) {
+TEST_F(StoreRoundsTest, AFailureSoonAfterAnotherRanksIsOfItsTable) {
   StoreRounds rounds = rounds_of(0);
   set("asked/0", "rank 1: it failed");
   set("table/0", "1");
@@ -61,7 +61,7 @@ TEST_F(DesyncRoundsTest, AFailureSoonAfterAnotherRanksIsOfItsTable) {
   EXPECT_FALSE(has("asked/1"));
 }
 
-TEST_F(DesyncRoundsTest, AFailureAfterAQuestionOnASignalAsksForATableOfItsOwn) {
+TEST_F(StoreRoundsTest, AFailureAfterAQuestionOnASignalAsksForATableOfItsOwn) {
   StoreRounds rounds = rounds_of(1);
   set("asked/0", "signal 12 on rank 0");
   set("last/0", "");  // rank 0 has failed, and answers no more
@@ -71,15 +71,18 @@ TEST_F(DesyncRoundsTest, AFailureAfterAQuestionOnASignalAsksForATableOfItsOwn) {
   EXPECT_TRUE(has("table/1"));
 }
 
-TEST_F(DesyncRoundsTest, RankZeroDoesNotWaitForRanksThatHaveLeft) {
+TEST_F(StoreRoundsTest, RankZeroDoesNotWaitForRanksThatHaveLeft) {
   StoreRounds first = rounds_of(0), second = rounds_of(1);
   const base::Deadline waited(std::chrono::seconds(1));
   second.leave(true);
   first.leave(true);
   EXPECT_LT(waited.elapsed(), std::chrono::seconds(1));
+  const base::Deadline alone(std::chrono::seconds(1));
+  rounds_of(0).leave(true);  // a third departure is the first of a round that nobody completes
+  EXPECT_GE(alone.elapsed(), std::chrono::milliseconds(900));
 }
 
-TEST_F(DesyncRoundsTest, LargeJobsLookLessOftenAndEndLater) {
+TEST_F(StoreRoundsTest, LargeJobsLookLessOftenAndEndLater) {
   const StoreRounds small = rounds_of(0), large(std::make_shared<GroupRegistry>(0, 5120), store_);
   EXPECT_EQ(large.poll_time(), 5 * small.poll_time());
   EXPECT_EQ(small.end_time(), std::chrono::milliseconds(3500)) << "docs/design/group.md";

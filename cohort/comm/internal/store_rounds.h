@@ -33,7 +33,7 @@ class StoreRounds {
   /// How long the calls that may be under way, and then leave(), take where the store answers.
   std::chrono::milliseconds end_time() const;
 
-  /// Answers each round that has been asked. Before each of the calls below.
+  /// Answers each round that has been asked. Call it before each of the calls below.
   void answer_questions();
   /// Asks all ranks, unless another rank asks already, and logs the table of their answers. Blocking: 1.75 s
   /// and a poll_time() at most.

@@ -11,7 +11,7 @@ void PartCutter::go_to(std::int64_t position, std::int64_t first, std::int64_t c
 }
 
 std::int64_t PartCutter::samples_of(std::int64_t share, std::int64_t taken) const {
-  return (taken - share + options_.num_shares - 1) / options_.num_shares;
+  return (taken - share + options_.world_size - 1) / options_.world_size;
 }
 
 std::optional<Part> PartCutter::next(std::int64_t samples) {
@@ -23,7 +23,7 @@ std::optional<Part> PartCutter::next(std::int64_t samples) {
     share_ = first_share_;
   }
   // Whole rounds over the shares, so that parts hold what the batch holds.
-  const std::int64_t taken = std::min(whole_next_ - position_, options_.part_size * options_.num_shares);
+  const std::int64_t taken = std::min(whole_next_ - position_, options_.part_size * options_.world_size);
   Part part{.share = share_,
             .first = position_,
             .next = position_ + taken,

@@ -9,15 +9,15 @@ namespace cohort::data {
 /// epoch, over all shares.
 struct Part {
   std::int64_t share = 0;
-  /// The share's samples of these positions, from first + share on, every world-th.
+  /// The share's samples between `first` and `next`: first + share, and from there every world_size-th.
   std::int64_t first = 0;
   std::int64_t next = 0;
-  /// Of the whole batch.
+  /// The whole batch, over all shares and parts.
   std::int64_t whole_first = 0;
   std::int64_t whole_next = 0;
-  /// Samples.
+  /// Samples in this part.
   std::int64_t count = 0;
-  /// No part of this batch follows.
+  /// Whether no part of this batch follows for this loader.
   bool is_last = true;
 };
 
@@ -27,7 +27,7 @@ class PartCutter {
   struct Options {
     std::int64_t global_batch = 1;  ///< samples of a batch over all shares
     std::int64_t part_size = 1;     ///< samples of a share in a part
-    std::int64_t num_shares = 1;    ///< of a batch
+    std::int64_t world_size = 1;    ///< shares of a batch, over all loaders
     bool drop_last = false;
   };
   explicit PartCutter(Options options) : options_(options) {}

@@ -17,7 +17,7 @@ SampleReader::SampleReader(std::shared_ptr<const Dataset> dataset, Options optio
 
 std::int64_t SampleReader::position_of(const BatchJob& job, std::int64_t item) const {
   // Share r of w has every w-th sample of the global batch, from r on.
-  return job.part.first + job.part.share + options_.num_shares * item;
+  return job.part.first + job.part.share + options_.world_size * item;
 }
 
 std::int64_t SampleReader::index_of(const BatchJob& job, std::int64_t item) const {

@@ -35,7 +35,7 @@ class SampleReader {
  public:
   struct Options {
     std::uint64_t seed = 0;
-    std::int64_t num_shares = 1;  ///< of a batch, over all ranks
+    std::int64_t world_size = 1;  ///< shares of a batch, over all loaders
   };
   /// `jobs` are under way at once.
   SampleReader(std::shared_ptr<const Dataset> dataset, Options options, std::size_t jobs);

@@ -25,8 +25,8 @@ struct AgentParts {
 /// Not for users of the library.
 ///
 /// It joins the parts: AgentGroup (how the agents agree), WorkerGroup (the ranks of this node), StopRequest and
-/// WorkerShutdown (what ends them), AgentOutput (what is printed). Only WorkerShutdown uses other parts: the
-/// ranks and the output. Threads: the caller of run(), which must outlive the ranks; no part but AgentGroup
+/// WorkerShutdown (what ends them), AgentOutput (what is printed). WorkerGroup prints to AgentOutput, and
+/// WorkerShutdown uses both. Threads: the caller of run(), which must outlive the ranks; no part but AgentGroup
 /// has a thread.
 class Agent {
  public:

@@ -48,7 +48,7 @@ class AgentGroup {
 
   /// Says what came of this node's ranks, once in an attempt. Then the agents agree on a result.
   virtual void post_report(const AttemptReport& own_report) = 0;
-  /// Returns the result for all nodes, once; nothing as long as it is not known.
+  /// Returns the result for all nodes; nothing as long as it is not known.
   /// Throws: PeerError when another agent gave up or is lost; CommError when its report cannot be read.
   virtual std::optional<AttemptReport> result() = 0;
   /// Whether this agent may end after it has the result: every other living agent has read it.

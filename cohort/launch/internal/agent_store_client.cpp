@@ -29,7 +29,7 @@ using base::concat;
 using Clock = std::chrono::steady_clock;
 
 // With more nodes each of them asks less often, so that the requests at the store do not grow with the job.
-constexpr int kNodesAtFullRate = 50;
+constexpr int kNodesPerInterval = 50;
 
 long in_seconds(Clock::duration time) {
   return static_cast<long>(std::chrono::duration_cast<std::chrono::seconds>(time).count());
@@ -57,7 +57,7 @@ class SilenceTimer {
 // The intervals of the thread.
 struct Intervals {
   explicit Intervals(const AgentStoreClientOptions& options)
-      : word_round(options.interval * std::max(1, options.nnodes / kNodesAtFullRate)),
+      : word_round(options.interval * std::max(1, options.nnodes / kNodesPerInterval)),
         round(std::max(std::chrono::milliseconds(1), std::min(word_round, options.keep_alive_interval / 2))),
         max_silence(options.keep_alive_interval * options.keep_alive_max_attempt),
         max_step(max_silence / 2) {}

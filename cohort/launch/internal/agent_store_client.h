@@ -20,7 +20,7 @@ using base::KeyValueStore;
 struct AgentStoreClientOptions {
   int node = 0;
   int nnodes = 1;
-  /// Between two looks at the store for words. With more than 100 nodes longer in proportion: one store
+  /// Between two looks at the store for words. From 100 nodes on longer in proportion: one store
   /// answers them all, and the ranks' rendezvous is there too. Signs come and go by keep_alive_interval alone.
   std::chrono::milliseconds interval{100};
   std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);

@@ -36,8 +36,9 @@ void WorkerShutdown::stop() {
 }
 
 void WorkerShutdown::kill_when_due(bool at_once) {
+  if (!workers_.running()) return;
   const bool is_killed = !die_by_.is_never();
-  if (!is_killed && (at_once || grace_.expired()) && workers_.running()) {
+  if (!is_killed && (at_once || grace_.expired())) {
     const std::string late = base::join(workers_.running_ranks());
     workers_.kill();
     grace_ = base::Deadline::never();

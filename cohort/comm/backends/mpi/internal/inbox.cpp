@@ -1,6 +1,6 @@
 // Callers and the engine's thread share nothing but these lists and flags, under one mutex. The engine
 // takes all news at once, and runs it without the mutex. A blocking task waits until the calls before it
-// were taken, since a collective must not begin after it. Always: after close() nothing is added, and
+// were taken, since a collective must not begin after it. Always: after close() no task is added, and
 // stop() returns.
 #include "cohort/comm/backends/mpi/internal/inbox.h"
 
