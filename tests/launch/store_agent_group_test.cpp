@@ -15,34 +15,35 @@
 namespace cohort::launch {
 namespace {
 
+// One agent of a job.
+struct Node {
+  Node(const AgentStoreClientOptions& client_options, const std::shared_ptr<test::MapStore>& kv_store)
+      : client(kv_store, client_options) {
+    options.nnodes = client_options.nnodes;
+    options.node_rank = client_options.node;
+    options.max_restarts = 1;
+    group = std::make_unique<StoreAgentGroup>(options, client);
+  }
+
+  RunOptions options;
+  AgentStoreClient client;
+  std::unique_ptr<StoreAgentGroup> group;
+};
+
+std::optional<AttemptReport> result_of(Node& node) {
+  std::optional<AttemptReport> result;
+  comes_true([&] { return (result = node.group->result()).has_value(); });
+  return result;
+}
+
 class StoreAgentGroupTest : public testing::Test {
  protected:
-  // One agent of a job of two nodes.
-  struct Node {
-    Node(int rank, const std::shared_ptr<test::MapStore>& kv_store) : client(kv_store, quick(rank, 2)) {
-      options.nnodes = 2;
-      options.node_rank = rank;
-      options.max_restarts = 1;
-      group = std::make_unique<StoreAgentGroup>(options, client);
-    }
-
-    RunOptions options;
-    AgentStoreClient client;
-    std::unique_ptr<StoreAgentGroup> group;
-  };
-
   void begin_attempt(int number) {
     for (Node* node : {&leader_, &follower_}) node->group->begin_attempt(number);
   }
 
-  static std::optional<AttemptReport> result_of(Node& node) {
-    std::optional<AttemptReport> result;
-    comes_true([&] { return (result = node.group->result()).has_value(); });
-    return result;
-  }
-
   const std::shared_ptr<test::MapStore> kv_store_ = std::make_shared<test::MapStore>();
-  Node leader_{0, kv_store_}, follower_{1, kv_store_};
+  Node leader_{quick(0, 2), kv_store_}, follower_{quick(1, 2), kv_store_};
 };
 
 AttemptReport failure_of(int rank, double time) {
@@ -80,6 +81,31 @@ TEST_F(StoreAgentGroupTest, Node0LeavesOnceTheResultIsReadThere) {
   ASSERT_TRUE(result_of(follower_));
   EXPECT_TRUE(follower_.group->may_leave());
   EXPECT_TRUE(comes_true([&] { return leader_.group->may_leave(); }));
+}
+
+// Node 1 lives, and gives signs. Node 2 does not.
+TEST(LostNodeTest, Node0WaitsForTheOthersThoughOneIsLost) {
+  const auto kv_store = std::make_shared<test::MapStore>();
+  Node leader(hasty(0, 3), kv_store), reader(hasty(1, 3), kv_store);
+  {
+    Node lost(hasty(2, 3), kv_store);
+    for (Node* node : {&leader, &reader, &lost}) {
+      node->client.busy_until(base::Deadline(std::chrono::minutes(1)));  // signs do not wait for this thread
+      node->client.begin_session("this");
+      node->group->begin_attempt(0);
+      node->group->post_report({});
+    }
+    ASSERT_TRUE(result_of(leader));
+    EXPECT_FALSE(leader.group->may_leave());
+    ASSERT_TRUE(comes_true([&] { return kv_store->has("alive/2"); }));
+  }
+  leader.client.expect_signs(2);
+  ASSERT_TRUE(comes_true([&] { return leader.client.is_lost(2); }));
+  EXPECT_NE(leader.client.lost().find("node 2 has given no sign"), std::string::npos);
+  EXPECT_FALSE(leader.client.is_lost(1));
+  EXPECT_FALSE(leader.group->may_leave()) << "node 1 has not read the result";
+  ASSERT_TRUE(result_of(reader));
+  EXPECT_TRUE(comes_true([&] { return leader.group->may_leave(); }));
 }
 
 TEST_F(StoreAgentGroupTest, AFailureEndsItsAttemptAndNoLaterOne) {

@@ -1,6 +1,6 @@
 // Each node posts what came of its ranks. Node 0 reads the reports in the order of nodes, joins them, and
 // posts the result, which holds for all. Always: the store goes with node 0, so after the last attempt node
-// 0 may not leave until each node has read the result, or one is lost.
+// 0 may not leave until each node has read the result, or is lost.
 #include "cohort/launch/internal/store_agent_group.h"
 
 #include <signal.h>
@@ -100,11 +100,11 @@ std::optional<AttemptReport> StoreAgentGroup::result() {
   return result;
 }
 
-// Who cannot read the result any more is gone, and that is said nowhere else.
+// A lost node never reads the result. The others still need the store for it.
 bool StoreAgentGroup::may_leave() const {
-  if (options_.node_rank != 0 || !client_.lost().empty()) return true;
+  if (options_.node_rank != 0) return true;
   for (int node = 1; node < options_.nnodes; ++node) {
-    if (!client_.received(key("result_seen", node))) return false;
+    if (!client_.received(key("result_seen", node)) && !client_.is_lost(node)) return false;
   }
   return true;
 }
