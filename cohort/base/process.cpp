@@ -1,11 +1,14 @@
 #include "cohort/base/process.h"
 
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <iterator>
 #include <sstream>
+
+#include "cohort/base/error.h"
 
 namespace cohort::base {
 
@@ -27,6 +30,10 @@ Fd open_process(pid_t pid) {
   static_cast<void>(pid);
   return Fd();
 #endif
+}
+
+std::string describe_signal(int number) {
+  return concat("signal ", number, " (", ::strsignal(number), ")");
 }
 
 }  // namespace cohort::base

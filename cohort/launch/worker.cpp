@@ -191,8 +191,7 @@ int exit_status(int wait_status) {
 
 std::string describe_exit(int wait_status) {
   if (!WIFSIGNALED(wait_status)) return concat("ended with status ", WEXITSTATUS(wait_status));
-  const int number = WTERMSIG(wait_status);
-  return concat("was killed by signal ", number, " (", ::strsignal(number), ")");
+  return concat("was killed by ", base::describe_signal(WTERMSIG(wait_status)));
 }
 
 std::vector<std::string> own_arguments() {

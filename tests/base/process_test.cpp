@@ -7,6 +7,7 @@
 
 #include <csignal>
 
+#include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
 
 namespace cohort::base {
@@ -45,6 +46,11 @@ TEST(ProcessTest, AStartIsKnownAsLongAsTheProcessIs) {
   ::waitpid(child, nullptr, 0);
   EXPECT_EQ(process_start(std::to_string(child)), "");
   EXPECT_EQ(process_start("999999999999999999999"), "");
+}
+
+TEST(ProcessTest, ASignalIsDescribedByItsNumberAndItsName) {
+  EXPECT_EQ(describe_signal(SIGTERM), "signal 15 (Terminated)");
+  EXPECT_EQ(describe_signal(SIGRTMIN + 3), concat("signal ", SIGRTMIN + 3, " (Real-time signal 3)"));
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "cohort/base/error.h"
+#include "cohort/base/process.h"
 #include "cohort/base/threads/wait.h"
-#include "cohort/launch/internal/signal_queue.h"
 
 namespace cohort::launch {
 namespace {
@@ -44,7 +44,7 @@ void AgentOutput::report(const AttemptReport& result, int world_size, int attemp
   }
   if (result.signal != 0) {
     log(base::LogLevel::kInfo,
-        concat("ended by ", describe_signal(result.signal), ", with status ", result.status));
+        concat("ended by ", base::describe_signal(result.signal), ", with status ", result.status));
   }
 }
 

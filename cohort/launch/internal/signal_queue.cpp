@@ -1,7 +1,6 @@
 #include "cohort/launch/internal/signal_queue.h"
 
 #include <fcntl.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -23,10 +22,6 @@ void collect(int number) {
 }
 
 }  // namespace
-
-std::string describe_signal(int number) {
-  return base::concat("signal ", number, " (", ::strsignal(number), ")");
-}
 
 SignalQueue::SignalQueue(const std::vector<int>& signals, const std::vector<int>& always)
     : pipe_(make_pipe()) {

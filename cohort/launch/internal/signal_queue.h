@@ -2,16 +2,12 @@
 
 #include <signal.h>
 
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "cohort/launch/worker.h"
 
 namespace cohort::launch {
-
-/// Returns "signal 15 (Terminated)".
-std::string describe_signal(int number);
 
 /// While it lives, these signals of the process are collected here instead of doing what they do. A signal
 /// that was ignored before stays so (nohup), unless it is among `always`. SIGPIPE is ignored. One at a time

@@ -20,11 +20,11 @@
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
+#include "cohort/base/process.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/launch/error_file.h"
 #include "cohort/launch/internal/cpu_affinity.h"
-#include "cohort/launch/internal/signal_queue.h"
 #include "cohort/launch/internal/survival.h"
 #include "cohort/launch/limits.h"
 
@@ -310,7 +310,7 @@ std::string WorkerGroup::notify(int number) {
   }
   // Logged once for each signal: a batch system may send it again and again.
   if (spared.empty() || !withheld_.insert(number).second) return "";
-  return concat(describe_signal(number), " is not passed on to ", base::format_list("rank", spared),
+  return concat(base::describe_signal(number), " is not passed on to ", base::format_list("rank", spared),
                 ", which would die of it");
 }
 

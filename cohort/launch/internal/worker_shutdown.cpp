@@ -1,8 +1,8 @@
 #include "cohort/launch/internal/worker_shutdown.h"
 
 #include "cohort/base/error.h"
+#include "cohort/base/process.h"
 #include "cohort/base/text/format_list.h"
-#include "cohort/launch/internal/signal_queue.h"
 
 namespace cohort::launch {
 namespace {
@@ -27,7 +27,7 @@ void WorkerShutdown::pass_on(int signal) {
   const std::size_t num_ranks = workers_.running_ranks().size();
   workers_.signal(signal);
   output_.log(base::LogLevel::kInfo,
-              concat(describe_signal(signal), " is passed on to ", num_ranks, " ranks; they have ",
+              concat(base::describe_signal(signal), " is passed on to ", num_ranks, " ranks; they have ",
                      grace_time_.count() / 1000, " s, and a second signal kills them"));
 }
 
