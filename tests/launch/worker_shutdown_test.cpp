@@ -76,7 +76,8 @@ TEST_F(WorkerShutdownTest, RanksAreToldOnceAndTheFirstWordCounts) {
   EXPECT_TRUE(ends(shutdown));
   EXPECT_EQ(test::read_file(dir_ / "heard"), "int\n");
   EXPECT_EQ(workers.status(), 7);
-  test::expect_in(log_, {"signal 2 (Interrupt) is passed on to 1 ranks; they have 20 s"});
+  test::expect_in(log_,
+                  {"signal 2 (Interrupt) is passed on to 1 rank; it has 20 s, and a second signal kills it"});
   EXPECT_EQ(log_.find("signal 15"), std::string::npos) << log_;
 }
 

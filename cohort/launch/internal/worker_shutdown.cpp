@@ -27,8 +27,9 @@ void WorkerShutdown::pass_on(int signal) {
   const std::size_t num_ranks = workers_.running_ranks().size();
   workers_.signal(signal);
   output_.log(base::LogLevel::kInfo,
-              concat(base::describe_signal(signal), " is passed on to ", num_ranks, " ranks; they have ",
-                     grace_time_.count() / 1000, " s, and a second signal kills them"));
+              concat(base::describe_signal(signal), " is passed on to ", num_ranks,
+                     num_ranks == 1 ? " rank; it has " : " ranks; they have ", grace_time_.count() / 1000,
+                     " s, and a second signal kills ", num_ranks == 1 ? "it" : "them"));
 }
 
 void WorkerShutdown::stop() {
