@@ -84,7 +84,7 @@ bool FrameIo::read_ring(Connection& connection, Time now) {
   return has_read;
 }
 
-ReadResult FrameIo::read_wakeups(Connection& connection, Time now) {
+std::optional<std::string> FrameIo::read_wakeups(Connection& connection, Time now) {
   bool is_over = false;
   for (int i = 0; i < kReadsOfWakeups; ++i) {
     const ssize_t size = ::recv(connection.socket.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
@@ -93,10 +93,10 @@ ReadResult FrameIo::read_wakeups(Connection& connection, Time now) {
     break;
   }
   // What the peer wrote before it went is read first: by one turn, however much somebody still writes.
-  const bool has_read = read_ring(connection, now);
-  if (is_over) return {has_read, "the connection was closed"};
+  read_ring(connection, now);
+  if (is_over) return "the connection was closed";
   connection.waits_to_write = false;
-  return {has_read, std::nullopt};
+  return std::nullopt;
 }
 
 void FrameIo::take_frames(Connection& connection, std::span<const std::byte> frames, Time now) {

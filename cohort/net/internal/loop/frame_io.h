@@ -16,7 +16,7 @@ namespace cohort::net::node_detail {
 
 /// What came of reading a connection once.
 struct ReadResult {
-  bool has_read = false;             ///< There may be more.
+  bool may_have_more = false;        ///< To be read again: bytes came, or a signal interrupted the call.
   std::optional<std::string> error;  ///< The connection is lost, and why. The caller closes it.
 };
 
@@ -35,8 +35,9 @@ class FrameIo {
   ReadResult read_socket(Connection& connection, Time now);
   /// All that the ring has, within one turn. Whether it had something.
   bool read_ring(Connection& connection, Time now);
-  /// The wake-ups of a ring, which come over its socket, and then the ring.
-  ReadResult read_wakeups(Connection& connection, Time now);
+  /// The wake-ups of a ring, which come over its socket, and then the ring. Returns why the connection is
+  /// lost, where it is. The caller closes it then.
+  std::optional<std::string> read_wakeups(Connection& connection, Time now);
   /// Frames that came together with the handshake.
   void take_frames(Connection& connection, std::span<const std::byte> frames, Time now);
 

@@ -108,8 +108,8 @@ void Peers::lose(const std::shared_ptr<Connection>& connection, Time now, const 
 void Peers::on_readable(const std::shared_ptr<Connection>& connection) {
   const Time now = Time::clock::now();
   if (connection->shared) {
-    const ReadResult result = core_.frames.read_wakeups(*connection, now);
-    result.error ? lose(connection, now, *result.error) : core_.active.keep(connection);
+    const std::optional<std::string> error = core_.frames.read_wakeups(*connection, now);
+    error ? lose(connection, now, *error) : core_.active.keep(connection);
   } else {
     if (core_.options.spin.count() > 0) core_.active.look_at_sockets();
     read(connection, now);
@@ -132,18 +132,19 @@ bool Peers::poll(const std::shared_ptr<Connection>& connection) {
   }
   const std::shared_ptr<PeerState> peer = connection->peer;
   const Time now = Time::clock::now();
-  const bool has_read = read(connection, now);
+  const bool may_have_more = read(connection, now);
   // An end is handed over too: nobody else is told of it.
-  if (!connection->shared && !has_read && !peer->session.ended() && !connection->is_closed) return false;
+  if (!connection->shared && !may_have_more && !peer->session.ended() && !connection->is_closed) return false;
   flush_and_update(peer, now);
   return true;
 }
 
+// Whether to read again. Of a ring: whether it had something.
 bool Peers::read(const std::shared_ptr<Connection>& connection, Time now) {
   if (connection->shared) return core_.frames.read_ring(*connection, now);
   const ReadResult result = core_.frames.read_socket(*connection, now);
   if (result.error) lose(connection, now, *result.error);
-  return result.has_read;
+  return result.may_have_more;
 }
 
 void Peers::flush_and_update(const std::shared_ptr<PeerState>& peer, Time now) {
