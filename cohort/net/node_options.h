@@ -28,8 +28,8 @@ struct NodeOptions {
   /// The most bytes that free shared blocks keep. Long payloads are copied into blocks while such copies take at most so many
   /// bytes; above that they go over a link's rings.
   std::size_t shared_cache = std::size_t{256} << 20;
-  /// After what came from a peer, and in Peer::poll_until(): how long a thread looks for more before it sleeps. It
-  /// takes a core meanwhile. 0 where there are fewer cores than threads that look.
+  /// After what came from a peer, and in Peer::poll_until(): how long a thread polls for more before it sleeps. It
+  /// takes a core meanwhile. 0 where there are fewer cores than threads that poll.
   std::chrono::microseconds spin{0};
   /// Memory for payloads that come, aligned to 64 bytes. Else the heap's.
   std::function<std::shared_ptr<std::byte>(std::size_t)> allocate;

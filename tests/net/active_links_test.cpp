@@ -36,14 +36,14 @@ struct Ring {
   std::unique_ptr<SharedLink> peer;
 };
 
-TEST(ActiveLinksTest, ARingIsAwakeWhileTheNodesOwnThreadLooksAtIt) {
+TEST(ActiveLinksTest, ARingIsAwakeWhileTheNodesOwnThreadPollsIt) {
   ConnectionTable table;
   ActiveLinks active(table);
   Ring ring;
-  EXPECT_FALSE(active.may_look());
+  EXPECT_FALSE(active.may_poll());
   active.keep(ring.connection);
   active.keep(ring.connection);
-  EXPECT_TRUE(active.may_look());
+  EXPECT_TRUE(active.may_poll());
   EXPECT_EQ(active.rings().size(), 1U);
   EXPECT_EQ(ring.connection->num_pollers, 1);
   EXPECT_FALSE(ring.write());
@@ -66,29 +66,29 @@ TEST(ActiveLinksTest, AClosedRingSleepsWhateverIsInIt) {
   EXPECT_TRUE(active.let_all_sleep());
 }
 
-TEST(ActiveLinksTest, TheNodesOwnThreadDoesNotLookWhileAnotherWaits) {
+TEST(ActiveLinksTest, TheNodesOwnThreadDoesNotPollWhileAnotherWaits) {
   ConnectionTable table;
   ActiveLinks active(table);
   Ring ring;
-  active.look_at_sockets();
-  EXPECT_TRUE(active.may_look());
+  active.keep_sockets();
+  EXPECT_TRUE(active.may_poll());
   active.begin_polling(*ring.connection);
-  EXPECT_FALSE(active.may_look());
+  EXPECT_FALSE(active.may_poll());
   EXPECT_FALSE(active.end_polling(ring.connection));
-  EXPECT_TRUE(active.may_look());
+  EXPECT_TRUE(active.may_poll());
   EXPECT_TRUE(active.let_all_sleep());
-  EXPECT_FALSE(active.looks_at_sockets());
-  EXPECT_FALSE(active.may_look());
+  EXPECT_FALSE(active.polls_sockets());
+  EXPECT_FALSE(active.may_poll());
 }
 
-TEST(ActiveLinksTest, TheLastThreadThatStopsLookingPutsTheRingToSleep) {
+TEST(ActiveLinksTest, TheLastThreadThatStopsPollingPutsTheRingToSleep) {
   ConnectionTable table;
   ActiveLinks active(table);
   Ring ring;
   active.begin_polling(*ring.connection);
   active.begin_polling(*ring.connection);
   EXPECT_FALSE(active.end_polling(ring.connection));
-  EXPECT_FALSE(ring.write()) << "a thread looks yet";
+  EXPECT_FALSE(ring.write()) << "a thread polls yet";
   ring.read();
   EXPECT_FALSE(active.end_polling(ring.connection));
   EXPECT_TRUE(ring.write());
@@ -103,7 +103,7 @@ TEST(ActiveLinksTest, WhatAThreadLeavesInARingIsForTheNodesOwn) {
   EXPECT_TRUE(active.end_polling(ring.connection));
   EXPECT_EQ(active.rings().size(), 1U);
   EXPECT_EQ(ring.connection->num_pollers, 1);
-  EXPECT_TRUE(active.may_look());
+  EXPECT_TRUE(active.may_poll());
 }
 
 TEST(ActiveLinksTest, ASocketThatAThreadReadsIsNotInThePoller) {

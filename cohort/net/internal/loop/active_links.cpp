@@ -12,7 +12,7 @@ void ActiveLinks::keep(const std::shared_ptr<Connection>& connection) {
 }
 
 bool ActiveLinks::let_all_sleep() {
-  looks_at_sockets_ = false;
+  polls_sockets_ = false;
   std::erase_if(rings_, [](const auto& ring) { return let_sleep(*ring); });
   return rings_.empty();
 }

@@ -7,38 +7,38 @@
 
 namespace cohort::net::node_detail {
 
-/// Which threads look at which connections, in place of sleeping until something comes.
+/// Which threads poll which connections, in place of sleeping until something comes.
 ///
-/// The node's own thread looks for NodeOptions::spin after what came, and so does a thread that waits for an
-/// answer. While such a thread waits, the node's own sleeps: two that look would take two cores.
+/// The node's own thread polls for NodeOptions::spin after what came, and so does a thread that waits for an
+/// answer. While such a thread waits, the node's own sleeps: two that poll would take two cores.
 ///
-/// Invariants: Connection::num_pollers counts the threads that look at a connection. While it is above 0, the
+/// Invariants: Connection::num_pollers counts the threads that poll a connection. While it is above 0, the
 /// reader of a ring is awake, so the peer sends no wake-ups. While a waiting thread reads a socket, the
-/// poller does not report its bytes, only its end. The last thread that stops looking puts the reader to sleep, and looks once more.
+/// Poller does not report its bytes, only its end. The last thread that stops polling puts the reader to
+/// sleep, and polls once more.
 /// Threads: under the mutex of NodeLock. Calls: ConnectionTable.
 class ActiveLinks {
  public:
   explicit ActiveLinks(ConnectionTable& table) : table_(table) {}
 
-  /// The node's own thread looks at this ring until let_all_sleep(). Nothing changes where it does so
-  /// already.
+  /// The node's own thread polls this ring until let_all_sleep(). Nothing changes where it does so already.
   void keep(const std::shared_ptr<Connection>& connection);
-  /// The node's own thread looks at all sockets until let_all_sleep(): it asks the poller.
-  void look_at_sockets() { looks_at_sockets_ = true; }
+  /// The node's own thread polls all sockets until let_all_sleep(): it asks the Poller.
+  void keep_sockets() { polls_sockets_ = true; }
 
   const std::vector<std::shared_ptr<Connection>>& rings() const { return rings_; }
-  bool looks_at_sockets() const { return looks_at_sockets_; }
-  /// Whether the node's own thread has something to look at, and no other one looks.
-  bool may_look() const { return (!rings_.empty() || looks_at_sockets_) && num_waiters_ == 0; }
-  /// The node's own thread stops looking. False where a ring has bytes to read, and stays awake.
+  bool polls_sockets() const { return polls_sockets_; }
+  /// Whether the node's own thread has something to poll, and no other one polls.
+  bool may_poll() const { return (!rings_.empty() || polls_sockets_) && num_waiters_ == 0; }
+  /// The node's own thread stops polling. False where a ring has bytes to read, and stays awake.
   bool let_all_sleep();
   /// After the stop of the node.
   void clear() { rings_.clear(); }
 
-  /// A thread that waits for an answer looks at this connection.
+  /// A thread that waits for an answer polls this connection.
   void begin_polling(Connection& connection);
-  /// It stops looking. True where there is more in the ring: the node's own thread looks at it from now on,
-  /// and has to be woken.
+  /// It stops polling. True where there is more in the ring: the node's own thread polls it from now on, and
+  /// has to be woken.
   [[nodiscard]] bool end_polling(const std::shared_ptr<Connection>& connection);
 
  private:
@@ -47,7 +47,7 @@ class ActiveLinks {
   ConnectionTable& table_;
   std::vector<std::shared_ptr<Connection>> rings_;
   int num_waiters_ = 0;
-  bool looks_at_sockets_ = false;
+  bool polls_sockets_ = false;
 };
 
 }  // namespace cohort::net::node_detail

@@ -53,9 +53,9 @@ struct Connection {
   Poller::Interest interest;  ///< as the poller has it
   bool is_closed = false;
   bool waits_to_write = false;
-  int num_pollers = 0;              ///< threads that look at it: neither wake-ups nor the poller are needed
-  std::shared_ptr<PeerState> peer;  ///< a caller's from the start
-  std::unique_ptr<TlsStream> tls;   ///< of a TCP socket, where this node has certificates
+  int num_pollers = 0;                 ///< threads that poll it: neither wake-ups nor the Poller are needed
+  std::shared_ptr<PeerState> peer;     ///< a caller's from the start
+  std::unique_ptr<TlsStream> tls;      ///< of a TCP socket, where this node has certificates
   std::unique_ptr<SharedLink> shared;  ///< of a local socket
   std::optional<PendingHandshake> handshake;
 };

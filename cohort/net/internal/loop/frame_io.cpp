@@ -3,7 +3,7 @@
 // a socket, 4 MiB of a ring), and the node's own thread writes the next part. Reading has limits too: one
 // system call of a socket, one length of a ring.
 //
-// A peer sends a wake-up, a byte over the socket, only where nobody looks at its ring (ActiveLinks).
+// A peer sends a wake-up, a byte over the socket, only where nobody polls its ring (ActiveLinks).
 #include "cohort/net/internal/loop/frame_io.h"
 
 #include <sys/socket.h>

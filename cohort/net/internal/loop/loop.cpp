@@ -24,7 +24,7 @@ namespace cohort::net::node_detail {
 namespace {
 
 constexpr std::chrono::seconds kPatience(5);  // for functions of the handler, at the end
-constexpr int kLooksBetweenSockets = 16;
+constexpr int kTurnsBetweenIo = 16;
 
 std::uint64_t new_number() {
   return std::stoull(base::random_word().substr(0, 15), nullptr, 16) + 1;
@@ -260,18 +260,18 @@ NodeThread::Body Loop::body() {
 }
 
 void Loop::run(int generation) {
-  Time end{};  // of looking
+  Time end{};  // of polling
   core_.hand_over.locked([] {});
   for (unsigned turn = 0; thread_.is_current(generation) && !core_.io.stopped(); ++turn) {
     if (poll_active()) {
       end = Time::clock::now() + core_.options.spin;
-    } else if (Time::clock::now() >= end || !may_look()) {
+    } else if (Time::clock::now() >= end || !may_poll()) {
       if (let_all_sleep()) core_.io.run_one();
       end = Time::clock::now() + core_.options.spin;
     } else {
       std::this_thread::yield();
     }
-    if (turn % kLooksBetweenSockets == 0) core_.io.poll();
+    if (turn % kTurnsBetweenIo == 0) core_.io.poll();
   }
 }
 
@@ -279,14 +279,14 @@ bool Loop::poll_active() {
   bool has_moved = false;
   core_.hand_over.locked([&] {
     for (const auto& ring : core_.active.rings()) has_moved = peers_.poll(ring) || has_moved;
-    if (core_.active.looks_at_sockets()) has_moved = poll_sockets() || has_moved;
+    if (core_.active.polls_sockets()) has_moved = poll_sockets() || has_moved;
   });
   return has_moved;
 }
 
-bool Loop::may_look() {
+bool Loop::may_poll() {
   const std::lock_guard lock(core_.lock.mutex);
-  return core_.active.may_look();
+  return core_.active.may_poll();
 }
 
 bool Loop::let_all_sleep() {

@@ -111,7 +111,7 @@ void Peers::on_readable(const std::shared_ptr<Connection>& connection) {
     const std::optional<std::string> error = core_.frames.read_wakeups(*connection, now);
     error ? lose(connection, now, *error) : core_.active.keep(connection);
   } else {
-    if (core_.options.spin.count() > 0) core_.active.look_at_sockets();
+    if (core_.options.spin.count() > 0) core_.active.keep_sockets();
     read(connection, now);
   }
   flush_and_update(connection->peer, now);

@@ -9,9 +9,9 @@ namespace cohort::net::node_detail {
 
 /// Threads that read a link themselves while they wait for an answer: the answer need wake no thread.
 ///
-/// Invariants: one thread reads a socket in this way, as each look is a system call; any number look at a
-/// ring. A thread that looks yields between two looks. What it reads it hands over itself, so a function of
-/// the handler may wait in turn.
+/// Invariants: one thread polls a socket in this way, as each poll is a system call; any number poll a ring.
+/// A thread that polls yields between two polls. What it reads it hands over itself, so a function of the
+/// handler may wait in turn.
 /// Threads: any, without the mutex. Calls: Peers::poll(), HandOver, ActiveLinks.
 class Polling {
  public:
