@@ -1,5 +1,6 @@
 #include "cohort/net/internal/loop/connection_table.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include "cohort/base/secret.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/net/internal/loop/peer_state.h"
+#include "tests/support/throws.h"
 
 namespace cohort::net::node_detail {
 namespace {
@@ -55,6 +57,23 @@ TEST(ConnectionTableTest, AConnectionIsReadyUntilItIsClosed) {
   table.update_interest(*b.connection);
   a.send();
   EXPECT_EQ(table.next_ready().connection, a.connection);
+}
+
+TEST(ConnectionTableTest, AConnectionThatThePollerDoesNotTakeChangesNothing) {
+  ConnectionTable table;
+  const Ends ends(table);
+  const base::Fd folder(::open("/", O_RDONLY | O_CLOEXEC));  // epoll takes no folder
+  ASSERT_TRUE(folder.is_open());
+  const auto connection = std::make_shared<Connection>(base::Fd(::dup(folder.get())));
+  connection->handshake.emplace(Handshake(Role::kListener, std::nullopt, base::random_word()),
+                                Role::kListener, Time::max());
+  COHORT_EXPECT_THROW_WITH(table.add(connection), SystemError, "a socket cannot be added");
+  EXPECT_EQ(connection.use_count(), 1) << "the table does not have it";
+  EXPECT_EQ(table.handshakes().size(), 1U);
+  EXPECT_FALSE(connection->is_closed);
+  EXPECT_TRUE(connection->socket.is_open());
+  ends.send();
+  EXPECT_EQ(table.next_ready().connection, ends.connection);
 }
 
 TEST(ConnectionTableTest, ACallersSocketIsWritableOnceItIsConnected) {

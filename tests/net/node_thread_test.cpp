@@ -1,6 +1,7 @@
 #include "cohort/net/internal/loop/node_thread.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <array>
 #include <atomic>
@@ -76,6 +77,51 @@ TEST(NodeThreadTest, AThreadInAnothersPlaceIsTheNodesOwn) {
   threads->ends[1] = true;
   EXPECT_TRUE(test::comes_true([&] { return threads->num_replaced() == 0; }));
   threads->ends[2] = true;
+  std::unique_lock lock(threads->node.mutex);
+  threads->thread.stop(lock, patience());
+}
+
+// While it lives no thread can be had: the address space has no room for its stack.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_attr_t attributes;
+    EXPECT_EQ(::pthread_getattr_default_np(&before_), 0);
+    EXPECT_EQ(::pthread_attr_init(&attributes), 0);
+    EXPECT_EQ(::pthread_attr_setstacksize(&attributes, std::size_t{1} << 52), 0);
+    EXPECT_EQ(::pthread_setattr_default_np(&attributes), 0);
+    ::pthread_attr_destroy(&attributes);
+  }
+  ~NoThreads() {
+    EXPECT_EQ(::pthread_setattr_default_np(&before_), 0);
+    ::pthread_attr_destroy(&before_);
+  }
+  NoThreads(const NoThreads&) = delete;
+  NoThreads& operator=(const NoThreads&) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(NodeThreadTest, WhereNoThreadCanBeHadTheOwnOneStays) {
+  const auto threads = std::make_shared<HeldThreads>();
+  threads->start();
+  const std::thread::id own = threads->thread.id();
+  {
+    const NoThreads none;
+    EXPECT_FALSE(threads->replace());
+  }
+  EXPECT_EQ(threads->thread.id(), own);
+  EXPECT_TRUE(threads->thread.is_current(1));
+  EXPECT_EQ(threads->num_replaced(), 0);
+  threads->look(1);
+  EXPECT_TRUE(threads->is_own[1]);
+  ASSERT_TRUE(threads->replace()) << "another one may have room";
+  EXPECT_TRUE(threads->thread.is_current(2));
+  EXPECT_EQ(threads->num_replaced(), 1);
+  threads->ends[1] = threads->ends[2] = true;
+  threads->looks[2] = true;
+  EXPECT_TRUE(test::comes_true([&] { return threads->num_replaced() == 0; }));
   std::unique_lock lock(threads->node.mutex);
   threads->thread.stop(lock, patience());
 }
