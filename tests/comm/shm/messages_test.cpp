@@ -3,10 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "cohort/base/error.h"
 #include "tests/comm/shm/ranks.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm::shm {
@@ -83,6 +88,121 @@ TEST(ShmMessagesTest, AMessageOfAnotherSizeIsAnError) {
                                "rank 0 sent 12 bytes with tag 1, expected 16");
     }
   });
+}
+
+// By hand, without the engine, which ends all operations once one has failed.
+class HandRunMessagesTest : public testing::Test {
+ protected:
+  using Ints = std::vector<int>;
+  // Rank 0 sends with the engine. Both come to a barrier at the end.
+  static void run(const std::function<void(Rank&)>& send, const std::function<void(Rank&, Messages&)>& recv) {
+    run_threads(2, [&](Rank& rank) {
+      rank.rank() == 0 ? send(rank) : recv(rank, rank.engine().messages());
+      rank.run([&] { return barrier(rank.ranks()); });
+    });
+  }
+  static void send(Rank& rank, Ints data, int tag) { rank.wait(rank.send(1, data, tag)); }
+  static void finish(Task task) {
+    EXPECT_TRUE(test::comes_true([&] { return task.advance(); }));
+  }
+  static void expect(Messages& messages, int tag, const Ints& wanted) {
+    Ints got(wanted.size());
+    int source = -1;
+    finish(messages.recv(0, Rank::span(got), tag, &source));
+    EXPECT_EQ(got, wanted);
+    EXPECT_EQ(source, 0);
+  }
+  static void expect_another_size(Messages& messages, int tag, const std::string& error) {
+    Ints got(4);
+    int source = -1;
+    COHORT_EXPECT_THROW_WITH(finish(messages.recv(0, Rank::span(got), tag, &source)), UsageError, error);
+  }
+};
+
+TEST_F(HandRunMessagesTest, AMessageOfAnotherSizeIsLeftToTheNextReceive) {
+  run(
+      [](Rank& rank) {
+        send(rank, {7, 8}, 1);
+        send(rank, {1, 2, 3}, 1);
+        send(rank, {4, 5}, 1);
+      },
+      [](Rank&, Messages& messages) {
+        expect(messages, 1, {7, 8});
+        expect_another_size(messages, 1, "rank 0 sent 12 bytes with tag 1, expected 16");
+        expect(messages, 1, {1, 2, 3});
+        expect(messages, 1, {4, 5});
+      });
+}
+
+TEST_F(HandRunMessagesTest, AnEarlyMessageOfAnotherSizeIsLeftToTheNextReceive) {
+  run(
+      [](Rank& rank) {
+        send(rank, {1, 2, 3}, 1);
+        send(rank, {4}, 2);
+      },
+      [](Rank&, Messages& messages) {
+        expect(messages, 2, {4});
+        expect_another_size(messages, 1, "rank 0 sent 12 bytes with tag 1, expected 16");
+        expect(messages, 1, {1, 2, 3});
+      });
+}
+
+TEST_F(HandRunMessagesTest, AReceiveThatEndsBeforeItsMessageComesTakesNone) {
+  std::atomic<bool> is_over{false};
+  run(
+      [&](Rank& rank) {
+        test::wait_until([&] { return is_over.load(); });
+        send(rank, {1}, 1);
+      },
+      [&](Rank&, Messages& messages) {
+        {
+          Ints got(1);
+          int source = -1;
+          Task task = messages.recv(0, Rank::span(got), 1, &source);
+          EXPECT_FALSE(task.advance());
+        }
+        is_over = true;
+        expect(messages, 1, {1});
+      });
+}
+
+// Of a message that no ring holds, or of one that comes before it was asked for.
+TEST_F(HandRunMessagesTest, AReceiveThatEndsInItsMessageLeavesTheNextOnesWhole) {
+  const Ints large(8 * kRingBytes / sizeof(int), 5);
+  run(
+      [&](Rank& rank) {
+        send(rank, large, 1);
+        send(rank, {6}, 1);
+        send(rank, large, 2);
+        send(rank, {7}, 1);
+      },
+      [&](Rank& rank, Messages& messages) {
+        Ints got(large.size());
+        int source = -1;
+        // Until a part of the next message was read. Each advance() reads a ring's length at most.
+        const auto begin_message = [&ring = rank.ranks().ring(0, 1)](Task& task) {
+          const std::uint64_t before = ring.read;
+          EXPECT_TRUE(test::comes_true([&] {
+            EXPECT_FALSE(task.advance());
+            return ring.read > before;
+          }));
+        };
+        {
+          Task task = messages.recv(0, Rank::span(got), 1, &source);
+          begin_message(task);
+        }
+        expect(messages, 1, {6});
+        Ints last(1);
+        Task wants_last = messages.recv(0, Rank::span(last), 1, &source);
+        begin_message(wants_last);
+        {
+          Task task = messages.recv(0, Rank::span(got), 2, &source);
+          EXPECT_FALSE(task.advance());
+        }
+        finish(std::move(wants_last));
+        EXPECT_EQ(last, Ints{7});
+        expect(messages, 2, large);
+      });
 }
 
 }  // namespace

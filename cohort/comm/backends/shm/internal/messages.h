@@ -22,7 +22,7 @@ class Messages {
   /// Done when all is in the ring, which takes kRingBytes before the peer asks for it.
   Task send(int to, Span data, int tag);
   /// `from`: -1 is any rank. `*source` becomes the one that it was.
-  /// Throws: UsageError when the message has another size.
+  /// Throws: UsageError when the message has another size. It stays where it is, for another receive.
   Task recv(int from, Span data, int tag, int* source);
 
  private:
@@ -49,18 +49,25 @@ class Messages {
     bool whole = false;
     Posted* taker = nullptr;  // who has asked for it since
   };
-  // What is coming from a rank.
+  // What is coming from a rank. Once whoever asked for it is gone, the rest is dropped.
   struct Incoming {
     bool in_message = false;
     Header header;
     std::uint64_t got = 0;
-    Posted* posted = nullptr;  // else into `early`
-    std::list<Early>::iterator early;
+    Posted* posted = nullptr;          // who has asked for it
+    std::list<Early>::iterator early;  // else where it goes; the list's end: nowhere
   };
+  // A receive is in no list once its task ends, also by an error or before it is done.
+  struct Withdrawal {
+    Messages& messages;
+    Posted& posted;
+    ~Withdrawal() { messages.withdraw(posted); }
+  };
+  void withdraw(Posted& posted);
   void take_early(std::list<Early>::iterator early, Posted& posted);
   void pump(int source);
   bool begin_message(int source, Incoming& incoming);
-  void read_ring(Ring& ring, std::byte* to, std::size_t bytes);
+  std::byte* target_of(const Incoming& incoming);
 
   Communicator& ranks_;
   std::vector<std::uint64_t> begun_;  // sends to each rank
