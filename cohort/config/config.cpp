@@ -125,13 +125,18 @@ void warn_unused(Config& config) {
   Config defaults;
   for (const ConfigKey& key : config_keys()) {
     if (key.used_with == nullptr || same_value(key, config, defaults)) continue;
-    // Each used_with is the name of a text key, so neither the pointer nor the variant can miss.
+    // Each used_with is the name of a text key, and each used_above_zero that of a whole number. So neither
+    // the pointer nor the variant can miss.
     const ConfigKey& other = *find_key(key.used_with);
     const std::string value = *std::get<std::string*>(other.target(config));
     const auto lists = [&](const std::vector<std::string>& values) {
       return std::ranges::find(values, value) != values.end();
     };
     if (key.used_values.empty() ? !lists(key.unused_values) : lists(key.used_values)) continue;
+    if (key.used_above_zero != nullptr &&
+        *std::get<std::int64_t*>(find_key(key.used_above_zero)->target(config)) > 0) {
+      continue;
+    }
     // A configuration is checked again after each change, and must not warn twice of one key.
     const std::string warning = concat(key.name, " has no effect with ", key.used_with, " ", value);
     if (std::ranges::find(config.warnings, warning) == config.warnings.end()) {

@@ -20,10 +20,12 @@ std::string default_text(const ConfigKey& key) {
 
 std::string used_text(const ConfigKey& key) {
   if (key.used_with == nullptr) return "";
+  const std::string exception =
+      key.used_above_zero == nullptr ? "" : concat(", but where ", key.used_above_zero, " is above 0");
   if (key.used_values.empty()) {
-    return concat(" Not with ", key.used_with, " ", base::join(key.unused_values, " or "), ".");
+    return concat(" Not with ", key.used_with, " ", base::join(key.unused_values, " or "), exception, ".");
   }
-  return concat(" Only with ", key.used_with, " ", base::join(key.used_values, " or "), ".");
+  return concat(" Only with ", key.used_with, " ", base::join(key.used_values, " or "), exception, ".");
 }
 
 /// Breaks `text` between words so that a line has at most `width` bytes; further lines begin with `indent`

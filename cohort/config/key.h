@@ -41,6 +41,8 @@ struct ConfigKey {
   /// Where `used_values` is empty: values with which it has no effect.
   std::vector<std::string> used_values = {};  ///< empty: in any but `unused_values`
   std::vector<std::string> unused_values = {};
+  /// A whole number: where that key is above 0, this one has an effect whatever `used_with` is.
+  const char* used_above_zero = nullptr;
 
   /// The part of the name before the point: "optim" of optim.lr.
   std::string_view section() const;

@@ -102,6 +102,7 @@ TEST(ConfigTest, VirtualRanksGoWithPlainModelsAndSumsOfGradients) {
         "distributed: {virtual_ranks: 4, bucket_cap_mb: 1, nproc_per_node: 2, gradients: ", gradients,
         "}\ntrain: {script: true, precision: bf16, accumulate: 2}\n"));
     EXPECT_EQ(config.distributed.virtual_ranks, 4);
+    EXPECT_EQ(config.warnings, std::vector<std::string>()) << "their sums travel in buckets of that size";
     EXPECT_EQ(load(dump_config(config)), config);
   }
   const std::pair<const char*, const char*> cases[] = {
@@ -262,6 +263,9 @@ TEST(ConfigTest, AKeyThatHasNoEffectIsSaid) {
   const std::vector<std::string> once = config.warnings;
   check_config(config);
   EXPECT_EQ(config.warnings, once);
+  EXPECT_EQ(
+      load("distributed: {gradients: average, bucket_cap_mb: 1}\n").warnings,
+      std::vector<std::string>{"distributed.bucket_cap_mb has no effect with distributed.gradients average"});
 }
 
 TEST(ConfigTest, TextThatIsNotYamlIsRejectedWithLineAndColumn) {

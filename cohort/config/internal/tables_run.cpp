@@ -181,7 +181,8 @@ std::vector<ConfigKey> distributed_keys() {
        .max = 4096,
        .used_with = "distributed.model",
        .unused_values = {"plain", "data_parallel", "model_parallel"}},
-      // This key and the next two become ReducerOptions, and only `ddp` of Cohort's syncs has a reducer.
+      // This key and the next two become ReducerOptions, and only `ddp` of Cohort's syncs has a reducer. Virtual
+      // ranks take the second one for their sums.
       {.name = "distributed.find_unused_parameters",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.find_unused_parameters; },
        .on_resume = OnResume::kTakesEffect,
@@ -195,7 +196,8 @@ std::vector<ConfigKey> distributed_keys() {
        .min = 0.001,
        .max = 1e6,
        .used_with = "distributed.gradients",
-       .unused_values = {"none", "average"}},
+       .unused_values = {"none", "average"},
+       .used_above_zero = "distributed.virtual_ranks"},
       {.name = "distributed.comm_hook",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.comm_hook; },
        .on_resume = OnResume::kTakesEffect,
