@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <memory>
 #include <random>
 #include <thread>
@@ -22,6 +23,40 @@ namespace cohort::comm::mpi {
 namespace {
 
 using std::chrono::milliseconds;
+
+// Starts MPI, or joins one that the program has started. Throws: as Engine::start.
+Process begin_process() {
+  Process process;
+  int running = 0, level = MPI_THREAD_SINGLE;
+  check(MPI_Initialized(&running), "MPI_Initialized");
+  if (running != 0) {
+    check(MPI_Query_thread(&level), "MPI_Query_thread");
+    if (level != MPI_THREAD_MULTIPLE) {
+      throw UsageError("comm.mpi", "the program has started MPI for its own threads only",
+                       "MPI_Init_thread(..., MPI_THREAD_MULTIPLE, ...), or leave starting MPI to Cohort");
+    }
+  } else {
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
+    if (level < MPI_THREAD_FUNNELED) {
+      throw UsageError("comm.mpi", "this MPI cannot be used by programs with threads", "backend gloo");
+    }
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    process.is_owner = true;
+  }
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &process.rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(MPI_COMM_WORLD, &process.size), "MPI_Comm_size");
+  int* tag = nullptr;
+  int found = 0;
+  if (MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&tag), &found) == MPI_SUCCESS &&
+      found != 0) {
+    process.largest_tag = *tag;
+  }
+  // Rank 0's random number names the job: ranks of two mpiruns may share one store.
+  std::random_device random;
+  process.job = (std::uint64_t{random()} << 32) | random();
+  check(MPI_Bcast(&process.job, sizeof(process.job), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
+  return process;
+}
 
 }  // namespace
 
@@ -54,41 +89,8 @@ Engine& Engine::start(base::Deadline deadline) {
   return *engine;
 }
 
-MpiProcess MpiProcess::begin() {
-  MpiProcess process;
-  int running = 0, level = MPI_THREAD_SINGLE;
-  check(MPI_Initialized(&running), "MPI_Initialized");
-  if (running != 0) {
-    check(MPI_Query_thread(&level), "MPI_Query_thread");
-    if (level != MPI_THREAD_MULTIPLE) {
-      throw UsageError("comm.mpi", "the program has started MPI for its own threads only",
-                       "MPI_Init_thread(..., MPI_THREAD_MULTIPLE, ...), or leave starting MPI to Cohort");
-    }
-  } else {
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
-    if (level < MPI_THREAD_FUNNELED) {
-      throw UsageError("comm.mpi", "this MPI cannot be used by programs with threads", "backend gloo");
-    }
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    process.is_owner = true;
-  }
-  check(MPI_Comm_rank(MPI_COMM_WORLD, &process.rank), "MPI_Comm_rank");
-  check(MPI_Comm_size(MPI_COMM_WORLD, &process.size), "MPI_Comm_size");
-  int* tag = nullptr;
-  int found = 0;
-  if (MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&tag), &found) == MPI_SUCCESS &&
-      found != 0) {
-    process.largest_tag = *tag;
-  }
-  // Rank 0's random number names the job: ranks of two mpiruns may share one store.
-  std::random_device random;
-  process.job = (std::uint64_t{random()} << 32) | random();
-  check(MPI_Bcast(&process.job, sizeof(process.job), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
-  return process;
-}
-
 void Engine::begin() {
-  process_ = MpiProcess::begin();
+  process_ = begin_process();
   // A child that fork() made has the handler too, and no thread of the engine.
   static Engine* const self = this;
   static const pid_t process = ::getpid();

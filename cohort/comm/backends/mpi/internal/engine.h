@@ -2,13 +2,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
 
 #include "cohort/base/threads/deadline.h"
 #include "cohort/comm/backends/mpi/internal/inbox.h"
+#include "cohort/comm/backends/mpi/internal/process.h"
 #include "cohort/comm/backends/mpi/internal/progress.h"
 #include "cohort/comm/backends/mpi/internal/work.h"
 
@@ -20,18 +20,6 @@
 /// own.
 namespace cohort::comm::mpi {
 
-/// This process, as MPI knows it. Never changes after begin().
-struct MpiProcess {
-  int rank = 0;
-  int size = 1;
-  int largest_tag = 32767;
-  std::uint64_t job = 0;  ///< the same on all ranks of the job that mpirun has started, and nowhere else
-  bool is_owner = false;  ///< MPI was started here and ends here
-
-  /// Starts MPI, or joins one that the program has started. Threads: the engine's. Throws: as Engine::start.
-  static MpiProcess begin();
-};
-
 /// Threads: any may call, except from a step.
 class Engine {
  public:
@@ -39,11 +27,8 @@ class Engine {
   /// without MPI_THREAD_MULTIPLE; TimeoutError when other processes of the job do not start it too.
   static Engine& start(base::Deadline deadline);
 
-  int rank() const { return process_.rank; }
-  int size() const { return process_.size; }
-  /// The same on all ranks of the job that mpirun has started, and nowhere else.
-  std::uint64_t job() const { return process_.job; }
-  int largest_tag() const { return process_.largest_tag; }
+  /// Never changes.
+  const Process& process() const { return process_; }
 
   void submit(MpiWorkPtr call) { inbox_.add_call(std::move(call)); }
   /// Runs `task`, which blocks, on the engine's thread, once the collectives that were begun are over: other
@@ -66,7 +51,7 @@ class Engine {
   void finalize();
   void at_exit(int status);
 
-  MpiProcess process_;               // set by the engine's thread before start() returns
+  Process process_;                  // set by the engine's thread before start() returns
   Inbox inbox_;                      // of any thread
   std::atomic<bool> failed_{false};  // a call or a task; callers of run() set it too, and who exits reads it
   Progress progress_{failed_};       // of the engine's thread alone

@@ -9,7 +9,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "cohort/base/error.h"
-#include "cohort/comm/backends/mpi/internal/process.h"
 #include "cohort/comm/internal/backend.h"
 
 namespace cohort::comm::mpi {
@@ -57,8 +56,8 @@ void MpiBackend::check(const CpuCall& call) const {
   const CallSite who = caller(call.type);
   TORCH_CHECK(call.peer >= 0 || is_one_message(call.outputs[0]), who,
               " from any rank takes at most 1 GiB, got ", call.outputs[0].nbytes(), " bytes");
-  TORCH_CHECK(call.tag >= 0 && call.tag <= engine_.largest_tag(), who, ": tag is ", call.tag,
-              ", expected 0 to ", engine_.largest_tag());
+  TORCH_CHECK(call.tag >= 0 && call.tag <= engine_.process().largest_tag, who, ": tag is ", call.tag,
+              ", expected 0 to ", engine_.process().largest_tag);
 }
 
 // Those of the call's collective on tensor `i`, or of its message.
@@ -145,8 +144,7 @@ extern "C" {
 
 __attribute__((visibility("default"))) void cohort_mpi_start(cohort::base::Deadline deadline,
                                                              cohort::comm::mpi::Process& process) {
-  const auto& engine = cohort::comm::mpi::Engine::start(deadline);
-  process = {.job = engine.job(), .rank = engine.rank(), .size = engine.size()};
+  process = cohort::comm::mpi::Engine::start(deadline).process();
 }
 
 __attribute__((visibility("default"))) void cohort_make_mpi(const cohort::comm::BackendOptions& options,
