@@ -263,9 +263,14 @@ void Loop::run(int generation) {
   Time end{};  // of polling
   core_.hand_over.locked([] {});
   for (unsigned turn = 0; thread_.is_current(generation) && !core_.io.stopped(); ++turn) {
-    if (poll_active()) {
+    bool has_moved = false, may_poll = false;
+    core_.hand_over.locked([&] {
+      has_moved = poll_active();
+      may_poll = core_.active.may_poll();
+    });
+    if (has_moved) {
       end = Time::clock::now() + core_.options.spin;
-    } else if (Time::clock::now() >= end || !may_poll()) {
+    } else if (!may_poll || Time::clock::now() >= end) {
       if (let_all_sleep()) core_.io.run_one();
       end = Time::clock::now() + core_.options.spin;
     } else {
@@ -275,18 +280,12 @@ void Loop::run(int generation) {
   }
 }
 
+// Under the mutex. Whether something has come.
 bool Loop::poll_active() {
   bool has_moved = false;
-  core_.hand_over.locked([&] {
-    for (const auto& ring : core_.active.rings()) has_moved = peers_.poll(ring) || has_moved;
-    if (core_.active.polls_sockets()) has_moved = poll_sockets() || has_moved;
-  });
+  for (const auto& ring : core_.active.rings()) has_moved = peers_.poll(ring) || has_moved;
+  if (core_.active.polls_sockets()) has_moved = poll_sockets() || has_moved;
   return has_moved;
-}
-
-bool Loop::may_poll() {
-  const std::lock_guard lock(core_.lock.mutex);
-  return core_.active.may_poll();
 }
 
 bool Loop::let_all_sleep() {

@@ -58,7 +58,6 @@ class Loop : public std::enable_shared_from_this<Loop> {
   NodeThread::Body body();
   void run(int generation);
   bool poll_active();
-  bool may_poll();
   bool let_all_sleep();
   void wait_for_sockets();
   bool poll_sockets();
