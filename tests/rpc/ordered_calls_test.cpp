@@ -244,7 +244,11 @@ TEST_F(OrderedCallsTest, ACallThatExpiresBeforeItsTurnDoesNotBegin) {
   const RRef<int> object = job[0].remote<run_step>(updates.within(milliseconds(50)), Step{"updates", 3});
   COHORT_EXPECT_THROW_WITH(object.to_here(), TimeoutError, "in time");
   EXPECT_EQ(handler_log().begun("updates"), numbers_to(1));
-  std::this_thread::sleep_for(milliseconds(200));  // a call's time on w1 begins when it has come there
+  // A call's time on w1 begins when it has come there. Then only `last` is left.
+  EXPECT_TRUE(comes_true([&] {
+    const AgentMetrics metrics = job[1].metrics();
+    return metrics.calls_handled >= 4 && metrics.calls_unanswered == 1;
+  }));
   gate.open();
   EXPECT_EQ(last.get(), 2);
   EXPECT_EQ(job[0].rpc_sync<run_step>(updates, Step{"updates", 4}), 4);
