@@ -9,5 +9,8 @@ rm -rf run model.program continued.safetensors
 cp -a run continued
 "$1" train --config small.yaml run.dir=continued run.resume=auto train.max_steps=0
 mv continued/checkpoints/last/model.safetensors continued.safetensors
+# What the bits of continued.safetensors follow from.
+"$1" doctor | awk '$1 == "LibTorch" || $1 == "instructions" {print $1, $2}' >made_with.txt
+echo "threads $OMP_NUM_THREADS" >>made_with.txt
 # What is of this machine, and pictures.
 rm -rf continued run/.lock run/checkpoints/.lock run/run.json run/starts run/curves.svg
