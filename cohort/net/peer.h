@@ -15,7 +15,7 @@ namespace cohort::net {
 /// Why a peer is gone.
 enum class DownKind {
   kDied,    ///< its process has ended, or another one has taken its place
-  kSilent,  ///< nothing was heard of it
+  kSilent,  ///< nothing was heard of it, or it has heard nothing of this process, and has given it up
   kLeft,    ///< it said goodbye
   kFailed,  ///< it sent what no peer may send
 };

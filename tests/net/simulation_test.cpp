@@ -303,7 +303,7 @@ class Simulation {
     if (!sides_[1].is_alive || sides_[1].session->ended() || has_gone(1)) {
       caller.connect_failed(!sides_[1].is_alive || has_gone(1), local(0));
       if (sides_[1].is_alive && sides_[1].session->ended())
-        caller.end(DownKind::kDied, "has given this process up");
+        caller.end(DownKind::kSilent, "has given this process up");
       return pump(0);
     }
     if (is_wire_dead_ || !is_running(0) || !is_running(1)) {
@@ -395,8 +395,7 @@ class Simulation {
         faults_.long_silence || faults_.cuts || most_stopped_[1 - side] >= milliseconds(1'500);
     switch (how.kind) {
       case DownKind::kDied:
-        if (other.is_alive && !has_gone(1 - side) && !other.session->ended())
-          fail("a death was seen of a process that lives");
+        if (other.is_alive && !has_gone(1 - side)) fail("a death was seen of a process that lives");
         break;
       case DownKind::kLeft:
         if (!other.has_left) fail("a goodbye was heard that was never said");

@@ -152,8 +152,10 @@ void Handshakes::check_listener(PeerState& peer, const Hello& hello) const {
   if (peer.identity.incarnation != hello.incarnation) {
     peer.session.end(DownKind::kDied, "died: another process has taken its place");
   } else if (hello.session == 0) {
-    peer.session.end(DownKind::kDied,
-                     peer.session.num_links() == 0 ? "is leaving" : "has given this process up");
+    // It lives. A process that was stopped for long comes back to peers that have not heard it.
+    const bool is_leaving = peer.session.num_links() == 0;
+    peer.session.end(is_leaving ? DownKind::kDied : DownKind::kSilent,
+                     is_leaving ? "is leaving" : "has given this process up");
   }
 }
 
