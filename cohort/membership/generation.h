@@ -14,6 +14,9 @@ namespace cohort::membership {
 /// Number of an agent in a run, from 1. An agent keeps it, and no other agent gets it later.
 using MemberId = std::uint64_t;
 
+/// The most ranks that an agent may start.
+inline constexpr int kMaxProcesses = 16'384;
+
 /// An agent, as the record has it.
 struct MemberInfo {
   MemberId id = 0;

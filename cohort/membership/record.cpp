@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <limits>
 
 #include "cohort/membership/internal/fields.h"
 #include "cohort/membership/internal/settings_text.h"
@@ -29,17 +31,21 @@ json json_of_members(const std::vector<MemberInfo>& members) {
 
 std::vector<MemberInfo> members_of(const json& list) {
   std::vector<MemberInfo> members;
+  std::int64_t num_processes = 0;
   for (const json& entry : list) {
     Fields fields(entry, "an agent of the record");
     MemberInfo member;
     member.id = fields.count("id");
     member.incarnation = fields.text("incarnation");
     member.address = fields.text("address");
-    member.num_processes = fields.integer("processes", 1);
+    member.num_processes = fields.integer("processes", 1, kMaxProcesses);
     fields.check_all_read();
     if (member.id == 0 || (!members.empty() && member.id <= members.back().id)) {
       fields.reject_field("id", "above that of the agent before it");
     }
+    num_processes += member.num_processes;
+    if (num_processes > std::numeric_limits<int>::max())
+      fields.reject_field("processes", "a number in its range");
     members.push_back(std::move(member));
   }
   return members;

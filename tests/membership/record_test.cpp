@@ -119,6 +119,15 @@ TEST(RecordTest, WhatNoAgentWritesIsRejected) {
                            "max_nodes is not a number in its range");
   COHORT_EXPECT_THROW_WITH(parse_record(with("/restarts_used", 3'000'000'000)), CommError, "restarts_used");
   COHORT_EXPECT_THROW_WITH(parse_record("{\"cohort_membership\":"), CommError, "no JSON");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/generation/members/1/processes", 16'385)), CommError,
+                           "processes");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/next_id", 18'446'744'073'709'551'615ULL)), CommError,
+                           "next_id");
+  json many = json::array();
+  for (std::uint64_t id = 1; id <= 131'073; ++id) {
+    many.push_back({{"id", id}, {"incarnation", ""}, {"address", ""}, {"processes", kMaxProcesses}});
+  }
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/generation/members", many)), CommError, "processes");
   COHORT_EXPECT_THROW_WITH(parse_record("{}"), CommError, "has no cohort_membership");
   COHORT_EXPECT_THROW_WITH(parse_record(std::string(100'000, '[')), CommError, "nested too deep");
 }

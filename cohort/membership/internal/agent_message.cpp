@@ -45,7 +45,7 @@ Report report_of(const json& object) {
   Fields fields(object, "an agent's report");
   Report report;
   report.store = fields.text("store");
-  report.num_processes = fields.integer("processes", 1);
+  report.num_processes = fields.integer("processes", 1, kMaxProcesses);
   report.is_ready = fields.flag("ready");
   report.known = fields.count("known");
   report.entered = fields.count("entered");

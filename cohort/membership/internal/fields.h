@@ -52,12 +52,14 @@ class Fields {
   std::uint64_t count(const char* key) {
     const nlohmann::json& value = field(key);
     if (!value.is_number_unsigned()) reject_field(key, "a number of at least 0");
+    // Whoever counts on does not come to the end of the numbers.
+    if (value.get<std::uint64_t>() > kMaxCount) reject_field(key, "a number in its range");
     return value.get<std::uint64_t>();
   }
-  int integer(const char* key, int least) {
-    constexpr std::uint64_t kMax = 2'000'000'000;
+  int integer(const char* key, int least, int most = 2'000'000'000) {
     const std::uint64_t value = count(key);
-    if (value > kMax || static_cast<int>(value) < least) reject_field(key, "a number in its range");
+    if (value > static_cast<std::uint64_t>(most) || static_cast<int>(value) < least)
+      reject_field(key, "a number in its range");
     return static_cast<int>(value);
   }
   const nlohmann::json& array(const char* key) {
@@ -74,6 +76,8 @@ class Fields {
   }
 
  private:
+  static constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
+
   const nlohmann::json& object_;
   const char* const name_;
   std::size_t num_read_ = 0;

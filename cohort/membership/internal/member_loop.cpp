@@ -23,16 +23,26 @@ constexpr std::uint32_t kChannel = 1;
 constexpr std::size_t kMaxKept = 8;  // messages to an address that is being connected to
 constexpr int kMaxConnectors = 8;
 constexpr milliseconds kStopTime(2'000);
+constexpr milliseconds kLongest = std::chrono::hours(365 * 24);
+constexpr int kMaxCount = 2'000'000'000;  // as the record is read
 
 Time now_of_clock() {
   return Time::clock::now();
 }
 
+[[noreturn]] void reject(const std::string& what, const char* hint) {
+  throw UsageError("membership.member", what, hint);
+}
+
+// What others would not read must not be sent.
+void check_status(const MemberStatus& status) {
+  if (status.num_processes < 1 || status.num_processes > kMaxProcesses) {
+    reject(concat("got ", status.num_processes, " processes of an agent"), "1 to 16384");
+  }
+}
+
 void check_settings(const MemberOptions& options) {
   const RunSettings& settings = options.settings;
-  const auto reject = [](const std::string& what, const char* hint) {
-    throw UsageError("membership.member", what, hint);
-  };
   if (settings.min_nodes < 1 || settings.max_nodes < settings.min_nodes) {
     reject(concat("got ", settings.min_nodes, " to ", settings.max_nodes, " nodes"),
            "MIN:MAX with 1 <= MIN <= MAX");
@@ -40,6 +50,21 @@ void check_settings(const MemberOptions& options) {
   if (settings.silence < milliseconds(20)) {
     reject(concat("got a silence of ", settings.silence.count(), " ms"),
            "at least 20 ms: a busy host may be late");
+  }
+  for (const int count : {settings.num_spares, settings.max_restarts, settings.virtual_ranks}) {
+    if (count < 0 || count > kMaxCount) {
+      reject(concat("got ", settings.num_spares, " spares, ", settings.max_restarts, " restarts and ",
+                    settings.virtual_ranks, " virtual ranks"),
+             "0 to 2000000000 of each");
+    }
+  }
+  for (const milliseconds time : {settings.silence, settings.join_timeout, settings.last_call_timeout}) {
+    if (time < milliseconds(0) || time > kLongest) {
+      reject(concat("got a silence of ", settings.silence.count(), " ms, a join timeout of ",
+                    settings.join_timeout.count(), " ms and a last call of ",
+                    settings.last_call_timeout.count(), " ms"),
+             "0 to 365 days each");
+    }
   }
   if (options.endpoint.empty() != (options.store != nullptr)) {
     reject("there must be an endpoint, or a store that all agents reach", "--rdzv-endpoint");
@@ -81,6 +106,10 @@ MemberLoop::MemberLoop(MemberOptions options)
   node_ = std::make_shared<net::Node>(node_options_of(options_), events_);
   const bool is_embedded = !options_.endpoint.empty();
   address_ = node_->listen(options_.is_endpoint ? options_.endpoint : options_.listen);
+  if (!options_.is_endpoint && address_ == options_.endpoint) {
+    reject(concat("this agent listens at the endpoint ", address_, ", and is not told that it is there"),
+           "is_endpoint, or another address to listen at");
+  }
   const std::string endpoint = options_.is_endpoint ? address_ : options_.endpoint;
   if (options_.is_endpoint) {
     store_ = std::make_shared<MemoryStore>();
@@ -105,6 +134,7 @@ MemberLoop::~MemberLoop() {
   stop(false, base::Deadline(kStopTime));
 }
 
+  check_status(status);
 void MemberLoop::set_status(MemberStatus status) {
   events_->push({.type = Event::Type::kStatus, .status = std::move(status)});
 }
