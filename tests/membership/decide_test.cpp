@@ -293,6 +293,54 @@ TEST(DecideTest, RanksThatHaveEndedAreInNoLaterGeneration) {
   EXPECT_EQ(run.members(), (Names{"c"}));
 }
 
+// As the node that is switched off once its part is done.
+TEST(DecideTest, AnAgentWhoseRanksHaveEndedMayGo) {
+  Rendezvous run(2, 2);
+  run.record.settings.virtual_ranks = 0;
+  run.form({"a", "b"});
+  run.hear("b", [](Report& report) { report.is_finished = true; });
+  run.seen.agents.at("b").is_dead = true;
+  EXPECT_FALSE(run.step()) << run.record.generation.cause;
+  run.wait(seconds(5));
+  run.hear("a");
+  EXPECT_FALSE(run.step()) << run.record.generation.cause;
+  run.hear("a", [](Report& report) { report.is_finished = true; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kSucceeded);
+}
+
+TEST(DecideTest, WhereAllSurvivorsHaveMadeTheLastStepNobodyIsMissing) {
+  Rendezvous run(2, 2);
+  run.form({"a", "b"});
+  const auto finish = [](Report& report) { report.is_finished = true; };
+  run.hear("a", finish);
+  run.seen.agents.at("b").is_dead = true;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+  EXPECT_EQ(run.members(), (Names{"a"}));
+  run.hear("a", finish);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kSucceeded);
+}
+
+TEST(DecideTest, AnAgentThatIsNotReadyIsNoMemberOfTheFirstGenerationEither) {
+  Rendezvous run(2, 3);
+  run.hear("a");
+  run.hear("b");
+  const auto start = [](Report& report) { report.is_ready = false; };
+  run.hear("c", start);
+  run.step();
+  EXPECT_EQ(run.members(), (Names{"a", "b"}));
+  Rendezvous few(2, 3);
+  few.hear("a");
+  few.hear("c", start);
+  few.step();
+  EXPECT_EQ(few.record.state, RunState::kForming);
+  few.hear("c", [](Report& report) { report.is_ready = true; });
+  few.step();
+  EXPECT_EQ(few.members(), (Names{"a", "c"}));
+}
+
 TEST(DecideTest, FewerThanMinNodesFormAgainAndKeepTheirIds) {
   Rendezvous run(2, 2);
   run.form({"a", "b"});

@@ -164,8 +164,12 @@ class Decider {
     keep_holders(next_.waiting);
     std::vector<MemberInfo> available;
     std::vector<Time> arrivals;
+    const auto is_available = [&](const MemberInfo& member) {
+      const AgentView* const agent = view(member);
+      return !is_silent(member, 1) && (agent == nullptr || agent->report.is_ready);
+    };
     for (const MemberInfo& member : next_.waiting) {
-      if (is_silent(member, 1)) continue;
+      if (!is_available(member)) continue;
       const AgentView* const agent = view(member);
       available.push_back(member);
       arrivals.push_back(agent == nullptr ? seen_.since : agent->first_heard);
@@ -189,8 +193,8 @@ class Decider {
     std::vector<MemberInfo> members;
     // Those that have the state first, as there may be more agents than places.
     take_places(members, next_.waiting,
-                [&](const MemberInfo& member) { return is_holder(member) && !is_silent(member, 1); });
-    take_places(members, next_.waiting, [&](const MemberInfo& member) { return !is_silent(member, 1); });
+                [&](const MemberInfo& member) { return is_holder(member) && is_available(member); });
+    take_places(members, next_.waiting, is_available);
     make_generation(std::move(members), false,
                     old_.generation.number == 0 ? "the run begins" : "enough agents are there again");
   }
@@ -241,17 +245,17 @@ class Decider {
       if (old_.was_link_lost && newest_steps() <= old_.generation.committed_steps) dropped = later_of(*lost);
     }
     for (const MemberInfo& member : members) {
-      if (gone.count(member.id) > 0) {
+      if (is_finished(member) && !is_elastic()) {
+        ++num_finished;  // its ranks are gone, so it enters no other generation, and its agent may go too
+        if (report_of_generation(member) == nullptr)
+          add_cause(concat(name_of(member), " had finished before"));
+      } else if (gone.count(member.id) > 0) {
         is_planned = false;
         add_cause(concat(name_of(member), is_dead(member) ? " died" : " is silent"));
       } else if (member.id == dropped) {
         add_cause(concat(name_of(member), " is dropped"));
       } else if (is_leaving(member)) {
         add_cause(concat(name_of(member), " leaves"));
-      } else if (is_finished(member) && !is_elastic()) {
-        ++num_finished;  // its ranks are gone, so it enters no other generation
-        if (report_of_generation(member) == nullptr)
-          add_cause(concat(name_of(member), " had finished before"));
       } else {
         survivors.push_back(member);
       }
@@ -270,7 +274,13 @@ class Decider {
       end(RunState::kFailed, concat(cause, ", after other agents had finished"));
       return;
     }
-    if (survivors.size() + num_finished < static_cast<std::size_t>(old_.settings.min_nodes)) {
+    // Where all have made the last step nobody is missing: no step is made any more.
+    const bool has_all_steps =
+        is_elastic() && !survivors.empty() &&
+        std::ranges::all_of(survivors, [&](const MemberInfo& member) { return is_finished(member); });
+    const bool is_enough =
+        survivors.size() + num_finished >= static_cast<std::size_t>(old_.settings.min_nodes);
+    if (!is_enough && !has_all_steps) {
       next_.waiting.insert(next_.waiting.end(), survivors.begin(), survivors.end());
       next_.waiting.insert(next_.waiting.end(), next_.spares.begin(), next_.spares.end());
       next_.spares.clear();
