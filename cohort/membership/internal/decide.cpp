@@ -23,6 +23,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -137,6 +138,11 @@ class Decider {
 
   void add_joins() {
     const MemberInfo* const self = old_.find(seen_.self);
+    std::set<std::string_view> known;
+    for (const auto* const list : {&old_.generation.members, &old_.waiting, &old_.spares}) {
+      if (list == &old_.generation.members && old_.state == RunState::kForming) continue;
+      for (const MemberInfo& member : *list) known.insert(member.incarnation);
+    }
     std::vector<std::pair<Time, std::string>> joins;
     for (const auto& [incarnation, agent] : seen_.agents) {
       const bool is_silent =
@@ -144,7 +150,7 @@ class Decider {
       const bool hears = self == nullptr || !is_in(agent.report.unheard, self->id);
       if (agent.is_dead || agent.report.is_leaving || is_silent || !hears) continue;
       if (agent.report.is_finished && !is_elastic()) continue;
-      if (seen_.now < agent.may_join || old_.find(incarnation) != nullptr) continue;
+      if (seen_.now < agent.may_join || known.contains(incarnation)) continue;
       joins.emplace_back(agent.first_heard, incarnation);
     }
     std::sort(joins.begin(), joins.end());

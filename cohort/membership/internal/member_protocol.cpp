@@ -170,12 +170,11 @@ void MemberProtocol::beat(Time now, Effects& effects) {
   }
   std::erase_if(views_, [&](const auto& entry) {
     const bool is_forgotten = now > entry.second.may_join && now - entry.second.last_heard > 100 * silence_;
-    return is_forgotten && record_ && record_->find(entry.first) == nullptr;
+    return is_forgotten && record_ && !agents_.contains(entry.first);
   });
   std::erase_if(heard_, [&](const auto& entry) { return now - entry.second > 100 * silence_; });
-  std::erase_if(dead_, [&](const std::string& incarnation) {
-    return record_ && record_->find(incarnation) == nullptr;
-  });
+  std::erase_if(dead_,
+                [&](const std::string& incarnation) { return record_ && !agents_.contains(incarnation); });
   check_reach(now);
   next_beat_ = now + beat_;
 }
@@ -272,7 +271,7 @@ void MemberProtocol::on_report(const AgentMessage& message, Time now, Effects& e
   }
   AgentView& view = views_[message.incarnation];
   if (view.address.empty() || view.is_dead) view.first_heard = now;
-  const bool is_new = record_ && record_->find(message.incarnation) == nullptr;
+  const bool is_new = record_ && !agents_.contains(message.incarnation);
   if (is_urgent(view.report, message.report) && !is_new) decide_at_ = now;
   const bool is_progress = view.report.recovered != message.report.recovered || message.report.is_finished;
   view.address = message.address;
@@ -401,3 +400,9 @@ bool MemberProtocol::do_all_know(Time now) const {
 }
 
 }  // namespace cohort::membership
+  agents_.clear();
+  for (const auto* const list : {&record_->generation.members, &record_->waiting, &record_->spares}) {
+    if (list == &record_->generation.members && record_->state == RunState::kForming) continue;
+    for (const MemberInfo& agent : *list) agents_.insert(agent.incarnation);
+  }
+  if (!record_ || !record_->has_ended()) return false;

@@ -58,7 +58,9 @@ class MemberProtocol {
   bool is_deciding() const { return is_deciding_; }
   /// Why this agent can have no part in the run any more; empty while it can.
   const std::string& failure() const { return failure_; }
-  /// Whether each agent that was heard lately has heard of the newest generation, and of the run's end.
+  /// This agent can have no part any more, since it cannot continue itself. Does nothing where it had failed before.
+  void fail(std::string why);
+  /// Whether the run has ended, and each agent that was heard lately has heard of it.
   bool do_all_know(Time now) const;
 
  private:
@@ -85,7 +87,8 @@ class MemberProtocol {
   const Time start_;
   Report report_;
   std::optional<RendezvousRecord> record_;
-  std::string text_;  // of the record
+  std::string text_;              // of the record
+  std::set<std::string> agents_;  // incarnations that the record has
   std::uint64_t revision_ = 0;
   std::uint64_t news_revision_ = 0;  // of the newest generation or state of the run
   bool has_read_ = false;            // the store has said whether there is a record
