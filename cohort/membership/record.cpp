@@ -98,6 +98,7 @@ const MemberInfo* RendezvousRecord::find(std::string_view incarnation) const {
 std::string to_text(const RendezvousRecord& record) {
   const json object = {{"cohort_membership", kRecordVersion},
                        {"settings", json_of(record.settings)},
+                       {"origin", record.origin},
                        {"state", kStates.at(static_cast<std::size_t>(record.state))},
                        {"generation", json_of_generation(record.generation)},
                        {"waiting", json_of_members(record.waiting)},
@@ -119,6 +120,7 @@ RendezvousRecord parse_record(std::string_view text) {
   }
   RendezvousRecord record;
   record.settings = settings_of(fields.field("settings"));
+  record.origin = fields.text("origin");
   record.state = state_of(fields);
   record.generation = generation_of(fields.field("generation"));
   record.waiting = members_of(fields.array("waiting"));

@@ -21,6 +21,9 @@ enum class RunState {
 /// All that agents agree on. Changed by compare-and-swap only.
 struct RendezvousRecord {
   RunSettings settings;
+  /// Incarnation of the agent that wrote the first record of the run: another run has another one. Of an embedded record: of
+  /// the agent that has it.
+  std::string origin;
   RunState state = RunState::kForming;
   Generation generation;            ///< the newest
   std::vector<MemberInfo> waiting;  ///< by id: they enter as soon as they can

@@ -19,7 +19,7 @@ struct Rendezvous {
     settings.max_nodes = max_nodes;
     settings.virtual_ranks = 8;
     record = first_record(settings);
-    seen.now = seen.since = seen.state_since = Time() + std::chrono::hours(1);
+    seen.now = seen.since = seen.state_since = seen.decides_since = Time() + std::chrono::hours(1);
     seen.self = "a";
   }
 
@@ -373,6 +373,28 @@ TEST(DecideTest, WhileNoAgentThatHasTheStateIsHeardNothingIsDecided) {
   run.hear("a", [](Report& report) { report.recovered = 0; });
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kFailed);
+}
+
+// The host of an agent that was given notice may go before its ranks have left.
+TEST(DecideTest, AnAgentThatLeavesWithTheStateAndIsNotHeardAnyMoreIsNotWaitedForWithoutEnd) {
+  Rendezvous run(1, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"b"});
+  const auto has_no_state = [](Report& report) { report.recovered = 0; };
+  run.hear("a", has_no_state);
+  run.step();
+  ASSERT_EQ(run.members(), (Names{"b", "a"}));
+  run.hear("a", has_no_state);
+  run.hear("b", [](Report& report) {
+    report.is_leaving = true;
+    report.recovered = 1;
+  });
+  EXPECT_FALSE(run.step()) << "the other one lacks the state yet";
+  run.wait(run.settings.join_timeout + seconds(1));
+  run.hear("a", has_no_state);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_TRUE(test::contains(run.record.end_cause, "no agent is left that had the state"));
 }
 
 TEST(DecideTest, WithoutASurvivorTheStateIsLost) {

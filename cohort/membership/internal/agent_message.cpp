@@ -67,6 +67,7 @@ std::string to_text(const AgentMessage& message) {
   json object = {{"type", kTypes.at(static_cast<std::size_t>(message.type))},
                  {"incarnation", message.incarnation},
                  {"address", message.address},
+                 {"origin", message.origin},
                  {"revision", message.revision},
                  {"text", message.text}};
   if (message.type == AgentMessage::Type::kReport) {
@@ -86,6 +87,7 @@ AgentMessage parse_agent_message(std::string_view text) {
   message.type = static_cast<AgentMessage::Type>(found - kTypes.begin());
   message.incarnation = fields.text("incarnation");
   message.address = fields.text("address");
+  message.origin = fields.text("origin");
   message.revision = fields.count("revision");
   message.text = fields.text("text");
   if (message.type == AgentMessage::Type::kReport) {

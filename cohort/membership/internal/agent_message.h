@@ -31,6 +31,7 @@ struct AgentMessage {
   };
   Type type = Type::kHeard;
   std::string incarnation, address;     ///< of the sender
+  std::string origin;                   ///< of the record that the sender has; empty: it has none
   std::uint64_t revision = 0;           ///< of the record that the sender has; 0: none
   Report report;                        ///< of kReport
   std::optional<RunSettings> settings;  ///< of kReport, of an agent that knows no record

@@ -303,7 +303,10 @@ class Decider {
     next_ = old_;
     for (const MemberInfo& member : old_.generation.members) {
       if (!is_holder(member) || is_dead(member)) continue;
-      if (is_leaving(member) || seen_.now - last_heard(member) <= old_.settings.join_timeout) return;
+      const AgentView* const agent = view(member);
+      const Time heard =
+          agent == nullptr ? seen_.decides_since : std::max(agent->last_heard, seen_.decides_since);
+      if (seen_.now - heard <= old_.settings.join_timeout) return;
     }
     end_without_state(cause);
   }

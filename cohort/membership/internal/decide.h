@@ -22,8 +22,9 @@ struct AgentView {
   Time link_lost_at;     ///< when its report first had lost links
   Time may_join;         ///< it was dropped, and is not taken again before
   int num_drops = 0;
-  std::uint64_t revision = 0;    ///< of the record that it has
-  std::uint64_t most_steps = 0;  ///< committed, by all its reports: a rank that dies may lose them
+  std::uint64_t revision = 0;        ///< of the record that it has
+  std::uint64_t place_revision = 0;  ///< of the record that gave it another place, as one of a spare
+  std::uint64_t most_steps = 0;      ///< committed, by all its reports: a rank that dies may lose them
 };
 
 /// What the agent that decides has seen.
@@ -31,9 +32,10 @@ struct Observations {
   Time now;
   std::string self;                         ///< its own incarnation
   std::map<std::string, AgentView> agents;  ///< by incarnation; its own too
-  Time since;                               ///< when it began to decide
+  Time since;                               ///< when it began to decide, or was stopped itself and ran again
   Time state_since;                         ///< when it saw the state of the run first
   Time generation_since;  ///< when it saw the newest generation first, or began to decide later
+  Time decides_since;  ///< when it began to decide; the time for which it was stopped itself does not count
 };
 
 /// The record that follows, or nothing where the record stays. A pure function: two agents that see alike decide alike, and

@@ -11,6 +11,7 @@
 #include "cohort/membership/internal/member_protocol.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -47,12 +48,21 @@ MemberProtocol::MemberProtocol(ProtocolOptions options, Time now)
       last_time_(now),
       next_beat_(now) {}
 
-// A process that was stopped itself does not count that time as the silence of others.
+// A process that was stopped itself does not count that time as the silence of others, who get all of `silence` again. What takes
+// many silences ends that much later: begun anew, it would not end on a host that is late now and then.
 void MemberProtocol::note_time(Time now) {
-  if (now - std::exchange(last_time_, now) <= 3 * beat_) return;
-  since_ = endpoint_heard_ = now;
+  const Time::duration gap = now - std::exchange(last_time_, now);
+  if (gap <= 3 * beat_) return;
+  since_ = now;
   generation_since_ = std::max(generation_since_, now);
   for (auto& [incarnation, since] : listening_) since = now;
+  for (Time* const time : {&start_, &decides_since_, &state_since_, &endpoint_heard_}) *time += gap;
+  if (blocked_since_) *blocked_since_ += gap;
+  for (auto& [incarnation, agent] : views_) agent.last_heard += gap;
+}
+
+void MemberProtocol::fail(std::string why) {
+  if (failure_.empty()) failure_ = std::move(why);
 }
 
 AgentMessage MemberProtocol::message_of(AgentMessage::Type type) const {
@@ -61,6 +71,7 @@ AgentMessage MemberProtocol::message_of(AgentMessage::Type type) const {
   message.incarnation = options_.incarnation;
   message.address = options_.address;
   message.revision = revision_;
+  if (record_) message.origin = record_->origin;
   return message;
 }
 
@@ -70,7 +81,7 @@ AgentMessage MemberProtocol::record_message() const {
   return message;
 }
 
-// Who may decide, the first first. Empty with an endpoint that is not in the record.
+// Who may decide, the first first. Empty with an endpoint that is not in the record, as one whose ranks have ended.
 std::vector<const MemberInfo*> MemberProtocol::candidates() const {
   std::vector<const MemberInfo*> agents;
   if (!record_) return agents;
@@ -78,7 +89,7 @@ std::vector<const MemberInfo*> MemberProtocol::candidates() const {
     if (list == &record_->generation.members && record_->state == RunState::kForming) continue;
     const std::size_t begin = agents.size();
     for (const MemberInfo& agent : *list) {
-      if (!is_embedded() || agent.address == options_.endpoint) agents.push_back(&agent);
+      if (!is_embedded() || is_endpoint(agent.incarnation)) agents.push_back(&agent);
     }
     std::sort(agents.begin() + static_cast<std::ptrdiff_t>(begin), agents.end(),
               [](const MemberInfo* a, const MemberInfo* b) { return a->id < b->id; });
@@ -105,8 +116,10 @@ void MemberProtocol::choose_targets(Time now) {
   std::set<std::string> targets;
   report_targets_.clear();
   ping_targets_.clear();
-  bool decides = is_embedded() ? options_.endpoint == options_.address : has_read_;
-  if (!decides && is_embedded()) report_targets_.push_back(options_.endpoint);
+  // A store that does not answer now and then changes nothing: else this agent would begin to decide anew each time.
+  const bool has_record = is_embedded() ? has_store() : has_read_ || record_.has_value();
+  bool decides = has_record && failure_.empty();
+  if (!has_record && is_embedded()) report_targets_.push_back(options_.endpoint);
   for (const MemberInfo* const agent : candidates()) {
     if (agent->incarnation == options_.incarnation) break;
     listen_to(*agent, now, targets);
@@ -138,7 +151,7 @@ void MemberProtocol::choose_targets(Time now) {
   }
   std::erase_if(listening_, [&](const auto& entry) { return targets.count(entry.first) == 0; });
   if (decides && !is_deciding_) {
-    since_ = now;
+    since_ = decides_since_ = now;
     generation_since_ = std::max(generation_since_, now);
     decide_at_ = now;
   }
@@ -146,6 +159,7 @@ void MemberProtocol::choose_targets(Time now) {
 }
 
 void MemberProtocol::send_report(Time now, Effects& effects) {
+  if (!failure_.empty()) return;
   // One that decides reports to those before it too: they may be heard again.
   if (is_deciding_) decide_at_ = now;
   AgentMessage message = message_of(AgentMessage::Type::kReport);
@@ -180,10 +194,19 @@ void MemberProtocol::beat(Time now, Effects& effects) {
 }
 
 void MemberProtocol::check_reach(Time now) {
-  if (!failure_.empty() || is_deciding_) return;
-  if (!record_ && now - start_ > options_.settings.join_timeout) {
-    failure_ =
-        base::concat("no agent of the run answered within ", options_.settings.join_timeout.count(), " ms");
+  if (!failure_.empty()) return;
+  const auto& timeout = options_.settings.join_timeout;
+  if (blocked_since_ && now - *blocked_since_ > timeout && !is_needed(next_record(now)))
+    blocked_since_.reset();
+  if (blocked_since_ && now - *blocked_since_ > timeout) {
+    failure_ = base::concat("the store of the record has taken no other generation for ", timeout.count(),
+                            " ms, and members of this one are gone");
+  } else if (is_deciding_) {
+    return;
+  } else if (!record_ && now - start_ > timeout) {
+    failure_ = base::concat(is_embedded() ? "no agent of the run answered within "
+                                          : "the store of the record did not answer within ",
+                            timeout.count(), " ms");
   } else if (is_embedded() && record_ && !record_->has_ended() &&
              now - endpoint_heard_ > kEndpointFactor * silence_) {
     failure_ = base::concat("the agent at the rendezvous endpoint ", options_.endpoint, " was silent for ",
@@ -193,6 +216,12 @@ void MemberProtocol::check_reach(Time now) {
 
 void MemberProtocol::tick(Time now, Effects& effects) {
   note_time(now);
+  if (!failure_.empty()) {  // others do without this agent
+    next_beat_ = now + beat_;
+    decide_at_ = Time::max();
+    is_deciding_ = false;
+    return;
+  }
   if (now >= next_beat_) beat(now, effects);
   if (now >= decide_at_) {
     decide_at_ = Time::max();
@@ -214,6 +243,19 @@ void MemberProtocol::make_decision(Time now, Effects& effects) {
     effects.commands.emplace_back();
     return;
   }
+  const std::optional<RendezvousRecord> next = next_record(now);
+  if (!is_needed(next)) {
+    blocked_since_.reset();
+  } else if (!blocked_since_) {
+    blocked_since_ = now;
+  }
+  if (!next) return;
+  is_swapping_ = true;
+  asked_store_ = now;
+  effects.commands.push_back({true, revision_, to_text(*next)});
+}
+
+std::optional<RendezvousRecord> MemberProtocol::next_record(Time now) {
   AgentView& own = views_[options_.incarnation];
   if (own.address.empty()) own.first_heard = start_;
   own.address = options_.address;
@@ -221,36 +263,46 @@ void MemberProtocol::make_decision(Time now, Effects& effects) {
   own.report = report_;
   own.report.known = record_ ? record_->generation.number : 0;
   own.last_heard = now;
-  const Observations seen{now,    options_.incarnation,           views_,
-                          since_, std::max(since_, state_since_), generation_since_};
-  const std::optional<RendezvousRecord> next =
-      decide(record_ ? *record_ : first_record(options_.settings), seen);
-  if (!next) return;
-  is_swapping_ = true;
-  asked_store_ = now;
-  effects.commands.push_back({true, revision_, to_text(*next)});
+  const Observations seen{now,
+                          options_.incarnation,
+                          views_,
+                          since_,
+                          std::max(decides_since_, state_since_),
+                          generation_since_,
+                          decides_since_};
+  RendezvousRecord record = record_ ? *record_ : first_record(options_.settings);
+  if (!record_) record.origin = options_.incarnation;
+  return decide(record, seen);
+}
+
+// Whether the run cannot continue without this record. If it cannot be written for long this agent fails: else its ranks would wait
+// for members that are gone.
+bool MemberProtocol::is_needed(const std::optional<RendezvousRecord>& next) const {
+  if (!next || !record_ || record_->state != RunState::kRunning) return false;
+  const bool is_other = next->generation.number != record_->generation.number;
+  return is_other ? !next->generation.is_planned : next->state != RunState::kRunning;
 }
 
 void MemberProtocol::on_message(const AgentMessage& message, Time now, Effects& effects) {
   note_time(now);
+  if (!failure_.empty()) return;
   using Type = AgentMessage::Type;
   heard_[message.incarnation] = now;
   dead_.erase(message.incarnation);
-  // Another process at the endpoint has another record.
-  const bool is_known = !record_ || record_->find(message.incarnation) != nullptr;
-  if (message.address == options_.endpoint && is_known) endpoint_heard_ = now;
+  if (!record_ || is_endpoint(message.incarnation)) endpoint_heard_ = now;
   switch (message.type) {
     case Type::kReport:
       on_report(message, now, effects);
       break;
     case Type::kRecord:
-      adopt(message.revision, message.text, now, effects);
+      if (!has_only_record()) adopt(message.revision, message.text, now, effects);
       break;
     case Type::kPing:
       effects.messages.emplace_back(message.address, message_of(Type::kPong));
       break;
     case Type::kReject:
-      if (!record_ && failure_.empty()) failure_ = message.text;
+      // Of a store that all reach, an agent that rejects this one may be the one that is wrong.
+      if (!record_ || is_embedded()) fail(message.text);
       break;
     case Type::kHeard:
     case Type::kPong:
@@ -260,14 +312,20 @@ void MemberProtocol::on_message(const AgentMessage& message, Time now, Effects& 
 
 void MemberProtocol::on_report(const AgentMessage& message, Time now, Effects& effects) {
   AgentMessage answer = message_of(AgentMessage::Type::kHeard);
-  if (message.settings && record_) {
-    const std::string text = difference(*message.settings, record_->settings);
-    if (!text.empty()) {
-      answer.type = AgentMessage::Type::kReject;
-      answer.text = "the run has other settings: " + text;
-      effects.messages.emplace_back(message.address, answer);
-      return;
-    }
+  const auto reject = [&](const std::string& why) {
+    answer.type = AgentMessage::Type::kReject;
+    answer.text = why;
+    effects.messages.emplace_back(message.address, answer);
+  };
+  if (message.settings && (record_ || has_only_record())) {
+    const std::string text = difference(*message.settings, record_ ? record_->settings : options_.settings);
+    if (!text.empty()) return reject("the run has other settings: " + text);
+  }
+  if (!message.origin.empty() && message.origin != message_of(AgentMessage::Type::kHeard).origin) {
+    // One that has no record yet cannot tell.
+    record_ ? reject(base::concat("the agent at ", options_.address, " is of another run by now"))
+            : static_cast<void>(effects.messages.emplace_back(message.address, answer));
+    return;
   }
   AgentView& view = views_[message.incarnation];
   if (view.address.empty() || view.is_dead) view.first_heard = now;
@@ -281,7 +339,9 @@ void MemberProtocol::on_report(const AgentMessage& message, Time now, Effects& e
   view.is_dead = false;
   view.revision = message.revision;
   if (is_new || is_progress) decide_at_ = std::min(decide_at_, now + beat_ / 5);
-  if (record_ && (message.revision == 0 || message.revision < news_revision_)) answer = record_message();
+  const bool lacks_news =
+      message.revision < std::max({std::uint64_t{1}, news_revision_, view.place_revision});
+  if (record_ && lacks_news) answer = record_message();
   effects.messages.emplace_back(message.address, answer);
 }
 
@@ -290,12 +350,11 @@ void MemberProtocol::on_death(const std::string& incarnation, Time now, Effects&
   dead_.insert(incarnation);
   const auto view = views_.find(incarnation);
   if (view != views_.end()) view->second.is_dead = true;
-  const MemberInfo* const agent = record_ ? record_->find(incarnation) : nullptr;
-  if (agent == nullptr) return;
-  if (is_embedded() && agent->address == options_.endpoint && failure_.empty() && !record_->has_ended()) {
-    failure_ = base::concat("the agent at the rendezvous endpoint ", options_.endpoint,
-                            " died, and it had the run's only record");
+  if (is_embedded() && is_endpoint(incarnation) && !record_->has_ended()) {
+    fail(base::concat("the agent at the rendezvous endpoint ", options_.endpoint,
+                      " died, and it had the run's only record"));
   }
+  if (!record_ || record_->find(incarnation) == nullptr) return;
   choose_targets(now);
   send_report(now, effects);
   decide_at_ = now;
@@ -348,17 +407,34 @@ void MemberProtocol::note_drops(const RendezvousRecord& next, Time now) {
   }
 }
 
+// Whoever waits, or is a spare, is to know it. Others hear of their place with their generation.
+void MemberProtocol::note_places(const RendezvousRecord& next, std::uint64_t revision) {
+  if (!is_deciding_) return;
+  const auto places_of = [](const RendezvousRecord& record) {
+    std::set<std::pair<std::string_view, bool>> places;  // and whether it is a spare
+    for (const MemberInfo& agent : record.waiting) places.emplace(agent.incarnation, false);
+    for (const MemberInfo& agent : record.spares) places.emplace(agent.incarnation, true);
+    return places;
+  };
+  const RendezvousRecord none;
+  const auto before = places_of(record_ ? *record_ : none);
+  for (const auto& place : places_of(next)) {
+    const auto view = views_.find(std::string(place.first));
+    if (before.count(place) == 0 && view != views_.end()) view->second.place_revision = revision;
+  }
+}
+
 void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time now, Effects& effects) {
-  if (revision <= revision_) return;
+  if (revision <= revision_ || !failure_.empty()) return;
   RendezvousRecord next = parse_record(text);
+  if (record_ && next.origin != record_->origin) return fail("the record is of another run by now");
   if (!record_) {
     const std::string other = difference(options_.settings, next.settings);
-    if (!other.empty()) {
-      failure_ = "the run has other settings: " + other;
-      return;
-    }
+    if (!other.empty()) return fail("the run has other settings: " + other);
   }
   note_drops(next, now);
+  note_places(next, revision);
+  blocked_since_.reset();
   const bool is_generation = !record_ || record_->generation.number != next.generation.number;
   const bool is_state = !record_ || record_->state != next.state;
   if (is_generation) generation_since_ = now;
@@ -381,6 +457,11 @@ void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time
     for (const std::string& address : addresses) effects.messages.emplace_back(address, message);
   }
   record_ = std::move(next);
+  agents_.clear();
+  for (const auto* const list : {&record_->generation.members, &record_->waiting, &record_->spares}) {
+    if (list == &record_->generation.members && record_->state == RunState::kForming) continue;
+    for (const MemberInfo& agent : *list) agents_.insert(agent.incarnation);
+  }
   text_ = text;
   revision_ = revision;
   has_read_ = true;
@@ -390,6 +471,7 @@ void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time
 }
 
 bool MemberProtocol::do_all_know(Time now) const {
+  if (!record_ || !record_->has_ended()) return false;
   return std::all_of(views_.begin(), views_.end(), [&](const auto& entry) {
     const auto& [incarnation, view] = entry;
     if (incarnation == options_.incarnation || view.is_dead ||
@@ -400,9 +482,3 @@ bool MemberProtocol::do_all_know(Time now) const {
 }
 
 }  // namespace cohort::membership
-  agents_.clear();
-  for (const auto* const list : {&record_->generation.members, &record_->waiting, &record_->spares}) {
-    if (list == &record_->generation.members && record_->state == RunState::kForming) continue;
-    for (const MemberInfo& agent : *list) agents_.insert(agent.incarnation);
-  }
-  if (!record_ || !record_->has_ended()) return false;

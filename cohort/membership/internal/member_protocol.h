@@ -66,6 +66,8 @@ class MemberProtocol {
  private:
   bool has_store() const { return options_.endpoint.empty() || options_.endpoint == options_.address; }
   bool is_embedded() const { return !options_.endpoint.empty(); }
+  bool has_only_record() const { return is_embedded() && has_store(); }
+  bool is_endpoint(const std::string& incarnation) const { return record_ && record_->origin == incarnation; }
   const MemberInfo* self() const { return record_ ? record_->find(options_.incarnation) : nullptr; }
   AgentMessage message_of(AgentMessage::Type type) const;
   AgentMessage record_message() const;
@@ -77,6 +79,9 @@ class MemberProtocol {
   void send_report(Time now, Effects& effects);
   void on_report(const AgentMessage& message, Time now, Effects& effects);
   void note_drops(const RendezvousRecord& next, Time now);
+  void note_places(const RendezvousRecord& next, std::uint64_t revision);
+  std::optional<RendezvousRecord> next_record(Time now);
+  bool is_needed(const std::optional<RendezvousRecord>& next) const;
   void adopt(std::uint64_t revision, const std::string& text, Time now, Effects& effects);
   void make_decision(Time now, Effects& effects);
   void check_reach(Time now);
@@ -84,7 +89,7 @@ class MemberProtocol {
 
   const ProtocolOptions options_;
   const std::chrono::milliseconds silence_, beat_;
-  const Time start_;
+  Time start_;
   Report report_;
   std::optional<RendezvousRecord> record_;
   std::string text_;              // of the record
@@ -93,7 +98,8 @@ class MemberProtocol {
   std::uint64_t news_revision_ = 0;  // of the newest generation or state of the run
   bool has_read_ = false;            // the store has said whether there is a record
   bool is_deciding_ = false, is_swapping_ = false;
-  Time asked_store_, since_, state_since_, generation_since_, endpoint_heard_;
+  Time asked_store_, since_, decides_since_, state_since_, generation_since_, endpoint_heard_;
+  std::optional<Time> blocked_since_;  // a generation that the run needs is not written, as the store is away
   Time last_time_, next_beat_, decide_at_ = Time::max();
   std::map<std::string, AgentView> views_;  // by incarnation, of those that have reported
   std::map<std::string, Time> heard_;       // by incarnation

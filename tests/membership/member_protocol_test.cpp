@@ -1,0 +1,333 @@
+// Agents without threads or sockets: messages come at once, and the clock is the test's.
+#include "cohort/membership/internal/member_protocol.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "tests/support/contains.h"
+
+namespace cohort::membership {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+RunSettings run_of(int min_nodes, int max_nodes) {
+  RunSettings settings;
+  settings.min_nodes = min_nodes;
+  settings.max_nodes = max_nodes;
+  settings.virtual_ranks = 8;
+  settings.join_timeout = seconds(20);
+  return settings;
+}
+
+// Agents of one network. Names that an address has beside its own are in `aliases`.
+class AgentNetwork {
+ public:
+  struct Agent {
+    Agent(const ProtocolOptions& options, Time now)
+        : incarnation(options.incarnation), endpoint(options.endpoint), protocol(options, now) {}
+
+    std::string incarnation, endpoint;
+    MemberProtocol protocol;
+    Report report;
+    bool is_stopped = false;
+    std::uint64_t num_messages = 0;  // that it has sent
+
+    const std::string& failure() const { return protocol.failure(); }
+    const RendezvousRecord& record() const { return *protocol.record(); }
+    bool is_member() const {
+      return protocol.record() && record().state == RunState::kRunning &&
+             record().find(incarnation) != nullptr &&
+             record().generation.find(record().find(incarnation)->id) != nullptr;
+    }
+  };
+
+  Agent& add(const std::string& incarnation, const std::string& address, const RunSettings& settings,
+             const std::string& endpoint) {
+    auto agent = std::make_unique<Agent>(ProtocolOptions{incarnation, address, settings, endpoint}, now_);
+    Agent& added = *agent;
+    added.report.store = "store-" + incarnation;
+    agents_[address] = std::move(agent);
+    report(added);
+    return added;
+  }
+  // Says what the agent's report is by now.
+  void report(Agent& agent) {
+    MemberProtocol::Effects effects;
+    agent.protocol.set_report(agent.report, now_, effects);
+    apply(agent, effects);
+  }
+  void kill(const std::string& address) {
+    const std::string incarnation = agents_.at(address)->incarnation;
+    agents_.erase(address);
+    for (const auto& [other, agent] : agents_) {
+      MemberProtocol::Effects effects;
+      agent->protocol.on_death(incarnation, now_, effects);
+      apply(*agent, effects);
+    }
+  }
+  void deliver(Agent& agent, const AgentMessage& message) {
+    MemberProtocol::Effects effects;
+    agent.protocol.on_message(message, now_, effects);
+    apply(agent, effects);
+  }
+  void tell(Agent& agent, const StoreAnswer& answer) {
+    if (agent.is_stopped) return;
+    MemberProtocol::Effects effects;
+    agent.protocol.on_store(answer, now_, effects);
+    apply(agent, effects);
+  }
+  // All agents' ranks enter what there is to enter.
+  void run(milliseconds time) {
+    for (const Time end = now_ + time; now_ < end;) {
+      now_ += milliseconds(10);
+      for (const auto& [address, agent] : agents_) {
+        if (agent->is_stopped) continue;
+        enter(*agent);
+        if (now_ < agent->protocol.next_time()) continue;
+        MemberProtocol::Effects effects;
+        agent->protocol.tick(now_, effects);
+        apply(*agent, effects);
+      }
+    }
+  }
+  // Nobody runs meanwhile.
+  void stop(milliseconds time) { now_ += time; }
+  bool run_until(milliseconds time, const std::function<bool()>& condition) {
+    for (const Time end = now_ + time; now_ < end && !condition();) run(milliseconds(10));
+    return condition();
+  }
+
+  std::map<std::string, std::string> aliases;
+  bool is_store_away = false;
+
+ private:
+  // A record: that of one agent, or of all.
+  struct Store {
+    std::uint64_t revision = 0;
+    std::string text;
+  };
+  StoreAnswer ask(const std::string& name, const MemberProtocol::Command& command) {
+    Store& store = stores_[name];
+    if (!command.is_swap) return {StoreAnswer::Type::kRecord, store.revision, store.text};
+    if (command.expected != store.revision) return {StoreAnswer::Type::kConflict, store.revision, store.text};
+    store = {store.revision + 1, command.text};
+    return {StoreAnswer::Type::kSwapped, store.revision, store.text};
+  }
+  void enter(Agent& agent) {
+    const bool has_entered = !agent.is_member() || agent.record().generation.number == agent.report.entered ||
+                             agent.report.is_finished;
+    if (has_entered) return;
+    agent.report.entered = agent.report.recovered = agent.record().generation.number;
+    agent.report.failure.clear();
+    report(agent);
+  }
+  void apply(Agent& agent, const MemberProtocol::Effects& effects) {
+    agent.num_messages += effects.messages.size();
+    for (const auto& [address, message] : effects.messages) {
+      const auto alias = aliases.find(address);
+      const auto to = agents_.find(alias == aliases.end() ? address : alias->second);
+      if (to != agents_.end() && !to->second->is_stopped) deliver(*to->second, message);
+    }
+    for (const MemberProtocol::Command& command : effects.commands) {
+      const bool is_common = agent.endpoint.empty();
+      if (is_common && is_store_away) continue;
+      const StoreAnswer answer = ask(is_common ? "" : agent.incarnation, command);
+      tell(agent, answer);
+      if (!is_common || answer.type != StoreAnswer::Type::kSwapped) continue;
+      for (const auto& [address, other] : agents_)
+        tell(*other, {StoreAnswer::Type::kRecord, answer.revision, answer.text});
+    }
+  }
+
+  Time now_ = Time() + std::chrono::hours(1);
+  std::map<std::string, std::unique_ptr<Agent>> agents_;
+  std::map<std::string, Store> stores_;
+};
+using Agent = AgentNetwork::Agent;
+
+TEST(MemberProtocolTest, AgentsAgree) {
+  AgentNetwork network;
+  Agent& a = network.add("a", "n1:1", run_of(2, 2), "n1:1");
+  Agent& b = network.add("b", "n2:1", run_of(2, 2), "n1:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
+  EXPECT_EQ(a.record(), b.record());
+}
+
+// A busy host is late now and then, and counts none of it as the silence of others. What is waited for comes to its end all the same.
+TEST(MemberProtocolTest, AHostThatIsLateNowAndThenKeepsTheJoinTimeout) {
+  AgentNetwork network;
+  Agent& a = network.add("a", "n1:1", run_of(2, 2), "n1:1");
+  for (int i = 0; i < 40 && !(a.protocol.record() && a.record().has_ended()); ++i) {
+    network.run(seconds(1));
+    network.stop(milliseconds(400));
+  }
+  EXPECT_EQ(a.record().state, RunState::kFailed) << "after 56 s of 20";
+}
+
+TEST(MemberProtocolTest, AHostThatIsLateNowAndThenSeesThatTheEndpointIsSilent) {
+  AgentNetwork network;
+  Agent& a = network.add("a", "n1:1", run_of(2, 2), "n1:1");
+  Agent& b = network.add("b", "n2:1", run_of(2, 2), "n1:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return b.is_member(); }));
+  a.is_stopped = true;
+  for (int i = 0; i < 30 && b.failure().empty(); ++i) {
+    network.run(seconds(1));
+    network.stop(milliseconds(400));
+  }
+  EXPECT_TRUE(test::contains(b.failure(), "was silent for 10000 ms"));
+}
+
+TEST(MemberProtocolTest, AStopOfAMinuteIsNotTheEndpointsSilence) {
+  AgentNetwork network;
+  network.add("a", "n1:1", run_of(2, 2), "n1:1");
+  Agent& b = network.add("b", "n2:1", run_of(2, 2), "n1:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return b.is_member(); }));
+  network.stop(std::chrono::minutes(1));
+  network.run(seconds(1));
+  EXPECT_EQ(b.failure(), "");
+  EXPECT_TRUE(b.is_member());
+}
+
+TEST(MemberProtocolTest, TheEndpointMayHaveAnotherName) {
+  AgentNetwork network;
+  network.aliases["localhost:1"] = "127.0.0.1:1";
+  Agent& a = network.add("a", "127.0.0.1:1", run_of(2, 2), "127.0.0.1:1");
+  Agent& b = network.add("b", "127.0.0.1:2", run_of(2, 2), "localhost:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
+  network.run(seconds(12));
+  EXPECT_EQ(b.failure(), "");
+  network.kill("127.0.0.1:1");
+  EXPECT_TRUE(test::contains(b.failure(), "died, and it had the run's only record"));
+}
+
+// Its ranks have ended, so it is in no later generation. It has the record all the same.
+TEST(MemberProtocolTest, TheEndpointNeedNotBeAMember) {
+  AgentNetwork network;
+  RunSettings settings = run_of(1, 2);
+  settings.virtual_ranks = 0;
+  settings.max_restarts = 3;
+  settings.last_call_timeout = milliseconds(200);
+  Agent& a = network.add("a", "n1:1", settings, "n1:1");
+  Agent& b = network.add("b", "n2:1", settings, "n1:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
+  network.run(seconds(1));
+  a.report.is_finished = true;
+  network.report(a);
+  b.report.failure = "rank 1 ended with status 3";
+  network.report(b);
+  ASSERT_TRUE(
+      network.run_until(seconds(2), [&] { return !a.is_member() && b.record().generation.number == 2; }));
+  network.run(seconds(12));
+  EXPECT_EQ(b.failure(), "");
+  EXPECT_TRUE(b.is_member());
+  network.kill("n1:1");
+  EXPECT_TRUE(test::contains(b.failure(), "died, and it had the run's only record"));
+}
+
+// The agent at the endpoint is started again before the others have ended: theirs is another run.
+TEST(MemberProtocolTest, AgentsOfARunThatIsOverAreNoneOfTheNextOne) {
+  AgentNetwork network;
+  network.add("a", "n1:1", run_of(1, 2), "n1:1");
+  Agent& b = network.add("b", "n2:1", run_of(1, 2), "n1:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return b.is_member(); }));
+  b.report.committed_steps = 500;
+  network.report(b);
+  const std::string text = to_text(b.record());
+  Agent& next = network.add("next", "n1:1", run_of(1, 2), "n1:1");  // nobody was told of the death of "a"
+  Agent& c = network.add("c", "n3:1", run_of(1, 2), "n1:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return next.is_member() && c.is_member(); }));
+  network.run(seconds(12));
+  EXPECT_EQ(next.record().generation.committed_steps, 0U);
+  EXPECT_EQ(next.record().find("b"), nullptr);
+  EXPECT_EQ(next.record().state, RunState::kRunning);
+  EXPECT_EQ(to_text(b.record()), text) << "it has taken the record of another run";
+  EXPECT_TRUE(test::contains(b.failure(), "another run")) << b.failure();
+}
+
+TEST(MemberProtocolTest, OtherSettingsAreRejectedBeforeTheFirstRecordToo) {
+  AgentNetwork network;
+  Agent& a = network.add("a", "n1:1", run_of(2, 2), "n1:1");
+  AgentMessage message;
+  message.type = AgentMessage::Type::kReport;
+  message.incarnation = "b";
+  message.address = "n2:1";
+  message.settings = run_of(1, 2);
+  network.deliver(a, message);
+  network.run(milliseconds(250));
+  EXPECT_EQ(a.record().state, RunState::kForming);
+  EXPECT_EQ(a.record().find("b"), nullptr);
+}
+
+TEST(MemberProtocolTest, AnAgentThatWaitsKnowsItsPlace) {
+  AgentNetwork network;
+  RunSettings settings = run_of(1, 1);
+  settings.num_spares = 1;
+  Agent& a = network.add("a", "n1:1", settings, "n1:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member(); }));
+  Agent& b = network.add("b", "n2:1", settings, "n1:1");
+  Agent& c = network.add("c", "n3:1", settings, "n1:1");
+  network.run(seconds(2));
+  ASSERT_EQ(a.record().spares.size(), 1U);
+  ASSERT_EQ(a.record().waiting.size(), 1U);
+  EXPECT_EQ(b.record().spares, a.record().spares);
+  EXPECT_NE(b.record().find("b"), nullptr);
+  EXPECT_NE(c.record().find("c"), nullptr);
+  const std::uint64_t before = a.num_messages;
+  network.run(seconds(1));
+  EXPECT_LE(a.num_messages - before, 25U) << "one answer for each report, and pings";
+}
+
+// A member is gone, and the store that all reach is away: nobody can make a generation without it.
+TEST(MemberProtocolTest, AGenerationThatCannotBeWrittenEndsTheAgentAfterTheJoinTimeout) {
+  for (const bool comes_back : {true, false}) {
+    AgentNetwork network;
+    Agent& a = network.add("a", "n1:1", run_of(1, 2), "");
+    Agent& b = network.add("b", "n2:1", run_of(1, 2), "");
+    ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
+    network.is_store_away = true;
+    network.run(seconds(60));
+    EXPECT_EQ(a.failure() + b.failure(), "") << "the run needs no other generation";
+    b.is_stopped = true;
+    network.run(seconds(15));
+    EXPECT_EQ(a.failure(), "");
+    b.is_stopped = !comes_back;
+    network.run(seconds(60));
+    if (comes_back) {
+      EXPECT_EQ(a.failure(), "");
+    } else {
+      EXPECT_TRUE(test::contains(a.failure(), "has taken no other generation for 20000 ms")) << a.failure();
+    }
+  }
+}
+
+TEST(MemberProtocolTest, AnAnswerThatDoesNotComeChangesNobodysPart) {
+  AgentNetwork network;
+  Agent& a = network.add("a", "n1:1", run_of(1, 2), "");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member(); }));
+  network.tell(a, {StoreAnswer::Type::kUnknown, 0, ""});
+  network.run(milliseconds(500));
+  EXPECT_TRUE(a.protocol.is_deciding());
+}
+
+TEST(MemberProtocolTest, WhoHasFailedSaysNothingMore) {
+  AgentNetwork network;
+  network.add("a", "n1:1", run_of(1, 2), "n1:1");
+  Agent& b = network.add("b", "n2:1", run_of(1, 2), "n1:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return b.is_member(); }));
+  b.protocol.fail("there is no memory");
+  const std::uint64_t before = b.num_messages;
+  b.report.failure = "rank 1 ended with status 3";
+  network.report(b);
+  network.run(seconds(1));
+  EXPECT_EQ(b.num_messages, before);
+  EXPECT_EQ(b.failure(), "there is no memory");
+}
+
+}  // namespace
+}  // namespace cohort::membership
