@@ -7,8 +7,12 @@
 namespace cohort::membership {
 
 Member::Member(MemberOptions options)
-    : loop_(std::make_shared<member_detail::MemberLoop>(std::move(options))) {}
-Member::~Member() = default;
+    : loop_(std::make_shared<member_detail::MemberLoop>(std::move(options))) {
+  loop_->start();
+}
+Member::~Member() {
+  loop_->stop();
+}
 
 void Member::set_status(MemberStatus status) {
   loop_->set_status(std::move(status));

@@ -36,7 +36,7 @@ class Member {
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  /// What this agent says of itself from now on.
+  /// What this agent says of itself from now on. Throws: UsageError for a number of processes that cannot be.
   void set_status(MemberStatus status);
   MemberView view() const;
   /// Waits until view() has another revision than `seen`; returns whether it has.
@@ -46,7 +46,8 @@ class Member {
   /// Where other agents reach this one.
   const std::string& address() const;
 
-  /// Says goodbye. The agent that has the record first waits until all have heard of the run's end, if it has ended.
+  /// Says what set_status() was given last, and goodbye. The agent that has the record first waits until all have heard of the
+  /// run's end, if it has ended.
   void close(base::Deadline deadline);
 
  private:

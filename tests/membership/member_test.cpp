@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
@@ -12,6 +13,9 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/membership/internal/agent_message.h"
+#include "cohort/net/node.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/contains.h"
 #include "tests/support/patience.h"
@@ -73,10 +77,17 @@ std::unique_ptr<TestAgent> agent_for(const TestAgent& endpoint, int min_nodes, i
   return std::make_unique<TestAgent>(options_for(min_nodes, max_nodes, endpoint.member.address()));
 }
 
+struct SilentHandler : net::Handler {
+  void on_message(const std::shared_ptr<net::Peer>&, net::Message) override {}
+};
+
 // What child processes do: an agent of a run of 1 to 4 nodes, until it is killed.
 TEST(MemberChild, DISABLED_Process) {
   const std::string endpoint = std::getenv("MEMBER_ENDPOINT");
-  TestAgent agent(options_for(1, 4, endpoint, std::getenv("MEMBER_IS_ENDPOINT") != nullptr));
+  MemberOptions options = options_for(1, 4, endpoint, std::getenv("MEMBER_IS_ENDPOINT") != nullptr);
+  if (const char* const silence = std::getenv("MEMBER_SILENCE_MS"))
+    options.settings.silence = milliseconds(std::atoi(silence));
+  TestAgent agent(options);
   std::cout << "address=" << agent.member.address() << ";" << std::endl;
   const base::Deadline deadline(seconds(60));
   while (!deadline.expired())
@@ -168,6 +179,28 @@ TEST(MemberTest, SettingsThatCannotBeAreRejected) {
   };
   COHORT_EXPECT_THROW_WITH(with(0, 1), UsageError, "got 0 to 1 nodes");
   COHORT_EXPECT_THROW_WITH(with(3, 2), UsageError, "got 3 to 2 nodes");
+  const auto with_times = [](int silence, int join_timeout, int last_call) {
+    MemberOptions options = options_for(1, 1, "127.0.0.1:0", true);
+    options.settings.silence = milliseconds(silence);
+    options.settings.join_timeout = milliseconds(join_timeout);
+    options.settings.last_call_timeout = milliseconds(last_call);
+    Member member(options);
+  };
+  COHORT_EXPECT_THROW_WITH(with_times(19, 1, 1), UsageError, "got a silence of 19 ms");
+  COHORT_EXPECT_THROW_WITH(with_times(20, -1, 1), UsageError, "a join timeout of -1 ms");
+  COHORT_EXPECT_THROW_WITH(with_times(20, 1, -1), UsageError, "a last call of -1 ms");
+  MemberOptions many = options_for(1, 1, "127.0.0.1:0", true);
+  many.settings.max_restarts = -1;
+  COHORT_EXPECT_THROW_WITH(Member{many}, UsageError, "-1 restarts");
+  many.settings.max_restarts = 0;
+  many.status.num_processes = 0;
+  COHORT_EXPECT_THROW_WITH(Member{many}, UsageError, "got 0 processes");
+  many.status.num_processes = 1;
+  Member first(many);
+  many.endpoint = "127.0.0.1:" + std::to_string(test::free_port());
+  many.is_endpoint = false;
+  many.listen = many.endpoint;
+  COHORT_EXPECT_THROW_WITH(Member{many}, UsageError, "is not told that it is there");
   COHORT_EXPECT_THROW_WITH(Member(options_for(1, 1, "")), UsageError,
                            "there must be an endpoint, or a store");
 }
@@ -201,6 +234,85 @@ TEST(MemberTest, AStoppedAgentIsGivenUpAndComesBackAsAnother) {
     EXPECT_TRUE(earlier == nullptr || earlier->incarnation == member.incarnation);
   }
   EXPECT_GT(a->generation().members.back().id, before.members.back().id);
+}
+
+// So long that the others' nodes have given up their connections to it. None of them has died.
+TEST(MemberTest, AnAgentThatWasStoppedForLongComesBackToo) {
+  MemberOptions options = options_for(1, 4, "127.0.0.1:0", true);
+  options.settings.silence = milliseconds(200);
+  TestAgent a(options);
+  test::RankProcesses child("MemberChild", 1,
+                            {{"MEMBER_ENDPOINT", a.member.address()}, {"MEMBER_SILENCE_MS", "200"}});
+  ASSERT_TRUE(a.sees_members(2)) << child.output(0);
+  for (int i = 0; i < 3; ++i) {
+    const MemberId id = a.generation().members.back().id;
+    child.send(0, SIGSTOP);
+    ASSERT_TRUE(a.sees_members(1));
+    const base::Deadline stopped(milliseconds(2'600));  // 2 s end a connection
+    a.sees([&](const MemberView&) { return stopped.expired(); });
+    child.send(0, SIGCONT);
+    ASSERT_TRUE(a.sees_members(2)) << child.output(0);
+    EXPECT_GT(a.generation().members.back().id, id);
+  }
+}
+
+TEST(MemberTest, TheEndpointMayHaveAnotherName) {
+  MemberOptions options = options_for(1, 2, "127.0.0.1:0", true);
+  options.settings.silence = milliseconds(50);
+  TestAgent a(options);
+  options.is_endpoint = false;
+  const std::string address = a.member.address();
+  options.endpoint = "localhost" + address.substr(address.rfind(':'));
+  TestAgent b(options);
+  ASSERT_TRUE(b.sees_members(2));
+  const base::Deadline watched(milliseconds(1'500));  // an endpoint that is silent is given up after 1 s
+  b.sees([&](const MemberView&) { return watched.expired(); });
+  EXPECT_EQ(b.member.view().failure, "");
+}
+
+TEST(MemberTest, WhatIsSaidBeforeTheGoodbyeIsHeard) {
+  const auto a = endpoint_agent(1, 3);
+  ASSERT_TRUE(a->sees_members(1));
+  // The thread of the member is busy while the member is closed.
+  std::atomic<bool> is_slow{false}, has_begun{false};
+  MemberOptions options = options_for(1, 3, a->member.address());
+  options.on_change = [&] {
+    if (!is_slow || has_begun.exchange(true)) return;
+    base::sleep(milliseconds(200), base::Deadline::never());
+  };
+  TestAgent b(options);
+  ASSERT_TRUE(b.sees_members(2));
+  is_slow = true;
+  const auto c = agent_for(*a, 1, 3);
+  ASSERT_TRUE(test::comes_true([&] { return has_begun.load(); }));
+  b.status.entered = b.member.view().record->generation.number;
+  b.status.failure = "rank 1 ended with status 3";
+  b.member.set_status(b.status);
+  b.member.close(patience());
+  ASSERT_TRUE(a->sees([&](const MemberView& view) { return view.record->generation.find(2) == nullptr; }));
+  EXPECT_EQ(a->member.view().record->restarts_used, 1) << a->generation().cause;
+}
+
+TEST(MemberTest, AnAgentSpeaksForItselfAlone) {
+  const auto a = endpoint_agent(1, 4);
+  ASSERT_TRUE(a->sees_members(1));
+  net::NodeOptions node_options;
+  node_options.name = "stranger";
+  net::Node node(node_options, std::make_shared<SilentHandler>());
+  const auto peer = node.connect(a->member.address(), patience());
+  for (const std::string& incarnation : {std::string("another"), node.incarnation()}) {
+    AgentMessage message;
+    message.type = AgentMessage::Type::kReport;
+    message.incarnation = incarnation;
+    message.address = "127.0.0.1:1";
+    net::Message sent;
+    sent.channel = 1;
+    sent.header = to_text(message);
+    peer->send(std::move(sent));
+  }
+  ASSERT_TRUE(a->sees_members(2));
+  EXPECT_EQ(a->generation().members.back().incarnation, node.incarnation());
+  EXPECT_EQ(a->member.view().record->find("another"), nullptr);
 }
 
 TEST(MemberTest, TheDeathOfTheEndpointsAgentEndsTheRunForAll) {

@@ -127,15 +127,14 @@ MemberLoop::MemberLoop(MemberOptions options)
     });
   }
   set_status(options_.status);
-  thread_.submit("membership", [this] { run(); });
 }
 
-MemberLoop::~MemberLoop() {
-  stop(false, base::Deadline(kStopTime));
+void MemberLoop::start() {
+  thread_.submit("membership", [self = shared_from_this()] { self->run(); });
 }
 
-  check_status(status);
 void MemberLoop::set_status(MemberStatus status) {
+  check_status(status);
   events_->push({.type = Event::Type::kStatus, .status = std::move(status)});
 }
 
@@ -150,17 +149,18 @@ bool MemberLoop::wait_for_change(std::uint64_t seen, base::Deadline deadline) co
 }
 
 void MemberLoop::run() {
-  while (!events_->is_stopping()) {
+  for (bool is_last = false; !is_last;) {
+    is_last = events_->is_stopping();  // what was queued before the end is handled
     const std::deque<Event> events = events_->take(base::Deadline(protocol_->next_time() - now_of_clock()));
     const Time now = now_of_clock();
     MemberProtocol::Effects effects;
     try {
       for (const Event& event : events) handle(event, now, effects);
       if (now >= protocol_->next_time()) protocol_->tick(now, effects);
-    } catch (const CommError& error) {
-      failure_ = base::message_of(error);
+      apply(effects);
+    } catch (const std::exception& error) {  // a record that it cannot read, or there is no memory
+      protocol_->fail(base::message_of(error));
     }
-    apply(effects);
     publish(effects);
   }
 }
@@ -176,6 +176,12 @@ void MemberLoop::handle(const Event& event, Time now, MemberProtocol::Effects& e
                         concat("an agent's message was dropped: ", base::message_of(error)));
         return;
       }
+      if (message.incarnation != event.peer->incarnation()) {
+        base::warn_once("membership.sender",
+                        concat("a message of agent ", message.incarnation, " came from another one, ",
+                               event.peer->incarnation(), ", and was dropped"));
+        return;
+      }
       // Answers go back over the connection that a message came by.
       if (!event.peer->is_down()) peers_[message.address] = event.peer;
       protocol_->on_message(message, now, effects);
@@ -188,6 +194,7 @@ void MemberLoop::handle(const Event& event, Time now, MemberProtocol::Effects& e
     }
     case Event::Type::kConnected: {
       const std::vector<std::string> texts = std::move(to_be_sent_.extract(event.text).mapped());
+      if (event.peer->is_down()) break;  // its end was handled before
       peers_[event.text] = event.peer;
       for (const std::string& text : texts) event.peer->send(net_message_of(text));
       break;
@@ -247,7 +254,7 @@ void MemberLoop::connect(const std::string& address) {
     try {
       std::shared_ptr<net::Peer> peer = node->connect(address, deadline);
       events->push({.type = Event::Type::kConnected, .peer = std::move(peer), .text = address});
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       events->push({.type = Event::Type::kNotConnected, .text = address, .why = base::message_of(error)});
     }
   };
@@ -259,7 +266,7 @@ void MemberLoop::connect(const std::string& address) {
 }
 
 void MemberLoop::publish(const MemberProtocol::Effects& effects) {
-  const std::string& failure = failure_.empty() ? protocol_->failure() : failure_;
+  const std::string& failure = protocol_->failure();
   const bool do_all_know = protocol_->do_all_know(now_of_clock());
   bool is_changed = false;
   {
@@ -284,7 +291,7 @@ void MemberLoop::publish(const MemberProtocol::Effects& effects) {
   if (!is_changed) return;
   changed_.notify_all();
   if (effects.is_changed) log_record(*protocol_->record());
-  if (options_.on_change) options_.on_change();
+  if (options_.on_change && !events_->is_stopping()) options_.on_change();
 }
 
 void MemberLoop::log_record(const RendezvousRecord& record) {
@@ -295,15 +302,15 @@ void MemberLoop::log_record(const RendezvousRecord& record) {
                         generation.num_processes(), " processes; ", generation.cause));
 }
 
-void MemberLoop::stop(bool says_goodbye, base::Deadline deadline) {
-  if (std::exchange(is_stopped_, true)) return;
+void MemberLoop::end_thread() {
   events_->stop();
-  if (says_goodbye) {
-    node_->close(deadline);
-  } else {
-    node_->stop();
-  }
   thread_.stop(kStopTime);
+}
+
+void MemberLoop::stop() {
+  if (is_stopped_.exchange(true)) return;
+  end_thread();
+  node_->stop();
   connectors_.stop(milliseconds(0));  // they own what they use, and end with their deadline
 }
 
@@ -313,7 +320,10 @@ void MemberLoop::close(base::Deadline deadline) {
     const bool has_ended = view_.record && view_.record->has_ended() && view_.is_deciding;
     if (has_ended) base::wait(changed_, lock, [&] { return do_all_know_; }, deadline);
   }
-  stop(true, deadline);
+  if (is_stopped_.exchange(true)) return;
+  end_thread();  // first, as it has what is to be said
+  node_->close(deadline);
+  connectors_.stop(milliseconds(0));
 }
 
 }  // namespace cohort::membership::member_detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -17,11 +18,15 @@
 
 namespace cohort::membership::member_detail {
 
-/// Drives a MemberProtocol: by a node, a store, a clock and a thread.
-class MemberLoop {
+/// Drives a MemberProtocol: by a node, a store, a clock and a thread, which keeps it alive.
+class MemberLoop : public std::enable_shared_from_this<MemberLoop> {
  public:
   explicit MemberLoop(MemberOptions options);
-  ~MemberLoop();
+
+  /// Once, after the constructor.
+  void start();
+  /// Ends without a goodbye.
+  void stop();
 
   void set_status(MemberStatus status);
   MemberView view() const;
@@ -38,14 +43,14 @@ class MemberLoop {
   void connect(const std::string& address);
   void publish(const MemberProtocol::Effects& effects);
   void log_record(const RendezvousRecord& record);
-  void stop(bool says_goodbye, base::Deadline deadline);
+  void end_thread();
 
   const MemberOptions options_;
   std::shared_ptr<RecordStore> store_;
   const std::shared_ptr<EventQueue> events_;
   std::shared_ptr<net::Node> node_;
   std::string address_;
-  bool is_stopped_ = false;
+  std::atomic<bool> is_stopped_{false};
 
   // Of the thread.
   std::optional<MemberProtocol> protocol_;
@@ -55,7 +60,6 @@ class MemberLoop {
   std::uint64_t sent_revision_ = 0;
   std::uint64_t logged_generation_ = 0;
   std::string last_failure_;  // to connect
-  std::string failure_;       // of this process: a record that it cannot read
   std::string published_failure_;
 
   mutable std::mutex mutex_;
