@@ -82,6 +82,12 @@ void SimulatedRun::make_fault() {
         world_.at(world_.now() + seconds(5), [this, agent] {
           if (!is_healed_) kill_agent(agent, false);
         });
+        // Its host may be gone before it has left.
+        if (world_.chance(30)) {
+          world_.at(world_.now() + world_.between(1, 1'500), [this, agent] {
+            if (!is_healed_) kill_agent(agent, true);
+          });
+        }
       }
       break;
     case 9:

@@ -35,8 +35,12 @@ class SimulatedStore {
       return world_.at(world_.now(), [this, host, command, listener] { tell(host, run(command), listener); });
     world_.at(world_.now() + delay(), [this, host, command, listener] {
       if (!is_away(host)) return tell(host, run(command), listener);
-      // The request came, and its answer did not; or it did not come.
-      if (world_.chance(50)) run(command);
+      // The request came, and its answer did not; or it did not come, or it comes when nobody waits for it any more.
+      if (world_.chance(50)) {
+        run(command);
+      } else if (world_.chance(40)) {
+        world_.at(world_.now() + world_.between(500, 4'000), [this, command] { run(command); });
+      }
       world_.at(world_.now() + milliseconds(1'000),
                 [listener] { listener({Answer::Type::kUnknown, 0, ""}); });
     });
@@ -96,6 +100,7 @@ class SimulatedStore {
     const membership::RendezvousRecord& old = *record_;
     if (old.has_ended()) world_.fail("a record was written after the run's end");
     if (next.next_id < old.next_id) world_.fail("ids are given again");
+    if (next.origin != old.origin) world_.fail("a run has become another one");
     const std::uint64_t number = next.generation.number, before = old.generation.number;
     if (number != before && number != before + 1)
       world_.fail("the number of a generation is not the next one");
