@@ -397,6 +397,21 @@ TEST(DecideTest, AnAgentThatLeavesWithTheStateAndIsNotHeardAnyMoreIsNotWaitedFor
   EXPECT_TRUE(test::contains(run.record.end_cause, "no agent is left that had the state"));
 }
 
+TEST(DecideTest, WhoHasJustGotTheStateHasIt) {
+  Rendezvous run(1, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"b"});
+  run.hear("a", [](Report& report) { report.recovered = 0; });
+  run.step();
+  ASSERT_EQ(run.members(), (Names{"b", "a"}));
+  run.hear(
+      "a");  // its ranks have begun a step, and the one that had the state dies before the record says so
+  run.seen.agents.at("b").is_dead = true;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"a"})) << run.record.end_cause;
+  EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+}
+
 TEST(DecideTest, WithoutASurvivorTheStateIsLost) {
   Rendezvous run(1, 2);
   run.record.settings.is_embedded = false;

@@ -114,13 +114,14 @@ class Decider {
   bool may_make_steps(const std::vector<MemberInfo>& members) const {
     if (!is_elastic() || old_.generation.number == 0) return true;
     return std::any_of(members.begin(), members.end(),
-                       [&](const MemberInfo& member) { return is_holder(member); });
+                       [&](const MemberInfo& member) { return is_in(next_.holders, member.id); });
   }
   bool end_without_state(const std::string& cause) {
     return end(RunState::kFailed,
                concat(cause, "; no agent is left that had the state of generation ", old_.generation.number,
                       ", so the run can be resumed from its last checkpoint"));
   }
+  // Before anything is decided: who has said so has the state, also where the record does not say it yet.
   void note_holders() {
     for (const MemberInfo& member : old_.generation.members) {
       const AgentView* const agent = view(member);
@@ -167,6 +168,7 @@ class Decider {
     std::sort(next_.waiting.begin(), next_.waiting.end(), is_before);
     const RunSettings& settings = old_.settings;
     const auto least = static_cast<std::size_t>(settings.min_nodes);
+    note_holders();
     keep_holders(next_.waiting);
     std::vector<MemberInfo> available;
     std::vector<Time> arrivals;
@@ -236,6 +238,7 @@ class Decider {
   }
 
   void change() {
+    note_holders();
     const std::vector<MemberInfo>& members = old_.generation.members;
     std::vector<MemberInfo> survivors;
     std::string cause = failure_;
@@ -270,10 +273,7 @@ class Decider {
     const bool is_ending = std::any_of(members.begin(), members.end(),
                                        [&](const MemberInfo& member) { return is_finished(member); });
     if (!is_ending) add_entrants(survivors, add_cause);
-    if (cause.empty()) {
-      note_holders();
-      return keep_spares();
-    }
+    if (cause.empty()) return keep_spares();
     if (!may_make_steps(survivors)) return wait_for_state(cause);
     next_.was_link_lost = lost.has_value() && dropped == 0;
     if (survivors.empty() && num_finished > 0) {
@@ -419,7 +419,6 @@ class Decider {
     if (generation.number == 1) {
       for (const MemberInfo& member : members) next_.holders.push_back(member.id);
     } else {
-      note_holders();
       keep_holders(members);
     }
     generation.members = std::move(members);
