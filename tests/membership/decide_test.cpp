@@ -412,6 +412,22 @@ TEST(DecideTest, WhoHasJustGotTheStateHasIt) {
   EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
 }
 
+// Else a process that has lost its state would begin at the step of the last record, and nobody would notice.
+TEST(DecideTest, WhoBeginsToDecideHearsFirstHowManyStepsAreCommitted) {
+  Rendezvous run(1, 3);
+  run.record.settings.is_embedded = false;
+  run.form({"b", "c"});
+  run.seen.agents.erase("b");  // another agent decides now, and has heard of the death of "c" alone
+  run.seen.agents.at("c").is_dead = true;
+  run.seen.since = run.seen.decides_since = run.seen.now;
+  EXPECT_FALSE(run.step()) << run.record.generation.cause;
+  run.hear("b");
+  run.seen.agents.at("b").most_steps = 500;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"b"}));
+  EXPECT_EQ(run.record.generation.committed_steps, 500U);
+}
+
 TEST(DecideTest, WithoutASurvivorTheStateIsLost) {
   Rendezvous run(1, 2);
   run.record.settings.is_embedded = false;

@@ -110,11 +110,13 @@ class Decider {
   }
 
   bool is_holder(const MemberInfo& member) const { return is_in(old_.holders, member.id); }
-  // Note [Who has the state]
+  // Note [Who has the state]. One that has begun to decide waits until such a member has reported: it says how many steps are
+  // committed, and the record may have been written long before.
   bool may_make_steps(const std::vector<MemberInfo>& members) const {
     if (!is_elastic() || old_.generation.number == 0) return true;
-    return std::any_of(members.begin(), members.end(),
-                       [&](const MemberInfo& member) { return is_in(next_.holders, member.id); });
+    return std::any_of(members.begin(), members.end(), [&](const MemberInfo& member) {
+      return is_in(next_.holders, member.id) && view(member) != nullptr;
+    });
   }
   bool end_without_state(const std::string& cause) {
     return end(RunState::kFailed,
