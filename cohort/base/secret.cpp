@@ -9,7 +9,6 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -19,6 +18,7 @@
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/files/memory_file.h"
+#include "cohort/base/files/private_file.h"
 
 namespace cohort::base {
 namespace {
@@ -61,20 +61,6 @@ std::string hmac(const EVP_MD* hash, const std::string& key, std::string_view te
   return {reinterpret_cast<const char*>(bytes.data()), size};
 }
 
-// From its beginning, at most one byte more than a secret may have; whatever others have read of it.
-std::string read_all(int fd) {
-  std::string bytes(kMaxBytes + 1, '\0');
-  std::size_t have = 0;
-  while (have < bytes.size()) {
-    const ssize_t got = ::pread(fd, bytes.data() + have, bytes.size() - have, static_cast<off_t>(have));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    have += static_cast<std::size_t>(got);
-  }
-  bytes.resize(have);
-  return bytes;
-}
-
 }  // namespace
 
 Secret Secret::make() {
@@ -82,30 +68,13 @@ Secret Secret::make() {
 }
 
 Secret Secret::from_file(const std::filesystem::path& path) {
-  const auto reject = [&](const std::string& what, const std::string& hint) {
-    throw UsageError("base.secret", concat("the file of the secret, ", path.string(), ", ", what), hint);
-  };
-  // O_NONBLOCK: to open a named pipe would wait for a writer.
-  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status {};
-  if (!file.is_open() || ::fstat(file.get(), &status) != 0) {
-    reject(concat("cannot be read: ", std::strerror(errno)), "a file that is there on each node");
-  }
-  if (!S_ISREG(status.st_mode)) reject("is no regular file", "a file of random bytes");
-  // Its owner can write another secret into it.
-  if (status.st_uid != ::geteuid() && status.st_uid != 0) {
-    reject(concat("belongs to user ", status.st_uid, ", and this is a process of user ", ::geteuid()),
-           concat("a file of one's own: chown ", ::geteuid(), " ", path.string()));
-  }
-  if ((status.st_mode & 077) != 0) reject("may be read by others", concat("chmod 600 ", path.string()));
-  std::string bytes = read_all(file.get());
-  // Editors and base64 end a file by a newline, which belongs to no secret.
-  const std::size_t end = bytes.find_last_not_of(" \t\r\n");
-  bytes.resize(end == std::string::npos ? 0 : end + 1);
+  std::string bytes = read_private_file(path, "base.secret", "the file of the secret", kMaxBytes);
   if (bytes.size() < kFewestBytes || bytes.size() > kMaxBytes) {
-    reject(concat("has ", bytes.size() > kMaxBytes ? "more than 4096" : std::to_string(bytes.size()),
-                  " bytes, expected 16 to 4096"),
-           concat("(umask 077; head -c 32 /dev/urandom | base64 > ", path.string(), ")"));
+    throw UsageError("base.secret",
+                     concat("the file of the secret, ", path.string(), ", has ",
+                            bytes.size() > kMaxBytes ? "more than 4096" : std::to_string(bytes.size()),
+                            " bytes, expected 16 to 4096"),
+                     concat("(umask 077; head -c 32 /dev/urandom | base64 > ", path.string(), ")"));
   }
   return Secret(std::move(bytes));
 }
@@ -118,7 +87,7 @@ std::optional<Secret> Secret::of_process() {
       throw UsageError("base.secret", concat("COHORT_SECRET_FD is ", *fd, ", which is no secret of an agent"),
                        "keep the descriptors that cohort run hands over, or take the variable away too");
     }
-    std::string bytes = read_all(static_cast<int>(*fd));
+    std::string bytes = read_from_start(static_cast<int>(*fd), kMaxBytes + 1);
     if (bytes.size() < kFewestBytes || bytes.size() > kMaxBytes) {
       throw UsageError("base.secret",
                        concat("COHORT_SECRET_FD is ", *fd, ", which holds no secret of 16 to 4096 bytes"),
