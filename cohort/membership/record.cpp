@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <set>
 
 #include "cohort/membership/internal/fields.h"
 #include "cohort/membership/internal/settings_text.h"
@@ -75,6 +76,30 @@ Generation generation_of(const json& object) {
   return generation;
 }
 
+// No agent is twice where it can be once, and each id has been given.
+void check_agents(const RendezvousRecord& record) {
+  std::set<MemberId> ids;
+  std::set<std::string> incarnations;
+  const auto add = [&](const MemberInfo& agent) {
+    if (!ids.insert(agent.id).second || !incarnations.insert(agent.incarnation).second) {
+      reject_text(base::concat("agent ", agent.id, " is in the record of the rendezvous twice"));
+    }
+  };
+  for (const auto* const list : {&record.generation.members, &record.waiting, &record.spares}) {
+    const bool is_over = list == &record.generation.members && record.state != RunState::kRunning;
+    for (const MemberInfo& agent : *list) {
+      if (!is_over) add(agent);
+      if (agent.id >= record.next_id) {
+        reject_text(base::concat("agent ", agent.id, " of the record has an id that nobody was given"));
+      }
+    }
+  }
+  const std::size_t size = record.generation.members.size();
+  if (size > static_cast<std::size_t>(record.settings.max_nodes)) {
+    reject_text(base::concat("a generation has ", size, " members, of at most ", record.settings.max_nodes));
+  }
+}
+
 RunState state_of(Fields& fields) {
   const std::string text = fields.text("state");
   const auto found = std::find(kStates.begin(), kStates.end(), text);
@@ -134,6 +159,7 @@ RendezvousRecord parse_record(std::string_view text) {
   record.was_link_lost = fields.flag("link_lost");
   record.end_cause = fields.text("end_cause");
   fields.check_all_read();
+  check_agents(record);
   return record;
 }
 

@@ -119,15 +119,22 @@ TEST(RecordTest, WhatNoAgentWritesIsRejected) {
   COHORT_EXPECT_THROW_WITH(parse_record(with("/settings/max_nodes", 0)), CommError,
                            "max_nodes is not a number in its range");
   COHORT_EXPECT_THROW_WITH(parse_record(with("/restarts_used", 3'000'000'000)), CommError, "restarts_used");
-  COHORT_EXPECT_THROW_WITH(parse_record(with("/generation/members/1/processes", 16'385)), CommError,
-                           "processes");
-  COHORT_EXPECT_THROW_WITH(parse_record(with("/next_id", 18'446'744'073'709'551'615ULL)), CommError,
-                           "next_id");
   json many = json::array();
   for (std::uint64_t id = 1; id <= 131'073; ++id) {
     many.push_back({{"id", id}, {"incarnation", ""}, {"address", ""}, {"processes", kMaxProcesses}});
   }
   COHORT_EXPECT_THROW_WITH(parse_record(with("/generation/members", many)), CommError, "processes");
+  // What an agent could not count with, or decide by.
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/generation/members/1/processes", 1 << 15)), CommError,
+                           "processes");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/settings/max_nodes", 1 << 17)), CommError, "max_nodes");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/settings/max_nodes", 1)), CommError,
+                           "has 2 members, of at most 1");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/next_id", ~std::uint64_t{0})), CommError, "next_id");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/next_id", 9)), CommError,
+                           "agent 9 of the record has an id that nobody was given");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/waiting/0/id", 5)), CommError, "agent 5 is in the record");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/waiting/0/incarnation", "incarnation 1")), CommError, "twice");
   COHORT_EXPECT_THROW_WITH(parse_record("{\"cohort_membership\":"), CommError, "no JSON");
   COHORT_EXPECT_THROW_WITH(parse_record("{}"), CommError, "has no cohort_membership");
   COHORT_EXPECT_THROW_WITH(parse_record(std::string(100'000, '[')), CommError, "nested too deep");

@@ -18,6 +18,9 @@ namespace cohort::membership {
   throw CommError("membership.read", what, "the same version of Cohort on all hosts");
 }
 
+// So the number of all processes, kMaxProcesses of each node, is an int.
+inline constexpr int kMaxNodes = 1 << 16;
+
 /// Parses JSON of bounded size and depth.
 inline nlohmann::json parse_json(std::string_view text) {
   constexpr base::JsonLimits kLimits{.bytes = std::size_t{32} << 20, .depth = 8};

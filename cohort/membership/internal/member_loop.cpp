@@ -12,6 +12,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
+#include "cohort/membership/internal/fields.h"
 
 namespace cohort::membership::member_detail {
 namespace {
@@ -30,7 +31,7 @@ Time now_of_clock() {
   return Time::clock::now();
 }
 
-[[noreturn]] void reject(const std::string& what, const char* hint) {
+[[noreturn]] void reject(const std::string& what, const std::string& hint) {
   throw UsageError("membership.member", what, hint);
 }
 
@@ -43,9 +44,9 @@ void check_status(const MemberStatus& status) {
 
 void check_settings(const MemberOptions& options) {
   const RunSettings& settings = options.settings;
-  if (settings.min_nodes < 1 || settings.max_nodes < settings.min_nodes) {
+  if (settings.min_nodes < 1 || settings.max_nodes < settings.min_nodes || settings.max_nodes > kMaxNodes) {
     reject(concat("got ", settings.min_nodes, " to ", settings.max_nodes, " nodes"),
-           "MIN:MAX with 1 <= MIN <= MAX");
+           concat("MIN:MAX with 1 <= MIN <= MAX <= ", kMaxNodes));
   }
   if (settings.silence < milliseconds(20)) {
     reject(concat("got a silence of ", settings.silence.count(), " ms"),

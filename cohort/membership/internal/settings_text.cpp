@@ -33,8 +33,8 @@ RunSettings settings_of(const nlohmann::json& object) {
   Fields fields(object, "the run's settings");
   RunSettings settings;
   settings.run_id = fields.text("run_id");
-  settings.min_nodes = fields.integer("min_nodes", 1);
-  settings.max_nodes = fields.integer("max_nodes", settings.min_nodes);
+  settings.min_nodes = fields.integer("min_nodes", 1, kMaxNodes);
+  settings.max_nodes = fields.integer("max_nodes", settings.min_nodes, kMaxNodes);
   settings.num_spares = fields.integer("spares", 0);
   settings.max_restarts = fields.integer("max_restarts", 0);
   settings.virtual_ranks = fields.integer("virtual_ranks", 0);
