@@ -28,6 +28,12 @@ int Generation::first_process(MemberId id) const {
                    base::concat("agent ", id, " is no member of generation ", number));
 }
 
+Generation Generation::for_ranks(std::uint64_t known_steps) const {
+  Generation generation = *this;
+  generation.committed_steps = std::max(committed_steps, known_steps);
+  return generation;
+}
+
 VirtualBlock Generation::block(int process) const {
   const std::int64_t count = virtual_ranks, size = std::max(num_processes(), 1);
   return {static_cast<int>(process * count / size), static_cast<int>((process + 1) * count / size)};

@@ -52,6 +52,10 @@ struct Generation {
   /// Rank of the first process of a member: processes are numbered by member, without holes.
   /// Throws: UsageError where the agent is no member.
   int first_process(MemberId id) const;
+  /// The generation as an agent tells it to its ranks: `known_steps` have been committed by them so far, also by those that
+  /// died. The generation before may have made steps after this one was agreed on. A rank that follows one that died learns
+  /// by them that its state is lost.
+  Generation for_ranks(std::uint64_t known_steps) const;
   /// Virtual ranks of a process. It may have none.
   VirtualBlock block(int process) const;
 

@@ -59,8 +59,8 @@ class StepProtocol {
   /// `committed_steps`: of the state that the process has. Ownership: refers to the host.
   StepProtocol(StepHost& host, std::uint64_t committed_steps) : host_(host), committed_(committed_steps) {}
 
-  /// The agents have agreed on a generation, in which this process has a number, or none. It enters at once, or after
-  /// the step that is under way where the change is planned.
+  /// The agents have agreed on a generation, in which this process has a number, or none: what Generation::for_ranks()
+  /// gives. It enters at once, or after the step that is under way where the change is planned.
   void announce(const Generation& generation, std::optional<int> process);
   /// From a process of this generation, or of one that this process has not entered yet.
   void on_message(StepMessage message);

@@ -35,6 +35,7 @@ struct SimulatedRun::Agent {
   bool is_host_lost = false;
   SimTime armed = SimTime::max();
   std::uint64_t last_generation = 0;
+  std::uint64_t known_steps = 0;  ///< committed by its processes, also by those that died
 };
 
 /// A rank: the protocol of steps, over sums of numbers in place of gradients.

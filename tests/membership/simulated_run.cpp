@@ -195,10 +195,11 @@ void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {
   for (std::size_t i = 0; i < agent->processes.size(); ++i) {
     Process& process = *agent->processes[i];
     if (generation.number <= process.not_before) continue;
+    const Generation told = generation.for_ranks(agent->known_steps);
     if (is_member) {
-      process.steps.announce(generation, generation.first_process(member->id) + static_cast<int>(i));
+      process.steps.announce(told, generation.first_process(member->id) + static_cast<int>(i));
     } else {
-      process.steps.announce(generation, std::nullopt);
+      process.steps.announce(told, std::nullopt);
     }
   }
 }
@@ -214,6 +215,7 @@ void SimulatedRun::report(const std::shared_ptr<Agent>& agent) {
     is_finished = is_finished && process->is_finished;
     report.committed_steps = std::max(report.committed_steps, process->steps.committed_steps());
   }
+  agent->known_steps = std::max(agent->known_steps, report.committed_steps);
   report.is_finished = is_finished;
   report.recovered = recovered;
   if (entered > report.entered) {

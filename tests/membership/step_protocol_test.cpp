@@ -226,6 +226,21 @@ TEST(StepProtocolTest, AStateThatNobodyHasIsNoticed) {
   EXPECT_FALSE(group.processes[0]->computing);
 }
 
+// The generation before made steps after this one was agreed on, and the rank that had made them died. Seed 37907 of the
+// simulator found it: the rank after it began with step 0, while an agent that was dropped had the state of step 5.
+TEST(StepProtocolTest, AStateThatAnAgentKnowsOfIsMissed) {
+  Group group;
+  group.add();
+  group.add();
+  Generation generation = generation_of(2, 2);
+  generation.committed_steps = 1;
+  group.announce(0, generation.for_ranks(5));
+  group.announce(1, generation.for_ranks(0));
+  group.deliver();
+  EXPECT_EQ(group.processes[0]->num_lost, 1);
+  for (const auto& process : group.processes) EXPECT_FALSE(process->applying);
+}
+
 TEST(StepProtocolTest, WhoIsNoMemberAnyMoreStops) {
   Group group;
   group.add();
