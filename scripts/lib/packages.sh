@@ -4,10 +4,13 @@
 # Libraries to build against; docs/reference/dependencies.md says what each is for.
 BUILD_PACKAGES=(libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libjpeg-dev libpng-dev zlib1g-dev
   libxxhash-dev libarchive-dev libssl-dev libasio-dev)
-TEST_PACKAGES=(libgtest-dev iproute2)
+TEST_PACKAGES=(libgtest-dev iproute2 libcurl4-openssl-dev)
 # Open MPI looks for its parts where it was installed, so unpacking it privately is of no use.
 INSTALLED_TEST_PACKAGES=(libopenmpi-dev openmpi-bin)
+# Programs that tests start. To install these packages would start a service on this machine, so they are unpacked.
+UNPACKED_TEST_PACKAGES=(etcd-server)
 COHORT_SYSROOT="$COHORT_STATE/sysroot"
+COHORT_TEST_PROGRAMS="$COHORT_STATE/programs"  # tests/support/etcd.h looks here
 CMAKE_AT_LEAST=3.22
 
 # For apt-get: a mirror that answers nothing for 30 s, or breaks off, is asked again, three times.
@@ -166,6 +169,36 @@ ensure_packages() {
   if [ "$mode" = private ]; then install_privately "${missing[@]}"; else install_with_apt "$mode" "${missing[@]}"; fi
 }
 
+# unpack_programs NAME...: into .cohort/programs, without what the packages depend on.
+unpack_programs() {
+  local debs="$COHORT_STATE/apt/programs" deb size
+  mkdir -p "$debs" "$COHORT_TEST_PROGRAMS" "$COHORT_STATE/apt/lists/partial" "$COHORT_STATE/apt/cache/archives/partial"
+  size=$(download_size apt-get "$@")
+  say "Unpacking into .cohort/programs${size:+ ($size to download)}: $*"
+  # The system's package lists may be old or missing; only root can renew those, so lists of our own follow.
+  if ! (cd "$debs" && try_logged apt-programs apt-get "${APT_PATIENCE[@]}" download "$@"); then
+    try_logged apt-update apt_private update || true
+    (cd "$debs" && try_logged apt-programs apt_private download "$@") || fail_packages apt-programs "$@"
+  fi
+  for deb in "$debs"/*.deb; do
+    run_logged dpkg "unpacking $(basename "$deb")" dpkg-deb -x "$deb" "$COHORT_TEST_PROGRAMS"
+  done
+  rm -rf "$debs"
+}
+
+# ensure_programs NAME...: those of UNPACKED_TEST_PACKAGES that are not here.
+ensure_programs() {
+  local name
+  local -a missing=()
+  for name in "$@"; do
+    if ! stamp_holds "program-$name" unpacked && ! package_here "$name"; then missing+=("$name"); fi
+  done
+  if [ "${#missing[@]}" -eq 0 ]; then return 0; fi
+  stop_if_no_install "${missing[*]}"
+  unpack_programs "${missing[@]}"
+  for name in "${missing[@]}"; do set_stamp "program-$name" unpacked; done
+}
+
 # ensure_libraries build|test: the libraries to build against. Elsewhere than on Debian and Ubuntu they are expected there.
 ensure_libraries() {
   local -a wanted=("${BUILD_PACKAGES[@]}")
@@ -183,6 +216,7 @@ ensure_libraries() {
     fi
   fi
   ensure_packages "to build with" "${wanted[@]}"
+  if [ "$1" = test ]; then ensure_programs "${UNPACKED_TEST_PACKAGES[@]}"; fi
 }
 
 # can_install NAME...: apt-get knows these packages, and would remove nothing for them.
