@@ -26,9 +26,16 @@ using test::LogLines;
 using test::StoreUser;
 using Type = StoreAnswer::Type;
 
-EtcdOptions options_for(const std::vector<std::string>& endpoints) {
+// A busy host takes a while.
+EtcdOptions patient_options(const std::vector<std::string>& endpoints) {
   EtcdOptions options;
   options.endpoints = endpoints;
+  options.request_timeout = milliseconds(10'000);
+  options.swap_timeout = milliseconds(30'000);
+  return options;
+}
+EtcdOptions hasty_options(const std::vector<std::string>& endpoints) {
+  EtcdOptions options = patient_options(endpoints);
   options.request_timeout = milliseconds(200);
   options.swap_timeout = milliseconds(500);
   return options;
@@ -181,7 +188,7 @@ TEST(EtcdFaultsTest, RandomFaultsLoseAndRepeatNothing) {
     };
     FakeEtcd etcd(draw);
     const LogLines log;
-    StoreUser a(options_for({etcd.endpoint()})), b(options_for({etcd.endpoint()}));
+    StoreUser a(hasty_options({etcd.endpoint()})), b(hasty_options({etcd.endpoint()}));
     std::map<std::string, Type> outcomes_a, outcomes_b;
     std::thread other([&] { check_user(b, "b", 10, outcomes_b); });
     check_user(a, "a", 10, outcomes_a);
@@ -196,10 +203,14 @@ TEST(EtcdFaultsTest, RandomFaultsLoseAndRepeatNothing) {
       if (outcome == Type::kSwapped) EXPECT_EQ(times[text], 1) << text << ", seed " << seed;
       if (outcome == Type::kConflict) EXPECT_EQ(times[text], 0) << text << ", seed " << seed;
     }
+    EXPECT_EQ(log.count("was deleted"), 0U) << log.text();
     for (StoreUser* const user : {&a, &b}) {
       EXPECT_TRUE(test::comes_true([&] { return user->read().text == written.rbegin()->second; }))
           << log.text();
+      std::uint64_t told = 0;
       for (const StoreAnswer& answer : user->answers()) {
+        if (answer.revision > 0) EXPECT_GE(answer.revision, told) << "seed " << seed;
+        told = std::max(told, answer.revision);
         if (answer.revision > 0) EXPECT_EQ(answer.text, written.at(answer.revision)) << "seed " << seed;
       }
     }
@@ -213,15 +224,36 @@ TEST(EtcdFaultsTest, ASwapWhoseAnswerIsLostIsFoundToBeMade) {
     return is_first ? FakeEtcd::Fault::kLoseAnswer : FakeEtcd::Fault::kNone;
   });
   const LogLines log;
-  StoreUser a(options_for({etcd.endpoint()}));
+  StoreUser a(patient_options({etcd.endpoint()}));
   EXPECT_EQ(a.swap(0, "text").type, Type::kSwapped);
   EXPECT_EQ(etcd.written().size(), 1U);
+}
+
+TEST(EtcdFaultsTest, AReadThatIsAnsweredLateIsNoLostRecord) {
+  std::atomic<int> num_reads{0};
+  FakeEtcd etcd([&](const std::string& path) {
+    const bool is_second = path == "/kv/range" && num_reads.fetch_add(1) == 1;
+    return is_second ? FakeEtcd::Fault::kSlow : FakeEtcd::Fault::kNone;
+  });
+  const LogLines log;
+  StoreUser a(patient_options({etcd.endpoint()}));
+  ASSERT_TRUE(test::comes_true([&] { return num_reads > 0; }));
+  const std::size_t begin = a.num_answers();
+  a.ask();
+  ASSERT_TRUE(test::comes_true([&] { return num_reads > 1; }));
+  const StoreAnswer swapped = a.swap(0, "text");
+  ASSERT_EQ(swapped.type, Type::kSwapped);
+  // It was read before the swap, and comes after it.
+  const StoreAnswer read =
+      a.wait_for(begin, [](const StoreAnswer& answer) { return answer.type == Type::kRecord; });
+  EXPECT_EQ(read.revision, swapped.revision);
+  EXPECT_EQ(log.count("was deleted"), 0U) << log.text();
 }
 
 TEST(EtcdFaultsTest, AnOlderPathOfTheGatewayIsFound) {
   FakeEtcd etcd([](const std::string&) { return FakeEtcd::Fault::kNone; }, "/v3beta");
   const LogLines log;
-  StoreUser a(options_for({etcd.endpoint()})), b(options_for({etcd.endpoint()}));
+  StoreUser a(patient_options({etcd.endpoint()})), b(patient_options({etcd.endpoint()}));
   EXPECT_EQ(a.swap(0, "text").type, Type::kSwapped);
   b.wait_for_record("text");
   EXPECT_EQ(log.count("404"), 0U) << log.text();
@@ -267,10 +299,8 @@ TEST(EtcdFaultsTest, ServersThatAreNoEtcdAreNamedAndPassedOver) {
     FakeEtcd etcd;
     const HttpServer server(test_case.handler);
     const LogLines log;
-    EtcdOptions options = options_for({server.endpoint(), etcd.endpoint()});
-    if (test_case.part != kSilent)
-      options.request_timeout = milliseconds(10'000);  // a busy host takes a while
-    options.swap_timeout = milliseconds(30'000);
+    EtcdOptions options = patient_options({server.endpoint(), etcd.endpoint()});
+    if (test_case.part == kSilent) options.request_timeout = milliseconds(200);
     StoreUser a(options);
     EXPECT_EQ(a.swap(0, "text").type, Type::kSwapped) << test_case.part << ":\n" << log.text();
     EXPECT_TRUE(log.come_to_have(std::string(test_case.part))) << test_case.part << ":\n" << log.text();
@@ -282,7 +312,7 @@ TEST(EtcdFaultsTest, TheSameTroubleIsLoggedOnce) {
     return path == "/watch" ? FakeEtcd::Fault::kLoseRequest : FakeEtcd::Fault::kNone;
   });
   const LogLines log;
-  StoreUser a(options_for({etcd.endpoint()})), b(options_for({etcd.endpoint()}));
+  StoreUser a(patient_options({etcd.endpoint()})), b(patient_options({etcd.endpoint()}));
   // Without a watch changes are found all the same.
   std::uint64_t revision = 0;
   for (int i = 0; i < 2; ++i) {
@@ -299,7 +329,7 @@ TEST(EtcdFaultsTest, AStoreEndsWhateverItWaitsFor) {
   const LogLines log;
   for (const std::string& endpoint :
        {"127.0.0.1:" + silent.text(), "127.0.0.1:" + closed.text(), std::string("no-such-host.invalid:1")}) {
-    StoreUser a(options_for({endpoint}));
+    StoreUser a(hasty_options({endpoint}));
     EXPECT_EQ(a.swap(0, "text").type, Type::kUnknown);
     EXPECT_GT(log.count("etcd at " + endpoint), 0U) << log.text();
   }

@@ -39,6 +39,7 @@ class StoreUser {
     return wait_for(begin,
                     [](const membership::StoreAnswer& answer) { return answer.type != Type::kRecord; });
   }
+  void ask() { store_->read(); }
   membership::StoreAnswer read() {
     const std::size_t begin = num_answers();
     store_->read();

@@ -76,6 +76,7 @@ void Client::swap(std::uint64_t expected, std::string text, Time now) {
 void Client::start(Operation& operation, const char* path, std::string body) {
   operation.endpoint = endpoint();
   operation.is_beta = is_beta_;
+  operation.told = told_.revision;
   operation.id = http_.start({.endpoint = endpoint(),
                               .path = concat(is_beta_ ? "/v3beta" : "/v3", path),
                               .body = std::move(body),
@@ -208,9 +209,9 @@ void Client::on_read(const ReadAnswer& answer, Time now) {
   wants_read_ = false;
   next_check_ = now + kCheckTime;
   if (watch_.id == 0) watch_from_ = answer.header.revision + 1;
-  if (answer.entry.revision < told_.revision) note_lost_record();
-  const bool is_news = answer.entry.revision > told_.revision;
-  if (std::exchange(is_asked_, false) || is_news) tell(StoreAnswer::Type::kRecord, answer.entry);
+  const Entry entry = newest(answer.entry, read_.told);
+  const bool is_news = entry.revision > told_.revision;
+  if (std::exchange(is_asked_, false) || is_news) tell(StoreAnswer::Type::kRecord, entry);
 }
 
 void Client::on_swap(const SwapAnswer& answer) {
@@ -218,11 +219,11 @@ void Client::on_swap(const SwapAnswer& answer) {
   if (!swap_) return;
   const Swap swap = *std::exchange(swap_, std::nullopt);
   if (answer.is_made) return tell(StoreAnswer::Type::kSwapped, {answer.header.revision, swap.text});
-  if (answer.entry.revision < told_.revision) note_lost_record();
-  if (swap.num_sent == 1) return tell(StoreAnswer::Type::kConflict, answer.entry);
-  if (answer.entry.text == swap.text) return tell(StoreAnswer::Type::kSwapped, answer.entry);
+  const Entry entry = newest(answer.entry, put_.told);
+  if (swap.num_sent == 1) return tell(StoreAnswer::Type::kConflict, entry);
+  if (entry.text == swap.text) return tell(StoreAnswer::Type::kSwapped, entry);
   tell(StoreAnswer::Type::kUnknown, {});
-  tell(StoreAnswer::Type::kRecord, answer.entry);
+  tell(StoreAnswer::Type::kRecord, entry);
 }
 
 void Client::on_watch(const std::string& line, Time now) {
@@ -284,12 +285,18 @@ void Client::leave_endpoint(Time now) {
   watch_.next = now;
 }
 
-void Client::note_lost_record() {
-  if (has_ended_(told_.text)) return;  // its time is over
-  problems_.note(kEtcd, "the record",
-                 concat(key_,
-                        " was deleted, or etcd has lost its data: no generation can follow. Try: end "
-                        "the run, and resume it from its last checkpoint"));
+// The entry, or what was told of a later one while the answer was on its way. Where that was told before the request was sent,
+// etcd has lost it.
+Entry Client::newest(const Entry& entry, std::uint64_t told) {
+  if (entry.revision >= told_.revision) return entry;
+  if (entry.revision >= told) return told_;
+  if (!has_ended_(told_.text)) {  // else its time is over
+    problems_.note(kEtcd, "the record",
+                   concat(key_,
+                          " was deleted, or etcd has lost its data: no generation can follow. Try: end "
+                          "the run, and resume it from its last checkpoint"));
+  }
+  return entry;
 }
 
 void Client::tell(StoreAnswer::Type type, const Entry& entry) {

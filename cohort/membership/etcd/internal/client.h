@@ -40,6 +40,7 @@ class Client {
     Time next = {};             // not before then
     int num_failures = 0;       // one after the other
     bool is_beta = false;       // the request's path was the older one
+    std::uint64_t told = 0;     // revision of the record when the request was sent
   };
   struct Swap {
     std::uint64_t expected = 0;
@@ -63,7 +64,7 @@ class Client {
   void check_cluster(const Header& header);
   void fail(Operation& operation, const Rejection& rejection, Time now);
   void leave_endpoint(Time now);
-  void note_lost_record();
+  Entry newest(const Entry& entry, std::uint64_t told);
   void tell(StoreAnswer::Type type, const Entry& entry);
 
   const EtcdOptions options_;
