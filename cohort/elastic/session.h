@@ -1,0 +1,84 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/parallel/virtual_ranks/slice_exchange.h"
+
+/// A process of an elastic run: which generation it is in, and how it gets the state that it lacks.
+namespace cohort::elastic {
+
+/// The processes that a step was made with are no longer those of the run: nobody finishes the step, and the state is
+/// that of before it. What waits for another process throws it, within milliseconds of the news.
+class GenerationEnded : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+/// All that a process needs to make the next step. It has the same bits on each process after the same step.
+struct StateSnapshot {
+  std::string text;                 ///< counters, rates and the like
+  std::vector<at::Tensor> tensors;  ///< contiguous, on the CPU or a device; aliases of the process's own where it can be
+};
+
+/// Where a session takes a process's state from, and puts that of another process.
+struct StateAccess {
+  std::function<StateSnapshot()> save;
+  /// Of another process: the tensors are as many, of the same sizes and types as those of save().
+  std::function<void(const StateSnapshot& state)> load;
+};
+
+/// This process's place from now on.
+struct Entry {
+  std::uint64_t generation = 0;
+  int process = 0, num_processes = 1;  ///< process 0 writes what is written once
+  std::uint64_t steps = 0;             ///< that are committed: the next step to make
+  bool has_copied = false;             ///< the state came from another process
+};
+
+/// The run as a process sees it. Threads: one caller, but for ended().
+///
+///     elastic::Entry entry = session->enter(0);              // blocks until there is a generation
+///     while (entry.steps < total) {
+///       try {
+///         if (session->must_enter()) entry = session->enter(entry.steps);
+///         make_step(entry.steps, *session->exchange());       // throws GenerationEnded, and has changed nothing then
+///         session->commit(++entry.steps);
+///       } catch (const elastic::GenerationEnded&) {
+///         entry = session->enter(entry.steps);
+///       }
+///     }
+///     session->finish();
+class Session {
+ public:
+  virtual ~Session() = default;
+  virtual int virtual_ranks() const = 0;
+  /// Where the state is. Before enter().
+  virtual void set_state(StateAccess state) = 0;
+  /// Enters the newest generation with so many committed steps, and has the newest state when it returns. Where
+  /// generations end meanwhile it enters the next one. Throws: CommError where the run has ended or failed.
+  virtual Entry enter(std::uint64_t committed_steps) = 0;
+  /// Whether there is another generation to enter, between two steps. Does not wait.
+  virtual bool must_enter() const = 0;
+  /// Of the generation that this process is in. Its transfers throw GenerationEnded.
+  virtual std::shared_ptr<parallel::SliceExchange> exchange() const = 0;
+  /// The state is being changed from here on: it is of no use to others until commit().
+  virtual void begin_changes() = 0;
+  /// The state is that after so many steps.
+  virtual void commit(std::uint64_t steps) = 0;
+  /// All steps are made. Stays in the run, so that others can have the state, until it has ended. Where another
+  /// process was given up, the state is of later processes too. Throws: as enter().
+  virtual void finish() = 0;
+};
+
+/// The session with the agent that has started this process (`cohort run --elastic`), or null where none has.
+std::shared_ptr<Session> session_of_process();
+
+}  // namespace cohort::elastic
