@@ -88,6 +88,7 @@ std::optional<std::string> env_choice(const std::string& name, std::span<const s
 
 std::span<const EnvVariable> cohort_variables() {
   static const std::vector<EnvVariable> variables = {
+      {"COHORT_AGENT_FD", "link of a rank of elastic training to its agent; set by cohort run --elastic"},
       {"COHORT_ALLOCATOR", "tuned (default) or system: whether tune_allocator() changes glibc's malloc"},
       {"COHORT_CORES", "number of cores to count on, instead of what affinity and cgroup quota allow"},
       {"COHORT_CRASH_FOLDER", "where the test that kills a process while it saves works; set by that test"},

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
-#include <limits>
 #include <set>
 
 #include "cohort/membership/internal/fields.h"
+#include "cohort/membership/internal/generation_text.h"
 #include "cohort/membership/internal/settings_text.h"
 
 namespace cohort::membership {
@@ -18,63 +17,6 @@ using nlohmann::json;
 
 constexpr int kRecordVersion = 1;
 constexpr std::array<const char*, 4> kStates = {"forming", "running", "succeeded", "failed"};
-
-json json_of_members(const std::vector<MemberInfo>& members) {
-  json list = json::array();
-  for (const MemberInfo& member : members) {
-    list.push_back({{"id", member.id},
-                    {"incarnation", member.incarnation},
-                    {"address", member.address},
-                    {"processes", member.num_processes}});
-  }
-  return list;
-}
-
-std::vector<MemberInfo> members_of(const json& list) {
-  std::vector<MemberInfo> members;
-  std::int64_t num_processes = 0;
-  for (const json& entry : list) {
-    Fields fields(entry, "an agent of the record");
-    MemberInfo member;
-    member.id = fields.count("id");
-    member.incarnation = fields.text("incarnation");
-    member.address = fields.text("address");
-    member.num_processes = fields.integer("processes", 1, kMaxProcesses);
-    fields.check_all_read();
-    if (member.id == 0 || (!members.empty() && member.id <= members.back().id)) {
-      fields.reject_field("id", "above that of the agent before it");
-    }
-    num_processes += member.num_processes;
-    if (num_processes > std::numeric_limits<int>::max())
-      fields.reject_field("processes", "a number in its range");
-    members.push_back(std::move(member));
-  }
-  return members;
-}
-
-json json_of_generation(const Generation& generation) {
-  return {{"number", generation.number},
-          {"planned", generation.is_planned},
-          {"members", json_of_members(generation.members)},
-          {"virtual_ranks", generation.virtual_ranks},
-          {"committed_steps", generation.committed_steps},
-          {"store", generation.store},
-          {"cause", generation.cause}};
-}
-
-Generation generation_of(const json& object) {
-  Fields fields(object, "a generation");
-  Generation generation;
-  generation.number = fields.count("number");
-  generation.is_planned = fields.flag("planned");
-  generation.members = members_of(fields.array("members"));
-  generation.virtual_ranks = fields.integer("virtual_ranks", 0);
-  generation.committed_steps = fields.count("committed_steps");
-  generation.store = fields.text("store");
-  generation.cause = fields.text("cause");
-  fields.check_all_read();
-  return generation;
-}
 
 // No agent is twice where it can be once, and each id has been given.
 void check_agents(const RendezvousRecord& record) {
@@ -125,9 +67,9 @@ std::string to_text(const RendezvousRecord& record) {
                        {"settings", json_of(record.settings)},
                        {"origin", record.origin},
                        {"state", kStates.at(static_cast<std::size_t>(record.state))},
-                       {"generation", json_of_generation(record.generation)},
-                       {"waiting", json_of_members(record.waiting)},
-                       {"spares", json_of_members(record.spares)},
+                       {"generation", json_of(record.generation)},
+                       {"waiting", json_of(record.waiting)},
+                       {"spares", json_of(record.spares)},
                        {"holders", record.holders},
                        {"next_id", record.next_id},
                        {"restarts_used", record.restarts_used},

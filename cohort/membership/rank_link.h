@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cohort/base/files/fd.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/membership/generation.h"
+
+/// What an agent and a rank that it has started tell each other. No LibTorch.
+///
+///     auto [here, there] = membership::RankLink::make_pair();      // the agent
+///     start_rank(command, {{"COHORT_AGENT_FD", there.fd()}});
+///     here.send(to_text(order), deadline);
+///
+///     auto link = membership::RankLink::of_process();              // the rank
+///     membership::RankOrder order = membership::parse_rank_order(*link->receive(deadline));
+namespace cohort::membership {
+
+/// What the agent knows, whole each time.
+struct RankOrder {
+  std::uint64_t revision = 0;  ///< grows
+  Generation generation;       ///< the newest that agents have agreed on; number 0: none yet
+  /// This rank's number in it. None: it waits, and leaves the generation that it is in.
+  std::optional<int> process;
+  bool has_ended = false;  ///< the run is over
+  std::string end_cause;
+  bool has_succeeded = false;
+
+  bool operator==(const RankOrder&) const = default;
+};
+
+/// What the rank says, whole each time.
+struct RankStatus {
+  bool is_ready = false;        ///< it can enter a generation at once
+  std::uint64_t entered = 0;    ///< number of the generation that it is in, or was in last
+  std::uint64_t recovered = 0;  ///< of the last generation in which it had the newest state
+  /// Number of the newest generation without it, once it has left the one before. Where an agent leaves the run, it
+  /// waits for that of all its ranks.
+  std::uint64_t left = 0;
+  std::uint64_t committed_steps = 0;
+  std::vector<MemberId> lost_links;  ///< of `entered`: members to which it has lost its link
+  bool is_state_lost = false;        ///< of `entered`: no process has the newest state
+  bool is_finished = false;          ///< it has made the last step, and stays until the run has ended
+
+  bool operator==(const RankStatus&) const = default;
+};
+
+std::string to_text(const RankOrder& order);
+std::string to_text(const RankStatus& status);
+/// Throws: CommError for a text of another version.
+RankOrder parse_rank_order(std::string_view text);
+RankStatus parse_rank_status(std::string_view text);
+
+/// One end of the link between an agent and a rank: a socket pair, which the rank inherits.
+/// Threads: one sends and one receives at a time. shutdown(): any.
+class RankLink {
+ public:
+  /// The two ends. Both are closed by exec: who starts the rank takes that from the second one.
+  static std::pair<RankLink, RankLink> make_pair();
+  /// The end whose number the agent has put into COHORT_AGENT_FD; nothing where there is none. It is closed by exec
+  /// from now on. Throws: UsageError for a descriptor that is no such socket.
+  static std::optional<RankLink> of_process();
+  explicit RankLink(base::Fd fd) : fd_(std::move(fd)) {}
+
+  /// Returns whether the other side has room for all of it before the deadline. If not, it goes with a later send() or
+  /// flush(). As texts are whole each time, a newer one takes the place of one that has not begun.
+  /// Throws: CommError where the other side is gone.
+  bool send(const std::string& text, base::Deadline deadline);
+  /// Sends what is left. Returns and throws: as send().
+  bool flush(base::Deadline deadline);
+  bool has_unsent() const { return !unsent_.empty(); }
+  /// The next text; nothing where the deadline passes first. Throws: CommError where the other side is gone.
+  std::optional<std::string> receive(base::Deadline deadline);
+  /// Both sides see the link's end, also one that waits in receive().
+  void shutdown();
+  /// Readable where there is something to receive, or the other side is gone.
+  int fd() const { return fd_.get(); }
+
+ private:
+  bool wait_for(short events, base::Deadline deadline) const;
+
+  base::Fd fd_;
+  std::deque<std::string> unsent_;  // packets
+  bool is_first_begun_ = false;     // of the message in unsent_ a packet is sent
+  std::string received_;            // packets of a message that is not whole
+};
+
+}  // namespace cohort::membership
