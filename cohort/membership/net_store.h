@@ -1,0 +1,99 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/base/key_value_store.h"
+#include "cohort/base/secret.h"
+#include "cohort/net/tls_options.h"
+
+/// A key-value store of an agent, for its generation's ranks. No LibTorch.
+///
+///     membership::NetStoreServer server({.secret = secret->for_ranks()});   // an agent offers server.address()
+///
+///     membership::NetStore store({.address = generation.store, .secret = base::Secret::of_process()});
+///     store.set("generation/7/address/0", address);
+///     if (!store.wait({"generation/7/address/1"}, base::Deadline(30s))) ...
+namespace cohort::membership {
+
+namespace net_store_detail {
+class Server;
+class Client;
+}  // namespace net_store_detail
+
+/// A key's generation is an earlier one than the newest that the store has seen.
+class StaleGeneration : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+/// Where a store listens, and who may use it.
+struct NetStoreServerOptions {
+  std::string listen = "127.0.0.1:0";       ///< as net::Node::listen() takes it
+  std::optional<base::Secret> secret = {};  ///< that ranks have (base::Secret::for_ranks())
+  std::optional<net::TlsOptions> tls = {};
+};
+
+/// Keeps what ranks leave. Keys "generation/G/..." belong to generation G: those of generations before it are dropped when
+/// the first one comes. Threads: any; net's does the work.
+class NetStoreServer {
+ public:
+  /// Throws: as net::Node::listen().
+  explicit NetStoreServer(NetStoreServerOptions options);
+  ~NetStoreServer();
+  NetStoreServer(const NetStoreServer&) = delete;
+  NetStoreServer& operator=(const NetStoreServer&) = delete;
+
+  /// Where clients reach it.
+  const std::string& address() const;
+  std::size_t num_keys() const;
+
+ private:
+  std::shared_ptr<net_store_detail::Server> server_;
+};
+
+/// Which store, and how long a request may take.
+struct NetStoreOptions {
+  std::string address;  ///< NetStoreServer::address()
+  std::optional<base::Secret> secret = {};
+  std::optional<net::TlsOptions> tls = {};
+  std::chrono::milliseconds timeout{30'000};  ///< of the connection and of each request but wait()
+};
+
+/// A client of the store. A call is one request, also for several keys. The server answers wait() when all keys are there:
+/// nobody asks again and again.
+/// Threads: any. Throws: StaleGeneration; TimeoutError after NetStoreOptions::timeout; CommError where the store is gone,
+/// or after close().
+class NetStore : public base::KeyValueStore {
+ public:
+  /// Blocks until it is connected. Throws: RendezvousError.
+  explicit NetStore(NetStoreOptions options);
+  ~NetStore() override;
+  NetStore(const NetStore&) = delete;
+  NetStore& operator=(const NetStore&) = delete;
+
+  void set(const std::string& key, const std::string& value) override;
+  bool has(const std::string& key) override;
+  /// Throws: CommError also for a key that is not there.
+  std::string get(const std::string& key) override;
+  std::int64_t add(const std::string& key, std::int64_t value) override;
+  bool has_all(const std::vector<std::string>& keys) override;
+  /// Blocks until the keys are there or the deadline passes.
+  bool wait(const std::vector<std::string>& keys, base::Deadline deadline) override;
+  std::vector<std::string> get_all(const std::vector<std::string>& keys) override;
+  void remove(const std::string& key) override;
+
+  /// The store is gone.
+  bool is_down() const;
+  /// Ends all calls, also those that wait.
+  void close();
+
+ private:
+  std::shared_ptr<net_store_detail::Client> client_;
+};
+
+}  // namespace cohort::membership

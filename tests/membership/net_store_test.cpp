@@ -1,0 +1,157 @@
+#include "cohort/membership/net_store.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cohort/membership/internal/store_message.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/patience.h"
+#include "tests/support/throws.h"
+
+namespace cohort::membership {
+namespace {
+
+using test::patience;
+
+struct StoreOfTest {
+  NetStoreServer server{{}};
+  std::unique_ptr<NetStore> client() {
+    return std::make_unique<NetStore>(NetStoreOptions{.address = server.address()});
+  }
+};
+
+TEST(StoreMessageTest, MessagesAreReadAsTheyWereWritten) {
+  const std::string bytes("\0\xff any", 6);
+  for (const StoreRequest& request :
+       {StoreRequest{StoreRequest::Type::kSet, 3, 0, {bytes}, bytes},
+        StoreRequest{StoreRequest::Type::kAdd, 4, -7, {"a"}, ""},
+        StoreRequest{StoreRequest::Type::kWait, 5, 0, {"a", bytes}, ""},
+        StoreRequest{StoreRequest::Type::kCancel, ~std::uint64_t{0}, 0, {}, ""}}) {
+    EXPECT_EQ(parse_store_request(message_of(request)), request);
+  }
+  const StoreReply reply{StoreReply::Status::kMissing, 9, -1, {"", bytes}};
+  EXPECT_EQ(parse_store_reply(message_of(reply)), reply);
+}
+
+TEST(StoreMessageTest, WhatIsNoMessageIsRejected) {
+  net::Message message = message_of(StoreRequest{StoreRequest::Type::kSet, 3, 0, {"a"}, "b"});
+  message.payloads.pop_back();
+  COHORT_EXPECT_THROW_WITH(parse_store_request(message), CommError, "has no key and value");
+  message.header = R"({"type":2,"number":1})";
+  COHORT_EXPECT_THROW_WITH(parse_store_request(message), CommError, "has no value");
+  message.header = R"({"type":9,"number":1,"value":0})";
+  COHORT_EXPECT_THROW_WITH(parse_store_request(message), CommError, "type is not");
+  message.header = "[";
+  COHORT_EXPECT_THROW_WITH(parse_store_reply(message), CommError, "no JSON");
+}
+
+TEST(NetStoreTest, WhatOneClientSetsAnotherOneGets) {
+  StoreOfTest store;
+  const auto a = store.client(), b = store.client();
+  const std::string bytes("\0\xff", 2);
+  a->set("key", bytes);
+  EXPECT_EQ(b->get("key"), bytes);
+  EXPECT_FALSE(b->has("other"));
+  COHORT_EXPECT_THROW_WITH(b->get("other"), CommError, "lacks one of 1 keys: other");
+  EXPECT_EQ(a->add("count", 5), 5);
+  EXPECT_EQ(b->add("count", -2), 3);
+  COHORT_EXPECT_THROW_WITH(b->add("key", 1), CommError, "cannot be added");
+  EXPECT_TRUE(a->has_all({"key", "count"}));
+  EXPECT_EQ(a->get_all({"count", "key"}), (std::vector<std::string>{"3", bytes}));
+  a->remove("key");
+  EXPECT_FALSE(b->has("key"));
+}
+
+TEST(NetStoreTest, AWaitEndsWhenTheLastKeyComes) {
+  StoreOfTest store;
+  const auto a = store.client(), b = store.client();
+  EXPECT_FALSE(b->wait({"x", "y"}, base::Deadline(std::chrono::milliseconds(1))));
+  std::thread waiter([&] { EXPECT_TRUE(b->wait({"x", "y"}, patience())); });
+  a->set("y", "");
+  a->add("x", 1);
+  waiter.join();
+  EXPECT_TRUE(a->wait({"x"}, patience()));
+}
+
+TEST(NetStoreTest, KeysOfGenerationsBeforeAreDropped) {
+  StoreOfTest store;
+  const auto a = store.client(), b = store.client();
+  a->set("generation/6/address/0", "old");
+  a->set("stays", "");
+  std::thread waiter([&] {
+    COHORT_EXPECT_THROW_WITH(b->wait({"generation/6/address/1"}, patience()), StaleGeneration,
+                             "of a generation that has ended");
+  });
+  a->set("generation/10/address/0", "new");
+  waiter.join();
+  EXPECT_EQ(store.server.num_keys(), 2U);
+  EXPECT_TRUE(a->has("stays"));
+  COHORT_EXPECT_THROW_WITH(b->set("generation/6/address/1", ""), StaleGeneration, "generation/6/address/1");
+  EXPECT_EQ(store.server.num_keys(), 2U);
+  EXPECT_EQ(b->get("generation/10/address/0"), "new");
+}
+
+TEST(NetStoreTest, TheStoresEndEndsCalls) {
+  auto server = std::make_unique<NetStoreServer>(NetStoreServerOptions{});
+  NetStore client({.address = server->address()});
+  client.set("key", "");
+  std::thread waiter([&] { COHORT_EXPECT_THROW_WITH(client.wait({"x"}, patience()), CommError, "is gone"); });
+  server.reset();
+  waiter.join();
+  EXPECT_TRUE(client.is_down());
+  COHORT_EXPECT_THROW_WITH(client.has("key"), CommError, "is gone");
+}
+
+TEST(NetStoreTest, CloseEndsAWait) {
+  StoreOfTest store;
+  const auto a = store.client();
+  std::thread waiter([&] { COHORT_EXPECT_THROW_WITH(a->wait({"x"}, patience()), CommError, "was closed"); });
+  a->close();
+  waiter.join();
+}
+
+TEST(NetStoreTest, OnlyWhoHasTheSecretUsesIt) {
+  const base::Secret secret = base::Secret::make();
+  NetStoreServer server({.secret = secret});
+  NetStore friendly({.address = server.address(), .secret = secret});
+  friendly.set("key", "");
+  COHORT_EXPECT_THROW_WITH(NetStore({.address = server.address(),
+                                     .secret = base::Secret::make(),
+                                     .timeout = std::chrono::milliseconds(300)}),
+                           Error, "");
+}
+
+// Many clients at once: no key is lost, and each wait ends.
+TEST(NetStoreTest, ManyClientsMeet) {
+  StoreOfTest store;
+  constexpr int kClients = 8, kRounds = 20;
+  std::vector<std::thread> threads;
+  for (int self = 0; self < kClients; ++self) {
+    threads.emplace_back([&, self] {
+      const auto client = store.client();
+      for (int round = 1; round <= kRounds; ++round) {
+        const auto key = [&](int who) { return base::concat("generation/", round, "/address/", who); };
+        std::vector<std::string> keys;
+        for (int who = 0; who < kClients; ++who) keys.push_back(key(who));
+        client->set(key(self), std::to_string(self * round));
+        ASSERT_TRUE(client->wait(keys, patience()));
+        const std::vector<std::string> values = client->get_all(keys);
+        for (int who = 0; who < kClients; ++who) {
+          EXPECT_EQ(values[static_cast<std::size_t>(who)], std::to_string(who * round));
+        }
+        ASSERT_GT(client->add("arrived", 1), 0);
+        ASSERT_TRUE(test::comes_true([&] { return client->add("arrived", 0) >= kClients * round; }));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(store.server.num_keys(), kClients + 1U);
+}
+
+}  // namespace
+}  // namespace cohort::membership
