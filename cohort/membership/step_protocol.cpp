@@ -5,51 +5,40 @@
 // A process changes its state once it has all slices of the sum, and asks nobody. No process can have all slices unless all
 // processes of the generation have computed the step, so none is two steps ahead of another one, and nothing is committed in a
 // generation which a process has left for the next one, but the step that was under way.
-//
-// A planned change waits for the step that is under way. A process learns by the other's hello that this step will not be
-// finished: the other one has entered the next generation without it.
+// A planned change waits for the step that is under way: generation_change.h.
 #include "cohort/membership/step_protocol.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace cohort::membership {
 
 void StepProtocol::announce(const Generation& generation, std::optional<int> process) {
-  const std::uint64_t newest = next_ ? next_->generation.number : generation_.number;
-  if (generation.number < newest || (generation.number == newest && process.has_value())) return;
-  const bool was_finishing = next_ ? next_->may_finish_step : true;
-  const bool is_next = generation.number <= newest + 1;
-  next_ = Next{generation, process,
-               is_in_ && generation.is_planned && is_next && was_finishing && !has_lost_link_};
+  if (change_.announce(generation, process)) enter_if_due();
+}
+
+void StepProtocol::enter_if_due() {
   const bool is_in_step = phase_ == Phase::kComputing || phase_ == Phase::kExchanging;
-  if (phase_ == Phase::kApplying || (is_in_step && next_->may_finish_step)) {
-    // Others may have entered before this process heard of it.
-    const std::vector<StepMessage> early = std::exchange(early_, {});
-    for (const StepMessage& message : early) on_message(message);
-    return;
-  }
-  enter_next();
+  if (!change_.has_next() || phase_ == Phase::kApplying) return;
+  if (!is_in_step || change_.drops_step(committed_)) enter_next();
 }
 
 void StepProtocol::enter_next() {
-  const Next next = *std::exchange(next_, std::nullopt);
-  if (is_in_ && !next.process) send_to_all(StepMessage::Type::kGoodbye, committed_, "");
-  generation_ = next.generation;
-  is_in_ = next.process.has_value();
-  hellos_.clear();
+  const bool was_in = is_in();
+  // While generation_ is still the one that it leaves.
+  if (was_in && !change_.has_process_next()) send_to_all(StepMessage::Type::kGoodbye, committed_, "");
+  change_.enter();
   covers_.clear();
   sums_.clear();
-  has_added_ = has_lost_link_ = false;
-  if (!is_in_) {
+  has_added_ = false;
+  if (!is_in()) {
     phase_ = Phase::kIdle;
     host_.on_left();
     return;
   }
-  process_ = *next.process;
   phase_ = Phase::kRecovering;
-  host_.on_entered(generation_);
-  hellos_[process_] = committed_;
+  recovery_ = Recovery(change_.generation());
+  host_.on_entered(change_.generation());
+  recovery_.on_hello(process(), committed_);
   send_to_all(StepMessage::Type::kHello, committed_, "");
   const std::vector<StepMessage> early = std::exchange(early_, {});
   for (const StepMessage& message : early) on_message(message);
@@ -57,30 +46,27 @@ void StepProtocol::enter_next() {
 }
 
 StepMessage StepProtocol::message_of(StepMessage::Type type, std::uint64_t step, std::string payload) const {
-  return {type, generation_.number, process_, step, std::move(payload)};
+  return {type, change_.generation().number, process(), step, std::move(payload)};
 }
 
 void StepProtocol::send_to_all(StepMessage::Type type, std::uint64_t step, const std::string& payload) {
-  for (int process = 0; process < size(); ++process) {
-    if (process != process_) host_.send(process, message_of(type, step, payload));
+  for (int to = 0; to < size(); ++to) {
+    if (to != process()) host_.send(to, message_of(type, step, payload));
   }
 }
 
 void StepProtocol::on_message(StepMessage message) {
   using Type = StepMessage::Type;
-  const std::uint64_t current = generation_.number;
-  if (message.generation < current || (message.generation == current && !is_in_)) return;
+  const std::uint64_t current = change_.generation().number;
+  if (message.generation < current || (message.generation == current && !is_in())) return;
   if (message.generation > current) {
-    const bool ends_step = next_ && next_->generation.number == message.generation &&
-                           message.type == Type::kHello && message.step <= committed_ &&
-                           phase_ != Phase::kApplying;
+    if (message.type == Type::kHello) change_.on_hello(message.generation, message.from, message.step);
     early_.push_back(std::move(message));
-    if (ends_step) enter_next();
-    return;
+    return enter_if_due();
   }
   switch (message.type) {
     case Type::kHello:
-      hellos_[message.from] = message.step;
+      recovery_.on_hello(message.from, message.step);
       recover();
       break;
     case Type::kState:
@@ -98,28 +84,24 @@ void StepProtocol::on_message(StepMessage message) {
       exchange();
       break;
     case Type::kGoodbye:
-      // All that it sent has come. The step under way can be finished if the sender has finished it.
-      has_lost_link_ = true;
-      if (message.step <= committed_) on_link_lost();
+      change_.on_goodbye(message.from, message.step);
+      enter_if_due();
       break;
   }
 }
 
 void StepProtocol::recover() {
-  if (phase_ != Phase::kRecovering || hellos_.size() < static_cast<std::size_t>(size())) return;
-  std::uint64_t newest = 0;
-  for (const auto& [process, steps] : hellos_) newest = std::max(newest, steps);
-  if (newest + 1 < generation_.committed_steps) {
+  if (phase_ != Phase::kRecovering || !recovery_.has_all()) return;
+  if (recovery_.is_state_lost()) {
     phase_ = Phase::kIdle;
     host_.on_state_lost();
     return;
   }
+  const std::uint64_t newest = recovery_.newest();
   if (committed_ < newest) return;  // waits for the state
-  const auto source =
-      std::find_if(hellos_.begin(), hellos_.end(), [&](const auto& hello) { return hello.second == newest; });
-  if (source->first == process_) {
-    for (const auto& [process, steps] : hellos_) {
-      if (steps < newest) host_.send(process, message_of(StepMessage::Type::kState, newest, host_.state()));
+  if (recovery_.holders().front() == process()) {
+    for (const int behind : recovery_.behind()) {
+      host_.send(behind, message_of(StepMessage::Type::kState, newest, host_.state()));
     }
   }
   begin_step();
@@ -132,14 +114,14 @@ void StepProtocol::begin_step() {
 }
 
 void StepProtocol::on_computed(std::uint64_t generation, std::uint64_t step) {
-  if (phase_ != Phase::kComputing || generation != generation_.number || step != committed_) return;
+  if (phase_ != Phase::kComputing || generation != change_.generation().number || step != committed_) return;
   phase_ = Phase::kExchanging;
-  for (int process = 0; process < size(); ++process) {
-    std::string cover = host_.cover(step, process);
-    if (process == process_) {
-      covers_[step][process_] = std::move(cover);
+  for (int to = 0; to < size(); ++to) {
+    std::string cover = host_.cover(step, to);
+    if (to == process()) {
+      covers_[step][to] = std::move(cover);
     } else {
-      host_.send(process, message_of(StepMessage::Type::kCover, step, std::move(cover)));
+      host_.send(to, message_of(StepMessage::Type::kCover, step, std::move(cover)));
     }
   }
   exchange();
@@ -157,7 +139,7 @@ void StepProtocol::exchange() {
   if (!has_added_ && covers_[step].size() == num_processes) {
     has_added_ = true;
     const std::string sum = host_.add(step, values(covers_[step]));
-    sums_[step][process_] = sum;
+    sums_[step][process()] = sum;
     send_to_all(StepMessage::Type::kSum, step, sum);
   }
   if (sums_[step].size() < num_processes) return;
@@ -171,13 +153,13 @@ void StepProtocol::on_applied() {
   sums_.erase(committed_);
   ++committed_;
   phase_ = Phase::kRecovering;  // until the next step begins
-  if (next_) return enter_next();
+  if (change_.has_next()) return enter_next();
   begin_step();
 }
 
 void StepProtocol::on_link_lost() {
-  has_lost_link_ = true;
-  if (next_ && phase_ != Phase::kApplying) enter_next();
+  change_.on_link_lost(std::nullopt);
+  enter_if_due();
 }
 
 }  // namespace cohort::membership

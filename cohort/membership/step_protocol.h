@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/membership/generation.h"
+#include "cohort/membership/generation_change.h"
 
 /// How the processes of a generation make steps, each of which is a transaction. No tensor, thread, clock or socket, so
 /// a test runs it with messages in any order.
@@ -71,18 +71,16 @@ class StepProtocol {
 
   std::uint64_t committed_steps() const { return committed_; }
   /// Of the generation that it is in; 0: it is in none.
-  std::uint64_t generation() const { return is_in_ ? generation_.number : 0; }
+  std::uint64_t generation() const { return is_in() ? change_.generation().number : 0; }
   /// Whether the state is being changed: a process that dies now leaves no state.
   bool is_applying() const { return phase_ == Phase::kApplying; }
 
  private:
   enum class Phase : std::uint8_t { kIdle, kRecovering, kComputing, kExchanging, kApplying };
-  struct Next {
-    Generation generation;
-    std::optional<int> process;
-    bool may_finish_step = false;
-  };
-  int size() const { return generation_.num_processes(); }
+  int size() const { return change_.generation().num_processes(); }
+  bool is_in() const { return change_.process().has_value(); }
+  int process() const { return *change_.process(); }
+  void enter_if_due();
   void enter_next();
   void recover();
   void begin_step();
@@ -93,11 +91,9 @@ class StepProtocol {
   StepHost& host_;
   std::uint64_t committed_;
   Phase phase_ = Phase::kIdle;
-  bool is_in_ = false, has_added_ = false, has_lost_link_ = false;
-  Generation generation_;
-  int process_ = 0;
-  std::optional<Next> next_;
-  std::map<int, std::uint64_t> hellos_;  // committed steps by process
+  bool has_added_ = false;
+  GenerationChange change_;
+  Recovery recovery_;
   // By step, then by process: those of the next step come before this one has ended here.
   std::map<std::uint64_t, std::map<int, std::string>> covers_, sums_;
   std::vector<StepMessage> early_;  // of generations that this process has not entered
