@@ -62,6 +62,7 @@ struct VirtualRankSync::Step {
   std::optional<std::int64_t> bad;      // first one that is not finite
   double own_samples = 0;               // of all virtual ranks so far
   bool is_ended = false, is_averaged = false;
+  std::size_t num_averages = 0;            // that are done, of one for each optimizer
   at::Tensor header;                       // [1 + the virtual rank that is not finite | samples of each]
   double* weights;                         // in it
   at::Tensor headers;                      // of all processes
@@ -97,6 +98,15 @@ void VirtualRankSync::set_exchange(std::shared_ptr<SliceExchange> exchange) {
   check_processes(exchange == nullptr ? 1 : exchange->size());
   step_.reset();  // a further average() of it would be of processes that have left
   exchange_ = std::move(exchange);
+  for (auto& [optimizer, reducer] : reducers_) reducer->release_memory();
+  if (buffers_ != nullptr) buffers_->release_result();
+}
+
+void VirtualRankSync::abandon_step() {
+  if (step_ == nullptr || step_->num_averages >= reducers_.size()) return;
+  buffers_->restore();
+  for (auto& [optimizer, reducer] : reducers_) reducer->abandon();
+  step_.reset();
 }
 
 ShareRange VirtualRankSync::shares() const {
@@ -297,6 +307,7 @@ AverageReport VirtualRankSync::average(const optim::Optimizer& optimizer, double
   if (has_sum) report.bytes = reducer.finish(report.weight);
   if (is_first && report.ok()) buffers_->set_result();
   if (is_first && !report.ok()) buffers_->restore();
+  ++step_->num_averages;
   return report;
 }
 

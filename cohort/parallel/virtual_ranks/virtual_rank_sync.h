@@ -56,9 +56,14 @@ class VirtualRankSync : public GradientSync {
   std::int64_t num_virtual_ranks() const { return options_.num_virtual_ranks; }
   ShareRange shares() const override;
 
+  /// A transfer of the step under way has thrown, so nobody finishes the step: buffers are those of its begin again, and
+  /// parameters have no gradient. Does nothing where all optimizers of the step have their averages. Other processes may
+  /// still read memory of the step, so set_exchange() must follow before the next one.
+  void abandon_step();
+
   /// From the next step on the processes of `exchange` compute the virtual ranks; null: this one alone.
   /// Processes that are new to the run need the state of the others first. Throws: UsageError for more
-  /// processes than virtual ranks, or within a step.
+  /// processes than virtual ranks, or within a step. Memory for sums is made anew, by `exchange`.
   void set_exchange(std::shared_ptr<SliceExchange> exchange);
 
   /// Throws: UsageError for a module that computes statistics over processes (SyncBatchNorm).

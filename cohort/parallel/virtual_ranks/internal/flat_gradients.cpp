@@ -118,6 +118,10 @@ void FlatGradients::clear_gradients() {
   for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
 }
 
+void FlatGradients::release_memory() {
+  for (Bucket& bucket : buckets_) bucket.slots.clear();
+}
+
 bool FlatGradients::has_gradients() const {
   for (const at::Tensor& parameter : parameters_) {
     if (parameter.grad().defined()) return true;

@@ -45,6 +45,8 @@ class FlatGradients {
   void add_next(std::size_t bucket, std::size_t slot);
   /// The parameters have no gradient afterwards.
   void clear_gradients();
+  /// Slots are made anew when they are used. Gradients of parameters keep those that they lie in.
+  void release_memory();
   /// Whether a parameter has a gradient.
   bool has_gradients() const;
   /// Makes what is in slot 0 the gradients of the parameters whose flag is set. They lie in the slot until

@@ -81,6 +81,11 @@ void ShareBuffers::send_result(SliceExchange* exchange) {
   for (const at::Tensor& bytes : result_.bytes) transfers_.push_back(exchange->broadcast(bytes));
 }
 
+void ShareBuffers::release_result() {
+  transfers_.clear();
+  result_ = make_copies();
+}
+
 void ShareBuffers::set_result() {
   for (const SliceExchange::Transfer& arrived : transfers_) arrived();
   transfers_.clear();

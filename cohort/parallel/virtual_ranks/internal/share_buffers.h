@@ -25,6 +25,8 @@ class ShareBuffers {
   void keep_result();
   /// Begins to send what keep_result() copied on process 0 to all; null: one process. Collective.
   void send_result(SliceExchange* exchange);
+  /// What keep_result() copies lies in other memory from now on.
+  void release_result();
   /// The buffers become what was sent. Blocking.
   void set_result();
 

@@ -105,6 +105,21 @@ void TreeReducer::begin(SliceExchange* exchange) {
   gradients_.clear_gradients();
 }
 
+void TreeReducer::abandon() {
+  may_send_ = nullptr;
+  transfers_.clear();
+  flags_arrived_ = nullptr;
+  gradients_.clear_gradients();
+}
+
+void TreeReducer::release_memory() {
+  gradients_.release_memory();
+  packed_.clear();
+  received_.clear();
+  own_flags_ = at::Tensor();
+  all_flags_ = at::Tensor();
+}
+
 // The next leaf of a bucket, and the sums that it completes.
 void TreeReducer::fold(std::size_t bucket, double weight) {
   gradients_.take_leaf(bucket, stack_, weight, flags_);

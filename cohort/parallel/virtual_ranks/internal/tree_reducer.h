@@ -33,6 +33,10 @@ class TreeReducer {
   /// have come. `may_send` returns the sum of all weights, or 0 where nothing may be sent. Does nothing where other leaves follow, or where
   /// gradients are not on the CPU.
   void send_early(double weight, std::function<double()> may_send);
+  /// The step will not be finished: parameters have no gradient, and nobody waits for what was sent.
+  void abandon();
+  /// Sums of further steps lie in other memory.
+  void release_memory();
   /// After all leaves of the block: sends what is left. `weight`: the sum of all weights. Collective.
   void send(double weight);
   /// After send(): makes the gradients the sum over all leaves divided by `weight`.
