@@ -19,9 +19,10 @@ class GenerationChange {
   bool announce(const Generation& generation, std::optional<int> process);
   /// A process has entered a generation that this one has not, with so many committed steps.
   void on_hello(std::uint64_t generation, int from, std::uint64_t steps);
-  /// A process of this generation has left it and is in no other one, with so many committed steps. All that it sent
+  /// A process of this generation has left it, for another one or none, with so many committed steps. All that it sent
   /// has come.
   void on_goodbye(int from, std::uint64_t steps);
+  bool has_left(int process) const { return goodbyes_.contains(process); }
   /// A process of this generation cannot be reached any more; some process, where it is not known which.
   void on_link_lost(std::optional<int> process);
 

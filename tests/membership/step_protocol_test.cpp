@@ -199,6 +199,43 @@ TEST(StepProtocolTest, AStepThatAnotherOneWillNotFinishIsDropped) {
   EXPECT_EQ(group.processes[1]->computing, 1U);
 }
 
+TEST(StepProtocolTest, AHelloOfANewProcessDropsNoStep) {
+  Group group;
+  group.begin(2);
+  group.make_step();
+  group.add();
+  group.announce(2, generation_of(2, 3, true));  // it enters at once
+  for (const std::size_t i : {0, 1}) group.announce(i, generation_of(2, 3, true));
+  group.deliver();
+  EXPECT_EQ(group.processes[0]->steps.generation(), 1U);
+  for (const std::size_t i : {0, 1}) group.compute(i);
+  group.deliver();
+  for (const std::size_t i : {0, 1}) group.apply(i);
+  group.deliver();
+  for (const auto& process : group.processes) {
+    EXPECT_EQ(process->steps.generation(), 2U);
+    EXPECT_EQ(process->value, 8);
+    EXPECT_EQ(process->computing, 2U);
+  }
+  EXPECT_EQ(group.processes[0]->num_computed, 3) << "no step was computed twice";
+}
+
+TEST(StepProtocolTest, AStepThatALeaverHasFinishedIsFinished) {
+  Group group;
+  group.begin(2);
+  group.compute(0);
+  group.compute(1);
+  group.deliver();
+  group.apply(1);
+  group.processes[1]->steps.announce(generation_of(2, 1, true), std::nullopt);
+  group.deliver();  // its goodbye, with one step
+  group.announce(0, generation_of(2, 1, true));
+  EXPECT_TRUE(group.processes[0]->steps.is_applying());
+  group.apply(0);
+  EXPECT_EQ(group.processes[0]->steps.generation(), 2U);
+  EXPECT_EQ(group.processes[0]->value, 4);
+}
+
 TEST(StepProtocolTest, AStepWithALostLinkIsNotWaitedFor) {
   Group group;
   group.begin(2);
