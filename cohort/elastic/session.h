@@ -22,16 +22,32 @@ class GenerationEnded : public CommError {
   using CommError::CommError;
 };
 
+/// The run is over. Session::finish() throws it only where the run has failed.
+class RunEnded : public CommError {
+ public:
+  RunEnded(bool has_succeeded, const std::string& cause)
+      : CommError("elastic.session", base::concat("the run has ended", cause.empty() ? "" : ": ", cause),
+                  has_succeeded ? "" : "the same command again: it resumes from the last checkpoint"),
+        has_succeeded_(has_succeeded) {}
+  /// A process that waited in reserve to the end has nothing to do, and no fault.
+  bool has_succeeded() const { return has_succeeded_; }
+
+ private:
+  bool has_succeeded_;
+};
+
 /// All that a process needs to make the next step. It has the same bits on each process after the same step.
 struct StateSnapshot {
-  std::string text;                 ///< counters, rates and the like
-  std::vector<at::Tensor> tensors;  ///< contiguous, on the CPU or a device; aliases of the process's own where it can be
+  std::string text;  ///< counters, rates and the like
+  std::vector<at::Tensor>
+      tensors;  ///< contiguous, on the CPU or a device; aliases of the process's own where it can be
 };
 
 /// Where a session takes a process's state from, and puts that of another process.
 struct StateAccess {
   std::function<StateSnapshot()> save;
-  /// Of another process: the tensors are as many, of the same sizes and types as those of save().
+  /// Of another process: what its save() gave. Where all tensors were as this process's own in number, sizes, strides and
+  /// types, and lie on the CPU, they are those that save() gave here, already written.
   std::function<void(const StateSnapshot& state)> load;
 };
 
@@ -63,19 +79,24 @@ class Session {
   /// Where the state is. Before enter().
   virtual void set_state(StateAccess state) = 0;
   /// Enters the newest generation with so many committed steps, and has the newest state when it returns. Where
-  /// generations end meanwhile it enters the next one. Throws: CommError where the run has ended or failed.
+  /// generations end meanwhile it enters the next one. Before the first step all have the state of one process.
+  /// Blocks until there is a generation that this process is in. Throws: RunEnded; CommError where the agent is gone;
+  /// TimeoutError that names the processes that did not come.
   virtual Entry enter(std::uint64_t committed_steps) = 0;
-  /// Whether there is another generation to enter, between two steps. Does not wait.
+  /// Whether no step can be made in this generation: there is another one to enter, or will be, as a process is lost.
+  /// Between two steps. Does not wait.
   virtual bool must_enter() const = 0;
-  /// Of the generation that this process is in. Its transfers throw GenerationEnded.
+  /// Of the generation that this process is in. Its transfers throw GenerationEnded. Tensors that were given to a
+  /// transfer that has thrown must not be written any more: another process may still read them.
   virtual std::shared_ptr<parallel::SliceExchange> exchange() const = 0;
   /// The state is being changed from here on: it is of no use to others until commit().
   virtual void begin_changes() = 0;
   /// The state is that after so many steps.
   virtual void commit(std::uint64_t steps) = 0;
   /// All steps are made. Stays in the run, so that others can have the state, until it has ended. Where another
-  /// process was given up, the state is of later processes too. Throws: as enter().
-  virtual void finish() = 0;
+  /// process was given up, the state is of later processes too. Throws: as enter(), but not where the run has succeeded.
+  /// Returns its place at the end: process 0 writes what another one may not have written any more.
+  virtual Entry finish() = 0;
 };
 
 /// The session with the agent that has started this process (`cohort run --elastic`), or null where none has.

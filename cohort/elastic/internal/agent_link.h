@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "cohort/base/files/fd.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/serial_queue.h"
+#include "cohort/membership/rank_link.h"
+
+namespace cohort::elastic {
+
+/// The link to the agent, with a thread of its own. Threads: any.
+class AgentLink {
+ public:
+  /// Called on the link's thread. Must neither wait nor throw.
+  struct Listener {
+    std::function<void(membership::RankOrder order)> on_order;
+    /// The last call: the agent is gone, or what it said cannot be read.
+    std::function<void(std::string why)> on_end;
+  };
+  AgentLink(membership::RankLink link, Listener listener);
+  ~AgentLink();
+  AgentLink(const AgentLink&) = delete;
+  AgentLink& operator=(const AgentLink&) = delete;
+
+  /// When the agent hears of a change.
+  enum class When : std::uint8_t {
+    kNow,
+    kSoon,  ///< with the next change, 20 ms after the last one at the earliest
+  };
+  /// Changes what the agent is told of this process. Does not wait.
+  void update(const std::function<void(membership::RankStatus&)>& change, When when = When::kNow);
+
+ private:
+  void run();
+  void send_status();
+
+  membership::RankLink link_;  // of the thread, but for shutdown()
+  const Listener listener_;
+  const base::Fd wake_;
+
+  std::mutex mutex_;  // of the three below
+  membership::RankStatus status_;
+  bool is_dirty_ = false, is_stopping_ = false;
+  base::Deadline::Clock::time_point last_sent_;
+
+  base::SerialQueue thread_;
+};
+
+}  // namespace cohort::elastic

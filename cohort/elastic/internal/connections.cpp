@@ -1,0 +1,223 @@
+// Each process leaves its incarnation and addresses in the generation's store, and reads those of all others. A process that is
+// connected already stays so. Of two others the one with the lower number connects. Processes of one host use a local socket, and
+// so shared memory.
+//
+// To reach a store or a process may take long, where its host is gone. So a pool does it, and the training thread waits in the
+// inbox, where it hears of the next generation. Work that is left behind owns what it uses, and ends with its deadline.
+#include "cohort/elastic/internal/connections.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/host.h"
+#include "cohort/base/text/bounded_json.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/membership/net_store.h"
+
+namespace cohort::elastic {
+
+using base::concat;
+using nlohmann::json;
+
+namespace {
+
+constexpr const char* kWhereConnect = "elastic.connect";
+constexpr std::chrono::seconds kConnectTime(5), kGoodbyeTime(1);
+constexpr std::chrono::milliseconds kStoreTime(2'000);
+
+struct ProcessEntry {
+  std::string incarnation, machine, local, remote;
+};
+
+ProcessEntry parse_entry(const std::string& text, int process) {
+  const auto value = base::parse_bounded_json(text);
+  ProcessEntry entry;
+  try {
+    entry = {value.value().at("incarnation"), value.value().at("machine"), value.value().at("local"),
+             value.value().at("remote")};
+  } catch (const std::exception&) {
+    throw CommError(kWhereConnect, concat("the address of process ", process, " cannot be read"),
+                    "the same version of Cohort on all hosts");
+  }
+  return entry;
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address.starts_with("localhost:") || address.starts_with("[::1]");
+}
+
+}  // namespace
+
+/// The client of the newest generation's store, which is mostly that of the generation before.
+class StoreClient {
+ public:
+  explicit StoreClient(std::optional<base::Secret> secret) : secret_(std::move(secret)) {}
+
+  std::shared_ptr<membership::NetStore> at(const std::string& address) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (store_ != nullptr && address_ == address && !store_->is_down()) return store_;
+    }
+    auto store = std::make_shared<membership::NetStore>(membership::NetStoreOptions{
+        .address = address, .secret = secret_, .tls = net::TlsOptions::of_process(), .timeout = kStoreTime});
+    const std::lock_guard lock(mutex_);
+    address_ = address;
+    store_ = store;
+    return store;
+  }
+
+ private:
+  const std::optional<base::Secret> secret_;
+  std::mutex mutex_;
+  std::string address_;
+  std::shared_ptr<membership::NetStore> store_;
+};
+
+namespace {
+
+// Its agent may be about to listen again, and the host of it about to be given up. Who waits hears of the latter.
+std::shared_ptr<membership::NetStore> connect_store(StoreClient& client, const std::string& address,
+                                                    const std::function<bool()>& is_over) {
+  for (;;) {
+    try {
+      return client.at(address);
+    } catch (const RendezvousError&) {
+      if (is_over()) throw;
+    }
+  }
+}
+
+}  // namespace
+
+Connections::Connections(std::shared_ptr<ProcessInbox> inbox)
+    : inbox_(std::move(inbox)),
+      secret_(base::Secret::of_process()),
+      store_(std::make_shared<StoreClient>(secret_)),
+      pool_({.name = "elastic connect", .max_threads = 8}) {
+  net::NodeOptions options;
+  options.name = "rank";
+  options.secret = secret_;
+  options.tls = net::TlsOptions::of_process();
+  node_ = std::make_shared<net::Node>(std::move(options), inbox_);
+  local_ = node_->listen("unix:@cohort-" + base::random_word());
+}
+
+Connections::~Connections() {
+  node_->close(base::Deadline(kGoodbyeTime));
+  pool_.stop(std::chrono::milliseconds(0));
+}
+
+std::string Connections::own_entry(const membership::Generation& generation, int process) {
+  if (remote_.empty() && generation.members.size() > 1) {
+    // Where the agent is reached, its ranks are.
+    const membership::MemberInfo* own = nullptr;
+    for (const membership::MemberInfo& member : generation.members) {
+      if (generation.first_process(member.id) <= process) own = &member;
+    }
+    remote_ = node_->listen(is_loopback(own->address) ? "127.0.0.1:0" : "0.0.0.0:0");
+  }
+  return json({{"incarnation", node_->incarnation()},
+               {"machine", base::machine_id()},
+               {"local", local_},
+               {"remote", remote_}})
+      .dump();
+}
+
+std::vector<std::string> Connections::exchange_entries(const membership::Generation& generation, int process,
+                                                       base::Deadline deadline) {
+  struct Job {
+    bool is_done = false;  // these under the inbox's lock
+    std::vector<std::string> entries;
+    std::string failure;
+    std::atomic<bool> is_left{false};  // nobody waits for it any more
+  };
+  const auto job = std::make_shared<Job>();
+  const auto key = [number = generation.number](int of) {
+    return concat("generation/", number, "/address/", of);
+  };
+  std::vector<std::string> keys;
+  for (int of = 0; of < generation.num_processes(); ++of) keys.push_back(key(of));
+  pool_.submit("addresses", [job, keys, inbox = inbox_, store = store_, address = generation.store,
+                             own_key = key(process), own = own_entry(generation, process), deadline] {
+    std::vector<std::string> entries;
+    std::string failure;
+    try {
+      const auto client = connect_store(*store, address, [&] { return job->is_left || deadline.expired(); });
+      client->set(own_key, own);
+      if (client->wait(keys, deadline)) entries = client->get_all(keys);
+    } catch (const Error& error) {
+      failure = base::message_of(error);
+    }
+    inbox->post([&] {
+      job->is_done = true;
+      job->entries = std::move(entries);
+      job->failure = std::move(failure);
+    });
+  });
+  const auto leave = [&](void*) { job->is_left = true; };
+  const std::unique_ptr<Job, decltype(leave)> guard(job.get(), leave);
+  // A store that fails is news of its agent's end: the next generation has another one.
+  inbox_->wait([&] { return job->is_done && job->failure.empty(); },
+               {.generation = generation.number,
+                .deadline = deadline,
+                .what = concat("the addresses of generation ", generation.number, " in the store at ",
+                               generation.store)});
+  if (job->entries.size() != keys.size()) {
+    throw TimeoutError(kWhereConnect, concat("not all ", keys.size(), " processes of generation ",
+                                             generation.number, " came to the store at ", generation.store));
+  }
+  return job->entries;
+}
+
+void Connections::connect_all(const membership::Generation& generation, int process,
+                              base::Deadline deadline) {
+  std::vector<ProcessEntry> entries;
+  std::vector<std::string> incarnations;
+  for (const std::string& text : exchange_entries(generation, process, deadline)) {
+    entries.push_back(parse_entry(text, static_cast<int>(entries.size())));
+    incarnations.push_back(entries.back().incarnation);
+  }
+  inbox_->set_processes(incarnations);
+  for (int to = process + 1; to < generation.num_processes(); ++to) {
+    const ProcessEntry& entry = entries[static_cast<std::size_t>(to)];
+    if (inbox_->find_peer(entry.incarnation) != nullptr) continue;
+    const bool is_here = entry.machine == base::machine_id();
+    pool_.submit("connect", [to, node = node_, inbox = inbox_, number = generation.number,
+                             incarnation = entry.incarnation,
+                             address = is_here ? entry.local : entry.remote] {
+      std::string failure = concat("nobody listens at ", address);
+      try {
+        const auto peer = node->connect(address, base::Deadline(kConnectTime), net::WhenRejected::kGiveUp);
+        if (peer != nullptr && peer->incarnation() == incarnation) return inbox->on_connect(peer);
+        if (peer != nullptr) failure = concat("another process listens at ", address);
+      } catch (const Error& error) {
+        failure = base::message_of(error);
+      }
+      inbox->lose_process(number, to, failure);
+    });
+  }
+  // Those with lower numbers connect to this one.
+  std::vector<int> missing;
+  const auto has_all = [&] {
+    missing.clear();
+    for (int other = 0; other < generation.num_processes(); ++other) {
+      if (other != process &&
+          inbox_->find_peer_locked(incarnations[static_cast<std::size_t>(other)]) == nullptr) {
+        missing.push_back(other);
+      }
+    }
+    return missing.empty();
+  };
+  inbox_->wait(has_all, {.generation = generation.number,
+                         .deadline = deadline,
+                         .what = concat("the connections of generation ", generation.number)});
+}
+
+}  // namespace cohort::elastic

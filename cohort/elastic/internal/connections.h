@@ -1,0 +1,47 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohort/base/secret.h"
+#include "cohort/base/threads/thread_pool.h"
+#include "cohort/elastic/internal/process_inbox.h"
+#include "cohort/membership/generation.h"
+#include "cohort/net/node.h"
+
+namespace cohort::elastic {
+
+class StoreClient;
+
+/// How the processes of a generation find and reach each other. Links last from one generation to the next, as long as
+/// both processes live. Threads: one.
+class Connections {
+ public:
+  explicit Connections(std::shared_ptr<ProcessInbox> inbox);
+  /// Says goodbye to all peers, so that none takes this process for dead.
+  ~Connections();
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
+
+  /// Connects this process with all others of the inbox's generation. Blocks until it is. Throws: as ProcessInbox::wait().
+  void connect_all(const membership::Generation& generation, int process, base::Deadline deadline);
+
+  const std::shared_ptr<net::Node>& node() const { return node_; }
+
+ private:
+  std::string own_entry(const membership::Generation& generation, int process);
+  std::vector<std::string> exchange_entries(const membership::Generation& generation, int process,
+                                            base::Deadline deadline);
+
+  const std::shared_ptr<ProcessInbox> inbox_;
+  const std::optional<base::Secret> secret_;
+  const std::shared_ptr<StoreClient> store_;
+  std::shared_ptr<net::Node> node_;
+  std::string local_, remote_;  // addresses; `remote_` is empty until a generation has two members
+  base::ThreadPool pool_;
+};
+
+}  // namespace cohort::elastic

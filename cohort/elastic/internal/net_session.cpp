@@ -1,0 +1,319 @@
+// enter() is a loop: wait for a generation, connect, say hello, copy the state, and begin again where news ends one of these. What
+// happens in which order is membership::GenerationChange and Recovery, as in StepProtocol, which a simulator tests.
+//
+// Always: a process whose state is being changed, by a step or by a copy, says that it has none until the change is done.
+// Between begin_changes() and commit() nothing waits for another process, so a step whose sum is there is committed whatever happens.
+//
+// Who has the newest state waits until all others have it too. It could compute meanwhile, but a step changes running statistics
+// before it has its sum.
+#include "cohort/elastic/internal/net_session.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "cohort/base/env.h"
+#include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/timeline.h"
+#include "cohort/elastic/internal/fault_points.h"
+
+namespace cohort::elastic {
+namespace {
+
+using base::concat;
+using base::Timeline;
+using membership::Generation;
+using membership::RankStatus;
+using membership::Recovery;
+using Clock = base::Deadline::Clock;
+
+constexpr std::uint32_t kHelloChannel = 1;
+
+double ms_between(Clock::time_point begin, Clock::time_point end) {
+  return std::round(std::chrono::duration<double, std::milli>(end - begin).count() * 10) / 10;
+}
+
+}  // namespace
+
+/// Of one change, for its line in the log.
+struct NetSession::Times {
+  Clock::time_point begin = Clock::now(), heard = begin, connected = begin, recovered = begin;
+  double redo_ms = 0;  // time that went into a step which was dropped
+  std::uint64_t bytes = 0;
+  std::size_t num_holders = 0;
+};
+
+NetSession::NetSession(membership::RankLink link, const SessionOptions& options) : options_(options) {
+  // Attempts to connect may outlive the session.
+  const auto agent = std::make_shared<std::weak_ptr<AgentLink>>();
+  inbox_ = std::make_shared<ProcessInbox>([agent](membership::MemberId member) {
+    const auto link = agent->lock();
+    if (link == nullptr) return;
+    link->update([&](RankStatus& status) {
+      if (std::ranges::find(status.lost_links, member) == status.lost_links.end()) {
+        status.lost_links.push_back(member);
+      }
+    });
+  });
+  agent_ = std::make_shared<AgentLink>(
+      std::move(link),
+      AgentLink::Listener{
+          .on_order = [inbox = inbox_](membership::RankOrder order) { inbox->on_order(std::move(order)); },
+          .on_end = [inbox = inbox_](std::string why) { inbox->on_agent_end(std::move(why)); }});
+  *agent = agent_;
+  connections_ = std::make_unique<Connections>(inbox_);
+  step_began_ = Clock::now();
+}
+
+// The node first: its thread tells the agent of lost links.
+NetSession::~NetSession() {
+  exchange_.reset();
+  connections_.reset();
+}
+
+void NetSession::begin_changes() {
+  is_changing_ = true;
+  reach_fault_point("changes");
+}
+
+void NetSession::commit(std::uint64_t steps) {
+  reach_fault_point("commit");
+  is_changing_ = false;
+  committed_ = steps;
+  step_began_ = Clock::now();
+  inbox_->set_committed(steps);
+  agent_->update([&](RankStatus& status) { status.committed_steps = steps; }, AgentLink::When::kSoon);
+}
+
+Entry NetSession::enter(std::uint64_t committed_steps) {
+  if (!state_.save || !state_.load) {
+    throw UsageError("elastic.session", "a session without a state enters", "Session::set_state()");
+  }
+  const base::TimelineScope scope("elastic change");
+  committed_ = committed_steps;
+  inbox_->set_committed(committed_steps);
+  agent_->update([&](RankStatus& status) { status.is_ready = true; });
+  Times times;
+  // Time since the last step was committed: nobody will finish what was computed in it.
+  if (exchange_ != nullptr) times.redo_ms = ms_between(step_began_, times.begin);
+  for (;;) {
+    inbox_->wait_for_next();
+    times.heard = Clock::now();
+    exchange_.reset();
+    say_goodbye();
+    if (!inbox_->has_process_next()) {
+      inbox_->enter([&](const Generation& generation) {
+        agent_->update([&](RankStatus& status) { status.left = generation.number; });
+      });
+      continue;
+    }
+    try {
+      if (const auto entry = enter_generation(times)) return *entry;
+    } catch (const GenerationEnded& ended) {
+      base::log_debug(ended.what());
+    }
+  }
+}
+
+// Who is still in the generation hears that this process makes no step of it any more. Its hello would come too late: it needs
+// the addresses of all, and they come only when all have left.
+void NetSession::say_goodbye() {
+  const Generation before = inbox_->generation();
+  const auto process = inbox_->process();
+  if (!process) return;
+  for (int to = 0; to < before.num_processes(); ++to) {
+    net::Message message;
+    message.channel = kHelloChannel;
+    message.header = encode({.kind = Kind::kGoodbye,
+                             .from = static_cast<std::uint32_t>(*process),
+                             .generation = before.number,
+                             .number = committed_});
+    if (const auto peer = inbox_->peer_of(to)) peer->send(std::move(message));
+  }
+}
+
+std::optional<Entry> NetSession::enter_generation(Times& times) {
+  inbox_->enter([&](const Generation& generation) {
+    agent_->update([&](RankStatus& status) {
+      status.entered = generation.number;
+      status.lost_links.clear();
+      status.is_state_lost = false;
+    });
+  });
+  const Generation generation = inbox_->generation();
+  const int process = *inbox_->process();
+  if (generation.virtual_ranks != options_.virtual_ranks) {
+    throw UsageError("elastic.session",
+                     concat("the run has ", generation.virtual_ranks, " virtual ranks, and this process ",
+                            options_.virtual_ranks),
+                     "COHORT_VIRTUAL_RANKS as the agent sets it");
+  }
+  const base::Deadline until = deadline();
+  reach_fault_point("entered");
+  connections_->connect_all(generation, process, until);
+  times.connected = Clock::now();
+  const bool has_copied = recover(generation, process, times, until);
+  times.recovered = Clock::now();
+  inbox_->set_committed(committed_);
+  agent_->update([&](RankStatus& status) {
+    status.recovered = generation.number;
+    status.committed_steps = committed_;
+  });
+  exchange_ = std::make_shared<NetSliceExchange>(
+      connections_->node(), inbox_,
+      ExchangePlace{generation.number, process, generation.num_processes(), options_.timeout});
+  log_change(generation, process, times);
+  step_began_ = Clock::now();
+  entry_ = {.generation = generation.number,
+            .process = process,
+            .num_processes = generation.num_processes(),
+            .steps = committed_,
+            .has_copied = has_copied};
+  return entry_;
+}
+
+Recovery NetSession::exchange_hellos(const Generation& generation, int process, base::Deadline deadline) {
+  Recovery recovery(generation);
+  // Initial states may differ, where a program draws its parameters without a seed. Later ones cannot.
+  const bool is_initial = !is_changing_ && committed_ == 0;
+  const std::uint64_t own_hash = is_initial ? hash_of(state_.save()) : 0;
+  const auto self = static_cast<std::uint32_t>(process);
+  const Wire hello{.kind = Kind::kHello,
+                   .from = self,
+                   .generation = generation.number,
+                   .number = committed_,
+                   .value = is_changing_ ? 0U : 1U,
+                   .hash = own_hash};
+  for (int to = 0; to < generation.num_processes(); ++to) {
+    net::Message message;
+    message.channel = kHelloChannel;
+    message.header = encode(hello);
+    if (const auto peer = inbox_->peer_of(to); to != process && peer) peer->send(std::move(message));
+  }
+  reach_fault_point("hello");
+  std::map<int, Wire> hellos{{process, hello}};
+  while (hellos.size() < static_cast<std::size_t>(generation.num_processes())) {
+    std::vector<int> missing;
+    for (int other = 0; other < generation.num_processes(); ++other) {
+      if (!hellos.contains(other)) missing.push_back(other);
+    }
+    const auto letters =
+        inbox_->take({Kind::kHello}, {.generation = generation.number,
+                                      .is_in_step = false,
+                                      .needed = {},
+                                      .deadline = deadline,
+                                      .what = concat("the hello of process ", base::join(missing))});
+    for (const Letter& letter : letters) hellos[static_cast<int>(letter.wire.from)] = letter.wire;
+  }
+  // Where no step was made yet, the state is that of the first process which has one.
+  std::optional<std::uint64_t> first_hash;
+  for (const auto& [from, wire] : hellos) {
+    const bool is_first_state = wire.value == 1 && wire.number == 0;
+    if (is_first_state && !first_hash) first_hash = wire.hash;
+    const bool is_whole = wire.value == 1 && (!is_first_state || wire.hash == *first_hash);
+    recovery.on_hello(from, is_whole ? std::optional(wire.number) : std::nullopt);
+  }
+  return recovery;
+}
+
+// Returns whether the state came from others.
+bool NetSession::recover(const Generation& generation, int process, Times& times, base::Deadline deadline) {
+  const Recovery recovery = exchange_hellos(generation, process, deadline);
+  if (recovery.is_state_lost()) {
+    agent_->update([](RankStatus& status) { status.is_state_lost = true; });
+    base::log_error(concat("no process has the state after ", generation.committed_steps,
+                           " steps any more: generation ", generation.number, " makes none"));
+    // The agents end the run, or a process that has the state comes.
+    inbox_->wait([] { return false; }, {.generation = generation.number,
+                                        .is_in_step = false,
+                                        .needed = {},
+                                        .deadline = deadline,
+                                        .what = "the end of a run whose state is lost"});
+  }
+  const TransferPlace place{.generation = generation.number,
+                            .process = process,
+                            .holders = recovery.holders(),
+                            .behind = recovery.behind(),
+                            .deadline = deadline};
+  times.num_holders = place.holders.size();
+  if (recovery.has_newest(process)) {
+    if (place.behind.empty()) return false;
+    const base::TimelineScope scope("elastic state for others");
+    serve_state(*inbox_, place, state_.save());
+    return false;
+  }
+  const base::TimelineScope scope("elastic state copy");
+  const PulledState pulled = pull_state(*inbox_, place, state_.save(), [&] { is_changing_ = true; });
+  is_changing_ = true;
+  state_.load(pulled.state);
+  reach_fault_point("copied");
+  is_changing_ = false;
+  committed_ = recovery.newest();
+  times.bytes = pulled.bytes;
+  confirm_state(*inbox_, place);
+  return true;
+}
+
+void NetSession::log_change(const Generation& generation, int process, const Times& times) const {
+  const bool has_copied = times.bytes > 0;
+  if (process != 0 && !has_copied) return;
+  std::string text = concat("generation ", generation.number, ", process ", process, " of ",
+                            generation.num_processes(), ", at step ", committed_, " (", generation.cause,
+                            "): agree ", ms_between(times.begin, times.heard), " ms, rebuild ",
+                            ms_between(times.heard, times.connected), " ms, ");
+  if (has_copied) {
+    text += concat("copy of ", static_cast<double>(times.bytes) / 1e6, " MB from ", times.num_holders,
+                   times.num_holders == 1 ? " process " : " processes ");
+  } else {
+    text += "state ";
+  }
+  text += concat(ms_between(times.connected, times.recovered), " ms, redo ", times.redo_ms, " ms, total ",
+                 ms_between(times.begin, times.recovered) + times.redo_ms, " ms");
+  base::log_info(text);
+}
+
+Entry NetSession::finish() {
+  const auto say_finished = [&] {
+    agent_->update([&](RankStatus& status) {
+      status.is_finished = true;
+      status.committed_steps = committed_;
+    });
+  };
+  say_finished();
+  exchange_.reset();  // no step is made again from here on
+  reach_fault_point("finished");
+  while (!inbox_->wait_for_end()) {
+    try {
+      enter(committed_);
+    } catch (const RunEnded& ended) {
+      if (!ended.has_succeeded()) throw;
+      break;
+    }
+    say_finished();
+  }
+  return entry_;
+}
+
+std::shared_ptr<Session> session_of_process() {
+  static std::mutex mutex;
+  static std::weak_ptr<Session> session;
+  const std::lock_guard lock(mutex);
+  if (auto existing = session.lock()) return existing;
+  auto link = membership::RankLink::of_process();
+  if (!link) return nullptr;
+  const auto virtual_ranks = base::env_int("COHORT_VIRTUAL_RANKS", 1, 1 << 20);
+  if (!virtual_ranks) {
+    throw UsageError("elastic.session", "COHORT_AGENT_FD is set, and COHORT_VIRTUAL_RANKS is not",
+                     "cohort run --elastic sets both");
+  }
+  SessionOptions options;
+  options.virtual_ranks = static_cast<int>(*virtual_ranks);
+  const auto made = std::make_shared<NetSession>(*std::move(link), options);
+  session = made;
+  return made;
+}
+
+}  // namespace cohort::elastic

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cohort/elastic/internal/agent_link.h"
+#include "cohort/elastic/internal/connections.h"
+#include "cohort/elastic/internal/net_slice_exchange.h"
+#include "cohort/elastic/internal/process_inbox.h"
+#include "cohort/elastic/internal/state_transfer.h"
+#include "cohort/elastic/session.h"
+
+namespace cohort::elastic {
+
+/// What a session may take.
+struct SessionOptions {
+  int virtual_ranks = 1;
+  /// Of each wait for other processes that live: above the longest step.
+  std::chrono::milliseconds timeout{600'000};
+};
+
+/// The session over a link to an agent and net.
+class NetSession : public Session {
+ public:
+  NetSession(membership::RankLink link, const SessionOptions& options);
+  ~NetSession() override;
+
+  int virtual_ranks() const override { return options_.virtual_ranks; }
+  void set_state(StateAccess state) override { state_ = std::move(state); }
+  Entry enter(std::uint64_t committed_steps) override;
+  bool must_enter() const override { return inbox_->must_enter(); }
+  std::shared_ptr<parallel::SliceExchange> exchange() const override { return exchange_; }
+  void begin_changes() override;
+  void commit(std::uint64_t steps) override;
+  Entry finish() override;
+
+ private:
+  struct Times;
+  void say_goodbye();
+  std::optional<Entry> enter_generation(Times& times);
+  membership::Recovery exchange_hellos(const membership::Generation& generation, int process,
+                                       base::Deadline deadline);
+  bool recover(const membership::Generation& generation, int process, Times& times, base::Deadline deadline);
+  void log_change(const membership::Generation& generation, int process, const Times& times) const;
+  base::Deadline deadline() const { return base::Deadline(options_.timeout); }
+
+  const SessionOptions options_;
+  std::shared_ptr<ProcessInbox> inbox_;
+  std::unique_ptr<Connections> connections_;
+  std::shared_ptr<AgentLink> agent_;
+  StateAccess state_;
+  std::shared_ptr<NetSliceExchange> exchange_;
+  Entry entry_;  // of the generation that it is in, or was in last
+  std::uint64_t committed_ = 0;
+  bool is_changing_ = false;  // the state is of no use
+  base::Deadline::Clock::time_point step_began_;
+};
+
+}  // namespace cohort::elastic

@@ -1,0 +1,278 @@
+// Always: `received_` has letters of the generation that this process is in, and `early_` hellos of later ones. Nothing but a hello
+// can come early, as all else answers this process's own hello. Letters of earlier generations are dropped when they come.
+//
+// A wait ends at once where it would be in vain. Within enter() each newer generation and each lost link is such news. Within a
+// step it is news that nobody will finish the step (GenerationChange), or that a process is lost whose bytes have not come. What
+// has come already is used first: a process that has the whole sum finishes its step, whoever is gone.
+#include "cohort/elastic/internal/process_inbox.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/elastic/session.h"
+
+namespace cohort::elastic {
+namespace {
+
+using base::concat;
+using membership::MemberId;
+using membership::MemberInfo;
+
+std::optional<MemberId> member_of_process(const membership::Generation& generation, int process) {
+  for (const MemberInfo& member : generation.members) {
+    if (process < member.num_processes) return member.id;
+    process -= member.num_processes;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void ProcessInbox::on_order(membership::RankOrder order) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (order.revision < order_.revision) return;
+    order_ = std::move(order);
+    if (order_.generation.number > 0) change_.announce(order_.generation, order_.process);
+  }
+  changed_.notify_all();
+}
+
+void ProcessInbox::on_agent_end(std::string why) {
+  post([&] { agent_end_ = std::move(why); });
+}
+
+void ProcessInbox::on_connect(const std::shared_ptr<net::Peer>& peer) {
+  post([&] {
+    if (!peer->is_down()) peers_[peer->incarnation()] = peer;  // else on_down() was, or comes
+  });
+}
+
+void ProcessInbox::post(const std::function<void()>& change) {
+  {
+    const std::lock_guard lock(mutex_);
+    change();
+  }
+  changed_.notify_all();
+}
+
+void ProcessInbox::on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) {
+  Received received;
+  try {
+    received.letter.wire = decode(message.header);
+  } catch (const CommError& error) {
+    base::warn_once("elastic.read", base::message_of(error));
+    return;
+  }
+  const Wire& wire = received.letter.wire;
+  const int from = static_cast<int>(wire.from);
+  received.incarnation = peer->incarnation();
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t current = change_.generation().number;
+    if (wire.generation > current) {
+      if (wire.kind != Kind::kHello) return;
+      change_.on_hello(wire.generation, from, wire.number);
+      early_.push_back(std::move(received));
+    } else if (wire.generation < current || !change_.process()) {
+      return;
+    } else if (!incarnations_.empty() && process_of(received.incarnation) != from) {
+      return;
+    } else if (wire.kind == Kind::kGoodbye) {
+      change_.on_goodbye(from, wire.number);
+    } else {
+      received.letter.message = std::move(message);
+      received_.push_back(std::move(received));
+    }
+  }
+  changed_.notify_all();
+}
+
+void ProcessInbox::on_down(const std::shared_ptr<net::Peer>& peer, net::Down down) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = peers_.find(peer->incarnation());
+    if (found != peers_.end() && found->second == peer) peers_.erase(found);
+    if (const auto process = process_of(peer->incarnation())) lose(*process, down.text);
+  }
+  changed_.notify_all();
+}
+
+void ProcessInbox::lose_process(std::uint64_t generation, int process, const std::string& why) {
+  post([&] {
+    if (generation == change_.generation().number) lose(process, why);
+  });
+}
+
+void ProcessInbox::lose(int process, const std::string& why) {
+  if (!change_.process() || !lost_.emplace(process, why).second) return;
+  change_.on_link_lost(process);
+  if (change_.has_left(process)) return;
+  if (const auto member = member_of_process(change_.generation(), process)) on_lost_link_(*member);
+}
+
+std::optional<int> ProcessInbox::process_of(const std::string& incarnation) const {
+  const auto found = std::ranges::find(incarnations_, incarnation);
+  if (found == incarnations_.end()) return std::nullopt;
+  return static_cast<int>(found - incarnations_.begin());
+}
+
+void ProcessInbox::throw_if_over() const {
+  if (order_.has_ended) throw RunEnded(order_.has_succeeded, order_.end_cause);
+  if (agent_end_.empty()) return;
+  throw CommError("elastic.session", concat("the agent of this process is gone: ", agent_end_),
+                  "the log of cohort run on this host");
+}
+
+void ProcessInbox::wait_for_next() {
+  std::unique_lock lock(mutex_);
+  // A process in reserve waits as long as the run lasts. The agent's end ends it.
+  base::wait(
+      changed_, lock, [&] { return change_.has_next() || order_.has_ended || !agent_end_.empty(); },
+      base::Deadline::never());
+  throw_if_over();
+}
+
+bool ProcessInbox::wait_for_end() {
+  std::unique_lock lock(mutex_);
+  // Until the others have made their last steps: they may be long.
+  base::wait(
+      changed_, lock, [&] { return change_.has_next() || order_.has_ended || !agent_end_.empty(); },
+      base::Deadline::never());
+  if (order_.has_ended && order_.has_succeeded) return true;
+  throw_if_over();
+  return false;
+}
+
+bool ProcessInbox::must_enter() const {
+  const std::lock_guard lock(mutex_);
+  return change_.has_next() || !lost_.empty() || order_.has_ended || !agent_end_.empty() ||
+         !change_.process();
+}
+
+void ProcessInbox::enter(const std::function<void(const membership::Generation&)>& on_entered) {
+  const std::lock_guard lock(mutex_);
+  change_.enter();
+  on_entered(change_.generation());
+  incarnations_.clear();
+  lost_.clear();
+  received_.clear();
+  const std::uint64_t current = change_.generation().number;
+  for (Received& received : std::exchange(early_, {})) {
+    const std::uint64_t generation = received.letter.wire.generation;
+    if (generation == current && change_.process()) received_.push_back(std::move(received));
+    if (generation > current) early_.push_back(std::move(received));
+  }
+}
+
+membership::Generation ProcessInbox::generation() const {
+  const std::lock_guard lock(mutex_);
+  return change_.generation();
+}
+
+std::optional<int> ProcessInbox::process() const {
+  const std::lock_guard lock(mutex_);
+  return change_.process();
+}
+
+bool ProcessInbox::has_process_next() const {
+  const std::lock_guard lock(mutex_);
+  return change_.has_process_next();
+}
+
+std::uint64_t ProcessInbox::newest() const {
+  const std::lock_guard lock(mutex_);
+  return change_.newest();
+}
+
+void ProcessInbox::set_processes(std::vector<std::string> incarnations) {
+  const std::lock_guard lock(mutex_);
+  incarnations_ = std::move(incarnations);
+  // A process that died after its hello may have had the number before.
+  std::erase_if(received_, [&](const Received& received) {
+    return process_of(received.incarnation) != static_cast<int>(received.letter.wire.from);
+  });
+}
+
+std::shared_ptr<net::Peer> ProcessInbox::find_peer(const std::string& incarnation) const {
+  const std::lock_guard lock(mutex_);
+  return find_peer_locked(incarnation);
+}
+
+std::shared_ptr<net::Peer> ProcessInbox::find_peer_locked(const std::string& incarnation) const {
+  const auto found = peers_.find(incarnation);
+  return found == peers_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<net::Peer> ProcessInbox::peer_of(int process) const {
+  const std::lock_guard lock(mutex_);
+  if (static_cast<std::size_t>(process) >= incarnations_.size()) return nullptr;
+  return find_peer_locked(incarnations_[static_cast<std::size_t>(process)]);
+}
+
+void ProcessInbox::set_committed(std::uint64_t steps) {
+  const std::lock_guard lock(mutex_);
+  committed_ = steps;
+}
+
+void ProcessInbox::throw_ended(const std::string& why) const {
+  throw GenerationEnded("elastic.session",
+                        concat("generation ", change_.generation().number, " has ended: ", why),
+                        "Session::enter()");
+}
+
+void ProcessInbox::throw_if_ended(const WaitEnd& end) const {
+  if (end.generation != change_.generation().number) throw_ended("this process has left it");
+  throw_if_over();
+  if (change_.has_next() && (!end.is_in_step || change_.drops_step(committed_))) {
+    throw_ended(concat("generation ", change_.newest(), " follows: ", order_.generation.cause));
+  }
+  for (const auto& [process, why] : lost_) {
+    const bool is_needed = !end.is_in_step || std::ranges::find(end.needed, process) != end.needed.end();
+    if (is_needed) throw_ended(concat("process ", process, " is lost: ", why));
+  }
+}
+
+void ProcessInbox::wait(const std::function<bool()>& condition, const WaitEnd& end) {
+  std::unique_lock lock(mutex_);
+  bool is_there = false;
+  const auto is_over = [&] {
+    is_there = condition();
+    if (!is_there) throw_if_ended(end);
+    return is_there;
+  };
+  if (base::wait(changed_, lock, is_over, end.deadline)) return;
+  end.deadline.check("elastic.session", end.what, "the log of those processes: are they alive?");
+}
+
+std::vector<Letter> ProcessInbox::extract(const std::set<Kind>& kinds) {
+  std::vector<Letter> letters;
+  for (Received& received : received_) {
+    if (kinds.contains(received.letter.wire.kind)) letters.push_back(std::move(received.letter));
+  }
+  std::erase_if(received_,
+                [&](const Received& received) { return kinds.contains(received.letter.wire.kind); });
+  return letters;
+}
+
+std::vector<Letter> ProcessInbox::take(const std::set<Kind>& kinds, const WaitEnd& end) {
+  std::vector<Letter> letters;
+  wait(
+      [&] {
+        if (end.generation == change_.generation().number) letters = extract(kinds);
+        return !letters.empty();
+      },
+      end);
+  return letters;
+}
+
+std::vector<Letter> ProcessInbox::take_now(const std::set<Kind>& kinds) {
+  const std::lock_guard lock(mutex_);
+  return extract(kinds);
+}
+
+}  // namespace cohort::elastic

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cohort/base/threads/deadline.h"
+#include "cohort/elastic/internal/wire.h"
+#include "cohort/membership/generation_change.h"
+#include "cohort/membership/rank_link.h"
+#include "cohort/net/peer.h"
+
+namespace cohort::elastic {
+
+/// A message of this process's generation.
+struct Letter {
+  Wire wire;
+  net::Message message;
+};
+
+/// What has come for a process: orders of its agent, messages and ends of other processes. Other threads put it in. The
+/// training thread takes it out, and waits for it. Threads: any; functions with a deadline, and enter(): the training
+/// thread.
+class ProcessInbox : public net::Handler {
+ public:
+  /// `on_lost_link`: called on a thread of net's; must not wait.
+  explicit ProcessInbox(std::function<void(membership::MemberId)> on_lost_link)
+      : on_lost_link_(std::move(on_lost_link)) {}
+
+  // What other threads put in.
+
+  void on_order(membership::RankOrder order);
+  void on_agent_end(std::string why);
+  void on_connect(const std::shared_ptr<net::Peer>& peer) override;
+  void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) override;
+  void on_down(const std::shared_ptr<net::Peer>& peer, net::Down down) override;
+  /// A process of the generation could not be reached.
+  void lose_process(std::uint64_t generation, int process, const std::string& why);
+  /// Makes a change that somebody waits for.
+  void post(const std::function<void()>& change);
+
+  // Of the generation that this process is in.
+
+  /// Waits for a generation to enter. Throws: RunEnded; CommError where the agent is gone.
+  void wait_for_next();
+  /// Waits until the run is over, or there is a generation to enter; returns whether it is over. Throws: as
+  /// wait_for_next(), but not RunEnded where the run has succeeded.
+  bool wait_for_end();
+  bool must_enter() const;
+  /// The next generation is that of this process from here on. Letters of the one before are dropped. `on_entered` runs
+  /// before a link of the generation can be lost.
+  void enter(const std::function<void(const membership::Generation&)>& on_entered);
+  membership::Generation generation() const;
+  std::optional<int> process() const;
+  /// Whether this process has a part in the next generation.
+  bool has_process_next() const;
+  std::uint64_t newest() const;
+  /// The incarnations of the generation's processes, in order.
+  void set_processes(std::vector<std::string> incarnations);
+  /// The peer that has this incarnation, if it is connected.
+  std::shared_ptr<net::Peer> find_peer(const std::string& incarnation) const;
+  /// The same within a condition of wait().
+  std::shared_ptr<net::Peer> find_peer_locked(const std::string& incarnation) const;
+  /// Peers of the processes, but for this one. Empty before set_processes(), and where one is gone.
+  std::shared_ptr<net::Peer> peer_of(int process) const;
+
+  /// The state is that after so many steps, so the next one is under way.
+  void set_committed(std::uint64_t steps);
+
+  /// When a wait ends without what it waits for.
+  struct WaitEnd {
+    std::uint64_t generation = 0;  ///< that the caller is in
+    bool is_in_step = false;       ///< a planned change does not end it
+    /// A lost link ends it; in a step only those of `needed` processes do.
+    std::vector<int> needed = {};
+    base::Deadline deadline;
+    std::string what = {};  ///< for the message: "the covers of processes 1, 2"
+  };
+  /// Waits until `condition()`, which is called under the inbox's lock. Throws: GenerationEnded, RunEnded, CommError where
+  /// the agent is gone, TimeoutError.
+  void wait(const std::function<bool()>& condition, const WaitEnd& end);
+  /// Waits for letters of these kinds, and takes all of them.
+  std::vector<Letter> take(const std::set<Kind>& kinds, const WaitEnd& end);
+  /// The same without waiting: may be none.
+  std::vector<Letter> take_now(const std::set<Kind>& kinds);
+
+ private:
+  void throw_if_over() const;
+  void throw_if_ended(const WaitEnd& end) const;
+  [[noreturn]] void throw_ended(const std::string& why) const;
+  std::vector<Letter> extract(const std::set<Kind>& kinds);
+  void lose(int process, const std::string& why);
+  std::optional<int> process_of(const std::string& incarnation) const;
+
+  const std::function<void(membership::MemberId)> on_lost_link_;
+
+  mutable std::mutex mutex_;  // of all below
+  std::condition_variable changed_;
+  membership::GenerationChange change_;
+  membership::RankOrder order_;
+  std::string agent_end_;
+  std::uint64_t committed_ = 0;
+  std::map<std::string, std::shared_ptr<net::Peer>> peers_;  // by incarnation
+  std::vector<std::string> incarnations_;                    // by process; empty: not known yet
+  std::map<int, std::string> lost_;                          // processes, and why
+  struct Received {
+    Letter letter;
+    std::string incarnation;  // of the sender
+  };
+  std::deque<Received> received_;  // of the generation
+  std::deque<Received> early_;     // hellos of later ones
+};
+
+}  // namespace cohort::elastic

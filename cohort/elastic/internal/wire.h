@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+/// What processes of a generation say to each other.
+namespace cohort::elastic {
+
+enum class Kind : std::uint32_t {
+  kHello,  ///< the sender has entered the generation; number: its committed steps, value: 1 where its state is whole
+  kGoodbye,   ///< it has left it, for another one or none; number: its committed steps
+  kSlice,     ///< bytes of an exchange; number: which one, value: 1 where the sender waits for kTaken
+  kTaken,     ///< the bytes are read; number: the exchange
+  kAskState,  ///< what does the state consist of?
+  kState,     ///< text: that
+  kAskChunk,  ///< bytes [number, value) of the state
+  kChunk,     ///< the same, and hash
+  kHasState,  ///< the sender has the newest state now
+};
+inline constexpr std::uint32_t kNumKinds = 9;
+
+/// The header of a message.
+struct Wire {
+  Kind kind = Kind::kHello;
+  std::uint32_t from = 0;  ///< number of the sender in the generation
+  std::uint64_t generation = 0, number = 0, value = 0, hash = 0;
+  std::string text = {};
+
+  bool operator==(const Wire&) const = default;
+};
+
+std::string encode(const Wire& wire);
+/// Throws: CommError.
+Wire decode(std::string_view header);
+
+}  // namespace cohort::elastic

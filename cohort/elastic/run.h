@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "cohort/elastic/session.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
+
+namespace cohort::elastic {
+
+/// What run() needs beside the state and the step.
+struct RunOptions {
+  std::uint64_t total_steps = 0;
+  std::uint64_t first_step = 0;  ///< steps of the state at the start, as of a checkpoint
+  /// Null: this process is alone, and the steps have the same bits.
+  std::shared_ptr<Session> session = session_of_process();
+  /// Gets the processes of each generation; may be null. It must outlive run().
+  parallel::VirtualRankSync* sync = nullptr;
+  /// Called after each change, before the next step: to set what the loader reads, for instance.
+  std::function<void(const Entry& entry)> on_enter = {};
+  /// Called on the process that writes what is written once, with the number of steps that are committed, before the next step
+  /// begins. A step may come twice, from two processes, where the first one dies. None is left out.
+  std::function<void(std::uint64_t steps)> on_commit = {};
+};
+
+/// What a step function is given.
+class StepContext {
+ public:
+  StepContext(std::uint64_t step, const Entry& entry, std::shared_ptr<Session> session)
+      : step_(step), entry_(entry), session_(std::move(session)) {}
+
+  std::uint64_t step() const { return step_; }
+  const Entry& entry() const { return entry_; }
+  /// Null where this process is alone.
+  std::shared_ptr<parallel::SliceExchange> exchange() const;
+  /// To be called once all that comes from other processes is there, and before parameters, optimizer or anything else of the
+  /// state changes.
+  void begin_changes();
+  bool has_begun_changes() const { return has_begun_changes_; }
+
+ private:
+  const std::uint64_t step_;
+  const Entry& entry_;
+  const std::shared_ptr<Session> session_;
+  bool has_begun_changes_ = false;
+};
+
+/// Makes steps until there are `total_steps`, through all changes of the run's processes, and returns on each process
+/// once the run has ended. The step function makes step `step()` for the virtual ranks of this process. It is called again for
+/// a step where processes have changed meanwhile: so it must depend on nothing but the state and the step's number, with
+/// generators seeded by (seed, step, virtual rank). What it throws ends the process's part in the run.
+///
+///     parallel::VirtualRankSync sync({}, {.num_virtual_ranks = 4});
+///     sync.begin({.modules = {{"", net.ptr()}}, .optimizers = {{"", optimizer, nullptr}}});
+///     elastic::run({.total_steps = 1000, .sync = &sync}, elastic::state_of(net.ptr(), optimizer),
+///                  [&](elastic::StepContext& context) {
+///                    sync.begin_step();
+///                    ...                                  // parallel/virtual_ranks/virtual_rank_sync.h
+///                    sync.average(*optimizer, samples, true);
+///                    context.begin_changes();
+///                    optimizer->step();
+///                  });
+///
+/// Throws: as Session::enter(); UsageError where a step did not call begin_changes().
+void run(const RunOptions& options, const StateAccess& state,
+         const std::function<void(StepContext& context)>& step);
+
+}  // namespace cohort::elastic

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+
+#include "cohort/elastic/session.h"
+#include "cohort/optim/optimizer.h"
+
+namespace cohort::elastic {
+
+/// The state of a loop whose steps change nothing but a module's parameters and buffers and an optimizer, its rates included.
+/// Ownership: shares both.
+StateAccess state_of(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<optim::Optimizer> optimizer);
+
+}  // namespace cohort::elastic

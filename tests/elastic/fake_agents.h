@@ -1,0 +1,100 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cohort/base/files/fd.h"
+#include "cohort/membership/net_store.h"
+#include "cohort/membership/rank_link.h"
+#include "tests/support/temp_dir.h"
+#include "zygote.h"
+
+namespace cohort::test {
+
+/// Plays the agents of a run, one for each process. They decide generations, as the seed says, and start, kill and stop
+/// processes. Always: some living process has the state, as far as anybody can know.
+class FakeAgents {
+ public:
+  struct Options {
+    std::uint64_t seed = 1;
+    std::uint64_t total_steps = 60;
+    int virtual_ranks = 4;
+    int num_events = 12;  ///< changes of the run by the seed
+    int hidden = 64;
+    bool has_stops = true;
+  };
+  FakeAgents(Zygote& zygote, const Options& options);
+  ~FakeAgents();
+  FakeAgents(const FakeAgents&) = delete;
+  FakeAgents& operator=(const FakeAgents&) = delete;
+
+  /// A process.
+  struct Child {
+    pid_t pid = -1;
+    membership::RankLink link;
+    base::Fd process{}, control{};
+    membership::MemberId id = 0;
+    std::string incarnation = {};
+    membership::RankStatus status = {};
+    bool is_member = false, is_asking = false, is_stopped = false, is_killed = false, has_ended = false;
+    int exit_status = 0;
+  };
+
+  /// Runs it all. Returns what does not hold; empty: nothing.
+  std::string run();
+  /// The bytes that each process ended with.
+  std::vector<std::string> results() const;
+  /// What children wrote, and what was done.
+  std::string story() const;
+
+  // For tests that decide by themselves.
+
+  Child& start(const std::string& point = "", const std::string& initial_seed = "");
+  /// Handles what comes until the condition holds. Throws: TimeoutError.
+  void handle_until(const std::function<bool()>& condition, const std::string& what);
+  void decide(const std::vector<Child*>& members, bool is_planned, const std::string& cause);
+  void kill(Child& child);
+  void end_run(bool has_succeeded);
+  const membership::Generation& generation() const { return generation_; }
+  std::vector<Child*> living();
+  std::vector<Child*> members();
+
+  struct Counts {
+    int generations = 0, planned = 0, kills = 0, kills_at_points = 0, stops = 0, joins = 0;
+  };
+  Counts counts;
+
+ private:
+  void handle(std::chrono::milliseconds timeout);
+  void read_link(Child& child);
+  void on_end(Child& child);
+  void send_order(Child& child);
+  bool has_state(const Child& child) const;
+  bool may_lose(const Child& child);
+  void make_event();
+  void choose_members(bool is_planned, const std::string& cause);
+  std::uint64_t pick(std::uint64_t below) { return random_() % below; }
+  void tell(const std::string& line);
+
+  Zygote& zygote_;
+  const Options options_;
+  std::mt19937_64 random_;
+  TempDir folder_;
+  membership::NetStoreServer store_{{}};
+  std::vector<std::unique_ptr<Child>> children_;
+  membership::Generation generation_;
+  std::uint64_t revision_ = 0, committed_ = 0;
+  membership::MemberId next_id_ = 1;
+  bool must_decide_ = false, has_run_ended_ = false, has_succeeded_ = false;
+  std::string story_, failure_;
+};
+
+}  // namespace cohort::test
