@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
@@ -75,6 +76,24 @@ TEST(ElasticProcessesTest, AllBeginWithTheStateOfOneProcess) {
   EXPECT_EQ(std::set<std::string>(results.begin(), results.end()).size(), 1U);
 }
 
+TEST(ElasticProcessesTest, AStateThatIsNotTakenOverShowsInTheBits) {
+  Zygote zygote(run_mlp_child);
+  for (const char* const plant : {"", "no load"}) {
+    FakeAgents agents(zygote, {.total_steps = 100, .plant = plant});
+    FakeAgents::Child &first = agents.start(), &joining = agents.start();
+    agents.handle_until([&] { return first.status.is_ready && joining.status.is_ready; }, "two processes");
+    agents.decide({&first}, false, "the start");
+    agents.handle_until([&] { return first.status.committed_steps >= 3; }, "three steps");
+    agents.decide({&first, &joining}, true, "a process joins");
+    agents.handle_until([&] { return first.status.is_finished && joining.status.is_finished; }, "all steps");
+    agents.end_run(true);
+    const std::string expected = run_mlp({.total_steps = 100});
+    const std::vector<std::string> results = agents.results();
+    ASSERT_EQ(results.size(), 2U);
+    for (const std::string& result : results) EXPECT_EQ(result == expected, plant == std::string()) << plant;
+  }
+}
+
 TEST(ElasticProcessesTest, AStateThatNobodyHasIsNoticed) {
   Zygote zygote(run_mlp_child);
   FakeAgents agents(zygote, {.total_steps = 1'000'000});
@@ -89,6 +108,30 @@ TEST(ElasticProcessesTest, AStateThatNobodyHasIsNoticed) {
                            "that the state is lost");
   EXPECT_TRUE(other.status.is_state_lost);
   EXPECT_EQ(other.status.recovered, 0U);
+}
+
+// Its agent does not see that it is stopped. net's silence of 2 s does.
+TEST(ElasticProcessesTest, ASilentProcessIsALostLinkAndComesBack) {
+  Zygote zygote(run_mlp_child);
+  FakeAgents agents(zygote, {.total_steps = 300});
+  FakeAgents::Child &survivor = agents.start(), &silent = agents.start();
+  agents.handle_until([&] { return survivor.status.is_ready && silent.status.is_ready; }, "two processes");
+  agents.decide({&survivor, &silent}, false, "the start");
+  agents.handle_until([&] { return survivor.status.committed_steps >= 3; }, "three steps");
+  ::kill(silent.pid, SIGSTOP);
+  agents.handle_until([&] { return !survivor.status.lost_links.empty(); }, "a lost link");
+  EXPECT_EQ(survivor.status.lost_links, std::vector<membership::MemberId>{silent.id});
+  agents.decide({&survivor}, false, "a process is silent");
+  agents.handle_until([&] { return survivor.status.recovered == 2; }, "a generation without it");
+  ::kill(silent.pid, SIGCONT);
+  agents.handle_until([&] { return silent.status.left == 2; }, "a process that knows that it is out");
+  agents.decide({&survivor, &silent}, true, "it comes back");
+  agents.handle_until([&] { return survivor.status.is_finished && silent.status.is_finished; }, "all steps");
+  agents.end_run(true);
+  const std::string expected = run_mlp({.total_steps = 300});
+  const std::vector<std::string> results = agents.results();
+  ASSERT_EQ(results.size(), 2U);
+  for (const std::string& result : results) EXPECT_TRUE(result == expected);
 }
 
 TEST(ElasticProcessesTest, ARunThatFailsEndsItsProcesses) {

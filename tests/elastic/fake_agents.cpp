@@ -78,6 +78,7 @@ FakeAgents::Child& FakeAgents::start(const std::string& point, const std::string
       zygote_.start({{"TEST_FOLDER", folder_.path().string()},
                      {"TEST_STEPS", std::to_string(options_.total_steps)},
                      {"TEST_HIDDEN", std::to_string(options_.hidden)},
+                     {"TEST_PLANT", options_.plant.empty() ? "none" : options_.plant},
                      {"TEST_POINT", point.empty() ? "none" : point},
                      {"TEST_INITIAL_SEED", initial_seed.empty() ? "7" : initial_seed},
                      {"COHORT_VIRTUAL_RANKS", std::to_string(options_.virtual_ranks)},
@@ -252,7 +253,7 @@ void FakeAgents::make_event() {
     if (may_lose(victim) && !victim.is_stopped && !victim.is_killed) kill(victim);
   } else if (kind < 7) {
     choose_members(/*is_planned=*/true, "another number of processes");
-  } else if (kind < 8 && options_.has_stops) {
+  } else if (kind < 8) {
     if (!may_lose(victim) || victim.is_stopped) return;
     tell(concat("process ", victim.pid, " is stopped"));
     ++counts.stops;

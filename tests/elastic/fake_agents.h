@@ -29,7 +29,7 @@ class FakeAgents {
     int virtual_ranks = 4;
     int num_events = 12;  ///< changes of the run by the seed
     int hidden = 64;
-    bool has_stops = true;
+    std::string plant = {};  ///< a fault that tests must find: TEST_PLANT
   };
   FakeAgents(Zygote& zygote, const Options& options);
   ~FakeAgents();

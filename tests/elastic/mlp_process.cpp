@@ -66,6 +66,8 @@ std::string run_mlp(const MlpRun& run) {
   parallel::VirtualRankSync sync({}, {.num_virtual_ranks = run.virtual_ranks, .bucket_bytes = 8'192});
   sync.begin({.modules = {{"", net}}, .optimizers = {{"", optimizer, nullptr}}});
   std::uint64_t steps = 0;
+  elastic::StateAccess state = elastic::state_of(net, optimizer);
+  if (base::env_string("TEST_PLANT") == "no load") state.load = [](const elastic::StateSnapshot&) {};
   elastic::run(
       {.total_steps = run.total_steps,
        .session = run.session,
@@ -75,7 +77,7 @@ std::string run_mlp(const MlpRun& run) {
            [&](std::uint64_t committed) {
              if (!run.ledger.empty()) append_line(run.ledger, std::to_string(committed) + "\n");
            }},
-      elastic::state_of(net, optimizer), [&](elastic::StepContext& context) {
+      state, [&](elastic::StepContext& context) {
         sync.begin_step();
         const parallel::ShareRange shares = sync.shares();
         double last = 0;

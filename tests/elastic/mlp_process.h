@@ -20,7 +20,8 @@ struct MlpRun {
 /// Returns the bytes of parameters, buffers and momentum after all steps; empty where the run ended without this process.
 std::string run_mlp(const MlpRun& run);
 
-/// What a child does, by its environment: TEST_STEPS, TEST_FOLDER, and TEST_POINT, "hello:2": there it asks by
+/// What a child does, by its environment: TEST_STEPS, TEST_FOLDER, TEST_PLANT, "no load" (it ignores the state that it is given),
+/// and TEST_POINT, "hello:2": there it asks by
 /// TEST_CONTROL_FD whether it may continue. Returns its status.
 int run_mlp_child();
 

@@ -96,6 +96,27 @@ std::shared_ptr<membership::NetStore> connect_store(StoreClient& client, const s
 
 }  // namespace
 
+/// An attempt to connect, which may outlast the generation that it began for.
+struct ConnectAttempt {
+  ConnectAttempt(std::uint64_t generation, int to) : generation(generation), to(to) {}
+  /// Its result is that of process `to` of the generation; false where it has ended.
+  bool continues_for(std::uint64_t number, int process) {
+    const std::lock_guard lock(mutex);
+    generation = number;
+    to = process;
+    return !has_ended;
+  }
+  std::pair<std::uint64_t, int> end() {
+    const std::lock_guard lock(mutex);
+    has_ended = true;
+    return {generation, to};
+  }
+  std::mutex mutex;  // of all below
+  std::uint64_t generation;
+  int to;
+  bool has_ended = false;
+};
+
 Connections::Connections(std::shared_ptr<ProcessInbox> inbox)
     : inbox_(std::move(inbox)),
       secret_(base::Secret::of_process()),
@@ -176,6 +197,30 @@ std::vector<std::string> Connections::exchange_entries(const membership::Generat
   return job->entries;
 }
 
+// One attempt at a time: of two connections the other side would take the second one for a process that has lost the first.
+void Connections::connect(const std::string& incarnation, const std::string& address,
+                          std::uint64_t generation, int to) {
+  std::shared_ptr<ConnectAttempt>& attempt = attempts_[incarnation];
+  if (attempt != nullptr && attempt->continues_for(generation, to)) return;
+  attempt = std::make_shared<ConnectAttempt>(generation, to);
+  pool_.submit("connect", [node = node_, inbox = inbox_, attempt, incarnation, address] {
+    std::string failure = concat("nobody listens at ", address);
+    std::shared_ptr<net::Peer> peer;
+    try {
+      peer = node->connect(address, base::Deadline(kConnectTime), net::WhenRejected::kGiveUp);
+      if (peer != nullptr && peer->incarnation() != incarnation) {
+        failure = concat("another process listens at ", address);
+        peer = nullptr;
+      }
+    } catch (const Error& error) {
+      failure = base::message_of(error);
+    }
+    if (peer != nullptr) inbox->on_connect(peer);
+    const auto [number, process] = attempt->end();
+    if (peer == nullptr || peer->is_down()) inbox->lose_process(number, process, failure);
+  });
+}
+
 void Connections::connect_all(const membership::Generation& generation, int process,
                               base::Deadline deadline) {
   std::vector<ProcessEntry> entries;
@@ -189,31 +234,15 @@ void Connections::connect_all(const membership::Generation& generation, int proc
     const ProcessEntry& entry = entries[static_cast<std::size_t>(to)];
     if (inbox_->find_peer(entry.incarnation) != nullptr) continue;
     const bool is_here = entry.machine == base::machine_id();
-    pool_.submit("connect", [to, node = node_, inbox = inbox_, number = generation.number,
-                             incarnation = entry.incarnation,
-                             address = is_here ? entry.local : entry.remote] {
-      std::string failure = concat("nobody listens at ", address);
-      try {
-        const auto peer = node->connect(address, base::Deadline(kConnectTime), net::WhenRejected::kGiveUp);
-        if (peer != nullptr && peer->incarnation() == incarnation) return inbox->on_connect(peer);
-        if (peer != nullptr) failure = concat("another process listens at ", address);
-      } catch (const Error& error) {
-        failure = base::message_of(error);
-      }
-      inbox->lose_process(number, to, failure);
-    });
+    connect(entry.incarnation, is_here ? entry.local : entry.remote, generation.number, to);
   }
   // Those with lower numbers connect to this one.
-  std::vector<int> missing;
   const auto has_all = [&] {
-    missing.clear();
     for (int other = 0; other < generation.num_processes(); ++other) {
-      if (other != process &&
-          inbox_->find_peer_locked(incarnations[static_cast<std::size_t>(other)]) == nullptr) {
-        missing.push_back(other);
-      }
+      const std::string& incarnation = incarnations[static_cast<std::size_t>(other)];
+      if (other != process && inbox_->find_peer_locked(incarnation) == nullptr) return false;
     }
-    return missing.empty();
+    return true;
   };
   inbox_->wait(has_all, {.generation = generation.number,
                          .deadline = deadline,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 namespace cohort::elastic {
 
 class StoreClient;
+struct ConnectAttempt;
 
 /// How the processes of a generation find and reach each other. Links last from one generation to the next, as long as
 /// both processes live. Threads: one.
@@ -33,6 +35,7 @@ class Connections {
 
  private:
   std::string own_entry(const membership::Generation& generation, int process);
+  void connect(const std::string& incarnation, const std::string& address, std::uint64_t generation, int to);
   std::vector<std::string> exchange_entries(const membership::Generation& generation, int process,
                                             base::Deadline deadline);
 
@@ -41,6 +44,7 @@ class Connections {
   const std::shared_ptr<StoreClient> store_;
   std::shared_ptr<net::Node> node_;
   std::string local_, remote_;  // addresses; `remote_` is empty until a generation has two members
+  std::map<std::string, std::shared_ptr<ConnectAttempt>> attempts_;  // by incarnation
   base::ThreadPool pool_;
 };
 

@@ -187,12 +187,13 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
                    .number = committed_,
                    .value = is_changing_ ? 0U : 1U,
                    .hash = own_hash};
-  for (int to = 0; to < generation.num_processes(); ++to) {
+  const auto send_hello = [&](int to) {
     net::Message message;
     message.channel = kHelloChannel;
     message.header = encode(hello);
     if (const auto peer = inbox_->peer_of(to); to != process && peer) peer->send(std::move(message));
-  }
+  };
+  for (int to = 0; to < generation.num_processes(); ++to) send_hello(to);
   reach_fault_point("hello");
   std::map<int, Wire> hellos{{process, hello}};
   while (hellos.size() < static_cast<std::size_t>(generation.num_processes())) {
@@ -200,14 +201,22 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
     for (int other = 0; other < generation.num_processes(); ++other) {
       if (!hellos.contains(other)) missing.push_back(other);
     }
-    const auto letters =
-        inbox_->take({Kind::kHello}, {.generation = generation.number,
-                                      .is_in_step = false,
-                                      .needed = {},
-                                      .deadline = deadline,
-                                      .what = concat("the hello of process ", base::join(missing))});
-    for (const Letter& letter : letters) hellos[static_cast<int>(letter.wire.from)] = letter.wire;
+    const auto letters = inbox_->take({Kind::kHello, Kind::kNewLink},
+                                      {.generation = generation.number,
+                                       .is_in_step = false,
+                                       .needed = {},
+                                       .deadline = deadline,
+                                       .what = concat("the hello of process ", base::join(missing))});
+    for (const Letter& letter : letters) {
+      const int from = static_cast<int>(letter.wire.from);
+      if (letter.wire.kind == Kind::kNewLink) {
+        send_hello(from);
+      } else {
+        hellos[from] = letter.wire;
+      }
+    }
   }
+  inbox_->keep_links();
   // Where no step was made yet, the state is that of the first process which has one.
   std::optional<std::uint64_t> first_hash;
   for (const auto& [from, wire] : hellos) {

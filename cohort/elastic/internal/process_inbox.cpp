@@ -48,7 +48,17 @@ void ProcessInbox::on_agent_end(std::string why) {
 
 void ProcessInbox::on_connect(const std::shared_ptr<net::Peer>& peer) {
   post([&] {
-    if (!peer->is_down()) peers_[peer->incarnation()] = peer;  // else on_down() was, or comes
+    if (peer->is_down()) return;  // on_down() was, or comes
+    const auto before = std::exchange(peers_[peer->incarnation()], peer);
+    const auto process = process_of(peer->incarnation());
+    if (before == nullptr || before == peer || !process) return;
+    // It had given this process up, for instance while this one was stopped.
+    if (keeps_links_) return lose(*process, "it has connected again");
+    Received news;
+    news.letter.wire.kind = Kind::kNewLink;
+    news.letter.wire.from = static_cast<std::uint32_t>(*process);
+    news.incarnation = peer->incarnation();
+    received_.push_back(std::move(news));
   });
 }
 
@@ -96,7 +106,8 @@ void ProcessInbox::on_down(const std::shared_ptr<net::Peer>& peer, net::Down dow
   {
     const std::lock_guard lock(mutex_);
     const auto found = peers_.find(peer->incarnation());
-    if (found != peers_.end() && found->second == peer) peers_.erase(found);
+    if (found == peers_.end() || found->second != peer) return;  // it has connected again since
+    peers_.erase(found);
     if (const auto process = process_of(peer->incarnation())) lose(*process, down.text);
   }
   changed_.notify_all();
@@ -160,6 +171,7 @@ void ProcessInbox::enter(const std::function<void(const membership::Generation&)
   on_entered(change_.generation());
   incarnations_.clear();
   lost_.clear();
+  keeps_links_ = false;
   received_.clear();
   const std::uint64_t current = change_.generation().number;
   for (Received& received : std::exchange(early_, {})) {
@@ -187,6 +199,14 @@ bool ProcessInbox::has_process_next() const {
 std::uint64_t ProcessInbox::newest() const {
   const std::lock_guard lock(mutex_);
   return change_.newest();
+}
+
+void ProcessInbox::keep_links() {
+  const std::lock_guard lock(mutex_);
+  keeps_links_ = true;
+  const auto news = std::ranges::find(received_, Kind::kNewLink,
+                                      [](const Received& received) { return received.letter.wire.kind; });
+  if (news != received_.end()) lose(static_cast<int>(news->letter.wire.from), "it has connected again");
 }
 
 void ProcessInbox::set_processes(std::vector<std::string> incarnations) {

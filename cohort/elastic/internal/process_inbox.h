@@ -62,6 +62,8 @@ class ProcessInbox : public net::Handler {
   /// Whether this process has a part in the next generation.
   bool has_process_next() const;
   std::uint64_t newest() const;
+  /// All hellos have come: a process that connects again is lost from here on, as messages to it may be.
+  void keep_links();
   /// The incarnations of the generation's processes, in order.
   void set_processes(std::vector<std::string> incarnations);
   /// The peer that has this incarnation, if it is connected.
@@ -110,6 +112,7 @@ class ProcessInbox : public net::Handler {
   std::map<std::string, std::shared_ptr<net::Peer>> peers_;  // by incarnation
   std::vector<std::string> incarnations_;                    // by process; empty: not known yet
   std::map<int, std::string> lost_;                          // processes, and why
+  bool keeps_links_ = false;
   struct Received {
     Letter letter;
     std::string incarnation;  // of the sender

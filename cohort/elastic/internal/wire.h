@@ -17,8 +17,9 @@ enum class Kind : std::uint32_t {
   kAskChunk,  ///< bytes [number, value) of the state
   kChunk,     ///< the same, and hash
   kHasState,  ///< the sender has the newest state now
+  kNewLink,   ///< never sent: the process has connected again, so what was sent to it before may not come
 };
-inline constexpr std::uint32_t kNumKinds = 9;
+inline constexpr std::uint32_t kNumKinds = 9;  ///< that are sent
 
 /// The header of a message.
 struct Wire {
