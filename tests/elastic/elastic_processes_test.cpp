@@ -197,6 +197,7 @@ TEST(ElasticRecoveryChild, DISABLED_MeasuresTheTimeFromAKillToTheNextStep) {
     times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
     agents.start();
   }
+  if (base::env_bool("COHORT_TRACE").value_or(false)) std::cout << agents.story();
   std::ranges::sort(times);
   std::cout << kills << " kills: median " << times[times.size() / 2] << " ms, p99 "
             << times[times.size() * 99 / 100] << " ms, max " << times.back() << " ms\n";
