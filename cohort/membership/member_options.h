@@ -20,7 +20,9 @@ struct MemberOptions {
   RunSettings settings;  ///< the same for all agents of the run
   /// Where the agent listens that has the record, "host:port". Empty: `store` has it.
   std::string endpoint;
-  bool is_endpoint = false;            ///< this agent listens there
+  bool is_endpoint = false;  ///< this agent listens there
+  /// Where it does so, as on all of its interfaces: "0.0.0.0:29400". Empty: at `endpoint` itself.
+  std::string endpoint_listen;
   std::string listen = "127.0.0.1:0";  ///< where this agent listens, if it is another one
   std::optional<base::Secret> secret;
   std::optional<net::TlsOptions> tls;

@@ -74,7 +74,8 @@ std::string to_text(const RendezvousRecord& record) {
                        {"next_id", record.next_id},
                        {"restarts_used", record.restarts_used},
                        {"link_lost", record.was_link_lost},
-                       {"end_cause", record.end_cause}};
+                       {"end_cause", record.end_cause},
+                       {"exit_status", record.exit_status}};
   return object.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -100,6 +101,7 @@ RendezvousRecord parse_record(std::string_view text) {
   record.restarts_used = fields.integer("restarts_used", 0);
   record.was_link_lost = fields.flag("link_lost");
   record.end_cause = fields.text("end_cause");
+  record.exit_status = fields.integer("exit_status", 0);
   fields.check_all_read();
   check_agents(record);
   return record;

@@ -35,6 +35,7 @@ struct RendezvousRecord {
   int restarts_used = 0;
   bool was_link_lost = false;  ///< the newest generation was made since two members lost their link
   std::string end_cause;       ///< why the run has ended, or is forming again
+  int exit_status = 0;         ///< of the rank whose failure has ended the run; 0: none has
 
   bool has_ended() const { return state == RunState::kSucceeded || state == RunState::kFailed; }
   /// The agent of this incarnation: a member, a spare or one that waits; else nullptr.

@@ -225,9 +225,13 @@ TEST(DecideTest, FailedRanksCountAsRestartsUntilTheyAreUsedUp) {
   Rendezvous run(1, 2);
   run.record.settings.max_restarts = 1;
   run.form({"a", "b"});
-  const auto fail = [](Report& report) { report.failure = "rank 1 ended with status 3"; };
+  const auto fail = [](Report& report) {
+    report.failure = "rank 1 ended with status 3";
+    report.exit_status = 3;
+  };
   run.hear("b", fail);
   EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.exit_status, 0);
   EXPECT_EQ(run.record.generation.number, 2U);
   EXPECT_EQ(run.record.restarts_used, 1);
   EXPECT_EQ(run.record.generation.cause, "agent 2 at host-b:1: rank 1 ended with status 3");
@@ -237,6 +241,7 @@ TEST(DecideTest, FailedRanksCountAsRestartsUntilTheyAreUsedUp) {
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kFailed);
   EXPECT_EQ(run.record.end_cause, "agent 2 at host-b:1: rank 1 ended with status 3 (1 restarts used of 1)");
+  EXPECT_EQ(run.record.exit_status, 3);
 }
 
 TEST(DecideTest, WhoLeavesByNoticeIsOutAfterAStep) {
@@ -339,6 +344,49 @@ TEST(DecideTest, AnAgentThatIsNotReadyIsNoMemberOfTheFirstGenerationEither) {
   few.hear("c", [](Report& report) { report.is_ready = true; });
   few.step();
   EXPECT_EQ(few.members(), (Names{"a", "c"}));
+}
+
+// Keys of ranks that have ended would be read by those that start.
+TEST(DecideTest, AProgramThatIsNotElasticGetsAnotherStoreEachTime) {
+  Rendezvous run(1, 2);
+  run.record.settings.virtual_ranks = 0;
+  run.record.settings.max_restarts = 9;
+  run.form({"a", "b"});
+  EXPECT_EQ(run.record.generation.store, "store-a");
+  const auto fail = [](Report& report) { report.failure = "rank 1 ended with status 3"; };
+  run.hear("b", fail);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.generation.store, "store-b") << "nobody else offers another one";
+  run.hear("b", [](Report& report) { report.store = "store-b2"; });
+  run.hear("a", [&](Report& report) {
+    fail(report);
+    report.store = "store-a2";
+  });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.generation.store, "store-a2");
+
+  // One agent alone, which is late with its offer.
+  run.seen.agents.at("b").is_dead = true;
+  run.hear("a", [](Report& report) {
+    report.store = "store-a2";
+    report.failure.clear();
+  });
+  EXPECT_FALSE(run.step());
+  EXPECT_EQ(run.record.restarts_used, 2);
+  run.hear("a", [](Report& report) {
+    report.store = "store-a3";
+    report.failure.clear();
+  });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.generation.store, "store-a3");
+  run.hear("a", [&](Report& report) {
+    fail(report);
+    report.store = "store-a3";
+  });
+  EXPECT_FALSE(run.step());
+  run.wait(milliseconds(2'100));
+  EXPECT_TRUE(run.step()) << "an agent that offers none does not hold up the run";
+  EXPECT_EQ(run.record.restarts_used, 3);
 }
 
 TEST(DecideTest, FewerThanMinNodesFormAgainAndKeepTheirIds) {

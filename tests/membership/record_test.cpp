@@ -32,6 +32,7 @@ RendezvousRecord some_record() {
   record.next_id = 10;
   record.restarts_used = 2;
   record.was_link_lost = true;
+  record.exit_status = 3;
   return record;
 }
 
@@ -170,6 +171,7 @@ TEST(AgentMessageTest, AMessageIsTheSameAfterItsText) {
   message.origin = "y";
   message.revision = 12;
   message.report.failure = "rank 3 was killed by signal 9";
+  message.report.exit_status = 137;
   message.report.lost_links = {1, 2};
   message.report.unheard = {7};
   message.report.known = 5;

@@ -15,6 +15,10 @@
 // may be doing. A member has the state from its first step on, as long as it stays a member: no generation that it is
 // in can make a step without it. While no such member is heard nothing is decided, for join_timeout at most.
 //
+// Note [Fresh stores]: ranks of a program that is not elastic leave keys in the store of their generation, and start again in
+// the next one. So that one gets another store. An agent offers a fresh one as soon as it hears that its last one is used. The
+// next generation waits for such an offer if nobody else has one: for kAloneFactor times `silence` at most.
+//
 // Note [Lost links]: ranks of two members do not reach each other, though the agent that decides hears both for another
 // `silence`: a link is also lost where the other side has died. The first
 // answer is another generation with the same members, whose links are new. Where a link is lost again before a step
@@ -227,6 +231,7 @@ class Decider {
         failure_ = concat(name_of(member), ": ", report->failure);
         if (++next_.restarts_used > old_.settings.max_restarts) {
           next_.restarts_used = old_.restarts_used;
+          next_.exit_status = report->exit_status;
           return end(RunState::kFailed, concat(failure_, " (", old_.restarts_used, " restarts used of ",
                                                old_.settings.max_restarts, ")"));
         }
@@ -407,6 +412,20 @@ class Decider {
     return steps;
   }
 
+  // Note [Fresh stores]
+  bool is_used(const std::string& store) const {
+    return !is_elastic() && !store.empty() && store == old_.generation.store;
+  }
+  std::string store_of(const std::vector<MemberInfo>& members) const {
+    std::string chosen;
+    for (const MemberInfo& member : members) {
+      const AgentView* const agent = view(member);
+      if (agent == nullptr || agent->report.store.empty()) continue;
+      if (chosen.empty() || is_used(chosen)) chosen = agent->report.store;
+    }
+    return chosen;
+  }
+
   void make_generation(std::vector<MemberInfo> members, bool is_planned, std::string cause) {
     std::sort(members.begin(), members.end(), is_before);
     Generation generation;
@@ -414,9 +433,11 @@ class Decider {
     generation.is_planned = is_planned;
     generation.virtual_ranks = old_.settings.virtual_ranks;
     generation.committed_steps = newest_steps();
-    for (const MemberInfo& member : members) {
-      const AgentView* const agent = view(member);
-      if (generation.store.empty() && agent != nullptr) generation.store = agent->report.store;
+    generation.store = store_of(members);
+    if (is_used(generation.store) &&
+        seen_.now - seen_.generation_since <= kAloneFactor * old_.settings.silence) {
+      next_ = old_;
+      return;
     }
     if (generation.number == 1) {
       for (const MemberInfo& member : members) next_.holders.push_back(member.id);

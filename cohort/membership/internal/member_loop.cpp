@@ -106,7 +106,14 @@ MemberLoop::MemberLoop(MemberOptions options)
   check_settings(options_);
   node_ = std::make_shared<net::Node>(node_options_of(options_), events_);
   const bool is_embedded = !options_.endpoint.empty();
-  address_ = node_->listen(options_.is_endpoint ? options_.endpoint : options_.listen);
+  if (!options_.is_endpoint) {
+    address_ = node_->listen(options_.listen);
+  } else if (options_.endpoint_listen.empty()) {
+    address_ = node_->listen(options_.endpoint);
+  } else {
+    node_->listen(options_.endpoint_listen);
+    address_ = options_.endpoint;  // by which all others know it
+  }
   if (!options_.is_endpoint && address_ == options_.endpoint) {
     reject(concat("this agent listens at the endpoint ", address_, ", and is not told that it is there"),
            "is_endpoint, or another address to listen at");
