@@ -374,7 +374,8 @@ class NodesTest : public AgentTest {
           }
           LogFolder folder(all[static_cast<std::size_t>(node)]);
           WorkerGroupSpec here = place(nnodes);
-          here.first_rank = node;
+          here.node_rank = here.first_rank = node;
+          here.num_nodes = nnodes;
           StoreAgentGroup agents(all[static_cast<std::size_t>(node)], store_client);
           try {
             statuses[static_cast<std::size_t>(node)] =

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "cohort/launch/internal/worker_group.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/messages.h"
 #include "tests/support/temp_dir.h"

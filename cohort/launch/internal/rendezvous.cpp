@@ -121,6 +121,8 @@ Go assemble(const RunOptions& options, const AgentStoreClient& store_client) {
 
 WorkerGroupSpec place_in(const RunOptions& options, const Go& go) {
   WorkerGroupSpec place;
+  place.node_rank = options.node_rank;
+  place.num_nodes = options.nnodes;
   place.world_size = 0;
   for (int node = 0; node < options.nnodes; ++node) {
     const int num_ranks = go.ranks[static_cast<std::size_t>(node)];

@@ -11,6 +11,8 @@
 #include "cohort/launch/internal/failure.h"
 #include "cohort/launch/internal/orphan_watchdog.h"
 #include "cohort/launch/internal/output.h"
+#include "cohort/launch/internal/rank_process.h"
+#include "cohort/launch/internal/rank_set.h"
 #include "cohort/launch/run_options.h"
 #include "cohort/launch/worker.h"
 
@@ -20,6 +22,8 @@ namespace cohort::launch {
 /// What an attempt is, beyond the options.
 struct WorkerGroupSpec {
   int attempt = 0;
+  int node_rank = 0;  ///< of this node, and how many there are
+  int num_nodes = 1;
   int first_rank = 0;  ///< of this node's
   int world_size = 1;
   std::string master_addr;
@@ -29,13 +33,13 @@ struct WorkerGroupSpec {
   std::filesystem::path log_folder;  ///< of this attempt; made here
 };
 
-class WorkerGroup {
+class WorkerGroup : public RankSet {
  public:
   /// All ranks run. Ownership: refers to all. Threads: one caller at a time, the
   /// thread that outlives the ranks. Throws: SystemError, and no rank is left.
   WorkerGroup(const RunOptions& options, const WorkerGroupSpec& place, Display& display,
               OrphanWatchdog& watchdog);
-  ~WorkerGroup();
+  ~WorkerGroup() override;
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
@@ -43,42 +47,29 @@ class WorkerGroup {
   /// was printed and reaps.
   void step(std::chrono::milliseconds most, const std::vector<int>& wake);
 
-  bool running() const;
-  /// Local ranks that run still.
-  std::vector<int> running_ranks() const;
+  std::vector<int> running_ranks() const override;
   /// Those that ended badly, as long as nobody ended them: after stop() only those that had failed before.
   const std::vector<RankFailure>& failures() const { return failures_; }
   /// The status of the first that ended with another than 0, failure or not; else 0.
   int status() const { return status_; }
 
-  /// Each rank gets the signal.
-  void signal(int number);
-  /// Each rank that would not die of it gets the signal. Returns what there is to say, once, where one does
-  /// not get it; else nothing.
-  std::string notify(int number);
-  /// Each rank and what it has started stops, or continues: for Ctrl-Z.
-  void pause();
-  void resume();
-  /// From here on ranks end because they are told to: SIGTERM for each.
-  void stop();
-  /// SIGKILL for each and for what it has started.
-  void kill();
+  void signal(int number) override;
+  std::string notify(int number) override;
+  void pause() override;
+  void resume() override;
+  void stop() override;
+  void kill() override;
 
  private:
-  struct Member;
-
   void start(int local_rank, base::Deadline start_by);
-  void read(Member& member);
-  void note_end(Member& member);
-  void reap_orphans();
+  void note_end(const RankProcess& member);
 
   const RunOptions& options_;
   WorkerGroupSpec place_;
-  Console& console_;
-  WarningFilter& warnings_;
+  Display& display_;
   OrphanWatchdog& watchdog_;
   std::vector<base::CpuSet> cores_;
-  std::vector<std::unique_ptr<Member>> members_;
+  std::vector<std::unique_ptr<RankProcess>> members_;
   std::vector<RankFailure> failures_;
   std::set<int> withheld_;  // signals that the log has said were not passed on
   int status_ = 0;

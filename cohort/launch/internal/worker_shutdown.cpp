@@ -11,7 +11,7 @@ using base::concat;
 
 }  // namespace
 
-WorkerShutdown::WorkerShutdown(WorkerGroup& workers, AgentOutput& output, std::chrono::milliseconds grace)
+WorkerShutdown::WorkerShutdown(RankSet& workers, AgentOutput& output, std::chrono::milliseconds grace)
     : workers_(workers), output_(output), grace_time_(grace) {}
 
 // The time counts from here: to tell thousands of ranks takes a part of it.

@@ -4,7 +4,7 @@
 
 #include "cohort/base/threads/deadline.h"
 #include "cohort/launch/internal/agent_output.h"
-#include "cohort/launch/internal/worker_group.h"
+#include "cohort/launch/internal/rank_set.h"
 
 namespace cohort::launch {
 
@@ -16,7 +16,7 @@ namespace cohort::launch {
 class WorkerShutdown {
  public:
   /// `grace`: from the first word to SIGKILL. Ownership: refers to the group and the output.
-  WorkerShutdown(WorkerGroup& workers, AgentOutput& output, std::chrono::milliseconds grace);
+  WorkerShutdown(RankSet& workers, AgentOutput& output, std::chrono::milliseconds grace);
 
   /// Whether the ranks have been told to end.
   bool has_begun() const { return has_begun_; }
@@ -33,7 +33,7 @@ class WorkerShutdown {
  private:
   bool begin();
 
-  WorkerGroup& workers_;
+  RankSet& workers_;
   AgentOutput& output_;
   const std::chrono::milliseconds grace_time_;
   bool has_begun_ = false;
