@@ -16,6 +16,7 @@
 #include "cohort/base/text/nearest_name.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/core/device.h"
+#include "cohort/launch/read_options.h"
 #include "cohort/launch/run.h"
 #include "cohort/launch/run_flags.h"
 
@@ -141,6 +142,8 @@ void add_run(CLI::App& app, Context& context) {
       "  two nodes, the same on both but for --node-rank:\n"
       "  cohort run --nnodes 2 --node-rank 0 --master-addr n1 --master-port 29500 --nproc-per-node 8 -- "
       "./train\n"
+      "  two to four nodes, which may come and go, the same on all:\n"
+      "  cohort run --nnodes 2:4 --rdzv-endpoint n1:29400 --secret-file job.secret -- ./train\n"
       "Each option can be given as PET_NAME in the environment too: PET_NPROC_PER_NODE=2.\n"
       "CTRL-C is passed on to each rank once; a second one kills them. The exit status is that of the rank "
       "that\n"

@@ -20,6 +20,7 @@
 #include "cohort/cli/internal/config_option.h"
 #include "cohort/comm/job.h"
 #include "cohort/config/config.h"
+#include "cohort/launch/read_options.h"
 #include "cohort/launch/run.h"
 #include "cohort/launch/worker.h"
 #include "cohort/train/run.h"

@@ -1,4 +1,5 @@
-// With one node the agent serves the store and begins. With several, node 0 serves it, and the rest wait
+// Where members may change, agents join by a MemberLink, and the store of a generation is served by one of
+// them. With a fixed number: one node alone serves the store and begins. Of several, node 0 serves it, and the rest wait
 // until somebody listens there and join. Each node adds 1 to a count under its number: a higher count shows
 // two agents with one number. Always: each wait until then ends at the deadline of the rendezvous, or on a
 // signal. A host that has gone silent never answers, so the thread that asks its store for the count can be
@@ -22,9 +23,12 @@
 #include "cohort/comm/internal/tcp_store.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/launch/internal/agent.h"
+#include "cohort/launch/internal/members/member_link.h"
+#include "cohort/launch/internal/members/restarting_agent.h"
 #include "cohort/launch/internal/rendezvous.h"
 #include "cohort/launch/internal/stop_request.h"
 #include "cohort/launch/internal/store_agent_group.h"
+#include "cohort/launch/read_options.h"
 
 namespace cohort::launch {
 namespace {
@@ -97,7 +101,7 @@ std::string without_brackets(const std::string& host) {
 // What all nodes have, or what one node makes up.
 std::optional<base::Secret> secret_of(const RunOptions& options) {
   if (!options.secret_file.empty()) return base::Secret::from_file(options.secret_file);
-  if (options.nnodes == 1 && !options.no_secret) return base::Secret::make();
+  if (options.is_alone() && !options.no_secret) return base::Secret::make();
   return std::nullopt;
 }
 
@@ -162,6 +166,27 @@ int run_node(const RunOptions& options, const AgentParts& parts, const std::opti
   return Agent(options, *place, agents, parts).run();
 }
 
+// A store for the ranks of one generation.
+ServedStore serve_generation(const RunOptions& options, const std::string& host) {
+  const TcpStore store =
+      comm::open_tcp_store({.host = host, .port = 0, .serves = true, .is_local = options.is_on_one_host()});
+  return {.address = endpoint_text({host, static_cast<std::uint16_t>(store->getPort())}),
+          .keep = std::make_shared<TcpStore>(store)};
+}
+
+int run_restarting(const RunOptions& options, const AgentParts& parts,
+                   const std::optional<base::Secret>& secret) {
+  const std::string host = own_host(options);
+  StoreOffers stores([&] { return serve_generation(options, host); });
+  membership::MemberStatus status;
+  status.store = stores.address();
+  status.num_processes = options.nproc_per_node;
+  MemberLink member(options, secret, status);
+  const int result = RestartingAgent(options, member, stores, parts).run();
+  member.close();
+  return result;
+}
+
 }  // namespace
 
 int run_job(const RunOptions& given) {
@@ -172,7 +197,7 @@ int run_job(const RunOptions& given) {
   if (options.run_id.empty()) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
     // All nodes must have the same, so nothing of this process can be in it. "none" is torchrun's.
-    options.run_id = options.nnodes > 1 ? "none" : concat(std::hex, now, "-", ::getpid());
+    options.run_id = !options.is_alone() ? "none" : concat(std::hex, now, "-", ::getpid());
   }
   const std::optional<base::Secret> secret = secret_of(options);
   // A secret of their own, derived from the job's: a rank cannot speak as an agent.
@@ -183,6 +208,10 @@ int run_job(const RunOptions& given) {
   OrphanWatchdog watchdog(folder.stays() ? "" : folder.path().string());
   const AgentParts parts{
       .folder = folder, .watchdog = watchdog, .signals = signals, .secret_fd = secret_fd.get()};
+  if (options.rendezvous.is_elastic) {
+    throw UsageError("launch.run", "--elastic is not in this build", "leave it out: ranks are started again");
+  }
+  if (options.rendezvous.is_dynamic()) return run_restarting(options, parts, secret);
   return options.nnodes == 1 ? run_alone(options, parts) : run_node(options, parts, secret);
 }
 

@@ -24,28 +24,51 @@ std::span<const RunFlag> run_flags() {
        "Ranks on this node: a number, cpu (one per core), gpu (one per GPU), auto (GPUs, "
        "else cores). Default: 1",
        ""},
-      {"nnodes", 0, "N", "Nodes of the job. Default: 1", ""},
+      {"nnodes", 0, "N|MIN:MAX",
+       "Nodes of the job, or how many it has at least and at most, as nodes come and go. Default: 1", ""},
       {"node-rank", 0, "K", "Which node this is, from 0. Default: 0", ""},
       {"master-addr", 0, "HOST",
        "Address of node 0: a name, an IPv4 or an IPv6 address. The same on all nodes", ""},
       {"master-port", 0, "PORT", "Its port. Default: 29500, and with one node one that the system chooses",
        ""},
       {"standalone", 0, "", "One node, on a port that the system chooses", ""},
-      {"rdzv-endpoint", 0, "HOST:PORT", "--master-addr and --master-port in one", ""},
-      {"rdzv-backend", 0, "static", "The rendezvous: at node 0, which is the only way yet", ""},
+      {"rdzv-endpoint", 0, "HOST:PORT",
+       "static: --master-addr and --master-port in one. c10d: the rendezvous; the agent of that host keeps "
+       "the "
+       "record, so that host must live. etcd: where etcd listens",
+       ""},
+      {"rdzv-backend", 0, "static|c10d|etcd",
+       "The rendezvous: static, a fixed number at node 0; c10d (or embedded), at the endpoint; etcd. "
+       "Default: "
+       "static for --nnodes N, c10d for MIN:MAX",
+       ""},
       {"rdzv-id", 0, "ID", "The job's name; nodes with another one are turned away", ""},
       {"rdzv-conf", 0, "KEY=VALUE,...",
-       "timeout: seconds for all nodes to come (600). keep_alive_interval, "
-       "keep_alive_max_attempt: a node without a sign for so many seconds (5), so often (3), is gone",
+       "timeout, join_timeout: seconds for nodes to come (600). keep_alive_interval, keep_alive_max_attempt: "
+       "a node "
+       "without a sign for so many seconds (5), so often (3), is gone. c10d and etcd: last_call_timeout: "
+       "seconds in "
+       "which more than MIN nodes are waited for (0). c10d: is_host: this agent is the one at the endpoint",
        ""},
+      {"spares", 0, "N", "Nodes beyond MAX that wait for the place of one that goes. Default: 0", ""},
+      {"silence", 0, "MS",
+       "c10d, etcd: a node that two others have not heard for so many milliseconds is gone. Default: 500",
+       ""},
+      {"notice-file", 0, "PATH", "c10d, etcd: this node leaves once the file is there, as after SIGTERM", ""},
+      {"elastic", 0, "", "The program is elastic: ranks that live on are not started again", ""},
+      {"virtual-ranks", 0, "V",
+       "Virtual ranks of an elastic program, the same on all nodes. Default: MAX times --nproc-per-node", ""},
+      {"warm-ranks", 0, "K",
+       "Processes of an elastic program that wait, started, for the place of one that dies. Default: 0", ""},
       {"secret-file", 0, "FILE",
        "The job's secret, the same on all nodes, by which agents know each other; ranks get it too. Default: "
        "COHORT_SECRET_FILE, and with one node one that is made up",
        ""},
       {"no-secret", 0, "",
        "Several hosts without a secret: whoever reaches node 0's port is believed, and can end the job", ""},
-      {"max-restarts", 0, "N", "How often all ranks are started again after one failed. Default: 0", ""},
-      {"monitor-interval", 0, "SECONDS", "How often nodes look at each other. Default: 0.1", ""},
+      {"max-restarts", 0, "N", "How often ranks may fail, after which all are started again. Default: 0", ""},
+      {"monitor-interval", 0, "SECONDS",
+       "How often nodes look at each other; c10d, etcd: how often for the notice file. Default: 0.1", ""},
       {"shutdown-timeout", 0, "SECONDS", "From the signal that ends ranks to SIGKILL. Default: 30", ""},
       {"signals-to-handle", 0, "NAMES",
        "Signals that end the job, passed on to each rank once. Default: "

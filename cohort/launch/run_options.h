@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,7 +10,9 @@
 #include <utility>
 #include <vector>
 
-/// What `cohort run` is asked for, and the reading of it: torchrun's flags, words and PET_* variables.
+#include "cohort/launch/rendezvous_options.h"
+
+/// What `cohort run` is asked for.
 /// No LibTorch.
 namespace cohort::launch {
 
@@ -45,16 +46,17 @@ class StreamChoice {
 
 inline constexpr std::uint16_t kDefaultPort = 29500;  ///< where node 0 of several listens, as torchrun's
 
-/// What `cohort run` does. check() says which options go together.
+/// What `cohort run` does. check() (cohort/launch/read_options.h) says which options go together.
 struct RunOptions {
   std::vector<std::string> command;  ///< program and its arguments
-  int nnodes = 1;
+  int nnodes = 1;                    ///< the most, where RendezvousOptions::min_nodes is less
   int nproc_per_node = 1;
   int node_rank = 0;
   /// Address of the agent of node 0. Default: 127.0.0.1, with one node.
   std::optional<std::string> master_addr = std::nullopt;
   /// Nothing: the system chooses with one node, 29500 with several.
   std::optional<std::uint16_t> master_port = std::nullopt;
+  RendezvousOptions rendezvous = {};
   /// One node, whatever else; master_addr and master_port must not be given.
   bool standalone = false;
   std::string run_id = {};  ///< empty: made up with one node, "none" with several, as torchrun's
@@ -89,23 +91,16 @@ struct RunOptions {
 
   /// SIGTERM, SIGINT, SIGHUP and SIGQUIT.
   static std::vector<int> default_signals();
+  /// Of an elastic program; 0 for any other one.
+  int num_virtual_ranks() const {
+    if (!rendezvous.is_elastic) return 0;
+    return rendezvous.virtual_ranks > 0 ? rendezvous.virtual_ranks : nnodes * nproc_per_node;
+  }
+  /// Whether there is one node, whatever happens.
+  bool is_alone() const { return nnodes + rendezvous.num_spares == 1; }
   /// Whether nobody beyond this host is to reach node 0: one node that names no address, or 127.0.0.1,
   /// localhost or ::1 for all.
   bool is_on_one_host() const;
 };
-
-/// Throws: UsageError for options that cannot be, or not together.
-void check(const RunOptions& options);
-
-/// Reads the value of --nproc-per-node: a number, cpu, gpu or auto. `num_gpus` counts GPUs when a word asks
-/// for that. Throws: UsageError naming the flag, its value and what is expected.
-int read_nproc_per_node(const std::string& text, const std::function<int()>& num_gpus);
-
-/// Reads flags by name ("1" for a switch that is given), then what PET_NAME says of those that are not given.
-/// `num_gpus` counts GPUs when a word asks for that.
-/// Throws: UsageError naming the flag or variable, its value and what is expected.
-RunOptions read_run_flags(
-    const std::map<std::string, std::string>& given, std::vector<std::string> command,
-    const std::function<int()>& num_gpus = [] { return 0; });
 
 }  // namespace cohort::launch

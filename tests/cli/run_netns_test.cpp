@@ -118,6 +118,31 @@ TEST_F(RunNetnsTest, ANameThatLeadsTheHostToItselfOnlyDoesNoHarm) {
   expect_a_sum("first");
 }
 
+// The endpoint is on the first host, whichever begins.
+TEST_F(RunNetnsTest, NodesThatComeAndGoMeetByAddressAndByName) {
+  write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");
+  write_file("/etc/netns/" + host('b') + "/hosts",
+             std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
+  const std::filesystem::path secret = dir / "secret";
+  write_file(secret, "a secret of the tests");
+  std::filesystem::permissions(secret, std::filesystem::perms::owner_read);
+  for (const std::string& address :
+       {std::string(kAddress), std::string("[") + kAddress6 + "]", std::string("first")}) {
+    const auto start = [&](char side) {
+      return Job(
+          dir.path(),
+          {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + address, "--bind-to=none",
+           "--secret-file=" + secret.string(), "--rdzv-conf=join_timeout=60", "--", COHORT_RANK_PROGRAM},
+          {"ip", "netns", "exec", host(side)});
+    };
+    Job second = start('b'), first = start('a');
+    EXPECT_EQ(first.wait(), 0) << address << first.err();
+    EXPECT_EQ(second.wait(), 0) << address << second.err();
+    expect_in(first.out() + second.out(), {"[rank 0] rank 0 of 2: sum 3\n", "[rank 1] rank 1 of 2: sum 3\n"});
+    expect_in(first.err(), {"has the only record of run none: the run ends if this host dies"});
+  }
+}
+
 // By hand, with the least that an environment can say, and the default backend.
 TEST_F(RunNetnsTest, TwoHostsMeetWithoutALauncher) {
   write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");

@@ -94,7 +94,8 @@ TEST_F(RunTest, WhatCannotBeIsOneMessageAndStatus2) {
   rejected({"--nproc-per-nodes", "2", "ls"},
            "there is no option --nproc-per-nodes; did you mean --nproc-per-node?");
   rejected({"-x", "ls"}, "there is no option -x");
-  rejected({"--rdzv-backend=c10d", "ls"}, "only static is available yet");
+  rejected({"--rdzv-backend=redis", "ls"},
+           "--rdzv-backend is 'redis', expected static, c10d (embedded) or etcd");
   rejected({"--no_python", "ls"}, "--no-python is not available. Try: leave it out");
   rejected({"-m", "module"}, "--module is not available. Try: the program itself");
   rejected({"--nnodes"}, "nnodes");

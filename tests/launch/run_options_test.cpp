@@ -1,10 +1,9 @@
-#include "cohort/launch/run_options.h"
-
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include "cohort/base/cpu.h"
 #include "cohort/base/error.h"
+#include "cohort/launch/read_options.h"
 #include "cohort/launch/run_flags.h"
 #include "tests/support/environment.h"
 #include "tests/support/throws.h"
@@ -122,13 +121,110 @@ TEST(RunOptionsTest, TheEnvironmentGivesDefaults) {
   COHORT_EXPECT_THROW_WITH(read({{"max-restarts", "0"}}), UsageError, "PET_MODULE is not available");
 }
 
-TEST(RunOptionsTest, WhatComesWithElasticityIsRejectedByName) {
-  COHORT_EXPECT_THROW_WITH(read({{"nnodes", "1:4"}}), UsageError,
-                           "a number of nodes that changes is not available yet. Try: --nnodes 4");
-  for (const char* backend : {"c10d", "etcd", "etcd-v2"}) {
-    COHORT_EXPECT_THROW_WITH(read({{"rdzv-backend", backend}}), UsageError,
-                             "only static is available yet. Try: --nnodes");
+TEST(RunOptionsTest, AChangingNumberOfNodesMeetsAtTheEndpoint) {
+  const RunOptions options = read({{"nnodes", "2:4"},
+                                   {"rdzv-endpoint", "localhost"},
+                                   {"rdzv-conf", "join_timeout=7,last_call_timeout=0.5,is_host=True"},
+                                   {"spares", "1"},
+                                   {"silence", "250"},
+                                   {"notice-file", "/tmp/notice"}});
+  EXPECT_EQ(options.rendezvous.backend, RendezvousBackend::kEmbedded);
+  EXPECT_EQ(options.rendezvous.min_nodes, 2);
+  EXPECT_EQ(options.nnodes, 4);
+  EXPECT_EQ(options.rendezvous.num_spares, 1);
+  EXPECT_EQ(options.rendezvous.endpoint, "localhost:29400");
+  EXPECT_EQ(options.rendezvous_timeout, milliseconds(7'000));
+  EXPECT_EQ(options.rendezvous.last_call_timeout, milliseconds(500));
+  EXPECT_EQ(options.rendezvous.silence, milliseconds(250));
+  EXPECT_EQ(options.rendezvous.is_host, true);
+  EXPECT_EQ(options.rendezvous.notice_file, "/tmp/notice");
+  EXPECT_FALSE(options.rendezvous.is_elastic);
+  const RunOptions plain = read({{"nnodes", "1:2"}, {"rdzv-endpoint", "[::1]:77"}});
+  EXPECT_EQ(plain.rendezvous.endpoint, "[::1]:77");
+  EXPECT_EQ(plain.rendezvous.last_call_timeout, milliseconds(0));
+  EXPECT_EQ(plain.rendezvous.silence, milliseconds(500));
+  EXPECT_EQ(plain.rendezvous.is_host, std::nullopt);
+  EXPECT_EQ(read({{"nnodes", "1:2"}, {"rdzv-endpoint", "[::1]"}, {"rdzv-conf", "keep_alive_interval=0.5"}})
+                .rendezvous.silence,
+            milliseconds(1'500));
+}
+
+TEST(RunOptionsTest, ABackendIsChosenByNameOrByWhatNeedsIt) {
+  const auto backend = [](Values given) {
+    given.emplace("rdzv-endpoint", "127.0.0.1:1");
+    return read(given).rendezvous.backend;
+  };
+  EXPECT_EQ(backend({{"nnodes", "2"}}), RendezvousBackend::kStatic);
+  EXPECT_EQ(backend({{"nnodes", "2:2"}}), RendezvousBackend::kStatic);
+  EXPECT_EQ(backend({{"nnodes", "1:2"}}), RendezvousBackend::kEmbedded);
+  EXPECT_EQ(backend({{"spares", "1"}}), RendezvousBackend::kEmbedded);
+  EXPECT_EQ(backend({{"elastic", "1"}}), RendezvousBackend::kEmbedded);
+  for (const char* name : {"c10d", "embedded"}) {
+    EXPECT_EQ(backend({{"nnodes", "2"}, {"rdzv-backend", name}}), RendezvousBackend::kEmbedded) << name;
   }
+  EXPECT_EQ(backend({{"nnodes", "2"}, {"rdzv-backend", "etcd"}}), RendezvousBackend::kEtcd);
+  EXPECT_EQ(read({{"rdzv-backend", "etcd"}, {"rdzv-endpoint", "localhost"}}).rendezvous.endpoint,
+            "localhost:2379");
+  // One node needs no address.
+  EXPECT_EQ(read({{"rdzv-backend", "c10d"}}).rendezvous.endpoint, "127.0.0.1:0");
+  const RunOptions alone =
+      read({{"standalone", "1"}, {"elastic", "1"}, {"virtual-ranks", "8"}, {"warm-ranks", "2"}});
+  EXPECT_EQ(alone.rendezvous.endpoint, "127.0.0.1:0");
+  EXPECT_TRUE(alone.rendezvous.is_elastic);
+  EXPECT_EQ(alone.rendezvous.virtual_ranks, 8);
+  EXPECT_EQ(alone.rendezvous.warm_ranks, 2);
+}
+
+TEST(RunOptionsTest, WhatABackendHasNoUseForIsRejectedByName) {
+  const auto rejected = [](Values given, const std::string& part) {
+    COHORT_EXPECT_THROW_WITH(read(given), UsageError, part);
+  };
+  const auto dynamic = [&](const std::string& flag, const std::string& value, const std::string& part) {
+    rejected({{"nnodes", "1:4"}, {"rdzv-endpoint", "127.0.0.1:1"}, {flag, value}}, part);
+  };
+  dynamic("node-rank", "1", "--node-rank is for --rdzv-backend static: ");
+  dynamic("master-addr", "n1", "--master-addr is for --rdzv-backend static: ");
+  dynamic("master-port", "1", "--master-port is for --rdzv-backend static: ");
+  dynamic("rdzv-backend", "static",
+          "--nnodes 1:4 needs members that may change, and --rdzv-backend is 'static'");
+  dynamic("rdzv-backend", "etcd-v2", "Cohort speaks etcd's version 3. Try: --rdzv-backend etcd");
+  dynamic("rdzv-backend", "redis", "--rdzv-backend is 'redis', expected static, c10d (embedded) or etcd");
+  dynamic("rdzv-conf", "store_type=file", "--rdzv-conf store_type is not available. Try: leave it out");
+  dynamic("rdzv-conf", "close_timeout=3", "--rdzv-conf close_timeout is not available. Try: leave it out");
+  dynamic("rdzv-conf", "heartbeat_timeout=3",
+          "--rdzv-conf heartbeat_timeout is not available. Try: --silence MS");
+  dynamic("rdzv-conf", "read_timeout=3", "--rdzv-conf read_timeout is for --rdzv-backend etcd. Try: timeout");
+  dynamic("rdzv-conf", "is_host=maybe", "--rdzv-conf is_host is 'maybe', expected true or false");
+  dynamic(
+      "rdzv-conf", "jointimeout=1",
+      "'jointimeout' is not known. Try: timeout, join_timeout, keep_alive_interval, keep_alive_max_attempt, "
+      "last_call_timeout, is_host");
+  dynamic("silence", "5", "--silence is '5', expected a whole number from 20");
+  dynamic("virtual-ranks", "8", "--virtual-ranks is for elastic programs. Try: --elastic");
+  dynamic("warm-ranks", "1", "--warm-ranks is for elastic programs. Try: --elastic");
+  dynamic("standalone", "1", "--rdzv-endpoint names one");
+  rejected({{"nnodes", "1:2"}},
+           "there may be 2 nodes, and nothing says where their rendezvous is. Try: --rdzv-endpoint");
+  rejected({{"nnodes", "2"}, {"rdzv-backend", "etcd"}}, "Try: --rdzv-endpoint HOST:PORT of etcd");
+  rejected({{"nnodes", "1:2"}, {"standalone", "1"}}, "--standalone is for one node");
+  rejected({{"nnodes", "1:2"}, {"rdzv-endpoint", "localhost:0"}}, "--rdzv-endpoint has port 0");
+  rejected({{"nnodes", "1:2"}, {"rdzv-endpoint", "n1:x"}}, "--rdzv-endpoint is 'n1:x', expected HOST:PORT");
+  rejected({{"nnodes", "1:2"}, {"rdzv-endpoint", "192.0.2.1:1"}}, "no secret by which they know each other");
+  rejected({{"nnodes", "1:2"}, {"rdzv-endpoint", "192.0.2.1:1"}, {"no-secret", "1"}},
+           "agents of several hosts that take part in a rendezvous prove who they are");
+  rejected({{"nnodes", "1:2"},
+            {"rdzv-endpoint", "localhost:1"},
+            {"silence", "100"},
+            {"rdzv-conf", "keep_alive_interval=1"}},
+           "--silence and --rdzv-conf keep_alive_... both say when a node is gone");
+  rejected({{"silence", "100"}}, "--silence is for members that may change. Try: --rdzv-backend c10d");
+  rejected({{"notice-file", "x"}}, "--notice-file is for members that may change");
+  rejected({{"rdzv-conf", "last_call_timeout=1"}},
+           "--rdzv-conf last_call_timeout is for --rdzv-backend c10d or etcd. Try: timeout, join_timeout");
+  RunOptions options;
+  options.command = {"true"};
+  options.rendezvous.is_elastic = true;
+  COHORT_EXPECT_THROW_WITH(check(options), UsageError, "--elastic and --spares need members that may change");
 }
 
 TEST(RunOptionsTest, WhatCannotBeIsRejected) {
@@ -147,7 +243,8 @@ TEST(RunOptionsTest, WhatCannotBeIsRejected) {
   rejected({{"rdzv-conf", "timeout"}}, "expected KEY=VALUE");
   rejected({{"rdzv-conf", "timeout=-1"}}, "--rdzv-conf timeout is '-1', expected seconds");
   rejected({{"rdzv-conf", "keep_alive_max_attempt=1"}}, "keep_alive_max_attempt");
-  rejected({{"rdzv-conf", "tiemout=1"}}, "'tiemout' is not known. Try: timeout, keep_alive_interval");
+  rejected({{"rdzv-conf", "tiemout=1"}},
+           "'tiemout' is not known. Try: timeout, join_timeout, keep_alive_interval");
   rejected({{"standalone", "1"}, {"nnodes", "2"}}, "--standalone is for one node");
   rejected({{"standalone", "1"}, {"master-port", "29500"}},
            "--standalone takes a port of the system's choice");

@@ -65,6 +65,16 @@ const RankFailure& first_of(const std::vector<RankFailure>& failures) {
                            [](const auto& a, const auto& b) { return a.time < b.time; });
 }
 
+std::string summarize(const RankFailure& failure) {
+  constexpr std::size_t kMaxBytes = 500;
+  const std::string& message = failure.message;
+  std::string text =
+      concat("rank ", failure.rank, " ", failure.what, " (host ", failure.host, ", process ", failure.pid,
+             ")", message.empty() ? "" : ": ", message.substr(0, message.find('\n')));
+  if (text.size() > kMaxBytes) text.resize(kMaxBytes);
+  return text;
+}
+
 std::string describe(const std::vector<RankFailure>& failures, int world_size) {
   const RankFailure& first = first_of(failures);
   std::string text = concat("rank ", first.rank, " of ", world_size, " failed first: it ", first.what,

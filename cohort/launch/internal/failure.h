@@ -43,6 +43,9 @@ AttemptReport combine(const std::vector<AttemptReport>& reports, bool may_restar
 /// Returns the one that failed first, by time; `failures` is not empty.
 const RankFailure& first_of(const std::vector<RankFailure>& failures);
 
+/// Returns a line that says which rank failed, where, and the first line of its error; 500 bytes at most.
+std::string summarize(const RankFailure& failure);
+
 /// Returns the report for the user: the first failure with message and last lines, then the others, a line
 /// each.
 std::string describe(const std::vector<RankFailure>& failures, int world_size);

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <charconv>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// The flags that `cohort run` was given, with the names that messages call them by. No LibTorch. Not for users of the library.
+namespace cohort::launch {
+
+/// Throws: UsageError.
+[[noreturn]] void reject_options(const std::string& what, const std::string& hint = "");
+
+/// The whole text must be the number: "2x" is a typing error.
+template <typename T>
+bool read_number(std::string_view text, T& value) {
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size();
+}
+
+/// Keeps empty parts, which the reader of a part then rejects.
+std::vector<std::string> split_text(const std::string& text, char separator);
+
+/// A flag's value with the name that messages call it by: the flag, or the variable that it came from.
+struct FlagValue {
+  std::string name;
+  std::string text;
+
+  /// Throws: UsageError, as the functions below.
+  [[noreturn]] void reject(const std::string& expected) const;
+  int integer(int low, int high) const;
+  std::chrono::milliseconds seconds(double low) const;
+  /// true, yes, 1 and their like, as torchrun reads them.
+  bool truth() const;
+};
+
+/// Flags by name, and what PET_NAME says of those that are not given.
+class FlagValues {
+ public:
+  /// Ownership: refers to the map. Throws: UsageError for a flag that cannot be had.
+  explicit FlagValues(const std::map<std::string, std::string>& given);
+
+  std::optional<FlagValue> get(const std::string& name) const;
+
+ private:
+  const std::map<std::string, std::string>& given_;
+};
+
+}  // namespace cohort::launch

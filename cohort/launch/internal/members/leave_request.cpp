@@ -1,0 +1,60 @@
+#include "cohort/launch/internal/members/leave_request.h"
+
+#include <signal.h>
+
+#include <algorithm>
+
+#include "cohort/base/error.h"
+#include "cohort/base/process.h"
+
+namespace cohort::launch {
+namespace {
+
+using base::concat;
+using std::chrono::milliseconds;
+
+// An agent that decides, and is gone itself, is given up after four times the silence.
+constexpr int kSilences = 10;
+constexpr milliseconds kLeastPatience(2'000);
+
+}  // namespace
+
+LeaveRequest::LeaveRequest(const RunOptions& options, MemberLink& member, AgentOutput& output)
+    : notice_file_(options.rendezvous.notice_file),
+      patience_(std::max(kLeastPatience, kSilences * options.rendezvous.silence)),
+      member_(member),
+      output_(output) {
+  std::error_code ignored;
+  if (!notice_file_.empty() && std::filesystem::exists(notice_file_, ignored)) {
+    throw UsageError("launch.run", concat("the notice file ", notice_file_.string(), " is there already"),
+                     "remove it before the start");
+  }
+}
+
+void LeaveRequest::receive(int signal) {
+  if (stop_.receive(signal) == StopRequest::Kind::kFirst) begin(base::describe_signal(signal));
+  stop_.begin_repeat_time();
+}
+
+void LeaveRequest::look_for_notice() {
+  std::error_code ignored;
+  if (notice_file_.empty() || has_begun() || !std::filesystem::exists(notice_file_, ignored)) return;
+  // A signal that follows is the same notice.
+  stop_.adopt(SIGTERM);
+  begin("the notice file " + notice_file_.string());
+}
+
+void LeaveRequest::begin(const std::string& cause) {
+  membership::MemberStatus status = member_.status();
+  status.is_leaving = true;
+  member_.set_status(status);
+  out_by_ = base::Deadline(patience_);
+  output_.log(base::LogLevel::kInfo,
+              concat(cause, ": this node leaves the run; a second signal kills its ranks"));
+}
+
+bool LeaveRequest::is_out() const {
+  return member_.is_over() || !member_.view().is_member() || out_by_.expired();
+}
+
+}  // namespace cohort::launch

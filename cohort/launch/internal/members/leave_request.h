@@ -1,0 +1,46 @@
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+
+#include "cohort/base/threads/deadline.h"
+#include "cohort/launch/internal/agent_output.h"
+#include "cohort/launch/internal/members/member_link.h"
+#include "cohort/launch/internal/signal_queue.h"
+#include "cohort/launch/internal/stop_request.h"
+
+namespace cohort::launch {
+
+/// The notice that this node is to leave: a signal, or the notice file. The others hear of it first, and make a generation without
+/// this node; only then its ranks end. A second signal kills them.
+///
+/// Always: begun at most once, and never taken back. Threads: one caller, the loop of the agent. Not for users of the library.
+class LeaveRequest {
+ public:
+  /// Throws: UsageError where the notice file is there already.
+  LeaveRequest(const RunOptions& options, MemberLink& member, AgentOutput& output);
+
+  /// A signal that asks to stop has come.
+  void receive(int signal);
+  /// Looks for the notice file.
+  void look_for_notice();
+
+  bool has_begun() const { return stop_.number() != 0; }
+  /// The signal for the ranks; SIGTERM after a notice file.
+  int signal() const { return stop_.number(); }
+  bool must_kill() const { return stop_.must_kill(); }
+  /// Nobody waits for this node any more, or its time to say so is over. For one that has begun.
+  bool is_out() const;
+
+ private:
+  void begin(const std::string& cause);
+
+  const std::filesystem::path notice_file_;
+  const std::chrono::milliseconds patience_;
+  MemberLink& member_;
+  AgentOutput& output_;
+  StopRequest stop_;
+  base::Deadline out_by_ = base::Deadline::never();
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,20 @@
+#include "cohort/launch/internal/members/run_end.h"
+
+#include "cohort/base/error.h"
+
+namespace cohort::launch {
+
+int status_of_end(const MemberLink& member, AgentOutput& output) {
+  const membership::MemberView& view = member.view();
+  if (!view.failure.empty()) {
+    throw RendezvousError("launch.run", view.failure,
+                          "look at the agent at --rdzv-endpoint; all nodes need the same flags and secret");
+  }
+  const membership::RendezvousRecord& record = *view.record;
+  if (record.state == membership::RunState::kSucceeded) return 0;
+  if (record.exit_status == 0) throw RendezvousError("launch.run", "the run has failed: " + record.end_cause);
+  output.log(base::LogLevel::kError, "the run has failed: " + record.end_cause);
+  return record.exit_status;
+}
+
+}  // namespace cohort::launch
