@@ -112,6 +112,7 @@ std::span<const EnvVariable> cohort_variables() {
        "file of this process's certificate (PEM): TCP between workers is encrypted"},
       {"COHORT_TLS_KEY", "file of the key of this process's certificate (PEM)"},
       {"COHORT_VERBOSE", "set by --verbose of ./quickstart and ./test: show what every command prints"},
+      {"COHORT_VIRTUAL_RANKS", "virtual ranks of an elastic run; set by cohort run --elastic"},
   };
   return variables;
 }

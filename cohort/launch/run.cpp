@@ -23,12 +23,14 @@
 #include "cohort/comm/internal/tcp_store.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/launch/internal/agent.h"
+#include "cohort/launch/internal/members/elastic_agent.h"
 #include "cohort/launch/internal/members/member_link.h"
 #include "cohort/launch/internal/members/restarting_agent.h"
 #include "cohort/launch/internal/rendezvous.h"
 #include "cohort/launch/internal/stop_request.h"
 #include "cohort/launch/internal/store_agent_group.h"
 #include "cohort/launch/read_options.h"
+#include "cohort/membership/net_store.h"
 
 namespace cohort::launch {
 namespace {
@@ -174,6 +176,21 @@ ServedStore serve_generation(const RunOptions& options, const std::string& host)
           .keep = std::make_shared<TcpStore>(store)};
 }
 
+int run_elastic(const RunOptions& options, const AgentParts& parts,
+                const std::optional<base::Secret>& secret) {
+  membership::NetStoreServerOptions store_options{.listen = listen_address(options)};
+  if (secret) store_options.secret = secret->for_ranks();
+  const membership::NetStoreServer store(std::move(store_options));
+  membership::MemberStatus status;
+  status.store = store.address();
+  status.num_processes = options.nproc_per_node;
+  status.is_ready = false;  // until its ranks are: nobody waits for them meanwhile
+  MemberLink member(options, secret, status);
+  const int result = ElasticAgent(options, member, parts).run();
+  member.close();
+  return result;
+}
+
 int run_restarting(const RunOptions& options, const AgentParts& parts,
                    const std::optional<base::Secret>& secret) {
   const std::string host = own_host(options);
@@ -208,9 +225,7 @@ int run_job(const RunOptions& given) {
   OrphanWatchdog watchdog(folder.stays() ? "" : folder.path().string());
   const AgentParts parts{
       .folder = folder, .watchdog = watchdog, .signals = signals, .secret_fd = secret_fd.get()};
-  if (options.rendezvous.is_elastic) {
-    throw UsageError("launch.run", "--elastic is not in this build", "leave it out: ranks are started again");
-  }
+  if (options.rendezvous.is_elastic) return run_elastic(options, parts, secret);
   if (options.rendezvous.is_dynamic()) return run_restarting(options, parts, secret);
   return options.nnodes == 1 ? run_alone(options, parts) : run_node(options, parts, secret);
 }

@@ -1,6 +1,9 @@
 #include "cohort/launch/internal/cpu_affinity.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <tuple>
 
@@ -38,6 +41,21 @@ std::vector<base::CpuSet> split_cores(const base::CpuSet& allowed, int num_ranks
     shares.emplace_back(std::move(ids));
   }
   return shares;
+}
+
+void bind_process(pid_t process, const base::CpuSet& cpus) {
+  const int count = cpus.ids().back() + 1;
+  const std::size_t num_bytes = CPU_ALLOC_SIZE(count);
+  std::vector<unsigned long> bits(num_bytes / sizeof(unsigned long));
+  auto* const mask = reinterpret_cast<cpu_set_t*>(bits.data());
+  for (const int id : cpus.ids()) CPU_SET_S(id, num_bytes, mask);
+  std::error_code ignored;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(base::concat("/proc/", process, "/task"), ignored)) {
+    // A thread that starts meanwhile inherits from one that is bound already, or will be.
+    const pid_t thread = static_cast<pid_t>(std::strtol(entry.path().filename().c_str(), nullptr, 10));
+    ::sched_setaffinity(thread, num_bytes, mask);
+  }
 }
 
 }  // namespace cohort::launch

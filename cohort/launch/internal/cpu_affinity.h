@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <filesystem>
 #include <vector>
 
@@ -12,5 +14,8 @@ namespace cohort::launch {
 /// the (r modulo cores)-th. `root` stands before /sys, for tests.
 std::vector<base::CpuSet> split_cores(const base::CpuSet& allowed, int num_ranks,
                                       const std::filesystem::path& root = "/");
+
+/// Lets all threads of a process run on these cores only, as far as the system allows it.
+void bind_process(pid_t process, const base::CpuSet& cpus);
 
 }  // namespace cohort::launch

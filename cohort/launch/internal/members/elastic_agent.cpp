@@ -1,0 +1,207 @@
+// The loop waits for its ranks, for signals and for news of the rendezvous together. News go to the ranks as one order, and what the
+// ranks say goes to the other agents as one status: both are whole each time, so nothing depends on what was said before.
+//
+// A rank that ends before the run does is a loss of the generation: this node stays in that generation, as its status says, until
+// the next one comes. Its successor starts meanwhile. A node that leaves waits for its ranks to leave the generation, as the others may
+// finish their step with them.
+#include "cohort/launch/internal/members/elastic_agent.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/launch/internal/members/rank_signals.h"
+#include "cohort/launch/internal/members/run_end.h"
+
+namespace cohort::launch {
+namespace {
+
+using base::concat;
+using base::LogLevel;
+using membership::RankStatus;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kReadersTime = std::chrono::minutes(10);  // a reader such as less may take its time
+constexpr auto kWordTime =
+    seconds(2);  // for ranks to end by themselves once they know that the run has failed
+
+// One that has ended with status 0 before the run has failed too.
+RankFailure failure_of(const ElasticRanks::End& end) {
+  if (end.failure) return *end.failure;
+  RankFailure failure;
+  failure.local_rank = static_cast<int>(end.place);
+  failure.what = "ended with status 0, before the run had ended";
+  return failure;
+}
+
+}  // namespace
+
+ElasticAgent::ElasticAgent(const RunOptions& options, MemberLink& member, const AgentParts& parts)
+    : options_(options),
+      member_(member),
+      parts_(parts),
+      leave_(options, member, output_),
+      ranks_(options, parts, output_.display()),
+      shutdown_(ranks_, output_, options.shutdown_timeout) {}
+
+int ElasticAgent::run() {
+  if (parts_.folder.stays()) {
+    output_.log(LogLevel::kInfo, concat("output of ranks is kept in ", parts_.folder.path().string()));
+  }
+  try {
+    while (!is_over()) {
+      wait();
+      handle_signals();
+      leave_.look_for_notice();
+      follow();
+    }
+    const int status = finish();
+    output_.flush(base::Deadline(kReadersTime), [&] {
+      handle_signals();
+      return leave_.has_begun();
+    });
+    return status;
+  } catch (...) {
+    output_.flush(base::Deadline(seconds(1)));
+    throw;
+  }
+}
+
+bool ElasticAgent::is_over() const {
+  return (member_.is_over() || shutdown_.has_begun() || leave_.must_kill()) && !ranks_.running();
+}
+
+void ElasticAgent::wait() {
+  const auto most = std::min<std::chrono::nanoseconds>(options_.monitor_interval, shutdown_.grace_left());
+  const std::vector<int> wake{parts_.signals.fd(), member_.fd()};
+  for (const ElasticRanks::End& end : ranks_.step(std::chrono::ceil<milliseconds>(most), wake)) note_end(end);
+}
+
+void ElasticAgent::handle_signals() {
+  while (const int number = parts_.signals.take()) {
+    if (!pass_rank_signal(number, &ranks_, output_)) leave_.receive(number);
+  }
+}
+
+void ElasticAgent::note_end(const ElasticRanks::End& end) {
+  RankFailure failure = failure_of(end);
+  const bool was_over = member_.is_over() || shutdown_.has_begun() || leave_.must_kill();
+  if (was_over && end_.status == 0) end_.status = end.status;
+  const std::uint64_t generation = member_.generation();
+  int world_size = options_.nproc_per_node;
+  if (generation != 0) {
+    const membership::Generation& current = member_.view().record->generation;
+    world_size = current.num_processes();
+    failure.rank = current.first_process(member_.view().id) + static_cast<int>(end.place);
+  }
+  if (was_over) {
+    // After a run that has succeeded nothing else says so.
+    if (end.failure && !shutdown_.has_begun() && member_.has_succeeded()) {
+      output_.log(LogLevel::kError, describe({failure}, world_size));
+    }
+    return;
+  }
+  output_.log(LogLevel::kWarning, describe({failure}, world_size));
+  times_.note_cause(Clock::now());
+  if (generation != 0) {
+    if (!loss_) loss_ = {generation, summarize(failure), failure.status};
+  } else if (++end_.num_lost > options_.max_restarts) {
+    // Nobody else counts what ends before it takes part.
+    end_.status = failure.status;
+    end_.has_given_up = true;
+    return shutdown_.stop();
+  }
+  report_ranks();  // before a successor starts, which takes milliseconds
+  ranks_.replace(end.place);
+}
+
+void ElasticAgent::follow() {
+  if (member_.update()) {
+    const std::string wait = member_.new_wait();
+    if (!wait.empty()) output_.log(LogLevel::kInfo, "this node " + wait);
+    tell_ranks();
+  }
+  report_ranks();
+  end_ranks();
+}
+
+void ElasticAgent::tell_ranks() {
+  const membership::MemberView& view = member_.view();
+  membership::RankOrder order;
+  order.revision = view.revision;
+  order.has_ended = member_.is_over();
+  order.has_succeeded = member_.has_succeeded();
+  order.end_cause = view.failure;
+  if (view.record) {
+    order.generation = view.record->generation;
+    if (order.end_cause.empty()) order.end_cause = view.record->end_cause;
+  }
+  if (const std::uint64_t number = member_.generation(); number != 0) {
+    order.process = order.generation.first_process(view.id);
+    if (std::exchange(end_.generation, number) != number) {
+      log_change(times_.note_generation(number, order.generation.cause, Clock::now()));
+    }
+  }
+  // What has not taken part must not act as if it had: it lacks the state.
+  if (order.has_succeeded) ranks_.drop_unfinished();
+  ranks_.tell(order);
+}
+
+void ElasticAgent::report_ranks() {
+  const std::uint64_t generation = member_.generation();
+  if (loss_ && loss_->generation != generation) loss_.reset();
+  const std::vector<RankStatus> statuses = ranks_.statuses();
+  const Clock::time_point now = Clock::now();
+  std::uint64_t entered = generation, recovered = generation;
+  for (const RankStatus& status : statuses) {
+    if (status.entered == generation && !status.lost_links.empty()) times_.note_cause(now);
+    entered = std::min(entered, status.entered);
+    recovered = std::min(recovered, status.recovered);
+  }
+  member_.set_status(fold_ranks(member_.status(), statuses, loss_));
+  // While a change is under way, to start a process would hold it up.
+  if (!loss_ && recovered == generation) ranks_.fill_reserve();
+  log_change(times_.note_ranks(entered, recovered, now));
+}
+
+void ElasticAgent::log_change(const std::string& line) {
+  if (!line.empty()) output_.log(LogLevel::kInfo, line);
+}
+
+void ElasticAgent::end_ranks() {
+  if (!shutdown_.has_begun()) {
+    if (leave_.has_begun() && leave_.is_out()) {
+      if (end_.stop_by.is_never()) end_.stop_by = base::Deadline(options_.shutdown_timeout / 2);
+      if (have_left() || end_.stop_by.expired()) shutdown_.pass_on(leave_.signal());
+    } else if (member_.is_over() && !member_.has_succeeded()) {
+      if (end_.stop_by.is_never()) end_.stop_by = base::Deadline(kWordTime);
+      if (end_.stop_by.expired()) shutdown_.stop();
+    }
+  }
+  shutdown_.kill_when_due(leave_.must_kill());
+}
+
+// Whether no other node waits for a rank of this one.
+bool ElasticAgent::have_left() const {
+  if (member_.is_over() || member_.generation() != 0 || !member_.view().record) return true;
+  const std::uint64_t number = member_.view().record->generation.number;
+  const std::vector<RankStatus> statuses = ranks_.statuses();
+  return std::ranges::all_of(
+      statuses, [&](const RankStatus& status) { return status.entered == 0 || status.left >= number; });
+}
+
+int ElasticAgent::finish() {
+  if (end_.has_given_up) return end_.status;
+  if (leave_.has_begun()) {
+    const int status = leave_.must_kill() ? 128 + leave_.signal() : end_.status;
+    output_.report({.restart = false, .status = status, .signal = leave_.signal(), .failures = {}}, 0, 0, 0);
+    return status;
+  }
+  const int status = status_of_end(member_, output_);
+  return status != 0 ? status : end_.status;
+}
+
+}  // namespace cohort::launch

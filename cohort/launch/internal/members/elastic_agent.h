@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohort/launch/internal/agent.h"
+#include "cohort/launch/internal/agent_output.h"
+#include "cohort/launch/internal/members/change_times.h"
+#include "cohort/launch/internal/members/elastic_ranks.h"
+#include "cohort/launch/internal/members/leave_request.h"
+#include "cohort/launch/internal/members/member_link.h"
+#include "cohort/launch/internal/members/rank_fold.h"
+#include "cohort/launch/internal/worker_shutdown.h"
+
+namespace cohort::launch {
+
+/// One node of an elastic run: tells its ranks of each generation, and the other agents what its ranks say. Ranks that live on are not
+/// started again. No LibTorch. Not for users of the library. Threads: the caller of run(), which must outlive the ranks.
+class ElasticAgent {
+ public:
+  /// Starts the ranks. Ownership: refers to all. Throws: UsageError, SystemError.
+  ElasticAgent(const RunOptions& options, MemberLink& member, const AgentParts& parts);
+
+  /// Returns the job's status. Throws: RendezvousError where the run fails, but not since a rank does; SystemError.
+  int run();
+
+ private:
+  // How this node's part ends.
+  struct Ending {
+    int status = 0;  // the first of ranks that is not 0
+    base::Deadline stop_by =
+        base::Deadline::never();  // when ranks are told that have not ended by themselves
+    int num_lost = 0;             // ranks that have ended while this node was no member
+    bool has_given_up = false;
+    std::uint64_t generation = 0;  // that ranks were told of last
+  };
+
+  bool is_over() const;
+  void wait();
+  void handle_signals();
+  void note_end(const ElasticRanks::End& end);
+  void follow();
+  void tell_ranks();
+  void report_ranks();
+  void end_ranks();
+  bool have_left() const;
+  int finish();
+  void log_change(const std::string& line);
+
+  const RunOptions& options_;
+  MemberLink& member_;
+  const AgentParts parts_;
+  AgentOutput output_;
+  LeaveRequest leave_;
+  ElasticRanks ranks_;
+  WorkerShutdown shutdown_;
+  ChangeTimes times_;
+  std::optional<RankLoss> loss_;
+  Ending end_;
+};
+
+}  // namespace cohort::launch

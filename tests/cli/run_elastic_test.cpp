@@ -1,0 +1,134 @@
+// `cohort run --elastic`: agents are processes of this host, and ranks make steps without tensors (tests/launch/elastic_program.cpp).
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <string>
+
+#include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
+#include "tests/cli/job.h"
+#include "tests/support/environment.h"
+#include "tests/support/messages.h"
+
+namespace cohort::test {
+namespace {
+
+using base::concat;
+
+class RunElasticTest : public ::testing::Test {
+ protected:
+  Job agent(std::vector<std::string> flags, std::vector<std::string> arguments = {}) {
+    flags.insert(flags.end(),
+                 {"--elastic", "--bind-to=none", "--shutdown-timeout=20", "--", COHORT_ELASTIC_PROGRAM});
+    flags.insert(flags.end(), arguments.begin(), arguments.end());
+    return Job(dir.path(), std::move(flags));
+  }
+  Job node(const std::string& nnodes, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--nnodes=" + nnodes, "--rdzv-endpoint=127.0.0.1:" + port});
+    return agent(std::move(more));
+  }
+  // The process that is this one of a generation, once it has entered.
+  pid_t process_in(int generation, int process, int num_processes) {
+    const auto file = dir / concat("in_", generation, "_", process, "_of_", num_processes);
+    EXPECT_TRUE(comes(file)) << file;
+    return std::filesystem::exists(file) ? std::stoi(read_file(file)) : 0;
+  }
+  static bool logs(const Job& job, const std::string& text) {
+    return base::poll_until([&] { return job.err().find(text) != std::string::npos; },
+                            base::Deadline(std::chrono::seconds(60)));
+  }
+  void let_end() { write_file(dir / "go", ""); }
+
+  TempDir dir;
+  const std::string port = std::to_string(free_port());
+  ScopedEnv threads{"OMP_NUM_THREADS", "1"};
+};
+
+TEST_F(RunElasticTest, ARankThatDiesHasASuccessorAndTheOthersLiveOn) {
+  Job job = agent({"--standalone", "--nproc-per-node=2", "--max-restarts=1"});
+  const pid_t first = process_in(1, 0, 2), second = process_in(1, 1, 2);
+  ASSERT_TRUE(first != 0 && second != 0);
+  ASSERT_TRUE(logs(job, "generation 1: the run begins; rebuild ")) << job.err();
+  ::kill(second, SIGKILL);
+  EXPECT_EQ(process_in(2, 0, 2), first);
+  const pid_t successor = process_in(2, 1, 2);
+  EXPECT_NE(successor, second);
+  ASSERT_TRUE(logs(job, "generation 2: agent 1 at 127.0.0.1:")) << job.err();
+  let_end();
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  expect_in(job.err(), {"rank 1 of 2 failed first: it was killed by signal 9 (Killed)", "; agree ",
+                        " ms, rebuild ", " ms, redo ", " ms, total "});
+}
+
+TEST_F(RunElasticTest, AWarmRankTakesThePlaceOfOneThatDies) {
+  Job job = agent({"--standalone", "--nproc-per-node=1", "--max-restarts=1", "--warm-ranks=1"});
+  const pid_t first = process_in(1, 0, 1);
+  ASSERT_TRUE(comes(dir / "pid_1"));
+  const pid_t warm = std::stoi(read_file(dir / "pid_1"));
+  ASSERT_NE(first, 0);
+  std::filesystem::remove(dir / "pid_1");
+  ::kill(first, SIGKILL);
+  EXPECT_EQ(process_in(2, 0, 1), warm);
+  EXPECT_TRUE(comes(dir / "pid_1")) << "another one waits in its place";
+  let_end();
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_TRUE(std::filesystem::exists(dir / concat("end_", warm)));
+  EXPECT_FALSE(std::filesystem::exists(dir / concat("end_", read_file(dir / "pid_1"))))
+      << "what has not taken part must not act as if it had";
+}
+
+TEST_F(RunElasticTest, NodesJoinAndDieWhileOtherRanksLiveOn) {
+  Job first = node("1:2");
+  const pid_t survivor = process_in(1, 0, 1);
+  ASSERT_NE(survivor, 0);
+  Job second = node("1:2");
+  EXPECT_EQ(process_in(2, 0, 2), survivor);
+  ASSERT_NE(process_in(2, 1, 2), 0);
+  ASSERT_TRUE(logs(second, "generation 2: agent 2 at 127.0.0.1:")) << second.err();
+  second.worker().signal(SIGKILL);
+  EXPECT_EQ(process_in(3, 0, 1), survivor);
+  ASSERT_TRUE(logs(first, " died; rebuild ")) << first.err();
+  let_end();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+}
+
+TEST_F(RunElasticTest, ANodeThatLeavesByNoticeEndsItsRanksOnceTheyAreOut) {
+  const std::string notice = (dir / "notice").string();
+  Job first = node("1:2");
+  const pid_t survivor = process_in(1, 0, 1);
+  Job second = node("1:2", {"--notice-file=" + notice, "--monitor-interval=0.02"});
+  const pid_t leaver = process_in(2, 1, 2);
+  ASSERT_TRUE(survivor != 0 && leaver != 0);
+  write_file(notice, "");
+  EXPECT_EQ(second.wait(), 143);
+  EXPECT_EQ(process_in(3, 0, 1), survivor);
+  expect_in(second.err(), {": this node leaves the run", "signal 15 (Terminated) is passed on to 1 rank"});
+  ASSERT_TRUE(logs(first, " leaves; rebuild ")) << first.err();
+  let_end();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+}
+
+TEST_F(RunElasticTest, WhenNoRestartIsLeftTheRunEndsForAll) {
+  Job first = node("2:2");
+  ASSERT_TRUE(logs(first, "this node waits for nodes"));
+  Job second = node("2:2");
+  const pid_t victim = process_in(1, 1, 2);
+  ASSERT_NE(victim, 0);
+  ASSERT_NE(process_in(1, 0, 2), 0);
+  ::kill(victim, SIGKILL);
+  EXPECT_EQ(first.wait(), 137);
+  EXPECT_EQ(second.wait(), 137);
+  for (const Job* job : {&first, &second}) expect_in(job->err(), {"(0 restarts used of 0)"});
+}
+
+TEST_F(RunElasticTest, ARankThatCannotBeginEndsItsNode) {
+  Job job =
+      agent({"--nnodes=2:2", "--rdzv-endpoint=127.0.0.1:" + port, "--max-restarts=1"}, {"no such model"});
+  EXPECT_EQ(job.wait(), 5);
+  expect_in(job.err(), {"it ended with status 5", "no such model"});
+}
+
+}  // namespace
+}  // namespace cohort::test

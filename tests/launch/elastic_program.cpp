@@ -1,0 +1,144 @@
+// A rank of an elastic run without tensors: processes of a generation make steps together, by words in its store. It ends when
+// FOLDER has a file "go". It notes what it does in files there.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+
+#include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/launch/error_file.h"
+#include "cohort/membership/net_store.h"
+#include "cohort/membership/rank_link.h"
+
+namespace {
+
+using namespace cohort;
+using base::Deadline;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+std::filesystem::path folder() {
+  return std::getenv("FOLDER");
+}
+
+void note(const std::string& name, const std::string& text) {
+  const std::filesystem::path path = folder() / name, partial = folder() / (name + ".partial");
+  std::ofstream(partial) << text;
+  std::filesystem::rename(partial, path);
+}
+
+class Rank {
+ public:
+  explicit Rank(membership::RankLink link) : link_(std::move(link)) {}
+
+  int run() {
+    note("pid_" + local_, std::to_string(::getpid()));
+    status_.is_ready = true;
+    say();
+    while (!order_.has_ended) {
+      read(Deadline(milliseconds(20)));
+      const std::uint64_t number = order_.generation.number;
+      if (!order_.process && status_.entered != 0 && status_.left < number) {
+        status_.left = number;
+        say();
+      } else if (order_.process && number > status_.entered && enter()) {
+        make_steps();
+      }
+    }
+    if (order_.has_succeeded) note(base::concat("end_", ::getpid()), "");
+    return order_.has_succeeded ? 0 : 1;
+  }
+
+ private:
+  void say() { link_.send(to_text(status_), Deadline(seconds(20))); }
+  void read(Deadline deadline) {
+    while (const auto text = link_.receive(deadline)) {
+      order_ = membership::parse_rank_order(*text);
+      deadline = Deadline(milliseconds(0));
+    }
+  }
+  std::string key(const std::string& what, int process) const {
+    return base::concat("generation/", status_.entered, "/", what, "/", process);
+  }
+  // Whether all processes of the generation have set their words; false where it is over.
+  bool exchange_words(const std::string& what, const std::string& word) {
+    try {
+      return exchange_in_store(what, word);
+    } catch (const membership::StaleGeneration&) {
+      return false;
+    }
+  }
+  bool exchange_in_store(const std::string& what, const std::string& word) {
+    store_->set(key(what, *order_.process), word);
+    std::vector<std::string> keys;
+    for (int p = 0; p < order_.generation.num_processes(); ++p) keys.push_back(key(what, p));
+    while (!store_->wait(keys, Deadline(milliseconds(5)))) {
+      read(Deadline(milliseconds(0)));
+      if (is_generation_over()) return false;
+    }
+    words_ = store_->get_all(keys);
+    return true;
+  }
+  bool is_generation_over() const {
+    return order_.has_ended || !order_.process || order_.generation.number != status_.entered;
+  }
+
+  bool enter() {
+    status_.entered = order_.generation.number;
+    store_ = std::make_unique<membership::NetStore>(membership::NetStoreOptions{
+        .address = order_.generation.store, .secret = base::Secret::of_process()});
+    say();
+    note(
+        base::concat("in_", status_.entered, "_", *order_.process, "_of_", order_.generation.num_processes()),
+        std::to_string(::getpid()));
+    if (!exchange_words("committed", std::to_string(status_.committed_steps))) return false;
+    // Whoever lacks the newest state has it from another one.
+    for (const std::string& word : words_)
+      status_.committed_steps = std::max<std::uint64_t>(status_.committed_steps, std::stoull(word));
+    status_.recovered = status_.entered;
+    say();
+    return true;
+  }
+
+  void make_steps() {
+    while (!is_generation_over()) {
+      const bool is_last = std::filesystem::exists(folder() / "go");
+      if (!exchange_words(base::concat("step ", status_.committed_steps), is_last ? "last" : "")) return;
+      ++status_.committed_steps;
+      status_.is_finished = std::ranges::count(words_, "last") > 0;
+      say();
+      while (status_.is_finished && !is_generation_over()) read(Deadline(milliseconds(20)));
+      read(Deadline(milliseconds(1)));
+    }
+  }
+
+  membership::RankLink link_;
+  membership::RankOrder order_;
+  membership::RankStatus status_;
+  std::unique_ptr<membership::NetStore> store_;
+  std::vector<std::string> words_;
+  const std::string local_ = std::getenv("LOCAL_RANK");
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (argc > 1) throw std::runtime_error(argv[1]);
+    auto link = membership::RankLink::of_process();
+    if (!link) throw std::runtime_error("no agent has started this program");
+    return Rank(*std::move(link)).run();
+  } catch (const std::exception& error) {
+    launch::record_error(error.what());
+    std::fprintf(stderr, "%s\n", error.what());
+    return 5;
+  }
+}
