@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "cohort/membership/etcd_options.h"
+
 /// How the agents of a job find each other, and which of them take part. No LibTorch.
 namespace cohort::launch {
 
@@ -18,14 +20,13 @@ enum class RendezvousBackend : std::uint8_t {
 };
 
 inline constexpr std::uint16_t kDefaultEndpointPort = 29400;  ///< torchrun's for c10d
-inline constexpr std::uint16_t kDefaultEtcdPort = 2379;
 
 /// What is asked for beyond a fixed number of nodes. RunOptions::nnodes is the most of them.
 struct RendezvousOptions {
   RendezvousBackend backend = RendezvousBackend::kStatic;
   int min_nodes = 1;   ///< the job continues with so many; ignored by kStatic
   int num_spares = 0;  ///< agents beyond nnodes that take the places of those that are gone
-  /// "host:port" of the agent that has the record, or of etcd: the same text on all nodes. Not for kStatic.
+  /// "host:port" of the agent that has the record, or of a member of etcd: the same text on all nodes. Not for kStatic.
   std::string endpoint = {};
   /// Whether this agent is the one at the endpoint. Nothing: if the endpoint names this host, and nobody listens there.
   std::optional<bool> is_host = std::nullopt;
@@ -33,7 +34,8 @@ struct RendezvousOptions {
   std::chrono::milliseconds last_call_timeout{0};
   /// An agent that two others have not heard for so long is given up.
   std::chrono::milliseconds silence{500};
-  std::chrono::milliseconds read_timeout{60'000};  ///< for an answer of etcd
+  membership::EtcdOptions etcd =
+      {};  ///< of kEtcd: `endpoint` is one of its endpoints, and the run's id is filled in
   /// The agent leaves once this file is there, as after a signal. Empty: there is none.
   std::filesystem::path notice_file = {};
 

@@ -35,7 +35,7 @@ std::span<const RunFlag> run_flags() {
       {"rdzv-endpoint", 0, "HOST:PORT",
        "static: --master-addr and --master-port in one. c10d: the rendezvous; the agent of that host keeps "
        "the "
-       "record, so that host must live. etcd: where etcd listens",
+       "record, so that host must live. etcd: HOST:PORT,... of etcd",
        ""},
       {"rdzv-backend", 0, "static|c10d|etcd",
        "The rendezvous: static, a fixed number at node 0; c10d (or embedded), at the endpoint; etcd. "

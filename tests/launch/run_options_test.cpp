@@ -165,6 +165,24 @@ TEST(RunOptionsTest, ABackendIsChosenByNameOrByWhatNeedsIt) {
   EXPECT_EQ(backend({{"nnodes", "2"}, {"rdzv-backend", "etcd"}}), RendezvousBackend::kEtcd);
   EXPECT_EQ(read({{"rdzv-backend", "etcd"}, {"rdzv-endpoint", "localhost"}}).rendezvous.endpoint,
             "localhost:2379");
+  const RunOptions etcd =
+      read({{"nnodes", "1:2"},
+            {"rdzv-backend", "etcd"},
+            {"secret-file", "key"},
+            {"rdzv-endpoint", "localhost,e2:77"},
+            {"rdzv-conf",
+             "protocol=https,ca_cert=ca,ssl_cert=cert,ssl_cert_key=private,etcd_prefix=/x/,user=me,"
+             "password_file=word,read_timeout=2"}});
+  EXPECT_EQ(etcd.rendezvous.endpoint, "e2:77") << "agents reach each other as they reach it";
+  EXPECT_EQ(etcd.rendezvous.etcd.endpoints, (std::vector<std::string>{"localhost:2379", "e2:77"}));
+  EXPECT_TRUE(etcd.rendezvous.etcd.is_tls);
+  EXPECT_EQ(etcd.rendezvous.etcd.authorities, "ca");
+  EXPECT_EQ(etcd.rendezvous.etcd.certificate, "cert");
+  EXPECT_EQ(etcd.rendezvous.etcd.key, "private");
+  EXPECT_EQ(etcd.rendezvous.etcd.prefix, "/x/");
+  EXPECT_EQ(etcd.rendezvous.etcd.user, "me");
+  EXPECT_EQ(etcd.rendezvous.etcd.password_file, "word");
+  EXPECT_EQ(etcd.rendezvous.etcd.request_timeout, milliseconds(2'000));
   // One node needs no address.
   EXPECT_EQ(read({{"rdzv-backend", "c10d"}}).rendezvous.endpoint, "127.0.0.1:0");
   const RunOptions alone =
@@ -205,7 +223,11 @@ TEST(RunOptionsTest, WhatABackendHasNoUseForIsRejectedByName) {
   dynamic("standalone", "1", "--rdzv-endpoint names one");
   rejected({{"nnodes", "1:2"}},
            "there may be 2 nodes, and nothing says where their rendezvous is. Try: --rdzv-endpoint");
-  rejected({{"nnodes", "2"}, {"rdzv-backend", "etcd"}}, "Try: --rdzv-endpoint HOST:PORT of etcd");
+  rejected({{"nnodes", "2"}, {"rdzv-backend", "etcd"}}, "Try: --rdzv-endpoint HOST:PORT,... of etcd");
+  rejected({{"rdzv-backend", "etcd"}, {"rdzv-endpoint", "e:x"}}, "an endpoint of etcd is \"e:x\"");
+  rejected({{"rdzv-backend", "etcd"}, {"rdzv-endpoint", "e"}, {"rdzv-conf", "protocol=ftp"}},
+           "expected http or https");
+  dynamic("rdzv-conf", "ca_cert=x", "--rdzv-conf ca_cert is for --rdzv-backend etcd");
   rejected({{"nnodes", "1:2"}, {"standalone", "1"}}, "--standalone is for one node");
   rejected({{"nnodes", "1:2"}, {"rdzv-endpoint", "localhost:0"}}, "--rdzv-endpoint has port 0");
   rejected({{"nnodes", "1:2"}, {"rdzv-endpoint", "n1:x"}}, "--rdzv-endpoint is 'n1:x', expected HOST:PORT");

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <tuple>
 
 #include "tests/support/contains.h"
 
@@ -353,37 +354,28 @@ TEST(DecideTest, AProgramThatIsNotElasticGetsAnotherStoreEachTime) {
   run.record.settings.max_restarts = 9;
   run.form({"a", "b"});
   EXPECT_EQ(run.record.generation.store, "store-a");
-  const auto fail = [](Report& report) { report.failure = "rank 1 ended with status 3"; };
-  run.hear("b", fail);
+  const auto hear = [&](const char* agent, const char* store, const char* failure) {
+    run.hear(agent,
+             [&](Report& report) { std::tie(report.store, report.failure) = std::tuple(store, failure); });
+  };
+  hear("b", "store-b", "a rank failed");
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.generation.store, "store-b") << "nobody else offers another one";
-  run.hear("b", [](Report& report) { report.store = "store-b2"; });
-  run.hear("a", [&](Report& report) {
-    fail(report);
-    report.store = "store-a2";
-  });
+  hear("b", "store-b2", "");
+  hear("a", "store-a2", "a rank failed");
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.generation.store, "store-a2");
 
   // One agent alone, which is late with its offer.
   run.seen.agents.at("b").is_dead = true;
-  run.hear("a", [](Report& report) {
-    report.store = "store-a2";
-    report.failure.clear();
-  });
+  hear("a", "store-a2", "");
   EXPECT_FALSE(run.step());
-  EXPECT_EQ(run.record.restarts_used, 2);
-  run.hear("a", [](Report& report) {
-    report.store = "store-a3";
-    report.failure.clear();
-  });
+  hear("a", "store-a3", "");
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.generation.store, "store-a3");
-  run.hear("a", [&](Report& report) {
-    fail(report);
-    report.store = "store-a3";
-  });
+  hear("a", "store-a3", "a rank failed");
   EXPECT_FALSE(run.step());
+  EXPECT_EQ(run.record.restarts_used, 2);
   run.wait(milliseconds(2'100));
   EXPECT_TRUE(run.step()) << "an agent that offers none does not hold up the run";
   EXPECT_EQ(run.record.restarts_used, 3);

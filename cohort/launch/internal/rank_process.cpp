@@ -17,9 +17,9 @@
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
+#include "cohort/base/process.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/launch/error_file.h"
-#include "cohort/base/process.h"
 #include "cohort/launch/internal/survival.h"
 
 namespace cohort::launch {

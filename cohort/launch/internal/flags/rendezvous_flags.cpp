@@ -10,7 +10,9 @@
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/launch/limits.h"
+#include "cohort/membership/etcd_store.h"
 
 namespace cohort::launch {
 namespace {
@@ -18,6 +20,7 @@ namespace {
 using base::concat;
 using std::chrono::milliseconds;
 using Backend = RendezvousBackend;
+using Etcd = membership::EtcdOptions;
 
 constexpr int kMinSilence = 20, kMaxSilence = 3'600'000;  // ms
 constexpr int kMaxVirtualRanks = 1'000'000;
@@ -62,7 +65,16 @@ void read_is_host(const FlagValue& value, RunOptions& options) {
   options.rendezvous.is_host = value.truth();
 }
 void read_read_timeout(const FlagValue& value, RunOptions& options) {
-  options.rendezvous.read_timeout = value.seconds(0.001);
+  options.rendezvous.etcd.request_timeout = value.seconds(0.001);
+}
+void read_protocol(const FlagValue& value, RunOptions& options) {
+  if (value.text != "http" && value.text != "https") value.reject("http or https");
+  options.rendezvous.etcd.is_tls = value.text == "https";
+}
+template <auto kField>
+void read_etcd_text(const FlagValue& value, RunOptions& options) {
+  if (value.text.empty()) value.reject("a text");
+  options.rendezvous.etcd.*kField = value.text;
 }
 
 // torchrun's static rendezvous calls the time limit timeout, and its dynamic rendezvous calls it join_timeout.
@@ -74,6 +86,13 @@ constexpr RdzvKey kRdzvKeys[] = {
     {"last_call_timeout", kDynamic, read_last_call},
     {"is_host", kOnlyEmbedded, read_is_host},
     {"read_timeout", kOnlyEtcd, read_read_timeout},
+    {"protocol", kOnlyEtcd, read_protocol},
+    {"ca_cert", kOnlyEtcd, read_etcd_text<&Etcd::authorities>},
+    {"ssl_cert", kOnlyEtcd, read_etcd_text<&Etcd::certificate>},
+    {"ssl_cert_key", kOnlyEtcd, read_etcd_text<&Etcd::key>},
+    {"etcd_prefix", kOnlyEtcd, read_etcd_text<&Etcd::prefix>},
+    {"user", kOnlyEtcd, read_etcd_text<&Etcd::user>},
+    {"password_file", kOnlyEtcd, read_etcd_text<&Etcd::password_file>},
     {"store_type", 0, nullptr,
      "leave it out: the record is in the agent at the endpoint (--rdzv-backend c10d), or in etcd"},
     {"close_timeout", 0, nullptr, "leave it out: a run is over when the ranks of all members have ended"},
@@ -183,6 +202,14 @@ void read_static_place(const FlagValues& flags, RunOptions& options) {
   }
 }
 
+// Agents reach each other as they reach etcd: one of its members may be on this host, and others not.
+std::string far_endpoint(const std::vector<std::string>& endpoints) {
+  const auto found = std::ranges::find_if(endpoints, [](const std::string& endpoint) {
+    return !base::is_this_host(split_endpoint(endpoint).host);
+  });
+  return found == endpoints.end() ? endpoints.front() : *found;
+}
+
 void read_dynamic_place(const FlagValues& flags, RunOptions& options) {
   for (const char* fixed : {"node-rank", "master-addr", "master-port"}) {
     if (const auto given = flags.get(fixed)) {
@@ -194,10 +221,14 @@ void read_dynamic_place(const FlagValues& flags, RunOptions& options) {
   }
   RendezvousOptions& rendezvous = options.rendezvous;
   if (const auto given = flags.get("rdzv-endpoint")) {
-    const auto endpoint = read_endpoint_text(
-        given->text, rendezvous.backend == Backend::kEtcd ? kDefaultEtcdPort : kDefaultEndpointPort);
-    if (!endpoint) given->reject("HOST:PORT");
-    rendezvous.endpoint = *endpoint;
+    if (rendezvous.backend == Backend::kEtcd) {
+      rendezvous.etcd.endpoints = membership::parse_etcd_endpoints(given->text);
+      rendezvous.endpoint = far_endpoint(rendezvous.etcd.endpoints);
+    } else {
+      const auto endpoint = read_endpoint_text(given->text, kDefaultEndpointPort);
+      if (!endpoint) given->reject("HOST:PORT");
+      rendezvous.endpoint = *endpoint;
+    }
   }
   if (const auto given = flags.get("silence")) {
     rendezvous.silence = milliseconds(given->integer(kMinSilence, kMaxSilence));
@@ -268,7 +299,7 @@ void check_dynamic(const RunOptions& options) {
     reject_options(concat("there may be ", options.nnodes + rendezvous.num_spares,
                           " nodes, and nothing says where their rendezvous is"),
                    rendezvous.backend == Backend::kEtcd
-                       ? "--rdzv-endpoint HOST:PORT of etcd"
+                       ? "--rdzv-endpoint HOST:PORT,... of etcd"
                        : "--rdzv-endpoint HOST:PORT, the same on all nodes, with the host of one of them");
   }
   if (!options.is_alone() && rendezvous.endpoint.ends_with(":0")) {
