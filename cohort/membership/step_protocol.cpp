@@ -110,7 +110,9 @@ void StepProtocol::recover() {
 void StepProtocol::begin_step() {
   phase_ = Phase::kComputing;
   has_added_ = false;
-  host_.compute(committed_);
+  if (host_.compute(committed_)) return;
+  phase_ = Phase::kIdle;
+  enter_if_due();
 }
 
 void StepProtocol::on_computed(std::uint64_t generation, std::uint64_t step) {

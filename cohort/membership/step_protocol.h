@@ -37,8 +37,8 @@ class StepHost {
   virtual std::string state() = 0;
   virtual void copy_state(const std::string& state, std::uint64_t steps) = 0;
   /// Begins to compute what its virtual ranks give for a step; StepProtocol::on_computed() follows. What it computed before
-  /// is not needed.
-  virtual void compute(std::uint64_t step) = 0;
+  /// is not needed. Returns false where all steps are made: then the process enters the next generation at once.
+  virtual bool compute(std::uint64_t step) = 0;
   /// A slice of what was computed; process `slice` adds it.
   virtual std::string cover(std::uint64_t step, int slice) = 0;
   /// Adds the covers of all processes, in their order: this process's own slice.

@@ -31,7 +31,7 @@ TEST(StoreMessageTest, MessagesAreReadAsTheyWereWritten) {
        {StoreRequest{StoreRequest::Type::kSet, 3, 0, {bytes}, bytes},
         StoreRequest{StoreRequest::Type::kAdd, 4, -7, {"a"}, ""},
         StoreRequest{StoreRequest::Type::kWait, 5, 0, {"a", bytes}, ""},
-        StoreRequest{StoreRequest::Type::kCancel, ~std::uint64_t{0}, 0, {}, ""}}) {
+        StoreRequest{StoreRequest::Type::kCancel, std::uint64_t{1} << 62, 0, {}, ""}}) {
     EXPECT_EQ(parse_store_request(message_of(request)), request);
   }
   const StoreReply reply{StoreReply::Status::kMissing, 9, -1, {"", bytes}};

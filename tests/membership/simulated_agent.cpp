@@ -70,7 +70,7 @@ void SimulatedRun::Process::copy_state(const std::string& state, std::uint64_t s
     run_.world_.fail("a state was copied that is not the one after its steps");
 }
 
-void SimulatedRun::Process::compute(std::uint64_t step) {
+bool SimulatedRun::Process::compute(std::uint64_t step) {
   const std::shared_ptr<Agent> agent = agent_.lock();
   recovered = generation_.number;
   run_.report(agent);
@@ -89,7 +89,7 @@ void SimulatedRun::Process::compute(std::uint64_t step) {
   if (step >= run_.total_steps_) {
     is_finished = true;
     run_.report(agent);
-    return;
+    return false;
   }
   ++computing_;
   const auto done = [this, weak = agent_, generation = generation_.number, step, number = computing_] {
@@ -98,6 +98,7 @@ void SimulatedRun::Process::compute(std::uint64_t step) {
     steps.on_computed(generation, step);
   };
   run_.world_.on_host(agent->host, run_.world_.now() + run_.world_.between(80, 400), done);
+  return true;
 }
 
 std::string SimulatedRun::Process::cover(std::uint64_t step, int slice) {

@@ -60,7 +60,7 @@ class SimulatedRun::Process : public membership::StepHost {
   void send(int process, membership::StepMessage message) override;
   std::string state() override { return bytes_of({state_}) + sums_; }
   void copy_state(const std::string& state, std::uint64_t steps) override;
-  void compute(std::uint64_t step) override;
+  bool compute(std::uint64_t step) override;
   std::string cover(std::uint64_t step, int slice) override;
   std::string add(std::uint64_t step, const std::vector<std::string>& covers) override;
   void apply(std::uint64_t step, const std::vector<std::string>& sums) override;

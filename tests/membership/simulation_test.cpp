@@ -107,7 +107,7 @@ TEST(MembershipSimulationTest, PlantedFaultsAreFound) {
   for (const Fault& fault : faults) {
     std::string error;
     std::uint64_t seed = 1;
-    for (; seed <= 500 && error.empty(); ++seed) {
+    for (; seed <= 2000 && error.empty(); ++seed) {
       error = SimulatedRun({.seed = seed, .is_embedded = fault.is_embedded, .planted = fault.planted}).run();
     }
     EXPECT_NE(error, "") << "fault " << static_cast<int>(fault.planted) << " was not found";

@@ -28,6 +28,7 @@ class TestProcess : public StepHost {
 
   StepProtocol steps;
   int value = 0, num_computed = 0, num_left = 0, num_lost = 0;
+  std::uint64_t end = 1'000'000;  // steps of the run
   std::optional<std::uint64_t> computing, applying;
   std::deque<std::pair<int, StepMessage>> outbox;
   Generation generation;
@@ -36,9 +37,11 @@ class TestProcess : public StepHost {
   void send(int process, StepMessage message) override { outbox.emplace_back(process, std::move(message)); }
   std::string state() override { return std::to_string(value); }
   void copy_state(const std::string& state, std::uint64_t) override { value = std::stoi(state); }
-  void compute(std::uint64_t step) override {
+  bool compute(std::uint64_t step) override {
+    if (step == end) return false;
     computing = step;
     ++num_computed;
+    return true;
   }
   std::string cover(std::uint64_t, int slice) override {
     const VirtualBlock block = generation.block(number);
@@ -157,6 +160,19 @@ TEST(StepProtocolTest, AStepUnderWayIsDroppedWhereAMemberIsGone) {
   EXPECT_EQ(group.processes[0]->computing, 0U);
   group.make_step();
   EXPECT_EQ(group.processes[0]->value, 4);
+}
+
+TEST(StepProtocolTest, WhoHasMadeTheLastStepWaitsForNoStep) {
+  Group group;
+  group.begin(1);
+  TestProcess& process = *group.processes[0];
+  process.end = process.steps.committed_steps() + 1;
+  group.make_step();
+  ASSERT_FALSE(process.computing);
+  Generation next = generation_of(2, 2);
+  next.is_planned = true;
+  process.steps.announce(next, 0);
+  EXPECT_EQ(process.steps.generation(), 2U);
 }
 
 TEST(StepProtocolTest, AProcessThatChangesItsStateFinishesFirst) {

@@ -432,11 +432,6 @@ void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time
     const std::string other = difference(options_.settings, next.settings);
     if (!other.empty()) return fail("the run has other settings: " + other);
   }
-  // Of one run neither ever decreases.
-  if (record_ && (next.next_id < record_->next_id || next.generation.number < record_->generation.number)) {
-    if (failure_.empty()) failure_ = "another run with the id " + next.settings.run_id + " has begun";
-    return;
-  }
   note_drops(next, now);
   note_places(next, revision);
   blocked_since_.reset();

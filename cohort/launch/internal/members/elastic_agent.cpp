@@ -136,7 +136,7 @@ void ElasticAgent::tell_ranks() {
   order.has_succeeded = member_.has_succeeded();
   order.end_cause = view.failure;
   if (view.record) {
-    order.generation = view.record->generation;
+    order.generation = view.record->generation.for_ranks(member_.status().committed_steps);
     if (order.end_cause.empty()) order.end_cause = view.record->end_cause;
   }
   if (const std::uint64_t number = member_.generation(); number != 0) {
