@@ -59,7 +59,8 @@ struct Entry {
   bool has_copied = false;             ///< the state came from another process
 };
 
-/// The run as a process sees it. Threads: one caller, but for ended().
+/// The run as a process sees it. elastic::run (run.h) is the loop below, and abandons steps of a VirtualRankSync. Threads: one
+/// caller.
 ///
 ///     elastic::Entry entry = session->enter(0);              // blocks until there is a generation
 ///     while (entry.steps < total) {
