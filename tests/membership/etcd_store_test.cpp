@@ -169,7 +169,7 @@ TEST(EtcdStoreTest, AnAgentOfAnEarlierRunHasNoPartInTheNext) {
   StoreUser next(options_of(etcd));
   ASSERT_EQ(next.swap(next.read().revision, to_text(RendezvousRecord())).type, Type::kSwapped);
   EXPECT_TRUE(comes_true([&] { return !agent.member.view().failure.empty(); }));
-  EXPECT_EQ(agent.member.view().failure, "another run with the id none has begun");
+  EXPECT_EQ(agent.member.view().failure, "the record is of another run by now");
 }
 
 TEST(EtcdStoreTest, WhileEtcdIsStoppedASwapIsUnknownAndThenTheRecordIsTold) {
