@@ -23,7 +23,8 @@ struct EtcdOptions {
   std::string user;                     ///< where etcd has authentication
   std::filesystem::path password_file;  ///< of the user; only its owner may read it. Read at each login
 
-  std::chrono::milliseconds request_timeout{500};  ///< of one request to one endpoint
+  /// Of a request to an endpoint; up to eight times as long where none answers.
+  std::chrono::milliseconds request_timeout{500};
   /// Of a compare-and-swap over all endpoints; then it is kUnknown, and the record is told as soon as etcd answers.
   std::chrono::milliseconds swap_timeout{1'500};
 };

@@ -260,7 +260,7 @@ TEST(EtcdFaultsTest, AnOlderPathOfTheGatewayIsFound) {
 }
 
 TEST(EtcdFaultsTest, ServersThatAreNoEtcdAreNamedAndPassedOver) {
-  static constexpr std::string_view kSilent = "no answer within 200 ms";
+  static constexpr std::string_view kSilent = "no answer in time";
   struct Case {
     std::string_view part;  // of the log
     HttpServer::Handler handler;

@@ -7,7 +7,7 @@
 //
 // A compare-and-swap that had no answer may have been made, or may be made later. To send it again is safe: at most one of
 // them changes the record, since each compares the same revision. If it was an earlier one, etcd answers with a conflict and
-// this very text, which counts as made; where somebody has changed the record since, nobody can tell. After `swap_timeout` it is
+// this very text, which counts as made, as it does where a watch or a read tells it first; where somebody has changed the record since, nobody can tell. After `swap_timeout` it is
 // unknown; then the record is read until etcd answers.
 //
 // The record of a run that has ended is written with a lease, so that late agents hear of the end, and the same run id can be
@@ -77,11 +77,13 @@ void Client::start(Operation& operation, const char* path, std::string body) {
   operation.endpoint = endpoint();
   operation.is_beta = is_beta_;
   operation.told = told_.revision;
+  // One that is slow as a whole would not answer any try.
+  const int num_rounds = operation.num_failures / static_cast<int>(options_.endpoints.size());
   operation.id = http_.start({.endpoint = endpoint(),
                               .path = concat(is_beta_ ? "/v3beta" : "/v3", path),
                               .body = std::move(body),
                               .token = token_,
-                              .timeout = options_.request_timeout,
+                              .timeout = options_.request_timeout * (1 << std::min(num_rounds, 3)),
                               .is_stream = &operation == &watch_,
                               .may_repeat = &operation != &put_});
 }
@@ -302,6 +304,12 @@ Entry Client::newest(const Entry& entry, std::uint64_t told) {
 void Client::tell(StoreAnswer::Type type, const Entry& entry) {
   if (entry.revision > told_.revision) told_ = entry;
   listener_({type, entry.revision, entry.text});
+  // A swap that waits for its answer has it where its text is news.
+  if (type != StoreAnswer::Type::kRecord || !swap_ || swap_->num_sent == 0) return;
+  if (entry.revision <= swap_->expected || entry.text != swap_->text) return;
+  stop(put_);
+  swap_.reset();
+  listener_({StoreAnswer::Type::kSwapped, entry.revision, entry.text});
 }
 
 }  // namespace cohort::membership::etcd

@@ -52,12 +52,7 @@ bool is_about_tls(CURLcode code) {
 
 struct HttpClient::Transfer {
   Transfer(std::uint64_t its_id, const HttpRequest& request, bool has_tls, std::vector<HttpEvent>& all_events)
-      : id(its_id),
-        is_stream(request.is_stream),
-        is_tls(has_tls),
-        body(request.body),
-        timeout(request.timeout),
-        events(all_events) {}
+      : id(its_id), is_stream(request.is_stream), is_tls(has_tls), body(request.body), events(all_events) {}
   ~Transfer() {
     ::curl_easy_cleanup(easy);
     ::curl_slist_free_all(headers);
@@ -92,7 +87,7 @@ struct HttpClient::Transfer {
 
   std::string problem(CURLcode code) const {
     if (is_too_long) return concat("its answer is longer than ", kMaxAnswerBytes >> 20, " MiB");
-    if (code == CURLE_OPERATION_TIMEDOUT) return concat("no answer within ", timeout.count(), " ms");
+    if (code == CURLE_OPERATION_TIMEDOUT) return "no answer in time";
     if (code == CURLE_GOT_NOTHING && !is_tls) {
       return concat(::curl_easy_strerror(code), ", as where TLS is expected. Try: protocol=https");
     }
@@ -109,7 +104,6 @@ struct HttpClient::Transfer {
   const std::uint64_t id;
   const bool is_stream, is_tls;
   const std::string body;
-  const std::chrono::milliseconds timeout;
   std::vector<HttpEvent>& events;
   CURL* easy = nullptr;
   curl_slist* headers = nullptr;
