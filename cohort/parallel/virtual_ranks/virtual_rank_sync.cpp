@@ -2,12 +2,14 @@
 // a leaf, and buffers are restored. The first average() closes the last virtual rank, for all optimizers: what
 // comes later could not be of all virtual ranks. Then all processes tell each other samples and the first
 // virtual rank that is not finite, and only if there is none do gradients travel. Where prepare() comes before
-// the last backward, this header travels meanwhile, and then the first buckets.
+// the last backward, this header travels meanwhile, and then the first buckets. All transfers of a first average
+// end before buffers change, so a step that fails has changed nothing.
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -16,6 +18,7 @@
 #include "cohort/parallel/sync_batch_norm.h"
 #include "cohort/parallel/virtual_ranks/internal/share_buffers.h"
 #include "cohort/parallel/virtual_ranks/internal/tree_reducer.h"
+#include "cohort/parallel/virtual_ranks/text_gather.h"
 
 namespace cohort::parallel {
 namespace {
@@ -97,7 +100,7 @@ void VirtualRankSync::set_exchange(std::shared_ptr<SliceExchange> exchange) {
   }
   check_processes(exchange == nullptr ? 1 : exchange->size());
   step_.reset();  // a further average() of it would be of processes that have left
-  exchange_ = std::move(exchange);
+  exchange_ = exchange != nullptr && exchange->size() > 1 ? std::move(exchange) : nullptr;
   for (auto& [optimizer, reducer] : reducers_) reducer->release_memory();
   if (buffers_ != nullptr) buffers_->release_result();
 }
@@ -110,8 +113,7 @@ void VirtualRankSync::abandon_step() {
 }
 
 ShareRange VirtualRankSync::shares() const {
-  const int process = exchange_ == nullptr ? 0 : exchange_->rank();
-  const LeafRange block = block_of(process, num_processes(), options_.num_virtual_ranks);
+  const LeafRange block = block_of(process(), num_processes(), options_.num_virtual_ranks);
   return {.first = block.begin, .count = block.size(), .of = options_.num_virtual_ranks};
 }
 
@@ -283,6 +285,12 @@ AverageReport VirtualRankSync::average(const optim::Optimizer& optimizer, double
                      "while (batch.advance()) before average_gradients()");
   }
   const bool is_first = !step_->is_averaged;
+  if (!is_first && hooks_.text) {
+    throw UsageError(kWhereVirtual,
+                     "gradients are averaged twice in a step that is a transaction: the second average could "
+                     "fail when parameters have changed",
+                     "one optimizer, with one average_gradients() in a step");
+  }
   if (is_first && !finite && step_->is_header_sent) {
     throw UsageError(kWhereVirtual,
                      "average() says that a loss is not finite, and prepare() said that it is");
@@ -304,7 +312,15 @@ AverageReport VirtualRankSync::average(const optim::Optimizer& optimizer, double
   const bool has_sum = report.ok() && report.weight > 0;
   if (has_sum) reducer.send(report.weight);
   if (is_first && report.ok()) buffers_->send_result(exchange_.get());
+  // After the buckets, of which some may have been sent during backward: the order is that of all processes.
+  std::optional<TextGather> texts;
+  if (hooks_.text) {
+    texts.emplace(exchange_.get(), hooks_.text());
+    texts->send_text();
+  }
   if (has_sum) report.bytes = reducer.finish(report.weight);
+  if (is_first && report.ok()) buffers_->receive_result();
+  if (texts) hooks_.before_changes(texts->receive());
   if (is_first && report.ok()) buffers_->set_result();
   if (is_first && !report.ok()) buffers_->restore();
   ++step_->num_averages;
@@ -314,6 +330,19 @@ AverageReport VirtualRankSync::average(const optim::Optimizer& optimizer, double
 double idle_share(std::int64_t num_virtual_ranks, int num_processes) {
   const std::int64_t rounds = (num_virtual_ranks + num_processes - 1) / num_processes;
   return 1 - static_cast<double>(num_virtual_ranks) / static_cast<double>(rounds * num_processes);
+}
+
+std::string describe_virtual_ranks(std::int64_t num_virtual_ranks, int num_processes) {
+  std::string text =
+      base::concat(num_virtual_ranks, num_virtual_ranks == 1 ? " virtual rank on " : " virtual ranks on ",
+                   num_processes, num_processes == 1 ? " process" : " processes");
+  const double idle = idle_share(num_virtual_ranks, num_processes);
+  if (idle > 0) {
+    text +=
+        base::concat(": a process is idle for ", std::round(idle * 1000) / 10, " % of a step on average, as ",
+                     num_processes, " does not divide ", num_virtual_ranks);
+  }
+  return text;
 }
 
 }  // namespace cohort::parallel

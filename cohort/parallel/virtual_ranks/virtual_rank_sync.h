@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cohort/comm/group.h"
@@ -24,6 +26,15 @@ struct VirtualRankOptions {
   std::int64_t num_virtual_ranks = 1;
   /// Of gradients that travel together. Part of no result.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
+};
+
+/// What processes tell each other in a step beside gradients, and when the step can no longer fail.
+struct StepHooks {
+  /// Returns what this process tells all. Called once in a step, in the first average().
+  std::function<std::string()> text;
+  /// All transfers of the step have ended. `texts` are those of all processes, in their order. After it buffers
+  /// change. What it throws gives up the step.
+  std::function<void(const std::vector<std::string>& texts)> before_changes;
 };
 
 /// Makes a step of V virtual ranks on W processes, W = 1 to V, with bits that do not depend on W. Process p has
@@ -55,6 +66,9 @@ class VirtualRankSync : public GradientSync {
   VirtualRankSync* virtual_ranks() override { return this; }
   std::int64_t num_virtual_ranks() const { return options_.num_virtual_ranks; }
   ShareRange shares() const override;
+  /// This process, and how many there are, of the group or of set_exchange().
+  int process() const { return exchange_ == nullptr ? 0 : exchange_->rank(); }
+  int num_processes() const { return exchange_ == nullptr ? 1 : exchange_->size(); }
 
   /// A transfer of the step under way has thrown, so nobody finishes the step: buffers are those of its begin again, and
   /// parameters have no gradient. Does nothing where all optimizers of the step have their averages. Other processes may
@@ -65,6 +79,9 @@ class VirtualRankSync : public GradientSync {
   /// Processes that are new to the run need the state of the others first. Throws: UsageError for more
   /// processes than virtual ranks, or within a step. Memory for sums is made anew, by `exchange`.
   void set_exchange(std::shared_ptr<SliceExchange> exchange);
+  /// With hooks a step is a transaction: it has one average(), all of whose transfers end before anything but
+  /// gradients changes. Between two steps.
+  void set_step_hooks(StepHooks hooks) { hooks_ = std::move(hooks); }
 
   /// Throws: UsageError for a module that computes statistics over processes (SyncBatchNorm).
   void begin(const TaskParts& parts) override;
@@ -86,7 +103,6 @@ class VirtualRankSync : public GradientSync {
 
  private:
   struct Step;
-  int num_processes() const { return exchange_ == nullptr ? 1 : exchange_->size(); }
   void check_processes(int count) const;
   void check_known(const optim::Optimizer& optimizer) const;
   void check_samples(double samples) const;
@@ -103,10 +119,13 @@ class VirtualRankSync : public GradientSync {
   std::set<const at::TensorImpl*> known_;  // parameters of all reducers
   std::unique_ptr<ShareBuffers> buffers_;
   std::unique_ptr<Step> step_;  // null: none is being made
+  StepHooks hooks_;
 };
 
 /// Returns the share of time in which the average process has nothing to compute: 0 where the processes divide
 /// the virtual ranks.
 double idle_share(std::int64_t num_virtual_ranks, int num_processes);
+/// Returns "8 virtual ranks on 3 processes", with the share of time in which a process has nothing to compute.
+std::string describe_virtual_ranks(std::int64_t num_virtual_ranks, int num_processes);
 
 }  // namespace cohort::parallel

@@ -86,9 +86,12 @@ void ShareBuffers::release_result() {
   result_ = make_copies();
 }
 
-void ShareBuffers::set_result() {
+void ShareBuffers::receive_result() {
   for (const SliceExchange::Transfer& arrived : transfers_) arrived();
   transfers_.clear();
+}
+
+void ShareBuffers::set_result() {
   copy_all(buffers_, result_.tensors);
 }
 

@@ -27,7 +27,9 @@ class ShareBuffers {
   void send_result(SliceExchange* exchange);
   /// What keep_result() copies lies in other memory from now on.
   void release_result();
-  /// The buffers become what was sent. Blocking.
+  /// Waits for what was sent, and changes no buffer.
+  void receive_result();
+  /// The buffers become what was sent. After receive_result().
   void set_result();
 
  private:
