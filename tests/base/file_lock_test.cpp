@@ -32,6 +32,18 @@ namespace {
 
 using test::TempDir;
 
+TEST(FileLockTest, SharersKeepOutWhoWantsItAlone) {
+  const TempDir dir;
+  std::optional<FileLock> first(std::in_place, dir / ".lock", FileLock::Mode::kShared),
+      second(std::in_place, dir / ".lock", FileLock::Mode::kShared);
+  first.reset();
+  COHORT_EXPECT_THROW_WITH(FileLock(dir / ".lock"), SystemError, "is in use by process");
+  second.reset();
+  const FileLock alone(dir / ".lock");
+  COHORT_EXPECT_THROW_WITH(FileLock(dir / ".lock", FileLock::Mode::kShared), SystemError,
+                           "is in use by process");
+}
+
 TEST(FileLockTest, SecondHolderIsToldWhoTheFirstIs) {
   const TempDir dir;
   std::optional<FileLock> lock(std::in_place, dir / ".lock");

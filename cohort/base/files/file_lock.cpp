@@ -27,13 +27,14 @@ std::string folder_of(const std::filesystem::path& path) {
 
 }  // namespace
 
-FileLock::FileLock(const std::filesystem::path& path) {
+FileLock::FileLock(const std::filesystem::path& path, Mode mode) {
   file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (file_ < 0) {
     throw SystemError("base.lock", concat("cannot open ", path.string(), ": ", std::strerror(errno)));
   }
+  const int operation = mode == Mode::kAlone ? LOCK_EX : LOCK_SH;
   // Not waited for: a second run in one folder is a mistake, and no queue.
-  if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
+  if (::flock(file_, operation | LOCK_NB) != 0) {
     const int error = errno;
     if (means_no_locks(error)) {
       is_held_ = false;

@@ -1,17 +1,20 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 
 namespace cohort::base {
 
-/// A file that one process holds at a time. The kernel lets go of it when the process ends, however it ends,
-/// so nothing stale stays behind.
+/// A file that one process holds at a time, or several that all share it. The kernel lets go of it when the process
+/// ends, however it ends, so nothing stale stays behind.
 class FileLock {
  public:
+  enum class Mode : std::uint8_t { kAlone, kShared };
+
   /// Where the file system has no locks (NFS without a lock service, Lustre without -o flock, some FUSE), a
   /// warning says once for each folder that nothing keeps a second process out.
   /// Throws: SystemError at once, naming the process that holds the lock.
-  explicit FileLock(const std::filesystem::path& path);
+  explicit FileLock(const std::filesystem::path& path, Mode mode = Mode::kAlone);
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
