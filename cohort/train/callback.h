@@ -18,6 +18,8 @@ struct FitInfo {
   std::int64_t first_epoch = 0;  ///< epochs completed before
   std::int64_t first_step = 0;   ///< steps completed before
   bool resumed = false;          ///< from a checkpoint
+  bool continues = false;        ///< of an elastic run: another process wrote its files up to here
+  int processes = 1;             ///< that train now
 };
 
 /// One finished step. Rates are over the steps since the last report that was logged.
@@ -54,6 +56,7 @@ struct EpochReport {
 struct FitResult {
   bool finished = false;                  ///< all epochs, or up to the step limit; false: a signal stopped it
   int signal = 0;                         ///< the signal that asked to stop, or 0
+  int rank = 0;                           ///< of this process; -1: an elastic run ended without it
   std::int64_t epochs = 0;                ///< completed in the run
   std::int64_t steps = 0;                 ///< completed in the run
   std::map<std::string, double> metrics;  ///< of the last epoch
@@ -62,7 +65,8 @@ struct FitResult {
   std::filesystem::path last_checkpoint;  ///< empty when nothing was saved
 };
 
-/// Hears what Trainer does. Called on the training thread, in the order of registration.
+/// Hears what Trainer does. Called on the training thread, in the order of registration. In an elastic run
+/// (TrainerOptions::session) only process 0 calls, which may be another process after each change.
 class Callback {
  public:
   virtual ~Callback() = default;
@@ -70,7 +74,8 @@ class Callback {
   virtual void on_fit_begin(const FitInfo&) {}
   /// The first step was made, or the first epoch had none left: from here on the start counts, and files of
   /// the run may be written. TrainerOptions::run_dir is there, made by rank 0. Before any report. Not called
-  /// where nothing is left to do.
+  /// where nothing is left to do. In an elastic run it is called again when this process becomes the first one:
+  /// what was written of steps after `first_step` and epochs after `first_epoch` is reported again.
   virtual void on_start_counts(const FitInfo&) {}
   /// Before the first step only: the batch as the model will see it.
   virtual void on_first_batch(data::Batch&) {}

@@ -230,6 +230,7 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
     taken = 0;
   } while (batch.advance());
   const auto weight = static_cast<double>(batch.whole_size);
+  report_metrics(metrics);
   {
     base::TimelineScope scope("average");
     sum.finite = average_gradients(*optimizer_, weight, sum.finite);

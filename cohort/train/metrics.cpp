@@ -1,3 +1,5 @@
+// Values on the CPU are added without rounding, so that neither the order of steps nor their division among ranks
+// changes a mean. Values on an accelerator are added there, in double, until somebody reads a mean.
 #include "cohort/train/metrics.h"
 
 #include <ATen/ATen.h>
@@ -36,6 +38,14 @@ void MeterSet::add(const StepMetrics& metrics) {
     } else {
       meter.weighted.add(metric.value * metric.weight);
     }
+  }
+}
+
+void MeterSet::add(const std::map<std::string, Sum>& sums) {
+  for (const auto& [name, sum] : sums) {
+    Meter& meter = meters_[name];
+    meter.weighted.add(sum.exact());
+    meter.weight += sum.weight;
   }
 }
 

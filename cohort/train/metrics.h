@@ -46,6 +46,8 @@ class MeterSet {
 
   /// Adds the metrics of one step.
   void add(const StepMetrics& metrics);
+  /// Adds sums that another set's sums() returned.
+  void add(const std::map<std::string, Sum>& sums);
   /// Begins anew.
   void reset() { meters_.clear(); }
 

@@ -6,9 +6,10 @@
 
 #include <ATen/Parallel.h>
 
-#include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
@@ -17,6 +18,7 @@
 #include "cohort/comm/desync.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/core/device.h"
+#include "cohort/elastic/session.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/classification.h"
@@ -122,16 +124,52 @@ TrainerOptions trainer_options(const config::TrainConfig& train, const config::R
 /// Writes what the run is once its first step was made.
 class DescribeRun : public Callback {
  public:
-  DescribeRun(const RunFolder& folder, config::Config config, std::string command, int world_size)
-      : folder_(folder), config_(std::move(config)), command_(std::move(command)), world_size_(world_size) {}
-  void on_start_counts(const FitInfo&) override { folder_.describe(config_, command_, world_size_); }
+  DescribeRun(const RunFolder& folder, config::Config config, std::string command)
+      : folder_(folder), config_(std::move(config)), command_(std::move(command)) {}
+  void on_start_counts(const FitInfo& info) override {
+    if (!info.continues) folder_.describe(config_, command_, info.processes);
+  }
 
  private:
   const RunFolder& folder_;
   config::Config config_;
   std::string command_;
-  int world_size_;
 };
+
+/// Logs how the run begins, on the first process of an elastic run, which is not known before.
+class LogStart : public Callback {
+ public:
+  explicit LogStart(std::function<void()> log) : log_(std::move(log)) {}
+  void on_fit_begin(const FitInfo&) override { log_(); }
+
+ private:
+  std::function<void()> log_;
+};
+
+/// Returns `config` of a process of an elastic run, which resumes by itself: processes that come later are given
+/// the same command.
+config::Config elastic_config(config::Config config, std::int64_t virtual_ranks) {
+  const std::int64_t given = config.distributed.virtual_ranks;
+  if (given > 0 && given != virtual_ranks) {
+    throw ConfigError("train.run",
+                      base::concat("distributed.virtual_ranks is ", given,
+                                   ", and the agent has started this process for ", virtual_ranks),
+                      base::concat("cohort run --elastic --virtual-ranks ", given));
+  }
+  config.distributed.virtual_ranks = virtual_ranks;
+  config.train.threads = elastic_threads(config.train.threads);
+  if (config.run.resume.empty()) config.run.resume = "auto";
+  check_config(config);
+  return config;
+}
+
+void check_elastic_device(at::Device device) {
+  if (device.is_cpu()) return;
+  throw ConfigError("train.run",
+                    base::concat("distributed.elastic is true and train.device is ", device.str(),
+                                 ": an elastic run computes on the CPU"),
+                    "train.device=cpu, or distributed.elastic=false");
+}
 
 void add_sinks(Trainer& trainer, const config::RunConfig& run, const std::string& title,
                const fs::path& folder) {
@@ -148,18 +186,6 @@ void add_tensorboard(Trainer& trainer, const config::DataConfig& data, std::int6
       is_ours ? data.std : std::vector<double>{}));
 }
 
-void log_virtual_ranks(const parallel::VirtualRankSync& sync) {
-  const std::int64_t all = sync.num_virtual_ranks();
-  const double idle = parallel::idle_share(all, sync.size());
-  std::string text = base::concat(all, all == 1 ? " virtual rank on " : " virtual ranks on ", sync.size(),
-                                  sync.size() == 1 ? " process" : " processes");
-  if (idle > 0) {
-    text += base::concat(": a process is idle for ", std::round(idle * 1000) / 10,
-                         " % of a step on average, as ", sync.size(), " does not divide ", all);
-  }
-  base::log_info(text);
-}
-
 void log_start(const fs::path& folder, const RunData& data, const parallel::GradientSync& gradient_sync,
                const std::string& runner, at::Device device) {
   const std::int64_t num_validation = data.evaluation() != nullptr ? data.evaluation()->dataset().size() : 0;
@@ -174,36 +200,49 @@ void log_start(const fs::path& folder, const RunData& data, const parallel::Grad
 
 }  // namespace
 
-RunResult run_training(const config::Config& given, const std::string& command) {
-  const config::Config asked = checked(given);
+RunResult run_training(const config::Config& given, const std::string& command,
+                       std::shared_ptr<elastic::Session> session) {
+  config::Config asked = checked(given);
   check_names(asked);
+  if (session == nullptr) session = join_elastic_run(asked.distributed, command);
+  const bool is_elastic = session != nullptr;
+  std::optional<RunFolder> folder;  // rank 0's, or of each process of an elastic run
+  if (is_elastic) {
+    asked = elastic_config(asked, session->virtual_ranks());
+    folder.emplace(RunFolder::join(asked.run));
+  }
   const std::shared_ptr<parallel::GradientSync> gradient_sync =
       join_ranks(asked.distributed, asked.comm, common_text(asked));
-  const bool is_first = gradient_sync->rank() == 0;
+  const bool is_first = gradient_sync->rank() == 0;  // of an elastic run each may come to be
   std::optional<comm::DesyncWatch> watch;
   if (gradient_sync->size() > 1) watch.emplace(comm::watch_for_desync(*gradient_sync->group()));
   if (is_first) {
     for (const std::string& warning : asked.warnings) base::log_warning(warning);
   }
-  std::optional<RunFolder> folder;  // rank 0's
   const fs::path path = run_on_rank0_and_broadcast(*gradient_sync, [&] {
-                          folder.emplace(RunFolder::open(asked.run, run_name(asked.run, asked.model)));
+                          if (!folder)
+                            folder.emplace(RunFolder::open(asked.run, run_name(asked.run, asked.model)));
                           return nlohmann::json(folder->path().string());
                         }).get<std::string>();
-  const Resumption resumption = prepare_resume(asked, *gradient_sync, path);
+  Resumption resumption = prepare_resume(asked, *gradient_sync, path);
+  // Process 0 finds the checkpoint, once it is known which process that is.
+  if (is_elastic) resumption.config.run.resume = asked.run.resume;
   const config::Config& config = resumption.config;
 
   const at::Device device = prepare_device(config.train, config.distributed.model, *gradient_sync);
+  if (is_elastic) check_elastic_device(device);
   const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync->size());
   RunData data(config.data,
-               dataset_setup(config.model, config.train, config.run.seed, ranks_on_host(*gradient_sync)),
+               dataset_setup(config.model, config.train, config.run.seed,
+                             is_elastic ? elastic_processes_on_host() : ranks_on_host(*gradient_sync)),
                loader_setup(plan, device, config.run.seed, *gradient_sync));
-  data.open_training();
+  data.open_training(!is_elastic);
   if (config.train.eval_every > 0) data.open_evaluation();
   const ModelSetup setup = data.model_setup();
   const torch::nn::AnyModule model =
       make_model(resumption.is_resumed ? without_weights(config.model) : config.model, setup);
-  const config::OptimConfig optim = scaled_optim(config.optim, config.train, plan.global, is_first);
+  const config::OptimConfig optim =
+      scaled_optim(config.optim, config.train, plan.global, is_first && !is_elastic);
   const auto optimizer = make_optimizer(optim, *model.ptr());
   const auto schedule =
       make_schedule(config.schedule, config.train, optim.lr, data.training().batches_per_epoch());
@@ -211,16 +250,19 @@ RunResult run_training(const config::Config& given, const std::string& command) 
   ClassificationTask task(model, make_model_runner(config.distributed, model, device, measured), optimizer,
                           schedule, classification_options(config.train, config.optim.clip_norm, plan));
 
-  if (is_first) log_start(path, data, *gradient_sync, config.distributed.model, device);
-  if (is_first && gradient_sync->virtual_ranks() != nullptr)
-    log_virtual_ranks(*gradient_sync->virtual_ranks());
+  const auto log = [&] { log_start(path, data, *gradient_sync, config.distributed.model, device); };
+  if (is_first && !is_elastic) log();
+  if (is_first && !is_elastic && gradient_sync->virtual_ranks() != nullptr) {
+    base::log_info(parallel::describe_virtual_ranks(config.distributed.virtual_ranks, gradient_sync->size()));
+  }
   Trainer trainer(trainer_options(config.train, config.run, path)
                       .description(description_of(config))
                       .gradient_sync(gradient_sync)
+                      .session(session)
+                      .common(is_elastic ? common_text(asked) : "")
                       .keep_best(resumption.keep_best));
-  if (folder) {
-    trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command, gradient_sync->size()));
-  }
+  if (is_elastic) trainer.add_callback(std::make_shared<LogStart>(log));
+  if (folder) trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command));
   if (is_first) add_sinks(trainer, config.run, run_name(config.run, config.model), path);
   if (is_first && config.run.tensorboard) {
     add_tensorboard(trainer, config.data, config.run.log_images, path);
@@ -232,6 +274,7 @@ RunResult run_training(const config::Config& given, const std::string& command) 
   }
   RunResult result{trainer.fit(task, data.training(), data.evaluation()), path, gradient_sync->rank(),
                    profile ? profile->table() : ""};
+  if (is_elastic) result.rank = result.fit.rank;
   data.warn_of_skipped();
   return result;
 }
@@ -258,7 +301,8 @@ std::map<std::string, double> run_evaluation(const config::Config& given, const 
 }
 
 std::map<std::string, double> run_evaluation(const config::Config& given, const TrainedWeights& trained) {
-  const config::Config config = checked(given);
+  config::Config config = checked(given);
+  config.distributed.elastic = false;  // an evaluation alone is not
   for (const std::string& warning : config.warnings) base::log_warning(warning);
   const std::shared_ptr<parallel::GradientSync> gradient_sync =
       join_ranks(config.distributed, config.comm, common_text(config));

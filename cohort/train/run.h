@@ -2,11 +2,16 @@
 
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "cohort/config/config.h"
 #include "cohort/train/callback.h"
 #include "cohort/train/classes.h"
+
+namespace cohort::elastic {
+class Session;
+}
 
 /// The main job: what `cohort train` and `cohort eval` do, for a program of one's own.
 namespace cohort::train {
@@ -22,8 +27,12 @@ struct RunResult {
 /// Trains as `config` says, in a run folder, with all sinks and signal handling; blocks until the end.
 /// `command` is written to run.json. Where a launcher has started several ranks it is collective: they train
 /// one model, and rank 0 writes.
-/// Throws: ConfigError as check_config(); any other cohort::Error.
-RunResult run_training(const config::Config& config, const std::string& command);
+/// With distributed.elastic this is a process of `session`; where it is null, of the agent that has started it. Then
+/// run.resume is auto where it is empty.
+/// Throws: ConfigError as check_config(), and where distributed.elastic has no agent or no run.dir; any other
+/// cohort::Error.
+RunResult run_training(const config::Config& config, const std::string& command,
+                       std::shared_ptr<elastic::Session> session = nullptr);
 
 /// Returns `config` for two steps of everything (training, evaluation, checkpoint), in a new run folder.
 [[nodiscard]] config::Config limit_to_fast_dev_run(config::Config config);

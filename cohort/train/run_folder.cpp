@@ -175,6 +175,25 @@ RunFolder RunFolder::open(const config::RunConfig& run, const std::string& name)
   }
 }
 
+RunFolder RunFolder::join(const config::RunConfig& run) {
+  if (run.dir.empty()) {
+    throw ConfigError(
+        "train.run_folder",
+        "distributed.elastic is true and run.dir is empty: processes that come later would not find "
+        "the run",
+        "run.dir=runs/NAME");
+  }
+  try {
+    RunFolder folder(run.dir);
+    fs::create_directories(folder.path_);
+    // Another process may be about to write where this one finds nothing, so nothing is ever taken away.
+    folder.lock_ = std::make_unique<base::FileLock>(folder.path_ / ".lock", base::FileLock::Mode::kShared);
+    return folder;
+  } catch (const fs::filesystem_error& error) {
+    throw SystemError("train.run_folder", error.what(), "a run.dir that this user can write to");
+  }
+}
+
 void RunFolder::describe(config::Config config, const std::string& command, int world_size) const {
   // How this process began, not what the run is: the file must not resume by itself.
   config.run.resume.clear();

@@ -23,6 +23,10 @@ class RunFolder {
   /// that uses the folder.
   static RunFolder open(const config::RunConfig& run, const std::string& name);
 
+  /// Opens `run.dir`, which all processes of an elastic run have open at once, and no other run. Throws: ConfigError
+  /// where it is empty; SystemError as open().
+  static RunFolder join(const config::RunConfig& run);
+
   /// If nothing was written to the folder, it becomes as it was before open(): the lock's file is removed if
   /// the folder was empty, and the folder if open() made it.
   ~RunFolder();

@@ -1,4 +1,8 @@
+// What a task does between backward and step goes through the gradient sync, which alone knows whether there are ranks.
+// Reports that come before an average belong to it, and are gone after it.
 #include "cohort/train/task.h"
+
+#include <cmath>
 
 #include "cohort/base/error.h"
 #include "cohort/optim/clip.h"
@@ -22,14 +26,24 @@ void Task::set_gradient_sync(std::shared_ptr<parallel::GradientSync> gradient_sy
   gradient_sync_ = std::move(gradient_sync);
 }
 
+void Task::report_metrics(const StepMetrics& metrics) {
+  reported_.insert(reported_.end(), metrics.begin(), metrics.end());
+  ++num_reports_;
+}
+
 void Task::prepare_average(const optim::Optimizer& optimizer, double samples, bool finite) {
   // The hooks that average during backward have to be armed before it begins.
   gradient_sync_->prepare(optimizer, samples, finite);
 }
 
 bool Task::average_gradients(const optim::Optimizer& optimizer, double samples, bool finite) {
+  for (const Metric& metric : reported_) {
+    if (metric.name == "loss" && !metric.device_value.defined() && !std::isfinite(metric.value))
+      finite = false;
+  }
   // Kept for the error of a step that is not finite, which names the rank.
   last_average_ = gradient_sync_->average(optimizer, samples, finite);
+  reported_.clear();
   // The loop counts these calls: a task of several ranks that forgets to average is an error there.
   ++num_averages_;
   return last_average_.ok();

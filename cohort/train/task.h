@@ -59,6 +59,10 @@ class Task {
   const parallel::AverageReport& last_average() const { return last_average_; }
   std::int64_t num_averages() const { return num_averages_; }
 
+  /// What report_metrics() was given since the last call, and how often that was.
+  StepMetrics take_reported_metrics() { return std::exchange(reported_, {}); }
+  std::int64_t num_reports() const { return num_reports_; }
+
   /// What step_if_finite() found since the last call.
   optim::NonFinite take_non_finite() { return std::exchange(non_finite_, {}); }
 
@@ -74,6 +78,10 @@ class Task {
   void add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::LRSchedule> schedule = nullptr);
 
+  /// Before average_gradients(): what train_step will return, of all shares of this process. In an elastic run the
+  /// metrics then travel with the gradients, so that a process that dies later takes none with it. Elsewhere it
+  /// has no effect. A "loss" on the CPU that is not finite makes average_gradients() leave the step out.
+  void report_metrics(const StepMetrics& metrics);
   /// Before the last backward of a step, on every rank or none: gradients are then averaged while it runs.
   /// Takes what average_gradients() takes after it; where `finite` is false no backward need follow.
   void prepare_average(const optim::Optimizer& optimizer, double samples, bool finite = true);
@@ -94,6 +102,8 @@ class Task {
   std::shared_ptr<parallel::GradientSync> gradient_sync_ = std::make_shared<parallel::GradientSync>();
   parallel::AverageReport last_average_;
   std::int64_t num_averages_ = 0;
+  StepMetrics reported_;
+  std::int64_t num_reports_ = 0;
   optim::NonFinite non_finite_;
 };
 

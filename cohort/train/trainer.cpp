@@ -27,11 +27,18 @@ FitResult Trainer::fit(Task& task, data::Loader& train, data::Loader* eval) {
 }
 
 std::map<std::string, double> Trainer::evaluate(Task& task, data::Loader& loader) {
+  if (options_.session() != nullptr) {
+    throw UsageError("train.elastic",
+                     "evaluate() of an elastic run: its processes evaluate within fit() alone",
+                     "a Trainer without a session");
+  }
   const FitRanks ranks(options_);
   // A loader of another share would count some samples twice and others never.
   check_share(ranks.gradient_sync(), loader, "evaluation");
   // On all ranks alike: the means at the end are a collective.
-  return evaluate_batches(task, loader, options_.max_eval_batches(), ranks, [] { return false; });
+  return evaluate_batches(
+      task, loader, ranks.coordinator(),
+      {.max_batches = options_.max_eval_batches(), .seed = evaluation_seed(options_, ranks.gradient_sync())});
 }
 
 void load_model(Task& task, const std::filesystem::path& checkpoint) {

@@ -10,6 +10,10 @@
 
 #include "cohort/parallel/gradient_sync.h"
 
+namespace cohort::elastic {
+class Session;
+}
+
 namespace cohort::train {
 
 /// How a Trainer runs, saves and stops.
@@ -26,6 +30,13 @@ struct TrainerOptions {
   /// How several ranks work together; null: one process alone. The loaders read its shares().
   /// Rank 0 writes checkpoints and trace, and all resume from what it reads.
   TORCH_ARG(std::shared_ptr<parallel::GradientSync>, gradient_sync) = nullptr;
+
+  /// The elastic run that this process is of; null: none. Then `gradient_sync` is a VirtualRankSync without a
+  /// group, the loaders read all its shares, and Trainer sets which of them are this process's, after each change
+  /// of the run's processes. One optimizer, on the CPU; a task that reports its metrics (Task::report_metrics).
+  TORCH_ARG(std::shared_ptr<elastic::Session>, session) = nullptr;
+  /// What all ranks must have alike, as a text of lines: `cohort train` puts the configuration there.
+  TORCH_ARG(std::string, common) = "";
 
   /// Folder for `checkpoints/` and `trace.json`; empty: nothing is written.
   TORCH_ARG(std::filesystem::path, run_dir) = {};

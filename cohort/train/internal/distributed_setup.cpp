@@ -65,6 +65,8 @@ parallel::ReducerOptions reducer_options(const config::DistributedConfig& config
 std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConfig& config,
                                                    const config::CommConfig& comm_config,
                                                    const std::string& same) {
+  // Of an elastic run, whose processes no launcher's variables name.
+  if (config.elastic) return virtual_rank_sync({}, config);
   const comm::Job job = comm::job_from_environment();
   const parallel::ModelRunnerType runner = parallel::model_runner_type(config.model);
   parallel::gradient_sync_type(config.gradients);  // an unknown name ends here
@@ -100,6 +102,26 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
   if (config.virtual_ranks > 0) return virtual_rank_sync(std::move(group), config);
   const std::string gradients = parallel::resolve_gradients(config.gradients, group.size(), runner.gradients);
   return parallel::make_gradient_sync(gradients, std::move(group), reducer_options(config));
+}
+
+std::shared_ptr<elastic::Session> join_elastic_run(const config::DistributedConfig& config,
+                                                   const std::string& command) {
+  if (!config.elastic) return nullptr;
+  std::shared_ptr<elastic::Session> session = elastic::session_of_process();
+  if (session == nullptr) {
+    throw ConfigError("train.run", "distributed.elastic is true, and no agent has started this process",
+                      base::concat("cohort run --elastic --nnodes 1:4 --nproc-per-node 2 -- ", command));
+  }
+  return session;
+}
+
+int elastic_processes_on_host() {
+  return static_cast<int>(base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20).value_or(1));
+}
+
+std::int64_t elastic_threads(std::int64_t threads) {
+  if (threads > 0 || base::env_string("OMP_NUM_THREADS")) return threads;
+  return std::max(1, base::usable_cores() / elastic_processes_on_host());
 }
 
 std::string device_of_rank(const std::string& device) {

@@ -8,6 +8,7 @@
 
 #include "cohort/comm/group.h"
 #include "cohort/config/types.h"
+#include "cohort/elastic/session.h"
 #include "cohort/parallel/gradient_sync.h"
 
 /// The ranks of a run that `cohort train` makes: who takes part, and what each of them computes on.
@@ -15,6 +16,7 @@
 namespace cohort::train {
 
 /// Meets the other ranks, where a launcher has started several, and returns the gradient sync of `config`.
+/// With distributed.elastic it is one process's, and the session says who the others are.
 /// `same`: what all ranks must have alike, as text: the configuration but for what may differ by host.
 /// Collective. Throws: ConfigError for a gradient sync that does not fit the runner, and for more ranks than
 /// distributed.virtual_ranks; RendezvousError;
@@ -22,6 +24,11 @@ namespace cohort::train {
 std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConfig& config,
                                                    const config::CommConfig& comm_config,
                                                    const std::string& same);
+
+/// Returns the session with the agent that has started this process, where distributed.elastic is true; else null.
+/// `command`: of this process, for the message. Throws: ConfigError where no agent has started it.
+std::shared_ptr<elastic::Session> join_elastic_run(const config::DistributedConfig& config,
+                                                   const std::string& command);
 
 /// Returns `device` (train.device), or where this host has several ranks and it names no number, one of the
 /// GPUs that the host sees: its own, where there are as many as ranks or the launcher shows it one alone.
@@ -35,6 +42,11 @@ void check_same_arithmetic(parallel::GradientSync& gradient_sync);
 
 /// Returns how many ranks of the job are on this machine, this one too. Collective.
 int ranks_on_host(const parallel::GradientSync& gradient_sync);
+/// Returns how many processes of an elastic run the agent of this machine starts.
+int elastic_processes_on_host();
+/// Returns `threads` (train.threads), or for 0 the cores of this process divided by those processes; 0 where
+/// OMP_NUM_THREADS is set. It does not depend on the number of processes that train.
+std::int64_t elastic_threads(std::int64_t threads);
 
 /// Returns `threads` (train.threads), or for 0 the cores of this process divided by the ranks that have the
 /// same ones; 0 where one process is alone, or OMP_NUM_THREADS is set. 1 for 0 where `runner`

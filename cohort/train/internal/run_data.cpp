@@ -23,10 +23,10 @@ void warn_of_skipped(const char* kind, const data::Loader* loader) {
 RunData::RunData(config::DataConfig config, DatasetSetup datasets, LoaderSetup loaders)
     : config_(std::move(config)), datasets_(datasets), loaders_(loaders) {}
 
-void RunData::open_training() {
+void RunData::open_training(bool reads_ahead) {
   training_ = make_loader(config_, Split::kTrain, make_dataset(config_, Split::kTrain, datasets_), loaders_);
   check_has_batch(*training_, "training");
-  training_->start();
+  if (reads_ahead) training_->start();
 }
 
 void RunData::open_evaluation(const std::vector<std::string>& trained) {

@@ -15,9 +15,9 @@ class RunData {
  public:
   RunData(config::DataConfig config, DatasetSetup datasets, LoaderSetup loaders);
 
-  /// Opens the training data, and begins to read it ahead. Throws: as make_dataset(); UsageError where it has
-  /// no batch.
-  void open_training();
+  /// Opens the training data, and begins to read it ahead where `reads_ahead`: it is known which shares are
+  /// computed here. Throws: as make_dataset(); UsageError where it has no batch.
+  void open_training(bool reads_ahead = true);
   /// Opens the validation data. `trained`: the classes of a model that is evaluated, which those of the data
   /// are taken for by name. Throws: as open_training(); DataError where open training data has other classes.
   void open_evaluation(const std::vector<std::string>& trained = {});

@@ -129,10 +129,12 @@ std::span<const ComparedOption> compared_options() {
       {"max_eval_batches", [](Options o) { return base::concat(o.max_eval_batches()); }},
       {"seed", [](Options o) { return base::concat(o.seed()); }},
       {"gradient_sync", nullptr},  // its name is compared
+      {"session", nullptr},        // of each process its own
+      {"common", [](Options o) { return "\n" + o.common(); }},
       {"run_dir", [](Options o) -> std::string { return o.run_dir().empty() ? "is empty" : "is given"; }},
       {"resume", [](Options o) { return "'" + o.resume() + "'"; }},
       {"keep_optimizer_options", [](Options o) { return base::concat(o.keep_optimizer_options()); }},
-      {"keep_best", [](Options o) { return base::concat(o.keep_best()); }},
+      {"keep_best", nullptr},    // rank 0 reads the checkpoint
       {"description", nullptr},  // rank 0 writes it
       {"save_every", [](Options o) { return base::concat(o.save_every()); }},
       {"save_every_steps", [](Options o) { return base::concat(o.save_every_steps()); }},

@@ -18,6 +18,7 @@
 #include "cohort/base/timeline.h"
 #include "cohort/checkpoint/known.h"
 #include "cohort/config/best_metric.h"
+#include "cohort/core/device.h"
 #include "cohort/train/internal/fit/compatibility.h"
 #include "cohort/train/internal/fit/save_policy.h"
 
@@ -60,21 +61,31 @@ std::map<std::string, double> with_prefix(const std::string& prefix,
   return result;
 }
 
-std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
-                                               const RankCoordinator& ranks,
-                                               const std::function<bool()>& stop) {
+std::optional<std::uint64_t> evaluation_seed(const TrainerOptions& options,
+                                             parallel::GradientSync& gradient_sync) {
+  return gradient_sync.virtual_ranks() != nullptr ? std::optional(options.seed()) : std::nullopt;
+}
+
+std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, const RankCoordinator& ranks,
+                                               const EvaluateOptions& options) {
   at::NoGradGuard no_grad;
   task.set_training(false);
   // The same order and the same random numbers each time, so that two evaluations can be compared.
   loader.set_epoch(0);
   MeterSet meters;
+  const std::int64_t max_batches = options.max_batches;
   for (std::int64_t batches = 0; max_batches == 0 || batches < max_batches; ++batches) {
+    ranks.check_members();
     std::optional<data::Batch> batch = loader.next();
     // stop() is a collective on several ranks. Shares have equally many batches, so all call it equally
     // often.
-    if (!batch || stop()) break;
+    if (!batch || options.stop()) break;
     // A rank's share of the last batch may be empty.
     do {
+      if (options.seed) {
+        core::reseed_generators(*options.seed, static_cast<std::uint64_t>(batches),
+                                static_cast<std::uint64_t>(batch->share));
+      }
       if (batch->size > 0) meters.add(task.eval_step(*batch));
     } while (batch->advance());  // the next virtual rank's
   }
@@ -173,7 +184,7 @@ bool BestMetric::choose(const EpochReport& report, RunState& state) const {
 }
 
 FitEvaluation::FitEvaluation(const TrainerOptions& options, Task& task, data::Loader* loader,
-                             parallel::GradientSync& gradient_sync, const RankCoordinator& ranks)
+                             parallel::GradientSync& gradient_sync, RankCoordinator& ranks)
     : options_(options),
       task_(task),
       loader_(loader),
@@ -186,10 +197,16 @@ bool FitEvaluation::is_due(std::int64_t epoch, bool is_last) const {
          (is_last || SavePolicy::is_due(epoch, options_.eval_every(), options_.epochs()));
 }
 
-std::map<std::string, double> FitEvaluation::evaluate(const std::function<bool()>& stop) {
+std::map<std::string, double> FitEvaluation::evaluate(std::int64_t step, const std::function<bool()>& stop) {
+  if (const auto found = ranks_.find_evaluation(step)) return *found;
   base::TimelineScope scope("evaluate");
   gradient_sync_.synchronize_buffers(task_.parts());
-  return evaluate_batches(task_, *loader_, options_.max_eval_batches(), ranks_, stop);
+  auto metrics = evaluate_batches(task_, *loader_, ranks_,
+                                  {.max_batches = options_.max_eval_batches(),
+                                   .seed = evaluation_seed(options_, gradient_sync_),
+                                   .stop = stop});
+  ranks_.keep_evaluation(step, metrics);
+  return metrics;
 }
 
 void FitEvaluation::try_it() {
@@ -198,7 +215,8 @@ void FitEvaluation::try_it() {
   std::int64_t batches = options_.check_eval_batches();
   if (options_.max_eval_batches() > 0) batches = std::min(batches, options_.max_eval_batches());
   if (batches == 0) return;
-  const auto metrics = evaluate_batches(task_, *loader_, batches, ranks_, [] { return false; });
+  const auto metrics = evaluate_batches(
+      task_, *loader_, ranks_, {.max_batches = batches, .seed = evaluation_seed(options_, gradient_sync_)});
   // None: no sample of these batches could be read, which is reported elsewhere.
   if (!metrics.empty()) best_.check_reported(with_prefix("val_", metrics));
 }

@@ -24,11 +24,22 @@ std::map<std::string, double> averages_of(const std::map<std::string, MeterSet::
 std::map<std::string, double> with_prefix(const std::string& prefix,
                                           const std::map<std::string, double>& metrics);
 
-/// Returns means of `eval_step` over all ranks, of at most `max_batches` (0: all); ends early when `stop`
-/// says so. Collective.
-std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
-                                               const RankCoordinator& ranks,
-                                               const std::function<bool()>& stop);
+/// How batches are evaluated.
+struct EvaluateOptions {
+  std::int64_t max_batches = 0;  ///< 0: all
+  /// Of the generators' seeds, which are a function of it, the batch and the virtual rank; not set: they are not
+  /// seeded. With virtual ranks an `eval_step` that draws has the same numbers on any number of processes.
+  std::optional<std::uint64_t> seed = std::nullopt;
+  std::function<bool()> stop = [] { return false; };  ///< ends it early
+};
+
+/// Returns means of `eval_step` over all ranks. Collective.
+std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, const RankCoordinator& ranks,
+                                               const EvaluateOptions& options);
+
+/// Returns the seed of an evaluation with `gradient_sync`: of `options` where it has virtual ranks.
+std::optional<std::uint64_t> evaluation_seed(const TrainerOptions& options,
+                                             parallel::GradientSync& gradient_sync);
 
 /// Takes the best out of `found`, which the run with `checkpoints` resumes from, and logs why, where epochs
 /// that follow cannot be compared with it: it was evaluated on other data than `eval_data` (or `keep_best` is
@@ -49,6 +60,8 @@ class BestMetric {
   /// The run resumes from `state`: forgets a best that was chosen by another metric, and says so.
   void continue_from(RunState& state) const;
 
+  void set_logs(bool logs) { logs_ = logs; }
+
   /// Returns true where `report` is the best so far, which `state` then says too. A metric that is not there,
   /// or is NaN, is a warning.
   bool choose(const EpochReport& report, RunState& state) const;
@@ -64,15 +77,17 @@ class FitEvaluation {
  public:
   /// `loader`: null, where nothing is evaluated. All must outlive this. Throws: as BestMetric.
   FitEvaluation(const TrainerOptions& options, Task& task, data::Loader* loader,
-                parallel::GradientSync& gradient_sync, const RankCoordinator& ranks);
+                parallel::GradientSync& gradient_sync, RankCoordinator& ranks);
 
   data::Loader* loader() const { return loader_; }
   const BestMetric& best() const { return best_; }
+  /// Whether warnings and notes of best() go to the log.
+  void set_logs(bool logs) { best_.set_logs(logs); }
 
   /// Whether there is one after epoch `epoch`, from 1 on. `is_last`: no other epoch follows.
   bool is_due(std::int64_t epoch, bool is_last) const;
-  /// Returns the averages over all ranks; ends early when `stop` says so. Collective.
-  std::map<std::string, double> evaluate(const std::function<bool()>& stop);
+  /// Returns the averages over all ranks after `step`; ends early when `stop` says so. Collective.
+  std::map<std::string, double> evaluate(std::int64_t step, const std::function<bool()>& stop);
   /// Evaluates the first batches, before a step. Collective. Throws: UsageError where there is no batch, and
   /// where the metric that chooses the best is not reported; what the task and the loader throw.
   void try_it();
@@ -82,8 +97,8 @@ class FitEvaluation {
   Task& task_;
   data::Loader* loader_;
   parallel::GradientSync& gradient_sync_;
-  const RankCoordinator& ranks_;
-  const BestMetric best_;
+  RankCoordinator& ranks_;
+  BestMetric best_;
 };
 
 }  // namespace cohort::train

@@ -13,18 +13,26 @@ namespace cohort::train {
 /// What signals, and the clock, of any rank ask a fit to do.
 class FitControl {
  public:
+  /// What was agreed so far: the same on all ranks.
+  struct Agreed {
+    int stop_signal = 0;
+    std::int64_t num_saves_told = 0;  ///< saves before the last poll
+  };
+
   /// Both must outlive this.
   FitControl(const TrainerOptions& options, RankCoordinator& ranks) : options_(options), ranks_(ranks) {}
 
   /// Where the options say so, signals of this process no longer end it but are heard, while this lives.
   /// Throws: UsageError where another fit hears them.
   void begin() {
-    if (options_.handle_signals()) signals_.emplace();
+    if (options_.handle_signals() && !signals_) signals_.emplace();
   }
 
   /// The signal that all ranks agreed to stop at; 0: none.
-  int stop_signal() const { return stop_signal_; }
-  bool stopping() const { return stop_signal_ != 0; }
+  int stop_signal() const { return agreed_.stop_signal; }
+  bool stopping() const { return stop_signal() != 0; }
+  const Agreed& agreed() const { return agreed_; }
+  void set_agreed(const Agreed& agreed) { agreed_ = agreed; }
 
   /// Returns what all ranks are to do now, never what this rank alone requests: a save is a collective. The
   /// first signal that it tells stays stop_signal(). Collective.
@@ -37,9 +45,11 @@ class FitControl {
     requests.save_due = ranks_.is_first() && policy.is_due_by_clock();
     RankCoordinator::ControlRequests agreed = ranks_.agree_on(requests);
     // Several ranks hear what was requested at the poll before. A save since then is what was requested.
-    if (ranks_.size() > 1 && policy.num_saves() != num_saves_told_) agreed.save_now = agreed.save_due = false;
-    num_saves_told_ = policy.num_saves();
-    if (!stopping()) stop_signal_ = agreed.stop_signal;
+    if (ranks_.agrees_late() && policy.num_saves() != agreed_.num_saves_told) {
+      agreed.save_now = agreed.save_due = false;
+    }
+    agreed_.num_saves_told = policy.num_saves();
+    if (!stopping()) agreed_.stop_signal = agreed.stop_signal;
     return agreed;
   }
 
@@ -47,8 +57,7 @@ class FitControl {
   const TrainerOptions& options_;
   RankCoordinator& ranks_;
   std::optional<base::TrainingSignals> signals_;
-  std::int64_t num_saves_told_ = 0;  // saves before the last poll
-  int stop_signal_ = 0;
+  Agreed agreed_;
 };
 
 }  // namespace cohort::train

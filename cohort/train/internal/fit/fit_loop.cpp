@@ -1,7 +1,8 @@
 // Each step seeds the generators from seed, step and rank (or virtual rank), so a run that resumes makes the
 // same steps. Ranks agree on stops and saves after each step. Nothing is written before the first step was
 // made. The parts of a fit are classes of their own: ranks, progress, steps, checkpoints, evaluation, reports;
-// here is their order.
+// here is their order. In an elastic run each step is committed, and what follows it may be made again: by
+// others, or by the same processes, whenever the processes of the run change.
 #include "cohort/train/internal/fit/fit_loop.h"
 
 #include <ATen/Parallel.h>
@@ -14,7 +15,11 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/base/timeline.h"
+#include "cohort/elastic/session.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
+#include "cohort/train/internal/elastic/elastic_fit.h"
+#include "cohort/train/internal/elastic/sample_ledger.h"
+#include "cohort/train/internal/elastic/writer_fence.h"
 #include "cohort/train/internal/fit/compatibility.h"
 #include "cohort/train/internal/fit/evaluation.h"
 #include "cohort/train/internal/fit/fit_control.h"
@@ -43,53 +48,52 @@ class FitLoop {
       : options_(options),
         task_(task),
         train_(train),
-        ranks_(options),
+        fit_ranks_(options),
+        ranks_(fit_ranks_.coordinator()),
         progress_(options, ranks_),
         steps_(options, task, ranks_),
-        evaluation_(options, task, options.eval_every() > 0 ? eval : nullptr, ranks_.gradient_sync(), ranks_),
+        evaluation_(options, task, options.eval_every() > 0 ? eval : nullptr, gradient_sync(), ranks_),
         saver_(options, ranks_),
         reports_(options, callbacks, ranks_),
         control_(options, ranks_) {
-    check_share(ranks_.gradient_sync(), train_, "training");
+    check_share(gradient_sync(), train_, "training");
     check_has_batch(train_, "training");
-    if (evaluation_.loader() != nullptr) {
-      check_share(ranks_.gradient_sync(), *evaluation_.loader(), "evaluation");
+    if (evaluation_.loader() != nullptr) check_share(gradient_sync(), *evaluation_.loader(), "evaluation");
+    fit_ranks_.join(task_);
+    if (ElasticCoordinator* const ranks = fit_ranks_.elastic()) {
+      elastic_.emplace(ElasticFit::Parts{task_, train_, evaluation_.loader(),
+                                         *gradient_sync().virtual_ranks(), *ranks, progress_, saver_,
+                                         control_});
+      steps_.set_part_listener([ranks](const data::Batch& part) { ranks->add_part(part); });
     }
-    ranks_.join(task_);
   }
 
   FitResult run() {
     RunState& state = progress_.state;
-    const DataOfRun data = describe_data(train_.dataset(), saver_.writes());
-    if (saver_.writes() && evaluation_.loader() != nullptr) {
+    const bool may_write = saver_.saves() && ranks_.may_write();
+    const DataOfRun data = describe_data(train_.dataset(), may_write);
+    if (may_write && evaluation_.loader() != nullptr) {
       state.eval_data = describe_data(evaluation_.loader()->dataset(), true);
     }
     // Only now: to describe data may take long, and Ctrl-C must end it. Nothing is lost that could be saved.
-    control_.begin();
+    if (!elastic_) control_.begin();
     // First of all: ranks that differ would make different collectives further down, and hang.
-    ranks_.require_same(
-        "the run", consistency_fingerprint(options_, ranks_.gradient_sync(), train_, evaluation_.loader()));
+    ranks_.require_same("the run",
+                        consistency_fingerprint(options_, gradient_sync(), train_, evaluation_.loader()));
+    if (elastic_) return run_elastic(data);
     const bool is_resumed = resume(data);
-    const FitInfo start = {options_.epochs(), train_.batches_per_epoch(), state.epoch, state.step,
-                           is_resumed};
+    const FitInfo start = start_info(is_resumed);
     if (progress_.is_over()) {
       if (ranks_.is_first()) log_nothing_left(state, options_);
       reports_.fit_begins(start);
       return finish();
     }
     // After resume(): rank 0's values are sent to all, so they have to be the restored ones.
-    ranks_.gradient_sync().begin(task_.parts());
+    gradient_sync().begin(task_.parts());
     // What is wrong with evaluation is reported before the first epoch, not after it.
     evaluation_.try_it();
     if (ranks_.is_first()) warn_of_single_sample(task_, train_, options_.max_steps());
-    state.seed = options_.seed();
-    state.threads = at::get_num_threads();
-    state.world_size = ranks_.size();
-    state.virtual_ranks = num_virtual_ranks();
-    state.instruction_set = instruction_set();
-    state.global_batch_size = global_batch_size();
-    state.data = data;
-    state.description = options_.description();
+    describe_run(data);
     reports_.fit_begins(start);
     saver_.policy.begin();
     reports_.trace.begin();
@@ -98,14 +102,123 @@ class FitLoop {
   }
 
  private:
+  parallel::GradientSync& gradient_sync() const { return fit_ranks_.gradient_sync(); }
+
+  FitInfo start_info(bool is_resumed) const {
+    const RunState& state = progress_.state;
+    return {.epochs = options_.epochs(),
+            .steps_per_epoch = train_.batches_per_epoch(),
+            .first_epoch = state.epoch,
+            .first_step = state.step,
+            .resumed = is_resumed,
+            .processes = ranks_.size()};
+  }
+
+  /// After a resume: the checkpoint says these of another start.
+  void describe_run(const DataOfRun& data) {
+    RunState& state = progress_.state;
+    state.seed = options_.seed();
+    state.threads = at::get_num_threads();
+    state.world_size = ranks_.size();
+    state.virtual_ranks = num_virtual_ranks();
+    state.instruction_set = instruction_set();
+    state.global_batch_size = global_batch_size();
+    state.data = data;
+    state.description = options_.description();
+  }
+
+  /// Makes the run with processes that come and go.
+  FitResult run_elastic(const DataOfRun& data) {
+    ranks_.require_same("what virtual ranks are computed with",
+                        base::concat("instructions ", instruction_set(), "\n"));
+    gradient_sync().begin(task_.parts());
+    // It is not known yet whose virtual ranks are computed here: one is tried.
+    if (evaluation_.loader() != nullptr) evaluation_.loader()->set_shares(0, 1);
+    evaluation_.try_it();
+    describe_run(data);
+    elastic_->begin();
+    if (saver_.saves()) fence_.emplace(options_.run_dir());
+    for (bool is_first_time = true; true;) {
+      try {
+        elastic_->enter();
+        control_.begin();  // a process that waits to enter ends by a signal
+        if (elastic_->is_at_start()) start_together(data);
+        begin_generation(std::exchange(is_first_time, false));
+        while (!elastic_->is_done() && !progress_.is_over() && !control_.stopping()) run_epoch();
+        FitResult result = finish();
+        if (!elastic_->is_done()) elastic_->end();
+        elastic_->leave();
+        return result;
+      } catch (const elastic::RunEnded& news) {
+        // This process was not in the last generation: in reserve, or given up.
+        if (!news.has_succeeded()) throw;
+        FitResult result;
+        result.finished = true;
+        result.rank = -1;
+        result.steps = elastic_->state().run.step;
+        return result;
+      } catch (const elastic::GenerationEnded& news) {
+        base::log_info(base::concat("after step ", elastic_->state().run.step, ": ", news.what()));
+        elastic_->give_up_step();
+      }
+    }
+  }
+
+  /// No process has made a step, and all have the state of one of them: they resume together, or begin.
+  void start_together(const DataOfRun& data) {
+    if (fence_ && ranks_.is_first()) fence_->begin(fit_ranks_.elastic()->entry().generation);
+    if (!resume(data)) return;
+    describe_run(data);
+    elastic_->resume({progress_.state.step, progress_.state.epoch, saver_.last().string()});
+  }
+
+  void begin_generation(bool is_first_time) {
+    evaluation_.set_logs(ranks_.is_first());
+    steps_.read_lr();
+    owes_step_ = elastic_->has_step();
+    if (is_first_time) {
+      if (progress_.is_over() && ranks_.is_first()) log_nothing_left(progress_.state, options_);
+      reports_.fit_begins(elastic_->describe_opening(start_info(false)));
+      saver_.policy.begin();
+      reports_.trace.begin();
+    }
+    if (!elastic_->take_opening()) return;
+    if (!is_first_time) reports_.start_anew(elastic_->describe_opening(start_info(false)));
+    saver_.forget_written();
+    ledger_.reset();
+  }
+
   /// Nothing was written so far, so that a run whose start is rejected, or fails in its first step, stays
   /// what it was. `batch`: that of the step, where it is at hand. Waits for an accelerator, once.
   void count_start(data::Batch* batch = nullptr) {
     if (reports_.counts()) return;
     take_pending_step(batch);
-    // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
-    saver_.start_counts();
-    reports_.start_counts();
+    as_writer("the files of the run are not opened", [&] {
+      // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
+      saver_.start_counts(resumed_from());
+      reports_.start_counts();
+      if (!elastic_ || !saver_.writes()) return;
+      ledger_.emplace(options_.run_dir() / "ledger.csv");
+      // Of an earlier start, which a checkpoint has gone back before.
+      if (!reports_.start().continues) ledger_->truncate_after(reports_.start().first_step);
+    });
+  }
+
+  /// Calls `write`, which writes to the run's folder. In an elastic run another process may have come to write, and this
+  /// one may not know it yet: then it throws elastic::GenerationEnded. `lost`: what a process that is stopped while it
+  /// writes makes undone.
+  template <typename Write>
+  void as_writer(const char* lost, const Write& write) {
+    if (!elastic_ || !saver_.writes()) return write();
+    if (fence_->write(fit_ranks_.elastic()->entry().generation, write)) return;
+    base::log_warning(base::concat("after step ", progress_.state.step, " ", lost,
+                                   ": an earlier process 0 writes to the run's folder, and is stopped"));
+  }
+
+  /// The checkpoint that `last` goes back to when the start counts; empty: it stays.
+  std::filesystem::path resumed_from() const {
+    if (!elastic_) return saver_.last();
+    return reports_.start().continues ? "" : elastic_->start().resumed_from;
   }
 
   /// `data`: what this start trains with. Returns whether there was a checkpoint to resume from.
@@ -146,7 +259,7 @@ class FitLoop {
   std::int64_t global_batch_size() const { return train_.options().global_batch_size; }
 
   std::int64_t num_virtual_ranks() const {
-    const parallel::VirtualRankSync* const sync = ranks_.gradient_sync().virtual_ranks();
+    const parallel::VirtualRankSync* const sync = gradient_sync().virtual_ranks();
     return sync == nullptr ? 0 : sync->num_virtual_ranks();
   }
 
@@ -159,9 +272,15 @@ class FitLoop {
   void run_epoch() {
     progress_.begin_epoch(train_);
     task_.set_training(true);
+    // What follows a step that was made before the processes changed.
+    if (std::exchange(owes_step_, false)) {
+      count_start();
+      end_step(0);
+    }
     Clock::time_point mark = Clock::now();
     bool complete = false;
     while (!control_.stopping() && !progress_.step_limit_reached()) {
+      ranks_.check_members();
       const Clock::time_point step_begin = Clock::now();
       std::optional<data::Batch> batch = next_batch();
       if (!batch) {
@@ -175,16 +294,28 @@ class FitLoop {
       const Clock::time_point step_end = Clock::now();
       add_training_time(seconds_between(mark, step_end));
       mark = step_end;
-      report_step(input_seconds + update_seconds);
       const Clock::time_point last_save = saver_.policy.last_save();
-      poll_control_requests();
-      save_if_due();
+      end_step(input_seconds + update_seconds);
       if (saver_.policy.last_save() != last_save) mark = Clock::now();  // saving is not training time
     }
     if (control_.stopping() && !complete) return;  // its last step may be made: it ends on resume
     // An epoch that a step limit cuts short is evaluated and saved like any other, but does not count as
     // complete. At the limit the loader is not asked for a batch that would not be used.
     end_epoch(complete || no_step_left());
+  }
+
+  /// What follows a step, which took `seconds`.
+  void end_step(double seconds) {
+    as_writer("a step is not reported", [&] {
+      const RunState& state = progress_.state;
+      if (ledger_ && saver_.writes()) {
+        ledger_->write(state.step, state.epoch + 1, num_virtual_ranks(),
+                       fit_ranks_.elastic()->heard().samples);
+      }
+      report_step(seconds);
+    });
+    poll_control_requests();
+    save_if_due();
   }
 
   std::optional<data::Batch> next_batch() {
@@ -212,6 +343,7 @@ class FitLoop {
     reports_.batch_loaded(batch);
     const std::chrono::nanoseconds waited = train_.counters().wait;
     const Clock::time_point update_begin = Clock::now();
+    if (elastic_) fit_ranks_.elastic()->begin_step();
     const std::vector<CheckedStep> known = steps_.run(batch, progress_.state.step);
     const double seconds = seconds_between(update_begin, Clock::now());
     add_wait(std::chrono::duration<double>(train_.counters().wait - waited).count());  // for later parts
@@ -222,6 +354,7 @@ class FitLoop {
     for (const CheckedStep& checked : known) {
       take(checked, checked.step == progress_.state.step ? &batch : nullptr);
     }
+    if (elastic_) elastic_->commit();
     count_start(&batch);
     reports_.trace.step_made(progress_.steps_made());
     return seconds;
@@ -230,8 +363,8 @@ class FitLoop {
   /// `batch`: that of the step, where it is at hand.
   void take(const CheckedStep& checked, data::Batch* batch) {
     if (checked.is_finite()) {
-      progress_.add(checked.metrics);
-      return;
+      if (elastic_) return progress_.add(fit_ranks_.elastic()->heard().sums);
+      return progress_.add(checked.metrics);
     }
     RunState& state = progress_.state;
     ++state.non_finite_steps;
@@ -260,7 +393,7 @@ class FitLoop {
     EpochReport report = reports_.epoch_report(progress_, steps_.lr());
     const bool is_last = report.epoch == options_.epochs() || progress_.step_limit_reached();
     if (evaluation_.is_due(report.epoch, is_last)) {
-      const auto metrics = evaluation_.evaluate([this] {
+      const auto metrics = evaluation_.evaluate(state.step, [this] {
         poll_control_requests();
         return control_.stopping();
       });
@@ -270,7 +403,7 @@ class FitLoop {
       report.best = evaluation_.best().choose(report, state);
     }
     count_start();
-    reports_.epoch_ended(report);
+    as_writer("an epoch is not reported", [&] { reports_.epoch_ended(report); });
     // Before the save: a run that resumes from it must not report this epoch again.
     state.reported_step = state.step;
     if (complete) progress_.complete_epoch();
@@ -300,8 +433,10 @@ class FitLoop {
     // All ranks give their sums, also those that do not write.
     progress_.total_meters();
     if (!saver_.writes()) return;
-    reports_.saving(progress_.state.step);
-    saver_.write(task_, progress_.state, is_best);
+    as_writer("no checkpoint is saved", [&] {
+      reports_.saving(progress_.state.step);
+      saver_.write(task_, progress_.state, is_best);
+    });
   }
 
   FitResult finish() {
@@ -312,24 +447,31 @@ class FitLoop {
     FitResult result;
     result.finished = !control_.stopping();
     result.signal = control_.stop_signal();
+    result.rank = ranks_.rank();
     result.epochs = state.epoch;
     result.steps = state.step;
     result.best = state.best;
     result.best_epoch = state.best_epoch;
     result.last_checkpoint = saver_.last();
-    return reports_.fit_ends(std::move(result));
+    as_writer("the end is not reported", [&] { result = reports_.fit_ends(std::move(result)); });
+    return result;
   }
 
   const TrainerOptions& options_;
   Task& task_;
   data::Loader& train_;
-  FitRanks ranks_;
+  FitRanks fit_ranks_;
+  RankCoordinator& ranks_;
   FitProgress progress_;
   StepRunner steps_;
   FitEvaluation evaluation_;
   RunSaver saver_;
   FitReports reports_;
   FitControl control_;
+  std::optional<ElasticFit> elastic_;   // of an elastic run
+  std::optional<WriterFence> fence_;    // likewise, where it has a folder
+  std::optional<SampleLedger> ledger_;  // likewise, of the process that writes
+  bool owes_step_ = false;              // what follows the last step is to be made, maybe once more
 };
 
 }  // namespace

@@ -1,3 +1,6 @@
+// Meters hold what this rank has added since the last total. A total is kept by one rank alone, unless each rank has
+// the metrics of all: the next total counts it once. A fit that goes back continues as after a resume, in the middle
+// of its epoch.
 #include "cohort/train/internal/fit/fit_progress.h"
 
 #include <algorithm>
@@ -38,17 +41,28 @@ void FitProgress::step_made(data::LoaderState loader) {
 }
 
 std::map<std::string, double> FitProgress::averages() {
-  return averages_of(ranks_.total(meters_));
+  return averages_of(total());
+}
+
+RankCoordinator::MetricSums FitProgress::total() {
+  return ranks_.has_all_steps() ? meters_.sums() : ranks_.total(meters_);
 }
 
 void FitProgress::total_meters() {
-  state.meters = ranks_.total(meters_);
+  state.meters = total();
   // The sums of all ranks are now with one: each rank would add them once more at the next total.
   keep_total(state.meters);
 }
 
 void FitProgress::keep_total(const std::map<std::string, MeterSet::Sum>& total) {
-  meters_.restore(ranks_.is_first() ? total : std::map<std::string, MeterSet::Sum>());
+  const bool holds = ranks_.is_first() || ranks_.has_all_steps();
+  meters_.restore(holds ? total : RankCoordinator::MetricSums());
+}
+
+void FitProgress::go_back_to(const RunProgress& earlier) {
+  static_cast<RunProgress&>(state) = earlier;
+  keep_total(state.meters);
+  in_epoch_ = true;
 }
 
 bool FitProgress::step_limit_reached() const {

@@ -32,11 +32,14 @@ class FitProgress {
   void step_made(data::LoaderState loader);
   /// Adds the numbers of a step to the averages of the epoch.
   void add(const StepMetrics& metrics) { meters_.add(metrics); }
+  void add(const RankCoordinator::MetricSums& sums) { meters_.add(sums); }
 
   /// Returns the averages of the running epoch over all ranks. Collective.
   std::map<std::string, double> averages();
   /// Fills state.meters with sums over all ranks. Collective.
   void total_meters();
+  /// The fit goes back to `earlier`, of this call of fit().
+  void go_back_to(const RunProgress& earlier);
 
   /// Steps that this call of fit() made.
   std::int64_t steps_made() const { return steps_made_; }
@@ -47,6 +50,7 @@ class FitProgress {
   std::int64_t steps_left(std::int64_t steps_per_epoch) const;
 
  private:
+  RankCoordinator::MetricSums total();
   /// Meters continue from `total`, the sum over ranks, which one rank must hold alone.
   void keep_total(const std::map<std::string, MeterSet::Sum>& total);
 

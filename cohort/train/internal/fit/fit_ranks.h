@@ -9,8 +9,10 @@
 
 namespace cohort::train {
 
+class ElasticCoordinator;
+
 /// The ranks of a fit or of an evaluation: their gradient sync, and what else they tell each other.
-class FitRanks : public RankCoordinator {
+class FitRanks {
  public:
   /// Takes the gradient sync of `options`; where they have none, that of one process alone.
   explicit FitRanks(const TrainerOptions& options);
@@ -21,14 +23,17 @@ class FitRanks : public RankCoordinator {
   FitRanks& operator=(const FitRanks&) = delete;
 
   parallel::GradientSync& gradient_sync() const { return *gradient_sync_; }
+  RankCoordinator& coordinator() const { return *coordinator_; }
+  /// The coordinator of an elastic run; null: none.
+  ElasticCoordinator* elastic() const { return elastic_; }
 
   /// `task`, which must outlive this, works with the ranks until this is destroyed.
   void join(Task& task);
 
  private:
-  explicit FitRanks(std::shared_ptr<parallel::GradientSync> gradient_sync);
-
   std::shared_ptr<parallel::GradientSync> gradient_sync_;
+  std::unique_ptr<RankCoordinator> coordinator_;
+  ElasticCoordinator* elastic_ = nullptr;
   Task* task_ = nullptr;  // that joined
 };
 

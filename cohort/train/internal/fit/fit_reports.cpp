@@ -1,3 +1,5 @@
+// A report is a function of the progress and of the times since the last one. In an elastic run what follows a step may be
+// made again, so the numbers of the last step and epoch that were told are kept.
 #include "cohort/train/internal/fit/fit_reports.h"
 
 #include <utility>
@@ -16,6 +18,12 @@ void FitReports::start_counts() {
   notify([&](Callback& callback) { callback.on_start_counts(start_); });
 }
 
+void FitReports::start_anew(const FitInfo& start) {
+  start_ = start;
+  counts_ = false;
+  told_step_ = told_epoch_step_ = -1;
+}
+
 void FitReports::batch_loaded(data::Batch& batch) {
   if (std::exchange(seen_first_batch_, true)) return;
   notify([&](Callback& callback) { callback.on_first_batch(batch); });
@@ -23,6 +31,7 @@ void FitReports::batch_loaded(data::Batch& batch) {
 
 void FitReports::step_ended(FitProgress& progress, double lr, double seconds) {
   const RunState& state = progress.state;
+  if (std::exchange(told_step_, state.step) == state.step) return;
   StepReport report;
   report.epoch = state.epoch + 1;
   report.epochs = options_.epochs();
@@ -34,7 +43,7 @@ void FitReports::step_ended(FitProgress& progress, double lr, double seconds) {
   report.logged = is_logged(state.step);
   if (report.logged) {
     report.averages = progress.averages();
-    throughput.set_wait(ranks_.sum(throughput.wait()) / ranks_.size());
+    throughput.set_wait(ranks_.mean(throughput.wait()));
   }
   throughput.fill(report, progress.steps_left(start_.steps_per_epoch));
   notify([&](Callback& callback) { callback.on_step_end(report); });
@@ -59,6 +68,7 @@ EpochReport FitReports::epoch_report(FitProgress& progress, double lr) const {
 
 void FitReports::epoch_ended(const EpochReport& report) {
   last_metrics_ = report.metrics;
+  if (std::exchange(told_epoch_step_, report.step) == report.step) return;
   notify([&](Callback& callback) { callback.on_epoch_end(report); });
 }
 

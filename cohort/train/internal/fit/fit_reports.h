@@ -31,6 +31,10 @@ class FitReports {
   void fit_begins(const FitInfo& start);
   /// The start counts from here on. The callbacks hear it once.
   void start_counts();
+  /// Another process may have written the run's files: callbacks hear of `start` at the next start_counts(), and
+  /// of reports that they have heard before.
+  void start_anew(const FitInfo& start);
+  const FitInfo& start() const { return start_; }
   bool counts() const { return counts_; }
   /// Before a step. The callbacks hear the first one.
   void batch_loaded(data::Batch& batch);
@@ -40,7 +44,7 @@ class FitReports {
     return options_.log_every() > 0 && step % options_.log_every() == 0;
   }
   /// After a step, which took `seconds` by itself and was added to `throughput`. Collective where the step is
-  /// logged.
+  /// logged. A step that callbacks have heard of is not told again.
   void step_ended(FitProgress& progress, double lr, double seconds);
 
   /// Returns the report of the running epoch, before an evaluation. Collective.
@@ -54,6 +58,7 @@ class FitReports {
  private:
   template <typename Fn>
   void notify(const Fn& fn) {
+    if (!ranks_.reports()) return;
     for (const std::shared_ptr<Callback>& callback : callbacks_) fn(*callback);
   }
 
@@ -62,6 +67,7 @@ class FitReports {
   const RankCoordinator& ranks_;
   FitInfo start_;
   std::map<std::string, double> last_metrics_;
+  std::int64_t told_step_ = -1, told_epoch_step_ = -1;  // the last ones of which callbacks heard a report
   bool counts_ = false;
   bool seen_first_batch_ = false;
 };

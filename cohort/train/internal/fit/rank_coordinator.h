@@ -1,7 +1,5 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -9,13 +7,13 @@
 #include <string>
 
 #include "cohort/checkpoint/run_checkpoints.h"
-#include "cohort/comm/group.h"
 #include "cohort/train/metrics.h"
 
 /// What the ranks of a run tell each other besides gradients. Internal to this module.
 namespace cohort::train {
 
-/// With one process everything is local. Collective, with several: each function but the getters.
+/// The ranks of a fit, which is one process, a group of ranks (GroupCoordinator), or the processes of an elastic
+/// run (ElasticCoordinator). Collective, with several: each function but the getters.
 class RankCoordinator {
  public:
   /// What a rank would like to happen after a step.
@@ -24,41 +22,51 @@ class RankCoordinator {
     bool save_now = false;  ///< a signal asked to save
     bool save_due = false;  ///< enough time has passed since the last checkpoint
   };
+  using MetricSums = std::map<std::string, MeterSet::Sum>;
+  using Metrics = std::map<std::string, double>;
 
-  /// `group` may be null, and must outlive this.
-  explicit RankCoordinator(const comm::Group* group) : group_(group) {}
+  RankCoordinator() = default;
+  virtual ~RankCoordinator() = default;
+  RankCoordinator(const RankCoordinator&) = delete;
+  RankCoordinator& operator=(const RankCoordinator&) = delete;
 
-  int rank() const { return group_ == nullptr ? 0 : group_->rank(); }
-  int size() const { return group_ == nullptr ? 1 : group_->size(); }
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
   bool is_first() const { return rank() == 0; }
+  /// This rank writes what is written once, or may come to write it.
+  virtual bool may_write() const { return is_first(); }
+  /// The callbacks of this rank hear reports.
+  virtual bool reports() const { return true; }
+  /// agree_on() tells what was requested at the call before.
+  virtual bool agrees_late() const { return size() > 1; }
+  /// Each rank has the metrics of the steps of all ranks.
+  virtual bool has_all_steps() const { return false; }
 
-  /// Tells the group that a step of all ranks is over.
-  void step_done() const;
-
+  /// Throws: elastic::GenerationEnded where the processes of the run change.
+  virtual void check_members() const {}
+  /// Tells the ranks that a step of all of them is over.
+  virtual void step_done() const {}
   /// Writes the timelines of all ranks into one file, on rank 0.
-  void write_trace(const std::filesystem::path& path) const;
-
+  virtual void write_trace(const std::filesystem::path& path) const = 0;
   /// Throws on all ranks where `text` differs: comm::require_same.
-  void require_same(const std::string& what, const std::string& text) const;
-
+  virtual void require_same(const std::string& what, const std::string& text) = 0;
   /// Returns what all ranks are to do now, the same on each: with several ranks what any of them requested
   /// at the call before, so that a step never waits for the reduction.
-  ControlRequests agree_on(const ControlRequests& requests);
+  virtual ControlRequests agree_on(const ControlRequests& requests) = 0;
 
   /// Sums over ranks.
-  std::map<std::string, MeterSet::Sum> total(MeterSet& meters) const;
-  double sum(double value) const;
+  virtual MetricSums total(MeterSet& meters) const = 0;
+  /// The mean over ranks; of a figure that is only shown.
+  virtual double mean(double value) const = 0;
+  /// The metrics of the evaluation after `step`, where a rank has made it already.
+  virtual std::optional<Metrics> find_evaluation(std::int64_t /*step*/) const { return std::nullopt; }
+  virtual void keep_evaluation(std::int64_t /*step*/, const Metrics& /*metrics*/) {}
 
   /// Runs `fn` on rank 0. Throws: on rank 0 what `fn` throws; on the others an error with its text.
-  void run_on_first(const std::function<void()>& fn) const;
-
-  /// Gives every rank what rank 0 has loaded, or found not to be there.
-  std::optional<checkpoint::LoadedCheckpoint> share(std::optional<checkpoint::LoadedCheckpoint> loaded) const;
-
- private:
-  const comm::Group* group_;
-  at::Tensor reduced_requests_;  // of the last agree_on(); all ranks' maximum once reduction_ is over
-  comm::Pending reduction_;
+  virtual void run_on_first(const std::function<void()>& fn) const = 0;
+  /// Reads the checkpoint that a run resumes from. Returns what rank 0's `load` returns, on every rank.
+  virtual std::optional<checkpoint::LoadedCheckpoint> load(
+      const std::function<std::optional<checkpoint::LoadedCheckpoint>()>& load) const = 0;
 };
 
 }  // namespace cohort::train

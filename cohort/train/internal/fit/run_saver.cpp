@@ -27,7 +27,6 @@ RunSaver::RunSaver(const TrainerOptions& options, const RankCoordinator& ranks)
     : policy(options), options_(options), ranks_(ranks) {
   if (!saves()) return;
   checkpoint::tensor_format(options.checkpoint_format());  // an unknown one is an error before a step
-  if (!ranks.is_first()) return;
   checkpoints_.emplace(
       options.run_dir() / "checkpoints",
       checkpoint::RunCheckpointsOptions{.keep = options.keep(), .format = options.checkpoint_format()});
@@ -40,13 +39,11 @@ std::optional<checkpoint::LoadedCheckpoint> RunSaver::find(const DataOfRun& eval
     throw UsageError("train.resume", base::concat("asked to resume from \"", from, "\" without a run folder"),
                      "TrainerOptions().run_dir(...)");
   }
-  std::optional<checkpoint::LoadedCheckpoint> found;
-  // What rank 0 cannot read is an error of all ranks at once: they would wait for it in share().
-  ranks_.run_on_first([&] {
-    found = load(from);
-    if (found) forget_lost_best(*found, *checkpoints_, eval_data, options_.keep_best());
+  const std::optional<checkpoint::LoadedCheckpoint> found = ranks_.load([&] {
+    std::optional<checkpoint::LoadedCheckpoint> loaded = load(from);
+    if (loaded) forget_lost_best(*loaded, *checkpoints_, eval_data, options_.keep_best());
+    return loaded;
   });
-  found = ranks_.share(std::move(found));
   if (!found && from == "auto") {
     if (ranks_.is_first()) base::log_info("nothing to resume: starting from the beginning");
     return std::nullopt;
@@ -67,7 +64,7 @@ std::optional<checkpoint::LoadedCheckpoint> RunSaver::load(const std::string& fr
   return checkpoint::LoadedCheckpoint{*folder, checkpoint::RunCheckpoints::load(*folder)};
 }
 
-void RunSaver::start_counts() {
+void RunSaver::start_counts(const std::filesystem::path& resumed_from) {
   if (!saves()) return;
   // The first checkpoint may be an epoch away, and callbacks of all ranks may put their files there from now on. An error of
   // rank 0 is an error of all ranks.
@@ -78,7 +75,7 @@ void RunSaver::start_counts() {
       throw SystemError("train.run_folder",
                         base::concat("cannot make ", options_.run_dir().string(), ": ", error.message()));
     }
-    if (!last_.empty()) checkpoints_->go_back_to(last_);
+    if (!resumed_from.empty()) checkpoints_->go_back_to(resumed_from);
   });
 }
 
@@ -86,6 +83,9 @@ void RunSaver::write(const Task& task, const RunState& state, bool is_best) {
   const bool between_epochs = state.loader.samples_consumed == 0;
   const std::string name =
       between_epochs ? numbered_name("epoch_%04lld", state.epoch) : numbered_name("step_%08lld", state.step);
+  // An elastic run that lost a process does again what follows its last step.
+  if (!written_.empty() && written_.begin()->first != state.step) written_.clear();
+  if (!written_.insert({state.step, name}).second) return;
   last_ = checkpoints_->save(name, capture(task, state), {.is_best = is_best});
 }
 

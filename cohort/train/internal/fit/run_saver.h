@@ -2,7 +2,9 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/train/internal/fit/rank_coordinator.h"
@@ -25,7 +27,7 @@ class RunSaver {
   /// The run has a folder: all ranks take part in a save.
   bool saves() const { return !options_.run_dir().empty(); }
   /// This rank writes it.
-  bool writes() const { return checkpoints_.has_value(); }
+  bool writes() const { return saves() && ranks_.is_first(); }
   /// The checkpoint that was written or resumed from last; empty: none.
   const std::filesystem::path& last() const { return last_; }
 
@@ -34,11 +36,14 @@ class RunSaver {
   /// cannot be used; on other ranks than rank 0, as comm::run_on_rank0_and_broadcast() for what rank 0 threw.
   std::optional<checkpoint::LoadedCheckpoint> find(const DataOfRun& eval_data);
 
-  /// The first step of this start was made: a kill from here on resumes from where this start resumed.
-  /// Makes the run folder, on the rank that writes.
-  void start_counts();
+  /// The first step of this start was made: a kill from here on resumes from `resumed_from` (empty: it is
+  /// where it is). Makes the run folder, on the rank that writes.
+  void start_counts(const std::filesystem::path& resumed_from);
 
-  /// Writes a checkpoint of `task` and `state`, on the rank that writes.
+  /// Another process may have written since: no checkpoint is known to be there.
+  void forget_written() { written_.clear(); }
+
+  /// Writes a checkpoint of `task` and `state`, on the rank that writes; nothing where it has done so.
   void write(const Task& task, const RunState& state, bool is_best);
 
  private:
@@ -46,8 +51,9 @@ class RunSaver {
 
   const TrainerOptions& options_;
   const RankCoordinator& ranks_;
-  std::optional<checkpoint::RunCheckpoints> checkpoints_;  // rank 0's
+  std::optional<checkpoint::RunCheckpoints> checkpoints_;  // null: the run has no folder
   std::filesystem::path last_;
+  std::set<std::pair<std::int64_t, std::string>> written_;  // of the last step that was saved
 };
 
 }  // namespace cohort::train

@@ -21,7 +21,8 @@ struct DataOfRun {
   std::string fingerprint;           ///< Dataset::fingerprint(); empty: not known
 };
 
-struct RunState {
+/// What changes of a run with its steps and epochs.
+struct RunProgress {
   std::int64_t epoch = 0;  ///< epochs completed
   std::int64_t step = 0;   ///< steps completed
   data::LoaderState loader;
@@ -34,6 +35,9 @@ struct RunState {
   std::string best_metric;      ///< by which it was chosen; empty: none was, or an older version wrote this
   bool best_is_highest = true;
   std::int64_t non_finite_steps = 0;
+};
+
+struct RunState : RunProgress {
   std::uint64_t seed = 0;
   int threads = 0;
   int world_size = 1;

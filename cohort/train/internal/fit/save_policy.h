@@ -13,15 +13,25 @@ class SavePolicy {
  public:
   using Clock = std::chrono::steady_clock;
 
+  /// What was saved and requested so far: the same on all ranks.
+  struct History {
+    std::int64_t num_saves = 0, saved_step = -1;
+    bool is_requested = false, is_due_at_epoch_end = false;
+    bool operator==(const History&) const = default;
+  };
+
   explicit SavePolicy(const TrainerOptions& options) : options_(options) {}
+
+  const History& history() const { return history_; }
+  void set_history(const History& history) { history_ = history; }
 
   /// Starts the clock.
   void begin() { last_save_ = Clock::now(); }
   Clock::time_point last_save() const { return last_save_; }
   /// Saves so far: the same number on all ranks.
-  std::int64_t num_saves() const { return num_saves_; }
+  std::int64_t num_saves() const { return history_.num_saves; }
   /// The step of the last checkpoint; -1: none was saved.
-  std::int64_t saved_step() const { return saved_step_; }
+  std::int64_t saved_step() const { return history_.saved_step; }
 
   /// True: save_every_minutes have passed. One rank asks, for all.
   bool is_due_by_clock() const {
@@ -29,28 +39,28 @@ class SavePolicy {
     return options_.save_every_minutes() > 0 && since.count() > 60 * options_.save_every_minutes();
   }
   /// All ranks agreed to save when a step may be saved.
-  void request() { is_requested_ = true; }
+  void request() { history_.is_requested = true; }
 
   /// After step `step`: returns true if it is to be saved now. `ends_epoch`: no step of the epoch is left.
   bool is_due_after_step(std::int64_t step, bool ends_epoch) {
     const bool by_step = options_.save_every_steps() > 0 && step % options_.save_every_steps() == 0;
-    if (!by_step && !is_requested_) return false;
-    if (ends_epoch) is_due_at_epoch_end_ = true;
+    if (!by_step && !history_.is_requested) return false;
+    if (ends_epoch) history_.is_due_at_epoch_end = true;
     return !ends_epoch;
   }
   /// At the end of epoch `epoch`, from 1 on.
   bool is_due_after_epoch(std::int64_t epoch) const {
-    return is_due_at_epoch_end_ || is_due(epoch, options_.save_every(), options_.epochs());
+    return history_.is_due_at_epoch_end || is_due(epoch, options_.save_every(), options_.epochs());
   }
-  void epoch_ended() { is_due_at_epoch_end_ = false; }
+  void epoch_ended() { history_.is_due_at_epoch_end = false; }
 
   /// A save of `step` begins, which makes what was requested before it needless.
   void saving() {
     last_save_ = Clock::now();
-    ++num_saves_;
-    is_requested_ = false;
+    ++history_.num_saves;
+    history_.is_requested = false;
   }
-  void saved(std::int64_t step) { saved_step_ = step; }
+  void saved(std::int64_t step) { history_.saved_step = step; }
 
   /// Whether something happens in epoch `epoch`: in the first, the last, and each `every`-th.
   static bool is_due(std::int64_t epoch, std::int64_t every, std::int64_t last) {
@@ -60,9 +70,7 @@ class SavePolicy {
  private:
   const TrainerOptions& options_;
   Clock::time_point last_save_ = {};
-  std::int64_t num_saves_ = 0, saved_step_ = -1;
-  bool is_requested_ = false;
-  bool is_due_at_epoch_end_ = false;
+  History history_;
 };
 
 }  // namespace cohort::train

@@ -21,11 +21,13 @@ class Throughput {
   /// Sets the wait to the mean over ranks, before a report.
   void set_wait(double seconds) { wait_ = seconds; }
 
-  /// Fills rates and the time that `steps_left` steps take. A step was added before.
+  /// Fills rates and the time that `steps_left` steps take. 0: not known, as no step was added.
   void fill(StepReport& report, std::int64_t steps_left) const {
     report.samples_per_second = seconds_ > 0 ? static_cast<double>(samples_) / seconds_ : 0;
     report.data_wait_share = seconds_ > 0 ? wait_ / seconds_ : 0;
-    report.seconds_left = seconds_ / static_cast<double>(steps_) * static_cast<double>(steps_left);
+    // None: a report that another process owed.
+    if (steps_ > 0)
+      report.seconds_left = seconds_ / static_cast<double>(steps_) * static_cast<double>(steps_left);
   }
 
   void reset() { *this = Throughput(); }

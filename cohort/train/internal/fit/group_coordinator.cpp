@@ -2,7 +2,7 @@
 // ranks have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel by
 // name, because a rank may not know all names. They are not rounded, so their order does not matter. Rank 0
 // alone reads a checkpoint: its layout travels as an object, then each tensor.
-#include "cohort/train/internal/fit/rank_coordinator.h"
+#include "cohort/train/internal/fit/group_coordinator.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -40,11 +40,11 @@ checkpoint::TensorMap empty_tensors(const json& layout) {
 
 }  // namespace
 
-void RankCoordinator::step_done() const {
+void GroupCoordinator::step_done() const {
   if (group_ != nullptr) group_->step_done();
 }
 
-void RankCoordinator::write_trace(const std::filesystem::path& path) const {
+void GroupCoordinator::write_trace(const std::filesystem::path& path) const {
   if (size() == 1) {
     base::Timeline::write(path);
   } else {
@@ -52,11 +52,11 @@ void RankCoordinator::write_trace(const std::filesystem::path& path) const {
   }
 }
 
-void RankCoordinator::require_same(const std::string& what, const std::string& text) const {
+void GroupCoordinator::require_same(const std::string& what, const std::string& text) {
   if (size() > 1) comm::require_same(*group_, what, text);
 }
 
-RankCoordinator::ControlRequests RankCoordinator::agree_on(const ControlRequests& requests) {
+RankCoordinator::ControlRequests GroupCoordinator::agree_on(const ControlRequests& requests) {
   if (size() == 1) return requests;
   ControlRequests agreed;
   // The first call has nothing to answer. A request is heard one step late, and by all ranks at once.
@@ -73,7 +73,7 @@ RankCoordinator::ControlRequests RankCoordinator::agree_on(const ControlRequests
   return agreed;
 }
 
-std::map<std::string, MeterSet::Sum> RankCoordinator::total(MeterSet& meters) const {
+RankCoordinator::MetricSums GroupCoordinator::total(MeterSet& meters) const {
   if (size() == 1) return meters.sums();
   // By name, as a rank without a sample so far does not know the names.
   json own_sums = json::object();
@@ -86,19 +86,19 @@ std::map<std::string, MeterSet::Sum> RankCoordinator::total(MeterSet& meters) co
       exact[name].second += sum.weight;
     }
   }
-  std::map<std::string, MeterSet::Sum> total;
+  MetricSums total;
   for (const auto& [name, sum] : exact) total[name] = MeterSet::Sum::of(sum.first, sum.second);
   return total;
 }
 
-double RankCoordinator::sum(double value) const {
+double GroupCoordinator::mean(double value) const {
   if (size() == 1) return value;
   at::Tensor tensor = at::tensor({value}, at::kDouble);
   group_->all_reduce(tensor).wait();
-  return tensor.item<double>();
+  return tensor.item<double>() / size();
 }
 
-void RankCoordinator::run_on_first(const std::function<void()>& fn) const {
+void GroupCoordinator::run_on_first(const std::function<void()>& fn) const {
   if (size() == 1) return fn();
   comm::run_on_rank0_and_broadcast(*group_, [&] {
     fn();
@@ -106,7 +106,16 @@ void RankCoordinator::run_on_first(const std::function<void()>& fn) const {
   });
 }
 
-std::optional<checkpoint::LoadedCheckpoint> RankCoordinator::share(
+std::optional<checkpoint::LoadedCheckpoint> GroupCoordinator::load(
+    const std::function<std::optional<checkpoint::LoadedCheckpoint>()>& load) const {
+  std::optional<checkpoint::LoadedCheckpoint> loaded;
+  // What rank 0 cannot read is an error of all ranks at once: they would wait for it in share().
+  run_on_first([&] { loaded = load(); });
+  return share(std::move(loaded));
+}
+
+// Gives every rank what rank 0 has loaded, or found not to be there.
+std::optional<checkpoint::LoadedCheckpoint> GroupCoordinator::share(
     std::optional<checkpoint::LoadedCheckpoint> loaded) const {
   if (size() == 1) return loaded;
   json head;

@@ -1,0 +1,131 @@
+// What processes tell each other, where there is no group. Requests of a process wait for the next step, travel
+// with it, and are heard by all who commit it. A process that has the metrics of an evaluation gives them to all:
+// an evaluation that one process has ended is not made again.
+#include "cohort/train/internal/elastic/elastic_coordinator.h"
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/timeline.h"
+#include "cohort/parallel/virtual_ranks/text_gather.h"
+#include "cohort/train/internal/fit/state_numbers.h"
+
+namespace cohort::train {
+namespace {
+
+using nlohmann::json;
+
+/// Returns the first line of `text` that is not at its place in `other`, and that one.
+std::string first_difference(const std::string& text, const std::string& other) {
+  std::istringstream lines(text), other_lines(other);
+  std::string line, other_line;
+  while (true) {
+    const bool has_line = static_cast<bool>(std::getline(lines, line));
+    const bool has_other = static_cast<bool>(std::getline(other_lines, other_line));
+    if (!has_line) line = "nothing";
+    if (!has_other) other_line = "nothing";
+    if (line != other_line || (!has_line && !has_other))
+      return base::concat(line, ", process 0 has ", other_line);
+  }
+}
+
+}  // namespace
+
+void ElasticCoordinator::check_members() const {
+  if (entry_.process < 0 || !session_->must_enter()) return;
+  throw elastic::GenerationEnded("train.elastic", "the processes of the run change");
+}
+
+void ElasticCoordinator::write_trace(const std::filesystem::path& path) const {
+  if (is_first()) base::Timeline::write(path);
+}
+
+RankCoordinator::ControlRequests ElasticCoordinator::agree_on(const ControlRequests& requests) {
+  // They stay until a step with them is made.
+  if (own_.requests.stop_signal == 0) own_.requests.stop_signal = requests.stop_signal;
+  own_.requests.save_now |= requests.save_now;
+  own_.requests.save_due |= requests.save_due;
+  return std::exchange(is_answered_, true) ? ControlRequests() : heard_.requests;
+}
+
+RankCoordinator::MetricSums ElasticCoordinator::total(MeterSet& meters) const {
+  StepWords own;
+  own.sums = meters.sums();
+  return StepWords::of_all(parallel::all_gather_texts(exchange(), own.to_text())).sums;
+}
+
+std::optional<RankCoordinator::Metrics> ElasticCoordinator::find_evaluation(std::int64_t step) const {
+  std::string own;
+  if (evaluated_step_ == step) own = numbers_to_json(evaluated_).dump();
+  for (const std::string& text : parallel::all_gather_texts(exchange(), own)) {
+    if (!text.empty()) return numbers_from_json(json::parse(text));
+  }
+  return std::nullopt;
+}
+
+void ElasticCoordinator::keep_evaluation(std::int64_t step, const Metrics& metrics) {
+  evaluated_step_ = step;
+  evaluated_ = metrics;
+}
+
+std::optional<checkpoint::LoadedCheckpoint> ElasticCoordinator::load(
+    const std::function<std::optional<checkpoint::LoadedCheckpoint>()>& load) const {
+  std::optional<checkpoint::LoadedCheckpoint> loaded;
+  std::string text;
+  if (is_first()) {
+    loaded = load();
+    if (loaded) text = json{{"folder", loaded->folder.string()}, {"state", loaded->content.state}}.dump();
+  }
+  text = parallel::all_gather_texts(exchange(), text).front();
+  if (text.empty()) return std::nullopt;
+  if (!is_first()) {
+    const json found = json::parse(text);
+    const std::string folder = found.at("folder");
+    loaded = {.folder = folder, .content = checkpoint::RunCheckpoints::load(folder)};
+    loaded->content.state = found.at("state");  // process 0 may have taken the best out
+  }
+  session_->begin_changes();
+  return loaded;
+}
+
+void ElasticCoordinator::set_entry(const elastic::Entry& entry) {
+  entry_ = entry;
+  exchange_ = session_->exchange();
+}
+
+void ElasticCoordinator::compare() const {
+  std::string own;
+  for (const auto& [what, text] : same_) own += base::concat(what, "\n", text);
+  const std::string first = parallel::all_gather_texts(exchange(), own).front();
+  if (own == first) return;
+  throw UsageError(
+      "train.elastic",
+      base::concat("this process has another run than process 0: ", first_difference(own, first)),
+      "the same configuration on all nodes");
+}
+
+void ElasticCoordinator::add_part(const data::Batch& part) {
+  std::vector<std::int64_t>& samples = own_.samples[part.share];
+  samples.insert(samples.end(), part.indices.begin(), part.indices.end());
+}
+
+std::string ElasticCoordinator::own_words(const StepMetrics& metrics) {
+  MeterSet meters;
+  meters.add(metrics);
+  own_.sums = meters.sums();
+  return own_.to_text();
+}
+
+void ElasticCoordinator::hear(StepWords words) {
+  own_.requests = {};
+  go_back_to(std::move(words));
+}
+
+void ElasticCoordinator::go_back_to(StepWords words) {
+  heard_ = std::move(words);
+  is_answered_ = false;
+}
+
+}  // namespace cohort::train

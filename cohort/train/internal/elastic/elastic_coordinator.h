@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/elastic/session.h"
+#include "cohort/train/internal/elastic/step_words.h"
+#include "cohort/train/internal/fit/rank_coordinator.h"
+#include "cohort/train/task.h"
+
+namespace cohort::train {
+
+/// The processes of an elastic run. Which they are changes: set_entry(). What is agreed on after a step travels
+/// within the step's transaction, so that each process that has the step has that too.
+class ElasticCoordinator : public RankCoordinator {
+ public:
+  explicit ElasticCoordinator(std::shared_ptr<elastic::Session> session) : session_(std::move(session)) {}
+
+  /// -1 before the first entry.
+  int rank() const override { return entry_.process; }
+  int size() const override { return entry_.num_processes; }
+  bool may_write() const override { return true; }
+  bool reports() const override { return is_first(); }
+  bool agrees_late() const override { return true; }
+  bool has_all_steps() const override { return true; }
+
+  void check_members() const override;
+  /// This process's timeline, on process 0.
+  void write_trace(const std::filesystem::path& path) const override;
+  /// Keeps the text: processes compare it when they enter a generation.
+  void require_same(const std::string& what, const std::string& text) override { same_[what] = text; }
+  ControlRequests agree_on(const ControlRequests& requests) override;
+  MetricSums total(MeterSet& meters) const override;
+  /// This process's own.
+  double mean(double value) const override { return value; }
+  std::optional<Metrics> find_evaluation(std::int64_t step) const override;
+  void keep_evaluation(std::int64_t step, const Metrics& metrics) override;
+  void run_on_first(const std::function<void()>& fn) const override {
+    if (is_first()) fn();
+  }
+  /// All read the files that process 0 has found: they share a file system. From here on the state changes.
+  std::optional<checkpoint::LoadedCheckpoint> load(
+      const std::function<std::optional<checkpoint::LoadedCheckpoint>()>& load) const override;
+
+  elastic::Session& session() const { return *session_; }
+  const elastic::Entry& entry() const { return entry_; }
+  void set_entry(const elastic::Entry& entry);
+  /// Throws: UsageError on the processes whose text of require_same() is another one than process 0's.
+  /// Collective.
+  void compare() const;
+
+  /// A step begins.
+  void begin_step() { own_.samples.clear(); }
+  void add_part(const data::Batch& part);
+  /// Returns what this process tells of its part of the step.
+  std::string own_words(const StepMetrics& metrics);
+  /// The step is made, and `words` are those of all processes.
+  void hear(StepWords words);
+  /// What was heard of the last step.
+  const StepWords& heard() const { return heard_; }
+  /// The fit goes back to where it had heard `words`.
+  void go_back_to(StepWords words);
+
+ private:
+  parallel::SliceExchange* exchange() const { return exchange_.get(); }
+
+  const std::shared_ptr<elastic::Session> session_;
+  elastic::Entry entry_{.process = -1};
+  std::shared_ptr<parallel::SliceExchange> exchange_;  // null: not in a generation
+  std::map<std::string, std::string> same_;
+  StepWords own_, heard_;
+  bool is_answered_ = true;  // agree_on() has told the requests of heard_
+  std::int64_t evaluated_step_ = -1;
+  Metrics evaluated_;
+};
+
+}  // namespace cohort::train

@@ -1,0 +1,183 @@
+// A step is committed when its sum has changed the parameters, and what follows it (reports, evaluation, saves) is a
+// function of the state right after it. So that state is kept, without tensors, which nothing changes until the
+// next step. Where the processes change, each of them goes back there, and all do again what follows. Process 0
+// takes part in step M + 1 only when it has written all that belongs to step M. So a process that becomes the
+// first one owes at most that of the last step. The end of a run is a transaction too: its number is one more than the
+// last step's.
+#include "cohort/train/internal/elastic/elastic_fit.h"
+
+#include <ATen/Parallel.h>
+
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/parallel/virtual_ranks/text_gather.h"
+#include "cohort/train/internal/fit/rates.h"
+
+namespace cohort::train {
+namespace {
+
+constexpr const char* kWhereElastic = "train.elastic";
+
+void check_elastic_task(const Task& task) {
+  if (task.optimizers().size() > 1) {
+    throw UsageError(
+        kWhereElastic,
+        base::concat("the task has ", task.optimizers().size(),
+                     " optimizers, and a step of an elastic run is one transaction: the average of the "
+                     "second could fail when the first has changed its parameters"),
+        "one optimizer with several parameter groups");
+  }
+  for (const parallel::NamedModule& entry : task.modules()) {
+    for (const auto& parameter : entry.module->named_parameters()) {
+      if (parameter.value().is_cpu()) continue;
+      throw UsageError(
+          kWhereElastic,
+          base::concat("parameter ", parameter.key(), " is on ", parameter.value().device().str(),
+                       ", and an elastic run computes on the CPU"),
+          "train.device=cpu");
+    }
+  }
+}
+
+}  // namespace
+
+ElasticFit::ElasticFit(const Parts& parts) : parts_(parts) {
+  check_elastic_task(parts_.task);
+}
+
+ElasticFit::~ElasticFit() {
+  parts_.sync.set_step_hooks({});
+}
+
+void ElasticFit::begin() {
+  state_.run = parts_.progress.state;
+  parts_.sync.set_step_hooks(
+      {.text = [this] { return parts_.ranks.own_words(parts_.task.take_reported_metrics()); },
+       .before_changes =
+           [this](const std::vector<std::string>& texts) {
+             StepWords words = StepWords::of_all(texts);
+             parts_.ranks.session().begin_changes();
+             parts_.ranks.hear(std::move(words));
+           }});
+  parts_.ranks.session().set_state({.save = [this] { return save(); },
+                                    .load = [this](const elastic::StateSnapshot& state) { load(state); }});
+}
+
+void ElasticFit::resume(const FitStart& start) {
+  start_ = start;
+  parts_.progress.total_meters();
+  state_.run = parts_.progress.state;
+  parts_.ranks.session().commit(committed());
+}
+
+std::uint64_t ElasticFit::committed() const {
+  return static_cast<std::uint64_t>(state_.run.step) + (state_.is_done ? 1 : 0);
+}
+
+void ElasticFit::enter() {
+  elastic::Session& session = parts_.ranks.session();
+  const elastic::Entry before = parts_.ranks.entry();
+  const elastic::Entry entry = session.enter(committed());
+  if (entry.steps != committed()) {
+    throw CommError(kWhereElastic,
+                    base::concat("generation ", entry.generation, " is after step ", entry.steps,
+                                 ", and this process has the state after ", committed()));
+  }
+  parts_.ranks.set_entry(entry);
+  parts_.sync.set_exchange(session.exchange());
+  // Where it stays the first one from one generation to the next, nobody else has written.
+  const bool stays_first = before.process == 0 && entry.process == 0 &&
+                           entry.generation == before.generation + 1 && !entry.has_copied;
+  if (!stays_first) opens_ = true;
+  go_back();
+  if (state_.is_done) return;
+  parts_.ranks.compare();
+  if (entry.process == 0) {
+    base::log_info(
+        base::concat("generation ", entry.generation, ", after step ", entry.steps, ": ",
+                     parallel::describe_virtual_ranks(parts_.sync.num_virtual_ranks(), entry.num_processes)));
+  }
+}
+
+void ElasticFit::go_back() {
+  parts_.progress.go_back_to(state_.run);
+  parts_.saver.policy.set_history(state_.saves);
+  parts_.control.set_agreed(state_.agreed);
+  parts_.ranks.go_back_to(state_.words);
+  // The rates of the step that was given up are not those of the last one.
+  if (has_step()) apply_schedules(parts_.task, state_.run.step - 1);
+  set_shares(parts_.train);
+  if (parts_.eval != nullptr) set_shares(*parts_.eval);
+}
+
+void ElasticFit::set_shares(data::Loader& loader) const {
+  const parallel::ShareRange shares = parts_.sync.shares();
+  loader.set_epoch(loader.state().epoch);  // parts of a batch may not have been taken
+  loader.set_shares(shares.first, shares.count);
+}
+
+// An operator adds in another order on another number of threads.
+void ElasticFit::use_threads(int threads) {
+  if (threads != at::get_num_threads()) {
+    base::log_warning(base::concat("this process computes with ", threads,
+                                   " threads, as all others of the run, and not ", at::get_num_threads()));
+    at::set_num_threads(threads);
+  }
+  parts_.progress.state.threads = threads;
+}
+
+bool ElasticFit::take_opening() {
+  return parts_.ranks.is_first() && std::exchange(opens_, false);
+}
+
+FitInfo ElasticFit::describe_opening(FitInfo start) const {
+  start.processes = parts_.ranks.size();
+  start.first_epoch = start_.epoch;
+  start.first_step = start_.step;
+  start.resumed = !start_.resumed_from.empty();
+  // The report of the last step may not have been written; what is before has been.
+  if (state_.run.step > start_.step + 1) {
+    start.first_epoch = state_.run.epoch;
+    start.first_step = state_.run.step - 1;
+    start.resumed = start.continues = true;
+  }
+  return start;
+}
+
+void ElasticFit::commit() {
+  parts_.progress.total_meters();
+  state_ = {.run = parts_.progress.state,
+            .saves = parts_.saver.policy.history(),
+            .agreed = parts_.control.agreed(),
+            .words = parts_.ranks.heard()};
+  parts_.ranks.session().commit(committed());
+}
+
+void ElasticFit::end() {
+  // Process 0 takes part when it has written everything.
+  parallel::all_gather_texts(parts_.ranks.session().exchange().get(), "end");
+  state_.is_done = true;
+  parts_.ranks.session().commit(committed());
+}
+
+elastic::StateSnapshot ElasticFit::save() const {
+  RunState run = parts_.progress.state;
+  static_cast<RunProgress&>(run) = state_.run;
+  return to_snapshot({.content = capture(parts_.task, run), .start = start_, .step = state_});
+}
+
+void ElasticFit::load(const elastic::StateSnapshot& snapshot) {
+  ElasticState state = from_snapshot(snapshot);
+  // Of this process's options, which are compared with those of process 0.
+  const RunState own = parts_.progress.state;
+  parts_.progress.state = restore(parts_.task, state.content);
+  parts_.progress.state.description = own.description;
+  state_ = std::move(state.step);
+  state_.run = parts_.progress.state;
+  start_ = std::move(state.start);
+  use_threads(parts_.progress.state.threads);
+}
+
+}  // namespace cohort::train

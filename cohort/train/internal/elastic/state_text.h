@@ -1,0 +1,50 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/elastic/session.h"
+#include "cohort/train/internal/elastic/step_words.h"
+#include "cohort/train/internal/fit/fit_control.h"
+#include "cohort/train/internal/fit/run_state.h"
+#include "cohort/train/internal/fit/save_policy.h"
+
+/// The state of a fit, as processes of an elastic run give it to each other. Internal to this module.
+namespace cohort::train {
+
+/// Where a run was when its first process began: of all processes, also those that come later.
+struct FitStart {
+  std::int64_t step = 0, epoch = 0;
+  std::string resumed_from;  ///< a checkpoint; empty: a fresh start
+};
+
+/// All but tensors that each process has right after a step: what follows a step (reports, evaluation, saves) begins
+/// here, and begins here again where the processes of the run have changed meanwhile.
+struct StepState {
+  RunProgress run;
+  SavePolicy::History saves;
+  FitControl::Agreed agreed;
+  StepWords words;       ///< of the step
+  bool is_done = false;  ///< nothing is left: all processes have seen the end of the run
+};
+
+/// What a snapshot holds.
+struct ElasticState {
+  checkpoint::CheckpointContent content;  ///< as of a checkpoint
+  FitStart start;
+  StepState step;  ///< but for `run`, which is in the content
+};
+
+/// Returns a flat tensor in the memory of `tensor`, in the order in which its elements lie there; a copy where they
+/// do not lie together.
+at::Tensor flat_alias(const at::Tensor& tensor);
+
+/// The tensors of the snapshot alias those of `state`.
+elastic::StateSnapshot to_snapshot(const ElasticState& state);
+/// Throws: CommError for a snapshot that to_snapshot() did not make.
+ElasticState from_snapshot(const elastic::StateSnapshot& snapshot);
+
+}  // namespace cohort::train
