@@ -93,12 +93,14 @@ void check_script(bool script, const std::string& runner) {
 
 /// A process computes one virtual rank after the other, and adds their gradients itself.
 void check_virtual_ranks(const DistributedConfig& distributed) {
-  if (distributed.virtual_ranks == 0) return;
+  if (distributed.virtual_ranks == 0 && !distributed.elastic) return;
+  const std::string own = distributed.elastic
+                              ? std::string("distributed.elastic is true")
+                              : concat("distributed.virtual_ranks is ", distributed.virtual_ranks);
+  const char* const off = distributed.elastic ? "distributed.elastic=false" : "distributed.virtual_ranks=0";
   const auto reject = [&](const char* key, const std::string& value, const char* why,
                           const std::string& hint) {
-    fail(concat("distributed.virtual_ranks is ", distributed.virtual_ranks, " and ", key, " is ", value, ", ",
-                why),
-         concat(hint, ", or distributed.virtual_ranks=0"));
+    fail(concat(own, " and ", key, " is ", value, ", ", why), concat(hint, ", or ", off));
   };
   if (distributed.model != "plain") {
     reject("distributed.model", distributed.model, "which computes on several placements",
@@ -113,6 +115,13 @@ void check_virtual_ranks(const DistributedConfig& distributed) {
     reject("distributed.comm_hook", distributed.comm_hook, "which rounds gradients on their way",
            "distributed.comm_hook=none");
   }
+  if (distributed.elastic && distributed.nproc_per_node > 1) {
+    reject(
+        "distributed.nproc_per_node", std::to_string(distributed.nproc_per_node),
+        "which starts processes that no agent looks after",
+        concat("cohort run --elastic --nproc-per-node ", distributed.nproc_per_node, " -- cohort train ..."));
+  }
+  if (distributed.elastic) return;
   if (distributed.nproc_per_node > distributed.virtual_ranks) {
     reject("distributed.nproc_per_node", std::to_string(distributed.nproc_per_node),
            "so some processes would have nothing to compute",

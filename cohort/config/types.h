@@ -147,6 +147,7 @@ struct DistributedConfig {
   std::string backend = "auto";         ///< auto, or one of comm::backend_names()
   std::int64_t nproc_per_node = 1;      ///< ranks that are started here where no launcher has
   std::int64_t virtual_ranks = 0;       ///< a step has so many shares, on any number of processes; 0: off
+  bool elastic = false;                 ///< processes may come and go; the agent's virtual ranks
   bool operator==(const DistributedConfig&) const = default;
 };
 

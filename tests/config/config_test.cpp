@@ -86,7 +86,8 @@ run: {name: "1", dir: "~", resume: auto, seed: 9007199254740992, save_every: 2, 
   Config defaults;
   // Of the three warm-ups one may be set, and none with one_cycle. Virtual ranks have plain models.
   const std::set<std::string> same = {"schedule.warmup_epochs", "schedule.warmup_steps",
-                                      "schedule.warmup_fraction", "distributed.virtual_ranks"};
+                                      "schedule.warmup_fraction", "distributed.virtual_ranks",
+                                      "distributed.elastic"};
   for (const ConfigKey& key : config_keys()) {
     EXPECT_EQ(same_value(key, config, defaults), same.count(key.name) != 0) << key.name;
   }
@@ -116,6 +117,30 @@ TEST(ConfigTest, VirtualRanksGoWithPlainModelsAndSumsOfGradients) {
   for (const auto& [setting, message] : cases) {
     COHORT_EXPECT_THROW_WITH(load(base::concat("distributed: {virtual_ranks: 2, ", setting, "}\n")),
                              ConfigError, message);
+  }
+}
+
+TEST(ConfigTest, ElasticRunsGoWithPlainModelsAndSumsOfGradients) {
+  for (const char* gradients : {"auto", "average", "ddp"}) {
+    const Config config = load(base::concat("distributed: {elastic: true, gradients: ", gradients, "}\n"));
+    EXPECT_TRUE(config.distributed.elastic);
+    EXPECT_EQ(load(dump_config(config)), config);
+  }
+  const std::pair<const char*, const char*> cases[] = {
+      {"gradients: none",
+       "distributed.elastic is true and distributed.gradients is none, which does not add gradients over "
+       "virtual "
+       "ranks. Try: distributed.gradients=auto, or distributed.elastic=false"},
+      {"gradients: mine", "distributed.elastic is true and distributed.gradients is mine"},
+      {"model: pipeline", "distributed.elastic is true and distributed.model is pipeline"},
+      {"comm_hook: fp16", "distributed.elastic is true and distributed.comm_hook is fp16"},
+      {"virtual_ranks: 8, nproc_per_node: 4",
+       "distributed.elastic is true and distributed.nproc_per_node is 4, which starts processes that no "
+       "agent looks "
+       "after. Try: cohort run --elastic --nproc-per-node 4"}};
+  for (const auto& [setting, message] : cases) {
+    COHORT_EXPECT_THROW_WITH(load(base::concat("distributed: {elastic: true, ", setting, "}\n")), ConfigError,
+                             message);
   }
 }
 

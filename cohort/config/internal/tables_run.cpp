@@ -235,6 +235,16 @@ std::vector<ConfigKey> distributed_keys() {
            "or ddp.",
        .min = 0,
        .max = 4096},
+      // The same bits as with so many virtual ranks and without it.
+      {.name = "distributed.elastic",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.elastic; },
+       .on_resume = OnResume::kTakesEffect,
+       .help = "Processes may come, leave and die while the run trains, which ends with the bits of an "
+               "undisturbed run "
+               "(docs/guide/elastic.md). cohort run --elastic starts them, and gives "
+               "distributed.virtual_ranks. Needs "
+               "run.dir; resumes from its last checkpoint. Only with distributed.model plain, and "
+               "distributed.gradients auto, average or ddp."},
   };
 }
 
