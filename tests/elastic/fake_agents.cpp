@@ -328,7 +328,8 @@ std::string FakeAgents::run() {
           ++num_events;
           make_event();
         }
-        next_event = base::Deadline(milliseconds(2 + pick(25)));
+        next_event =
+            base::Deadline(milliseconds(2 + pick(static_cast<std::uint64_t>(options_.max_event_ms))));
       }
     }
     end_run(true);

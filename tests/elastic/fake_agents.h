@@ -27,7 +27,8 @@ class FakeAgents {
     std::uint64_t seed = 1;
     std::uint64_t total_steps = 60;
     int virtual_ranks = 4;
-    int num_events = 12;  ///< changes of the run by the seed
+    int num_events = 12;    ///< changes of the run by the seed
+    int max_event_ms = 25;  ///< about the most time between two of them
     int hidden = 64;
     std::string plant = {};  ///< a fault that tests must find: TEST_PLANT
   };

@@ -20,6 +20,8 @@ const std::map<std::string, std::function<void(TrainerOptions&)>> kOther = {
     {"max_eval_batches", [](auto& o) { o.max_eval_batches(2); }},
     {"seed", [](auto& o) { o.seed(2); }},
     {"gradient_sync", [](auto& o) { o.gradient_sync(std::make_shared<parallel::GradientSync>()); }},
+    {"session", [](auto&) {}},
+    {"common", [](auto& o) { o.common("text"); }},
     {"run_dir", [](auto& o) { o.run_dir("run"); }},
     {"resume", [](auto& o) { o.resume("auto"); }},
     {"keep_optimizer_options", [](auto& o) { o.keep_optimizer_options(true); }},

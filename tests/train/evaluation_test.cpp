@@ -14,6 +14,7 @@
 #include "cohort/config/best_metric.h"
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/sgd.h"
+#include "cohort/train/internal/fit/group_coordinator.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
@@ -320,6 +321,29 @@ TEST(EvaluationTest, ALastBatchOfOneSampleIsSaidWhereTheModelHasBatchNorm) {
                                "model.name=vgg11", "train.max_steps=3"}) {
     EXPECT_EQ(log_of(with(harmless)).find(reason), std::string::npos) << harmless;
   }
+}
+
+TEST(EvaluateBatchesTest, WhatAVirtualRankDrawsFollowsFromTheBatchAndTheVirtualRank) {
+  struct Drawing : Task {
+    StepMetrics train_step(data::Batch&) override { return {}; }
+    StepMetrics eval_step(data::Batch& batch) override {
+      drawn[{batch.number, batch.share}] = at::rand({1}).item<double>();
+      return {{"loss", 1.0, 1}};
+    }
+    std::map<std::pair<std::int64_t, std::int64_t>, double> drawn;
+  };
+  const GroupCoordinator ranks(nullptr);
+  data::Loader loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{at::ones({16, 2})}),
+                      {.global_batch_size = 8, .world_size = 4, .num_shares = 4});
+  Drawing all, some;
+  evaluate_batches(all, loader, ranks, {.seed = 5});
+  loader.set_shares(2, 2);
+  evaluate_batches(some, loader, ranks, {.seed = 5});
+  EXPECT_EQ(all.drawn.size(), 8U);
+  EXPECT_EQ(some.drawn.size(), 4U);
+  for (const auto& [place, value] : some.drawn) EXPECT_EQ(value, all.drawn.at(place));
+  EXPECT_NE(all.drawn.at({0, 2}), all.drawn.at({0, 3}));
+  EXPECT_NE(all.drawn.at({0, 2}), all.drawn.at({1, 2}));
 }
 
 TEST(BestMetricTest, NamesSayWhatIsBetter) {

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "cohort/base/error.h"
+#include "cohort/train/internal/fit/group_coordinator.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 
@@ -19,7 +20,7 @@ bool sigterm_is_default() {
 TEST(FitControlTest, SignalsAreHeardFromBeginOnAndOnlyWhereTheOptionsSaySo) {
   ASSERT_TRUE(sigterm_is_default());
   const TrainerOptions hears = TrainerOptions().handle_signals(true), does_not;
-  RankCoordinator ranks(nullptr);
+  GroupCoordinator ranks(nullptr);
   {
     FitControl deaf(does_not, ranks), control(hears, ranks);
     deaf.begin();
@@ -34,7 +35,7 @@ TEST(FitControlTest, SignalsAreHeardFromBeginOnAndOnlyWhereTheOptionsSaySo) {
 
 TEST(FitControlTest, AStopSignalIsToldAtThePollAfterItAndStays) {
   const TrainerOptions options = TrainerOptions().handle_signals(true);
-  RankCoordinator ranks(nullptr);
+  GroupCoordinator ranks(nullptr);
   const SavePolicy policy(options);
   FitControl control(options, ranks);
   control.begin();
@@ -49,7 +50,7 @@ TEST(FitControlTest, AStopSignalIsToldAtThePollAfterItAndStays) {
 
 TEST(FitControlTest, ASaveIsAskedForOnceByASignalAndByTheClockUntilItIsMade) {
   const TrainerOptions options = TrainerOptions().handle_signals(true).save_every_minutes(1e-9);
-  RankCoordinator ranks(nullptr);
+  GroupCoordinator ranks(nullptr);
   const SavePolicy policy(options);  // it was never begun
   FitControl control(options, ranks);
   control.begin();
@@ -65,7 +66,7 @@ TEST(FitControlTest, ASaveIsAskedForOnceByASignalAndByTheClockUntilItIsMade) {
 TEST(FitControlTest, ASaveThatIsDueIsAskedForOnceOnSeveralRanks) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     const TrainerOptions options = TrainerOptions().save_every_minutes(1e-9);
-    RankCoordinator ranks(&group);
+    GroupCoordinator ranks(&group);
     SavePolicy policy(options);
     FitControl control(options, ranks);
     EXPECT_FALSE(control.poll(policy).save_due);
@@ -81,7 +82,7 @@ TEST(FitControlTest, ASaveThatTwoRanksAreAskedForInTurnIsMadeOnce) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     const bool is_asked = group.rank() == 1;  // at the second poll
     const TrainerOptions options = TrainerOptions().handle_signals(is_asked);
-    RankCoordinator ranks(&group);
+    GroupCoordinator ranks(&group);
     SavePolicy policy(options);
     FitControl control(options, ranks);
     control.begin();
@@ -107,7 +108,7 @@ TEST(FitControlTest, ASignalOfOneRankStopsAllAtTheSamePoll) {
     // Signals are the process's, of which both ranks are threads: rank 1 hears none by itself.
     const bool is_asked = group.rank() == 0;
     const TrainerOptions options = TrainerOptions().handle_signals(is_asked);
-    RankCoordinator ranks(&group);
+    GroupCoordinator ranks(&group);
     const SavePolicy policy(options);
     FitControl control(options, ranks);
     control.begin();

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "cohort/data/tensor_dataset.h"
+#include "cohort/train/internal/fit/group_coordinator.h"
 
 namespace cohort::train {
 namespace {
@@ -23,7 +24,7 @@ class FitProgressTest : public testing::Test {
   }
 
   TrainerOptions options = TrainerOptions().epochs(3);
-  const RankCoordinator ranks{nullptr};
+  const GroupCoordinator ranks{nullptr};
   FitProgress progress{options, ranks};
   data::Loader loader{std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{at::ones({10, 1})}),
                       {.batch_size = 2}};

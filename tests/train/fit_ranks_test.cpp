@@ -18,8 +18,8 @@ TEST(FitRanksTest, OptionsWithoutAGradientSyncAreOneProcess) {
   const TrainerOptions options;
   const FitRanks ranks(options);
   EXPECT_EQ(ranks.gradient_sync().name(), "none");
-  EXPECT_EQ(ranks.size(), 1);
-  EXPECT_TRUE(ranks.is_first());
+  EXPECT_EQ(ranks.coordinator().size(), 1);
+  EXPECT_TRUE(ranks.coordinator().is_first());
 }
 
 TEST(FitRanksTest, ATaskThatJoinedIsAloneAgainAfterwards) {
@@ -31,8 +31,8 @@ TEST(FitRanksTest, ATaskThatJoinedIsAloneAgainAfterwards) {
     {
       FitRanks ranks(options);
       EXPECT_EQ(&ranks.gradient_sync(), sync.get());
-      EXPECT_EQ(ranks.size(), 2);
-      EXPECT_EQ(ranks.rank(), group.rank());
+      EXPECT_EQ(ranks.coordinator().size(), 2);
+      EXPECT_EQ(ranks.coordinator().rank(), group.rank());
       EXPECT_EQ(task.gradient_sync().size(), 1) << "it did not join yet";
       ranks.join(task);
       EXPECT_EQ(&task.gradient_sync(), sync.get());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cohort/data/loader.h"
+#include "cohort/train/internal/fit/group_coordinator.h"
 
 namespace cohort::train {
 namespace {
@@ -39,7 +40,7 @@ class FitReportsTest : public testing::Test {
   const TrainerOptions options = TrainerOptions().epochs(3).log_every(2);
   const std::shared_ptr<Listener> listener = std::make_shared<Listener>();
   const std::vector<std::shared_ptr<Callback>> callbacks{listener};
-  const RankCoordinator ranks{nullptr};
+  const GroupCoordinator ranks{nullptr};
   FitProgress progress{options, ranks};
   FitReports reports{options, callbacks, ranks};
 };

@@ -16,6 +16,7 @@
 #include "cohort/optim/sgd.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/internal/distributed_setup.h"
+#include "cohort/train/internal/fit/group_coordinator.h"
 #include "cohort/train/internal/fit/rank_coordinator.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/temp_dir.h"
@@ -447,7 +448,7 @@ TEST_P(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
 
 TEST(GradientSyncTest, WhatOneRankRequestsAllAreToldAtTheNextStep) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
-    RankCoordinator ranks(&group);
+    GroupCoordinator ranks(&group);
     for (int step = 0; step < 6; ++step) {
       RankCoordinator::ControlRequests requests;
       if (step == 2 && group.rank() == 1) requests.stop_signal = 15;

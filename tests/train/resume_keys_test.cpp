@@ -115,6 +115,7 @@ const std::map<std::string, std::string> kOther = {
     {"distributed.backend", "gloo"},
     {"distributed.nproc_per_node", "2"},
     {"distributed.virtual_ranks", "1"},
+    {"distributed.elastic", "true"},
     {"comm.timeout", "5"},
     {"comm.check_consistency", "off"},
     {"run.name", "other"},
@@ -165,8 +166,8 @@ const std::map<std::string, std::vector<std::string>> kNeeds = {
 
 /// Keys that another model or another kind of data set than these runs' has to take; each has a test of its
 /// own.
-const std::set<std::string> kOfOthers = {"model.dropout", "data.options", "optim.options", "schedule.options",
-                                         "run.checkpoint_format"};
+const std::set<std::string> kOfOthers = {"model.dropout",    "data.options",          "optim.options",
+                                         "schedule.options", "run.checkpoint_format", "distributed.elastic"};
 
 /// Keys whose other value is rejected together with virtual ranks, whatever the run did before.
 const std::set<std::string> kNotWithVirtualRanks = {"distributed.gradients", "distributed.model",

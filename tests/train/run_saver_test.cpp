@@ -4,6 +4,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "cohort/base/error.h"
+#include "cohort/train/internal/fit/group_coordinator.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
@@ -33,7 +34,7 @@ class RunSaverTest : public testing::Test {
 
   const test::TempDir dir;
   const SavedTask task;
-  const RankCoordinator ranks{nullptr};
+  const GroupCoordinator ranks{nullptr};
 };
 
 TEST_F(RunSaverTest, WithoutARunFolderNothingIsSavedAndNothingIsThereToResumeFrom) {
@@ -75,7 +76,7 @@ TEST_F(RunSaverTest, ARunResumesFromWhatItsOptionsSayAndGoesBackThereWhenItsStar
   EXPECT_EQ(saver.find({}).value().folder.filename(), "epoch_0001");
   EXPECT_EQ(saver.last().filename(), "epoch_0001");
   EXPECT_EQ(last_link(), "epoch_0002") << "the start may still fail";
-  saver.start_counts();
+  saver.start_counts(saver.last());
   EXPECT_EQ(last_link(), "epoch_0001");
 }
 
@@ -85,13 +86,13 @@ TEST_F(RunSaverTest, TheRunFolderIsThereOnceTheStartCountsAndNotBefore) {
   RunSaver saver(options, ranks), without(none, ranks);
   EXPECT_FALSE(saver.find({}));
   EXPECT_FALSE(std::filesystem::exists(folder)) << "the start may still fail";
-  saver.start_counts();
+  saver.start_counts(saver.last());
   EXPECT_TRUE(std::filesystem::is_directory(folder));
-  EXPECT_NO_THROW(without.start_counts());
+  EXPECT_NO_THROW(without.start_counts(""));
 
   test::write_file(dir / "taken", "a file");
   const TrainerOptions below_a_file = in_folder().run_dir(dir / "taken" / "run");
-  COHORT_EXPECT_THROW_WITH(RunSaver(below_a_file, ranks).start_counts(), SystemError, "cannot make ");
+  COHORT_EXPECT_THROW_WITH(RunSaver(below_a_file, ranks).start_counts(""), SystemError, "cannot make ");
 }
 
 TEST_F(RunSaverTest, ACheckpointThatRank0CannotReadEndsTheResumeOfAllRanks) {
@@ -100,7 +101,7 @@ TEST_F(RunSaverTest, ACheckpointThatRank0CannotReadEndsTheResumeOfAllRanks) {
   save(before, 1, 5, 0);
   std::filesystem::resize_file(before.last() / "model.safetensors", 10);
   test::run_ranks(2, "gloo", [&](comm::Group& group) {
-    const RankCoordinator both(&group);
+    const GroupCoordinator both(&group);
     RunSaver saver(newest, both);
     COHORT_EXPECT_THROW_WITH(saver.find({}), Error,
                              group.rank() == 0 ? "model.safetensors" : "rank 0 failed: ");

@@ -9,6 +9,8 @@
 #include "cohort/base/error.h"
 #include "cohort/optim/schedule.h"
 #include "cohort/optim/sgd.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
+#include "cohort/train/internal/fit/group_coordinator.h"
 #include "cohort/train/internal/fit/rates.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -35,7 +37,7 @@ struct DrawingTask : Task {
 
 TEST(StepRunnerTest, WhatAStepDrawsFollowsFromItsNumberAndTheSeed) {
   const TrainerOptions options = TrainerOptions().seed(3), other_options = TrainerOptions().seed(4);
-  const RankCoordinator ranks(nullptr);
+  const GroupCoordinator ranks(nullptr);
   DrawingTask task;
   StepRunner steps(options, task, ranks), other_steps(other_options, task, ranks);
   data::Batch batch;
@@ -48,7 +50,7 @@ TEST(StepRunnerTest, WhatAStepDrawsFollowsFromItsNumberAndTheSeed) {
 
 TEST(StepRunnerTest, AStepHasTheRateOfItsNumberAndIsToldWithItsMetrics) {
   const TrainerOptions options;
-  const RankCoordinator ranks(nullptr);
+  const GroupCoordinator ranks(nullptr);
   DrawingTask task;
   StepRunner steps(options, task, ranks);
   data::Batch batch;
@@ -64,7 +66,7 @@ TEST(StepRunnerTest, AStepHasTheRateOfItsNumberAndIsToldWithItsMetrics) {
 }
 
 TEST(StepRunnerTest, BuffersOfAStepThatIsNotFiniteAreRestoredWhereTheRunContinues) {
-  const RankCoordinator ranks(nullptr);
+  const GroupCoordinator ranks(nullptr);
   for (const bool stops : {false, true}) {
     const TrainerOptions options = TrainerOptions().stop_on_non_finite(stops);
     DrawingTask task;
@@ -76,10 +78,32 @@ TEST(StepRunnerTest, BuffersOfAStepThatIsNotFiniteAreRestoredWhereTheRunContinue
   }
 }
 
+TEST(StepRunnerTest, ALossOfAVirtualRankThatIsNotFiniteAndWasNotToldIsRejected) {
+  struct Silent : DrawingTask {
+    StepMetrics train_step(data::Batch& batch) override {
+      average_gradients(*optimizers().front().optimizer, static_cast<double>(batch.whole_size));
+      return DrawingTask::train_step(batch);
+    }
+  };
+  const auto sync = std::make_shared<parallel::VirtualRankSync>(
+      comm::Group(), parallel::VirtualRankOptions{.num_virtual_ranks = 1});
+  const TrainerOptions options = TrainerOptions().gradient_sync(sync);
+  const GroupCoordinator ranks(nullptr);
+  Silent task;
+  task.set_gradient_sync(sync);
+  sync->begin(task.parts());
+  StepRunner steps(options, task, ranks);
+  data::Batch batch;
+  steps.run(batch, 0);
+  task.loss = std::numeric_limits<double>::quiet_NaN();
+  COHORT_EXPECT_THROW_WITH(steps.run(batch, 1), UsageError,
+                           "a loss of a virtual rank is not finite, and average_gradients() was not told");
+}
+
 TEST(StepRunnerTest, ATaskThatDoesNotAverageOverItsRanksIsRejected) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     const TrainerOptions options;
-    const RankCoordinator ranks(&group);
+    const GroupCoordinator ranks(&group);
     DrawingTask task;
     StepRunner steps(options, task, ranks);
     data::Batch batch;

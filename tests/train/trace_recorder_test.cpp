@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "cohort/train/internal/fit/group_coordinator.h"
 #include "tests/support/temp_dir.h"
 
 namespace cohort::train {
@@ -14,7 +15,7 @@ using base::Timeline;
 TEST(TraceRecorderTest, TheFirstStepsAreRecordedAndWritten) {
   const test::TempDir dir;
   const TrainerOptions options = TrainerOptions().trace_steps(2).run_dir(dir.path());
-  const RankCoordinator ranks(nullptr);
+  const GroupCoordinator ranks(nullptr);
   TraceRecorder trace(options, ranks);
   EXPECT_FALSE(Timeline::enabled());
   trace.begin();
@@ -34,7 +35,7 @@ TEST(TraceRecorderTest, AFitThatEndsEarlierWritesWhatThereIsAndOneWithoutAFolder
   const test::TempDir dir;
   const TrainerOptions in_folder = TrainerOptions().trace_steps(9).run_dir(dir.path()),
                        without_folder = TrainerOptions().trace_steps(9);
-  const RankCoordinator ranks(nullptr);
+  const GroupCoordinator ranks(nullptr);
   for (const TrainerOptions* options : {&in_folder, &without_folder}) {
     TraceRecorder trace(*options, ranks);
     trace.begin();
@@ -48,7 +49,7 @@ TEST(TraceRecorderTest, AFitThatEndsEarlierWritesWhatThereIsAndOneWithoutAFolder
 TEST(TraceRecorderTest, AFitThatThrowsRecordsNoMoreAndWritesNothing) {
   const test::TempDir dir;
   const TrainerOptions options = TrainerOptions().trace_steps(9).run_dir(dir.path());
-  const RankCoordinator ranks(nullptr);
+  const GroupCoordinator ranks(nullptr);
   {
     TraceRecorder trace(options, ranks);
     trace.begin();
@@ -60,7 +61,7 @@ TEST(TraceRecorderTest, AFitThatThrowsRecordsNoMoreAndWritesNothing) {
 
 TEST(TraceRecorderTest, ARecordingThatSomebodyElseBeganIsLeftAlone) {
   const TrainerOptions options;
-  const RankCoordinator ranks(nullptr);
+  const GroupCoordinator ranks(nullptr);
   TraceRecorder trace(options, ranks);
   Timeline::start();
   trace.begin();

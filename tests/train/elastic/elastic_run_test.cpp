@@ -1,0 +1,405 @@
+// Elastic runs whose processes are threads, over a fake session: whatever processes end, die or come, and wherever, the run
+// leaves the bytes of an undisturbed one.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+
+#include <map>
+#include <random>
+
+#include "cohort/base/env.h"
+#include "cohort/base/error.h"
+#include "cohort/data/tensor_dataset.h"
+#include "cohort/optim/adam.h"
+#include "cohort/optim/sgd.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
+#include "cohort/train/classification.h"
+#include "cohort/train/run.h"
+#include "cohort/train/run_folder.h"
+#include "cohort/train/sinks/sink_callbacks.h"
+#include "cohort/train/trainer.h"
+#include "tests/support/seeds.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+#include "tests/train/elastic/fake_run.h"
+#include "tests/train/elastic/run_files.h"
+#include "tests/train/small_run.h"
+
+namespace cohort::train {
+namespace {
+
+constexpr int kElasticRanks = 4;
+constexpr std::int64_t kElasticSamples = 32;  // steps of 10, 10, 10 and 2: two virtual ranks have none
+
+/// How a test's run is.
+struct ElasticSetting {
+  std::string optimizer = "sgd";
+  bool script = false;
+  int processes = 3;
+  std::function<void(TrainerOptions&)> change = [](TrainerOptions&) {};
+  std::function<void(const StepReport&)> on_step = nullptr;
+};
+
+std::shared_ptr<data::Dataset> elastic_data(std::int64_t samples) {
+  const at::Tensor input =
+      at::arange(samples * 12, at::kDouble).mul(0.7).sin().to(at::kFloat).view({samples, 1, 3, 4});
+  return std::make_shared<data::TensorDataset>(
+      std::vector<at::Tensor>{input, input.flatten(1).narrow(1, 0, 4).argmax(1)});
+}
+
+data::LoaderOptions elastic_loader(bool shuffle) {
+  data::LoaderOptions options{.global_batch_size = 10};
+  options.num_shares = options.world_size = kElasticRanks;
+  options.shuffle = shuffle;
+  options.seed = 5;
+  options.last_batch = data::LastBatchPolicy::kKeep;
+  return options;
+}
+
+/// A classifier with batch norm.
+std::shared_ptr<torch::nn::SequentialImpl> elastic_net() {
+  // Made once: threads that train draw from the same generator.
+  static const auto prototype = [] {
+    at::manual_seed(3);
+    return torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3).padding(1)),
+                                 torch::nn::BatchNorm2d(4), torch::nn::ReLU(), torch::nn::Flatten(),
+                                 torch::nn::Linear(48, 4))
+        .ptr();
+  }();
+  return std::dynamic_pointer_cast<torch::nn::SequentialImpl>(prototype->clone());
+}
+
+std::shared_ptr<optim::Optimizer> elastic_optimizer(const std::string& name,
+                                                    std::vector<at::Tensor> parameters) {
+  if (name == "adam") return std::make_shared<optim::Adam>(std::move(parameters), optim::AdamOptions(0.01));
+  return std::make_shared<optim::SGD>(std::move(parameters),
+                                      optim::SGDOptions(0.05).momentum(0.9).weight_decay(1e-3));
+}
+
+FitResult train_elastic(const ElasticSetting& setting, const std::filesystem::path& folder,
+                        std::shared_ptr<elastic::Session> session) {
+  const auto net = elastic_net();
+  const auto optimizer = elastic_optimizer(setting.optimizer, net->parameters());
+  ClassificationTask task(net, optimizer, optim::cosine(8),
+                          ClassificationOptions().clip_norm(0.7).script(setting.script));
+  data::Loader loader(elastic_data(kElasticSamples), elastic_loader(true));
+  data::Loader eval(elastic_data(9), elastic_loader(false));
+  const auto sync = std::make_shared<parallel::VirtualRankSync>(
+      comm::Group(), parallel::VirtualRankOptions{.num_virtual_ranks = kElasticRanks, .bucket_bytes = 512});
+  TrainerOptions options = TrainerOptions()
+                               .epochs(2)
+                               .seed(11)
+                               .log_every(1)
+                               .run_dir(folder)
+                               .resume("auto")
+                               .save_every_steps(3)
+                               .keep(0)
+                               .gradient_sync(sync)
+                               .session(std::move(session));
+  setting.change(options);
+  Trainer trainer(options);
+  trainer.add_callback(std::make_shared<MetricsCallback>(folder, "elastic"));
+  struct Listener : Callback {
+    void on_step_end(const StepReport& report) override { on_step(report); }
+    std::function<void(const StepReport&)> on_step;
+  };
+  if (setting.on_step) {
+    const auto listener = std::make_shared<Listener>();
+    listener->on_step = setting.on_step;
+    trainer.add_callback(listener);
+  }
+  return trainer.fit(task, loader, &eval);
+}
+
+struct ElasticEnd {
+  std::map<std::string, std::string> files;
+  int deaths = 0;
+  std::uint64_t generations = 0;
+  std::vector<int> points = {};  // of the first processes
+};
+
+ElasticEnd run_elastic(const ElasticSetting& setting, test::FakeFaults faults,
+                       const std::filesystem::path& folder) {
+  test::FakeRun run(kElasticRanks, std::move(faults), [&](int, std::shared_ptr<elastic::Session> session) {
+    train_elastic(setting, folder, std::move(session));
+  });
+  run.run(setting.processes);
+  ElasticEnd end{test::run_files(folder), run.deaths(), run.generations(), {}};
+  for (int id = 0; id < setting.processes; ++id) end.points.push_back(run.points(id));
+  return end;
+}
+
+ElasticEnd run_elastic(const ElasticSetting& setting, test::FakeFaults faults) {
+  const test::TempDir dir;
+  return run_elastic(setting, std::move(faults), dir.path());
+}
+
+void expect_same_files(const ElasticEnd& found, const ElasticEnd& expected, const std::string& what) {
+  SCOPED_TRACE(what);
+  for (const auto& [name, content] : expected.files) {
+    const auto file = found.files.find(name);
+    if (file == found.files.end()) {
+      ADD_FAILURE() << name << " is missing";
+    } else if (name.ends_with(".safetensors")) {
+      EXPECT_TRUE(file->second == content) << name << " differs";
+    } else {
+      EXPECT_EQ(file->second, content) << name;
+    }
+  }
+  for (const auto& [name, content] : found.files) {
+    EXPECT_TRUE(expected.files.contains(name)) << name << " was not expected";
+  }
+}
+
+const ElasticEnd& undisturbed(const std::string& optimizer = "sgd") {
+  static std::map<std::string, ElasticEnd> ends;
+  if (!ends.contains(optimizer)) ends[optimizer] = run_elastic({.optimizer = optimizer}, {});
+  return ends.at(optimizer);
+}
+
+TEST(ElasticRunTest, AnUndisturbedRunHasTheSameFilesOnAnyNumberOfProcesses) {
+  const ElasticEnd& expected = undisturbed();
+  EXPECT_EQ(expected.generations, 1U);
+  EXPECT_EQ(test::ledger_fault(expected.files.at("ledger.csv"), 8, kElasticSamples), "");
+  EXPECT_EQ(expected.files.at("checkpoints/last"), "epoch_0002");
+  for (const int processes : {1, 2, 4}) {
+    expect_same_files(run_elastic({.processes = processes}, {}), expected,
+                      base::concat(processes, " processes"));
+  }
+}
+
+TEST(ElasticRunTest, ItTrainsWhatVirtualRanksTrainWithoutIt) {
+  const test::TempDir dir;
+  const ElasticSetting setting{.change = [](TrainerOptions& options) { options.session(nullptr); }};
+  train_elastic(setting, dir.path(), nullptr);
+  std::map<std::string, std::string> files = test::run_files(dir.path());
+  files["ledger.csv"] = undisturbed().files.at("ledger.csv");  // of elastic runs alone
+  ElasticEnd end;
+  end.files = std::move(files);
+  expect_same_files(end, undisturbed(), "without a session");
+}
+
+/// Each process has the fault once, at each of its points; `stride`: at each stride-th.
+void expect_same_at_each_point(test::FakeFault fault, int stride) {
+  const ElasticEnd& expected = undisturbed();
+  int runs = 0;
+  for (int victim = 0; victim < 3; ++victim) {
+    for (int at = runs % stride; at < expected.points.at(static_cast<std::size_t>(victim)); at += stride) {
+      const ElasticEnd end = run_elastic({}, [&](int id, int point) {
+        return id == victim && point == at ? fault : test::FakeFault::kNone;
+      });
+      ++runs;
+      expect_same_files(end, expected, base::concat("process ", victim, " at point ", at));
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+  EXPECT_GT(runs, 3);
+}
+
+/// All points, or each n-th.
+int elastic_stride() {
+  return static_cast<int>(base::env_int("COHORT_STRIDE", 1).value_or(31));
+}
+
+TEST(ElasticRunTest, AGenerationThatEndsAtAnyTransferLeavesTheSameFiles) {
+  expect_same_at_each_point(test::FakeFault::kEnd, elastic_stride());
+}
+
+TEST(ElasticRunTest, AProcessThatDiesAnywhereLeavesTheSameFiles) {
+  expect_same_at_each_point(test::FakeFault::kDie, elastic_stride());
+}
+
+TEST(ElasticRunTest, AProcessThatComesAtAnyTimeLeavesTheSameFiles) {
+  expect_same_at_each_point(test::FakeFault::kJoin, 2 * elastic_stride());
+}
+
+TEST(ElasticRunTest, RandomChangesLeaveTheSameFiles) {
+  const test::Seeds seeds = test::Seeds::usual(5);
+  int deaths = 0;
+  std::uint64_t generations = 0;
+  for (unsigned seed = seeds.first; seed < seeds.end; ++seed) {
+    std::minstd_rand random(seed + 1);
+    const std::string optimizer = seed % 2 == 0 ? "sgd" : "adam";
+    const ElasticSetting setting{.optimizer = optimizer,
+                                 .processes = 1 + static_cast<int>(seed % kElasticRanks)};
+    const ElasticEnd end = run_elastic(setting, [&](int, int) {
+      if (random() % 120 != 0) return test::FakeFault::kNone;
+      constexpr test::FakeFault kFaults[] = {test::FakeFault::kDie, test::FakeFault::kVanish,
+                                             test::FakeFault::kEnd, test::FakeFault::kJoin,
+                                             test::FakeFault::kJoin};
+      return kFaults[random() % 5];
+    });
+    deaths += end.deaths;
+    generations += end.generations;
+    expect_same_files(end, undisturbed(optimizer), base::concat("COHORT_RANDOM_FIRST=", seed));
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(deaths, 0);
+  EXPECT_GT(generations, 2 * seeds.count());
+}
+
+TEST(ElasticRunTest, ScriptModeContinuesAfterAStepThatWasGivenUp) {
+  const ElasticEnd end = run_elastic({.script = true}, [](int id, int point) {
+    return point > 0 && (point + 13 * id) % 67 == 0 ? test::FakeFault::kEnd : test::FakeFault::kNone;
+  });
+  EXPECT_GT(end.generations, 3U);
+  expect_same_files(end, undisturbed(), "script mode");
+}
+
+TEST(ElasticRunTest, ARunThatResumesHasTheSameFilesAndALedgerOfAllSteps) {
+  const test::TempDir dir;
+  const auto until = [&](std::int64_t steps, test::FakeFaults faults) {
+    return run_elastic(
+        {.change = [steps](TrainerOptions& options) { options.max_steps(steps).eval_every(0); }},
+        std::move(faults), dir.path());
+  };
+  until(3, {});
+  until(6, [](int id, int point) {
+    return id == 0 && point == 30 ? test::FakeFault::kDie : test::FakeFault::kNone;
+  });
+  const ElasticEnd end = until(0, {});
+  const ElasticEnd straight =
+      run_elastic({.change = [](TrainerOptions& options) { options.eval_every(0); }}, {});
+  EXPECT_EQ(test::ledger_fault(end.files.at("ledger.csv"), 8, kElasticSamples), "");
+  for (const char* file : {"ledger.csv", "checkpoints/epoch_0002/model.safetensors",
+                           "checkpoints/epoch_0002/optimizer.safetensors"}) {
+    EXPECT_TRUE(end.files.at(file) == straight.files.at(file)) << file;
+  }
+  EXPECT_EQ(until(0, {}).files, end.files) << "nothing is left to do";
+}
+
+TEST(ElasticRunTest, ASignalAtOneProcessStopsTheRunAfterTheNextStep) {
+  const test::TempDir dir;
+  FitResult result;
+  test::FakeRun run(kElasticRanks, {}, [&](int, std::shared_ptr<elastic::Session> session) {
+    const ElasticSetting setting{.change = [&](TrainerOptions& options) { options.handle_signals(true); },
+                                 .on_step =
+                                     [](const StepReport& report) {
+                                       if (report.step == 2) ::raise(SIGTERM);
+                                     }};
+    result = train_elastic(setting, dir.path(), std::move(session));
+  });
+  run.run(1);
+  EXPECT_FALSE(result.finished);
+  EXPECT_EQ(result.signal, SIGTERM);
+  EXPECT_EQ(result.steps, 3) << "the request travels with a step";
+  EXPECT_EQ(std::filesystem::read_symlink(dir / "checkpoints" / "last"), "step_00000003");
+  const ElasticEnd rest = run_elastic({}, {}, dir.path());
+  EXPECT_EQ(test::ledger_fault(rest.files.at("ledger.csv"), 8, kElasticSamples), "");
+  EXPECT_TRUE(rest.files.at("checkpoints/epoch_0002/model.safetensors") ==
+              undisturbed().files.at("checkpoints/epoch_0002/model.safetensors"));
+}
+
+TEST(ElasticRunTest, ProcessesWithOtherOptionsAreRejected) {
+  const test::TempDir dir;
+  test::FakeRun run(kElasticRanks, {}, [&](int id, std::shared_ptr<elastic::Session> session) {
+    const ElasticSetting setting{
+        .change = [id](TrainerOptions& options) { options.epochs(2 + id).common("data.type idx\n"); }};
+    train_elastic(setting, dir.path(), std::move(session));
+  });
+  COHORT_EXPECT_THROW_WITH(run.run(2), UsageError,
+                           "this process has another run than process 0: epochs 3, process 0 has epochs 2");
+}
+
+/// A step of one linear layer that reports as the test says.
+struct OwnTask : Task {
+  OwnTask() {
+    add_module("", net.ptr());
+    add_optimizer("", optimizer);
+  }
+  StepMetrics train_step(data::Batch& batch) override {
+    StepMetrics metrics;
+    optimizer->zero_grad();
+    do {
+      const at::Tensor loss = net->forward(batch.input().flatten(1)).square().mean();
+      metrics.emplace_back("loss", is_bad ? loss * std::nan("") : loss.detach(),
+                           static_cast<double>(batch.size));
+      loss.backward();
+    } while (batch.advance());
+    if (reports) report_metrics(metrics);
+    for (int i = 0; i < averages; ++i)
+      is_made = average_gradients(*optimizer, static_cast<double>(batch.whole_size));
+    if (is_made) step_if_finite(*optimizer);
+    return metrics;
+  }
+  void add_second() {
+    add_optimizer("second", std::make_shared<optim::SGD>(other->parameters(), optim::SGDOptions(1)));
+  }
+  torch::nn::Linear net{12, 1}, other{1, 1};
+  std::shared_ptr<optim::SGD> optimizer =
+      std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1));
+  bool reports = true, is_bad = false, is_made = false;
+  int averages = 1;
+};
+
+void train_own(OwnTask& task, std::int64_t virtual_ranks = kElasticRanks) {
+  test::FakeRun run(kElasticRanks, {}, [&](int, std::shared_ptr<elastic::Session> session) {
+    data::Loader loader(elastic_data(kElasticSamples), elastic_loader(true));
+    const auto sync = std::make_shared<parallel::VirtualRankSync>(
+        comm::Group(), parallel::VirtualRankOptions{.num_virtual_ranks = virtual_ranks});
+    Trainer(TrainerOptions().stop_on_non_finite(false).gradient_sync(sync).session(std::move(session)))
+        .fit(task, loader);
+  });
+  run.run(1);
+}
+
+TEST(ElasticRunTest, TasksWhoseStepIsNoTransactionAreRejected) {
+  OwnTask reports_late, averages_twice, two_optimizers, other_ranks;
+  reports_late.reports = false;
+  COHORT_EXPECT_THROW_WITH(train_own(reports_late), UsageError,
+                           "returned metrics that it had not reported before average_gradients()");
+  averages_twice.averages = 2;
+  COHORT_EXPECT_THROW_WITH(train_own(averages_twice), UsageError,
+                           "gradients are averaged twice in a step that is a transaction");
+  two_optimizers.add_second();
+  COHORT_EXPECT_THROW_WITH(train_own(two_optimizers), UsageError, "the task has 2 optimizers");
+  COHORT_EXPECT_THROW_WITH(train_own(other_ranks, 3), UsageError,
+                           "expected 4 virtual ranks without a group, as the session has");
+}
+
+TEST(ElasticRunTest, CohortTrainSaysWhatAnElasticRunNeeds) {
+  const test::SmallRun small;
+  const auto train = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"distributed.elastic=true"};
+    all.insert(all.end(), more.begin(), more.end());
+    test::FakeRun run(kElasticRanks, {}, [&](int, std::shared_ptr<elastic::Session> session) {
+      run_training(small.config(all), "cohort train --config a.yaml", std::move(session));
+    });
+    run.run(1);
+  };
+  COHORT_EXPECT_THROW_WITH(
+      run_training(small.config({"distributed.elastic=true"}), "cohort train --config a.yaml"), ConfigError,
+      "distributed.elastic is true, and no agent has started this process. Try: cohort run --elastic "
+      "--nnodes 1:4 "
+      "--nproc-per-node 2 -- cohort train --config a.yaml");
+  COHORT_EXPECT_THROW_WITH(train({"run.dir="}), ConfigError,
+                           "distributed.elastic is true and run.dir is empty");
+  COHORT_EXPECT_THROW_WITH(
+      train({"distributed.virtual_ranks=3"}), ConfigError,
+      "distributed.virtual_ranks is 3, and the agent has started this process for 4. Try: cohort "
+      "run --elastic --virtual-ranks 3");
+  train({"train.epochs=1", "train.threads=1"});
+  EXPECT_TRUE(std::filesystem::exists(small.path() / "ledger.csv"));
+  EXPECT_TRUE(std::filesystem::exists(small.path() / "curves.svg"));
+  // Processes of an elastic run share the folder, and no other run gets it.
+  const RunFolder first = RunFolder::join(small.config().run), second = RunFolder::join(small.config().run);
+  COHORT_EXPECT_THROW_WITH(small.resume({"distributed.virtual_ranks=4"}), SystemError,
+                           "is in use by process");
+}
+
+TEST(ElasticRunTest, AReportedLossThatIsNotFiniteLeavesTheStepOut) {
+  OwnTask task;
+  task.is_bad = true;
+  const at::Tensor before = task.net->weight.detach().clone();
+  train_own(task);
+  EXPECT_FALSE(task.is_made);
+  EXPECT_TRUE(at::equal(task.net->weight, before));
+}
+
+}  // namespace
+}  // namespace cohort::train
