@@ -110,6 +110,36 @@ TEST_F(RunElasticTest, ANodeThatLeavesByNoticeEndsItsRanksOnceTheyAreOut) {
   EXPECT_EQ(first.wait(), 0) << first.err();
 }
 
+// Nobody else has the state: what was trained since the last checkpoint would be lost.
+TEST_F(RunElasticTest, ASignalToTheOnlyNodeSavesWhatItsRanksHave) {
+  const std::string folder = (dir / "run").string();
+  Job job(dir.path(),
+          {"--elastic", "--standalone", "--nproc-per-node=1", "--bind-to=none", "--", COHORT_PROGRAM, "train",
+           "data.type=synthetic", "data.image_size=8", "data.synthetic_train=1000000", "data.workers=0",
+           "model.name=mlp", "optim.lr=0.001", "train.batch_size=2", "train.epochs=1",
+           "distributed.elastic=true", "run.dir=" + folder});
+  const auto has_steps = [&] {
+    const auto ledger = dir / "run" / "ledger.csv";
+    return std::filesystem::exists(ledger) && std::filesystem::file_size(ledger) > 100;
+  };
+  ASSERT_TRUE(base::poll_until(has_steps, base::Deadline(std::chrono::seconds(60)))) << job.err();
+  job.worker().signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 143) << job.err();
+  EXPECT_TRUE(std::filesystem::exists(dir / "run" / "checkpoints" / "last")) << job.err();
+  expect_in(job.err(), {"signal 15 (Terminated): the run ends, as it cannot continue without this node"});
+}
+
+TEST_F(RunElasticTest, ASignalToTheNodeThatHasTheRecordEndsTheRun) {
+  Job first = node("1:2");
+  ASSERT_NE(process_in(1, 0, 1), 0);
+  Job second = node("1:2");
+  ASSERT_NE(process_in(2, 1, 2), 0);
+  first.worker().signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 143) << first.err();
+  EXPECT_NE(second.wait(), 0);
+  expect_in(second.err(), {"leaves, and it has the run's only record"});
+}
+
 TEST_F(RunElasticTest, WhenNoRestartIsLeftTheRunEndsForAll) {
   Job first = node("2:2");
   ASSERT_TRUE(logs(first, "this node waits for nodes"));

@@ -6,11 +6,14 @@
 // finish their step with them.
 #include "cohort/launch/internal/members/elastic_agent.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/launch/internal/members/rank_signals.h"
 #include "cohort/launch/internal/members/run_end.h"
 
@@ -175,7 +178,7 @@ void ElasticAgent::end_ranks() {
   if (!shutdown_.has_begun()) {
     if (leave_.has_begun() && leave_.is_out()) {
       if (end_.stop_by.is_never()) end_.stop_by = base::Deadline(options_.shutdown_timeout / 2);
-      if (have_left() || end_.stop_by.expired()) shutdown_.pass_on(leave_.signal());
+      if (leave_.ends_run() || have_left() || end_.stop_by.expired()) shutdown_.pass_on(leave_.signal());
     } else if (member_.is_over() && !member_.has_succeeded()) {
       if (end_.stop_by.is_never()) end_.stop_by = base::Deadline(kWordTime);
       if (end_.stop_by.expired()) shutdown_.stop();
@@ -193,9 +196,24 @@ bool ElasticAgent::have_left() const {
       statuses, [&](const RankStatus& status) { return status.entered == 0 || status.left >= number; });
 }
 
+// Ranks that end by a signal do not end the run.
+void ElasticAgent::tell_others() {
+  if (!leave_.ends_run() || member_.is_over()) return;
+  membership::MemberStatus status = member_.status();
+  status.is_leaving = true;
+  member_.set_status(status);
+  const base::Deadline deadline{kWordTime};
+  while (!member_.is_over() && !deadline.expired()) {
+    pollfd news{member_.fd(), POLLIN, 0};
+    base::wait_for_files({&news, 1}, deadline);
+    member_.update();
+  }
+}
+
 int ElasticAgent::finish() {
   if (end_.has_given_up) return end_.status;
   if (leave_.has_begun()) {
+    tell_others();
     const int status = leave_.must_kill() ? 128 + leave_.signal() : end_.status;
     output_.report({.restart = false, .status = status, .signal = leave_.signal(), .failures = {}}, 0, 0, 0);
     return status;

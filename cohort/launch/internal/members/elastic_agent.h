@@ -46,6 +46,7 @@ class ElasticAgent {
   void report_ranks();
   void end_ranks();
   bool have_left() const;
+  void tell_others();
   int finish();
   void log_change(const std::string& line);
 

@@ -22,6 +22,7 @@ constexpr milliseconds kLeastPatience(2'000);
 LeaveRequest::LeaveRequest(const RunOptions& options, MemberLink& member, AgentOutput& output)
     : notice_file_(options.rendezvous.notice_file),
       patience_(std::max(kLeastPatience, kSilences * options.rendezvous.silence)),
+      is_elastic_(options.rendezvous.is_elastic),
       member_(member),
       output_(output) {
   std::error_code ignored;
@@ -45,6 +46,14 @@ void LeaveRequest::look_for_notice() {
 }
 
 void LeaveRequest::begin(const std::string& cause) {
+  if (is_elastic_ && member_.is_needed()) {
+    ends_run_ = true;
+    output_.log(
+        base::LogLevel::kInfo,
+        concat(cause,
+               ": the run ends, as it cannot continue without this node; a second signal kills the ranks"));
+    return;
+  }
   membership::MemberStatus status = member_.status();
   status.is_leaving = true;
   member_.set_status(status);
@@ -54,7 +63,7 @@ void LeaveRequest::begin(const std::string& cause) {
 }
 
 bool LeaveRequest::is_out() const {
-  return member_.is_over() || !member_.view().is_member() || out_by_.expired();
+  return ends_run_ || member_.is_over() || !member_.view().is_member() || out_by_.expired();
 }
 
 }  // namespace cohort::launch

@@ -12,7 +12,8 @@
 namespace cohort::launch {
 
 /// The notice that this node is to leave: a signal, or the notice file. The others hear of it first, and make a generation without
-/// this node; only then its ranks end. A second signal kills them.
+/// this node; only then its ranks end. A second signal kills them. Where an elastic run cannot continue without this node, nobody
+/// makes such a generation: its ranks get the signal at once, so that they can save what all have.
 ///
 /// Always: begun at most once, and never taken back. Threads: one caller, the loop of the agent. Not for users of the library.
 class LeaveRequest {
@@ -29,6 +30,8 @@ class LeaveRequest {
   /// The signal for the ranks; SIGTERM after a notice file.
   int signal() const { return stop_.number(); }
   bool must_kill() const { return stop_.must_kill(); }
+  /// The run cannot continue without this node.
+  bool ends_run() const { return ends_run_; }
   /// Nobody waits for this node any more, or its time to say so is over. For one that has begun.
   bool is_out() const;
 
@@ -37,9 +40,11 @@ class LeaveRequest {
 
   const std::filesystem::path notice_file_;
   const std::chrono::milliseconds patience_;
+  const bool is_elastic_;
   MemberLink& member_;
   AgentOutput& output_;
   StopRequest stop_;
+  bool ends_run_ = false;
   base::Deadline out_by_ = base::Deadline::never();
 };
 

@@ -109,6 +109,13 @@ void MemberLink::set_status(const membership::MemberStatus& status) {
   member_->set_status(status);
 }
 
+bool MemberLink::is_needed() const {
+  if (!view_.is_member()) return false;
+  const membership::RendezvousRecord& record = *view_.record;
+  if (record.settings.is_embedded && view_.is_deciding) return true;
+  return record.generation.members.size() == 1 && record.waiting.empty() && record.spares.empty();
+}
+
 std::string MemberLink::waits_for() const {
   using membership::RunState;
   if (is_over()) return "";

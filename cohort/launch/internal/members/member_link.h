@@ -44,6 +44,8 @@ class MemberLink {
     return view_.record && view_.record->state == membership::RunState::kSucceeded;
   }
   bool has_ended() const { return view_.record && view_.record->has_ended(); }
+  /// Whether the run ends where this member leaves: it has the only record, or there is no other node.
+  bool is_needed() const;
   /// What this agent waits for, if that is another thing than the last time: "waits for nodes: 1 of at least 2 are there". Else empty,
   /// also for a member, and at the end.
   std::string new_wait();
