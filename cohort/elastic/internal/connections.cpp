@@ -169,13 +169,23 @@ std::vector<std::string> Connections::exchange_entries(const membership::Generat
                              own_key = key(process), own = own_entry(generation, process), deadline] {
     std::vector<std::string> entries;
     std::string failure;
-    try {
-      const auto client = connect_store(*store, address, [&] { return job->is_left || deadline.expired(); });
-      client->set(own_key, own);
-      if (client->wait(keys, deadline)) entries = client->get_all(keys);
-    } catch (const Error& error) {
-      failure = base::message_of(error);
-    }
+    const auto is_over = [&] { return job->is_left || deadline.expired(); };
+    std::shared_ptr<membership::NetStore> client;
+    do {
+      failure.clear();
+      client.reset();
+      try {
+        client = connect_store(*store, address, is_over);
+        client->set(own_key, own);
+        if (client->wait(keys, deadline)) entries = client->get_all(keys);
+      } catch (const membership::StaleGeneration& error) {
+        failure = base::message_of(error);
+        break;
+      } catch (const Error& error) {
+        failure = base::message_of(error);
+      }
+      // A store that has given this process up, which was stopped, takes it again.
+    } while (!failure.empty() && client != nullptr && client->is_down() && !is_over());
     inbox->post([&] {
       job->is_done = true;
       job->entries = std::move(entries);
