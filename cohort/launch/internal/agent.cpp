@@ -12,6 +12,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/launch/internal/rank_signals.h"
 #include "cohort/launch/internal/worker_shutdown.h"
 #include "cohort/launch/limits.h"
 
@@ -117,16 +118,13 @@ void Agent::supervise(Attempt& attempt) {
 
 void Agent::handle_signals(Attempt* attempt) {
   while (const int number = parts_.signals.take()) {
-    if (number == SIGUSR1 || number == SIGUSR2) {
-      if (attempt != nullptr) notify(attempt->workers, number);
-    } else if (number == SIGTSTP) {
-      // Ranks have process groups of their own, which the terminal does not stop.
-      if (attempt != nullptr) attempt->workers.pause();
-      ::raise(SIGSTOP);
-      if (attempt != nullptr) attempt->workers.resume();
-    } else {
+    // All threads of the ranks are looked at, and there may be thousands.
+    const bool takes_long = attempt != nullptr && (number == SIGUSR1 || number == SIGUSR2);
+    if (takes_long) agents_.busy_until(base::Deadline(kStartTime));
+    if (!pass_rank_signal(number, attempt == nullptr ? nullptr : &attempt->workers, output_)) {
       handle_stop(attempt, number);
     }
+    if (takes_long) agents_.acknowledge();
   }
 }
 
@@ -137,14 +135,6 @@ void Agent::handle_stop(Attempt* attempt, int number) {
     if (attempt != nullptr) attempt->shutdown.pass_on(number);
   }
   stop_.begin_repeat_time();
-}
-
-// All threads of the ranks are looked at, and there may be thousands.
-void Agent::notify(WorkerGroup& workers, int number) {
-  agents_.busy_until(base::Deadline(kStartTime));
-  const std::string what = workers.notify(number);
-  agents_.acknowledge();
-  if (!what.empty()) output_.log(base::LogLevel::kWarning, what);
 }
 
 // Another node's failure or signal is as our own; one that is lost ends everything.

@@ -44,7 +44,6 @@ class Agent {
   void supervise(Attempt& attempt);
   void handle_signals(Attempt* attempt);
   void handle_stop(Attempt* attempt, int number);
-  void notify(WorkerGroup& workers, int number);
   void handle_other_nodes(Attempt& attempt);
   AttemptReport agree_on_result(const AttemptReport& own_report);
   void wait_for_agents();

@@ -14,7 +14,6 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
-#include "cohort/launch/internal/members/rank_signals.h"
 #include "cohort/launch/internal/members/run_end.h"
 
 namespace cohort::launch {
@@ -27,7 +26,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kReadersTime = std::chrono::minutes(10);  // a reader such as less may take its time
 constexpr auto kWordTime =
     seconds(2);  // for ranks to end by themselves once they know that the run has failed
 
@@ -43,35 +41,9 @@ RankFailure failure_of(const ElasticRanks::End& end) {
 }  // namespace
 
 ElasticAgent::ElasticAgent(const RunOptions& options, MemberLink& member, const AgentParts& parts)
-    : options_(options),
-      member_(member),
-      parts_(parts),
-      leave_(options, member, output_),
+    : MemberAgent(options, member, parts),
       ranks_(options, parts, output_.display()),
       shutdown_(ranks_, output_, options.shutdown_timeout) {}
-
-int ElasticAgent::run() {
-  if (parts_.folder.stays()) {
-    output_.log(LogLevel::kInfo, concat("output of ranks is kept in ", parts_.folder.path().string()));
-  }
-  try {
-    while (!is_over()) {
-      wait();
-      handle_signals();
-      leave_.look_for_notice();
-      follow();
-    }
-    const int status = finish();
-    output_.flush(base::Deadline(kReadersTime), [&] {
-      handle_signals();
-      return leave_.has_begun();
-    });
-    return status;
-  } catch (...) {
-    output_.flush(base::Deadline(seconds(1)));
-    throw;
-  }
-}
 
 bool ElasticAgent::is_over() const {
   return (member_.is_over() || shutdown_.has_begun() || leave_.must_kill()) && !ranks_.running();
@@ -81,12 +53,6 @@ void ElasticAgent::wait() {
   const auto most = std::min<std::chrono::nanoseconds>(options_.monitor_interval, shutdown_.grace_left());
   const std::vector<int> wake{parts_.signals.fd(), member_.fd()};
   for (const ElasticRanks::End& end : ranks_.step(std::chrono::ceil<milliseconds>(most), wake)) note_end(end);
-}
-
-void ElasticAgent::handle_signals() {
-  while (const int number = parts_.signals.take()) {
-    if (!pass_rank_signal(number, &ranks_, output_)) leave_.receive(number);
-  }
 }
 
 void ElasticAgent::note_end(const ElasticRanks::End& end) {
@@ -122,11 +88,7 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
 }
 
 void ElasticAgent::follow() {
-  if (member_.update()) {
-    const std::string wait = member_.new_wait();
-    if (!wait.empty()) output_.log(LogLevel::kInfo, "this node " + wait);
-    tell_ranks();
-  }
+  if (take_news()) tell_ranks();
   report_ranks();
   end_ranks();
 }

@@ -5,12 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "cohort/launch/internal/agent.h"
-#include "cohort/launch/internal/agent_output.h"
 #include "cohort/launch/internal/members/change_times.h"
 #include "cohort/launch/internal/members/elastic_ranks.h"
-#include "cohort/launch/internal/members/leave_request.h"
-#include "cohort/launch/internal/members/member_link.h"
+#include "cohort/launch/internal/members/member_agent.h"
 #include "cohort/launch/internal/members/rank_fold.h"
 #include "cohort/launch/internal/worker_shutdown.h"
 
@@ -18,13 +15,10 @@ namespace cohort::launch {
 
 /// One node of an elastic run: tells its ranks of each generation, and the other agents what its ranks say. Ranks that live on are not
 /// started again. No LibTorch. Not for users of the library. Threads: the caller of run(), which must outlive the ranks.
-class ElasticAgent {
+class ElasticAgent : public MemberAgent {
  public:
   /// Starts the ranks. Ownership: refers to all. Throws: UsageError, SystemError.
   ElasticAgent(const RunOptions& options, MemberLink& member, const AgentParts& parts);
-
-  /// Returns the job's status. Throws: RendezvousError where the run fails, but not since a rank does; SystemError.
-  int run();
 
  private:
   // How this node's part ends.
@@ -37,24 +31,19 @@ class ElasticAgent {
     std::uint64_t generation = 0;  // that ranks were told of last
   };
 
-  bool is_over() const;
-  void wait();
-  void handle_signals();
+  bool is_over() const override;
+  void wait() override;
+  RankSet* ranks() override { return &ranks_; }
+  void follow() override;
+  int finish() override;
   void note_end(const ElasticRanks::End& end);
-  void follow();
   void tell_ranks();
   void report_ranks();
   void end_ranks();
   bool have_left() const;
   void tell_others();
-  int finish();
   void log_change(const std::string& line);
 
-  const RunOptions& options_;
-  MemberLink& member_;
-  const AgentParts parts_;
-  AgentOutput output_;
-  LeaveRequest leave_;
   ElasticRanks ranks_;
   WorkerShutdown shutdown_;
   ChangeTimes times_;

@@ -14,7 +14,6 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
-#include "cohort/launch/internal/members/rank_signals.h"
 #include "cohort/launch/internal/members/run_end.h"
 #include "cohort/launch/internal/worker_shutdown.h"
 
@@ -26,8 +25,6 @@ using base::LogLevel;
 using membership::Generation;
 using membership::MemberStatus;
 using std::chrono::milliseconds;
-
-constexpr auto kReaderTime = std::chrono::minutes(10);  // a reader such as less may take its time
 
 }  // namespace
 
@@ -49,32 +46,9 @@ struct RestartingAgent::Attempt {
 
 RestartingAgent::RestartingAgent(const RunOptions& options, MemberLink& member, StoreOffers& stores,
                                  const AgentParts& parts)
-    : options_(options), member_(member), stores_(stores), parts_(parts), leave_(options, member, output_) {}
+    : MemberAgent(options, member, parts), stores_(stores) {}
 
 RestartingAgent::~RestartingAgent() = default;
-
-int RestartingAgent::run() {
-  if (parts_.folder.stays()) {
-    output_.log(LogLevel::kInfo, concat("output of ranks is kept in ", parts_.folder.path().string()));
-  }
-  try {
-    while (!is_over()) {
-      wait();
-      handle_signals();
-      leave_.look_for_notice();
-      follow();
-    }
-    const int status = finish();
-    output_.flush(base::Deadline(kReaderTime), [&] {
-      handle_signals();
-      return leave_.has_begun();
-    });
-    return status;
-  } catch (...) {
-    output_.flush(base::Deadline(std::chrono::seconds(1)));
-    throw;
-  }
-}
 
 bool RestartingAgent::is_over() const {
   if (attempt_) return false;
@@ -95,23 +69,18 @@ void RestartingAgent::wait() {
   output_.console().pump();
 }
 
-void RestartingAgent::handle_signals() {
-  while (const int number = parts_.signals.take()) {
-    WorkerGroup* const workers = attempt_ ? &attempt_->workers : nullptr;
-    if (!pass_rank_signal(number, workers, output_)) leave_.receive(number);
-  }
+RankSet* RestartingAgent::ranks() {
+  return attempt_ ? &attempt_->workers : nullptr;
 }
 
 void RestartingAgent::follow() {
-  if (member_.update()) {
+  if (take_news()) {
     const auto& record = member_.view().record;
     if (record && stores_.note_generation(record->generation.number, record->generation.store)) {
       MemberStatus status = member_.status();
       status.store = stores_.address();
       member_.set_status(status);
     }
-    const std::string wait = member_.new_wait();
-    if (!wait.empty()) output_.log(LogLevel::kInfo, "this node " + wait);
   }
   if (attempt_) supervise();
   report_failures();

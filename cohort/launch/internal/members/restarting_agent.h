@@ -4,10 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "cohort/launch/internal/agent.h"
-#include "cohort/launch/internal/agent_output.h"
-#include "cohort/launch/internal/members/leave_request.h"
-#include "cohort/launch/internal/members/member_link.h"
+#include "cohort/launch/internal/members/member_agent.h"
 #include "cohort/launch/internal/members/store_offers.h"
 
 namespace cohort::launch {
@@ -17,37 +14,29 @@ namespace cohort::launch {
 ///
 /// Always: ranks run of one generation at a time, and only while this agent is a member of it, but for their time to end. Threads: the
 /// caller of run(), which must outlive the ranks.
-class RestartingAgent {
+class RestartingAgent : public MemberAgent {
  public:
   /// `stores` serves the ranks' rendezvous. Ownership: refers to all. Throws: UsageError.
   RestartingAgent(const RunOptions& options, MemberLink& member, StoreOffers& stores,
                   const AgentParts& parts);
-  ~RestartingAgent();
-
-  /// Returns the job's status. Throws: RendezvousError where the run fails, but not since a rank does; SystemError.
-  int run();
+  ~RestartingAgent() override;
 
  private:
   struct Attempt;
 
-  bool is_over() const;
-  void wait();
-  void handle_signals();
-  void follow();
+  bool is_over() const override;
+  void wait() override;
+  RankSet* ranks() override;
+  void follow() override;
+  int finish() override;
   void supervise();
   void start();
   void announce_failure();
   void end_attempt();
   void report_failures();
-  int finish();
   int status_after_leave() const;
 
-  const RunOptions& options_;
-  MemberLink& member_;
   StoreOffers& stores_;
-  const AgentParts parts_;
-  AgentOutput output_;
-  LeaveRequest leave_;
   std::unique_ptr<Attempt> attempt_;
   AttemptReport failed_;  // ranks whose failures are not printed yet
   int failed_world_size_ = 0;
