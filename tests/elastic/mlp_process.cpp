@@ -4,7 +4,6 @@
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <fcntl.h>
-#include <sys/socket.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
@@ -17,7 +16,6 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/random.h"
-#include "cohort/elastic/internal/fault_points.h"
 #include "cohort/elastic/run.h"
 #include "cohort/elastic/state_of.h"
 #include "cohort/optim/sgd.h"
@@ -110,18 +108,7 @@ std::string run_mlp(const MlpRun& run) {
 
 int run_mlp_child() {
   try {
-    const std::string point = base::env_string("TEST_POINT").value_or("");
-    const std::size_t colon = point.find(':');
-    if (colon != std::string::npos) {
-      const int control = static_cast<int>(*base::env_int("TEST_CONTROL_FD"));
-      elastic::set_fault_hook([control, name = point.substr(0, colon),
-                               left = std::stoi(point.substr(colon + 1))](const char* reached) mutable {
-        if (name != reached || --left != 0) return;
-        char answer = 0;
-        // It is killed, or continues.
-        if (::send(control, "?", 1, MSG_NOSIGNAL) != 1 || ::recv(control, &answer, 1, 0) != 1) ::_exit(3);
-      });
-    }
+    stop_at_test_point();
     const std::string folder = *base::env_string("TEST_FOLDER");
     MlpRun run;
     run.session = elastic::session_of_process();

@@ -14,6 +14,9 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "cohort/base/env.h"
+#include "cohort/elastic/internal/fault_points.h"
+
 namespace cohort::test {
 namespace {
 
@@ -117,6 +120,20 @@ pid_t Zygote::start(const std::map<std::string, std::string>& variables,
     throw std::runtime_error("the zygote is gone");
   }
   return pid;
+}
+
+void stop_at_test_point() {
+  const std::string point = base::env_string("TEST_POINT").value_or("");
+  const std::size_t colon = point.find(':');
+  if (colon == std::string::npos) return;
+  const int control = static_cast<int>(*base::env_int("TEST_CONTROL_FD"));
+  elastic::set_fault_hook([control, name = point.substr(0, colon),
+                           left = std::stoi(point.substr(colon + 1))](const char* reached) mutable {
+    if (name != reached || --left != 0) return;
+    char answer = 0;
+    // It is killed, or continues.
+    if (::send(control, "?", 1, MSG_NOSIGNAL) != 1 || ::recv(control, &answer, 1, 0) != 1) ::_exit(3);
+  });
 }
 
 }  // namespace cohort::test

@@ -33,4 +33,8 @@ class Zygote {
   base::Fd socket_;
 };
 
+/// In a child: asks for leave at the point that the variable TEST_POINT names, "NAME:N" for the N-th time that it is reached, over
+/// the socket TEST_CONTROL_FD. Whoever is asked kills the process, or answers. Without the variable it does nothing.
+void stop_at_test_point();
+
 }  // namespace cohort::test

@@ -1,7 +1,6 @@
 // `cohort train` in processes that agents start, kill and stop as a seed says: the run's folder is that of a run which nothing
 // disturbed. Each test makes its zygote first, before this process has threads.
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/dropout.h>
@@ -12,7 +11,6 @@
 #include <iostream>
 
 #include "cohort/base/env.h"
-#include "cohort/elastic/internal/fault_points.h"
 #include "cohort/models/registry.h"
 #include "cohort/train/run.h"
 #include "tests/elastic/fake_agents.h"
@@ -118,17 +116,7 @@ std::string packed(const std::map<std::string, std::string>& files) {
 
 int train_child() {
   try {
-    const std::string point = base::env_string("TEST_POINT").value_or("");
-    if (const std::size_t colon = point.find(':'); colon != std::string::npos) {
-      const int control = static_cast<int>(*base::env_int("TEST_CONTROL_FD"));
-      elastic::set_fault_hook([control, name = point.substr(0, colon),
-                               left = std::stoi(point.substr(colon + 1))](const char* reached) mutable {
-        if (name != reached || --left != 0) return;
-        char answer = 0;
-        // It is killed, or continues.
-        if (::send(control, "?", 1, MSG_NOSIGNAL) != 1 || ::recv(control, &answer, 1, 0) != 1) ::_exit(3);
-      });
-    }
+    test::stop_at_test_point();
     const std::filesystem::path folder = *base::env_string("TEST_FOLDER");
     const ElasticModel& model = kElasticModels[*base::env_int("TEST_HIDDEN")];
     const RunResult result = run_training(elastic_config_of(model, folder / "run", true), "cohort train");
