@@ -1,6 +1,7 @@
 #include "cohort/net/node.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -382,7 +383,8 @@ TEST(NodeTest, CloseEndsAConnectThatWaits) {
       error = failure.what();
     }
   });
-  std::this_thread::sleep_for(milliseconds(100));  // it waits
+  pollfd arrival{taken.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&arrival, 1, 60'000), 1) << "it waits for an answer";
   const Clock::time_point begin = Clock::now();
   EXPECT_TRUE(a.node->close(patience()).empty());
   caller.join();
