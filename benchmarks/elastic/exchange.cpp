@@ -3,37 +3,20 @@
 // and a core of its own if there are enough.
 //
 // Run: elastic_exchange [processes, 2] [rounds, 15] [steps in a round, 2] [batch, 32] [size, 64] [backend, auto]
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "cohort/base/cpu.h"
+#include "benchmarks/parallel/resnet18_step.h"
 #include "cohort/base/secret.h"
 #include "cohort/base/threads/wait.h"
-#include "cohort/bench/compare.h"
-#include "cohort/comm/init.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/elastic/internal/net_slice_exchange.h"
-#include "cohort/launch/spawn.h"
-#include "cohort/memory/allocator.h"
-#include "cohort/models/memory_format.h"
-#include "cohort/models/resnet.h"
-#include "cohort/optim/sgd.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 
+namespace cohort::bench {
 namespace {
-
-using namespace cohort;
-
-struct StepSizes {
-  int processes, rounds, steps, batch, size;
-  std::string backend;
-};
 
 /// The exchange of a generation that no agent has decided.
 class NetRing {
@@ -95,96 +78,56 @@ class BytesOnly {
   at::Tensor flat_, received_;
 };
 
-class ResNetStep {
+class StepOver {
  public:
-  ResNetStep(const StepSizes& sizes, std::shared_ptr<parallel::SliceExchange> exchange)
-      : sync_({}, parallel::VirtualRankOptions{.num_virtual_ranks = sizes.processes}) {
-    at::manual_seed(1);
-    models::ModelOptions options;
-    options.name = "resnet18";
-    options.num_classes = 10;
-    net_ = models::ResNet(options);
-    models::set_memory_format(*net_, at::MemoryFormat::ChannelsLast);
-    optimizer_ = std::make_shared<optim::SGD>(net_->parameters(), optim::SGDOptions(1e-3).momentum(0.9));
-    sync_.begin({.modules = {{"", net_.ptr()}}, .optimizers = {{"", optimizer_, nullptr}}});
+  StepOver(const StepSizes& sizes, std::shared_ptr<parallel::SliceExchange> exchange)
+      : sync_({}, parallel::VirtualRankOptions{.num_virtual_ranks = sizes.processes}), model_(sizes) {
+    sync_.begin(model_.parts());
     sync_.set_exchange(std::move(exchange));
-    input_ = at::randn({sizes.batch, 3, sizes.size, sizes.size}).contiguous(at::MemoryFormat::ChannelsLast);
-    target_ = at::arange(sizes.batch).remainder(10);
   }
   void run() {
-    const auto samples = static_cast<double>(input_.size(0));
     sync_.begin_step();
-    sync_.begin_share(sync_.shares().first, input_.size(0));
+    sync_.begin_share(sync_.shares().first, model_.batch());
     sync_.end_shares();
-    const at::Tensor loss = at::cross_entropy_loss(net_->forward(input_), target_);
-    sync_.prepare(*optimizer_, samples, true);
-    loss.backward();
-    sync_.average(*optimizer_, samples, true);
-    optimizer_->step();
+    model_.step(sync_);
   }
 
  private:
   parallel::VirtualRankSync sync_;
-  models::ResNet net_{nullptr};
-  std::shared_ptr<optim::SGD> optimizer_;
-  at::Tensor input_, target_;
+  ResNet18 model_;
 };
 
-void measure(const StepSizes& sizes) {
-  memory::tune_allocator();
-  at::set_num_threads(1);
-  const comm::Group group =
-      comm::init_process_group({.backend = sizes.backend, .check_consistency = comm::ConsistencyCheck::kOff});
-  const std::vector<int>& cores = base::CpuSet::of_process().ids();
-  base::CpuSet({cores[static_cast<std::size_t>(group.rank()) % cores.size()]}).pin_current_thread();
+void compare_exchanges(const StepSizes& sizes) {
+  const comm::Group group = begin_process(sizes);
   const NetRing ring(group);
   const auto over_group = parallel::make_slice_exchange(group);
   constexpr std::int64_t kBytes = std::int64_t{45} << 20;
   BytesOnly group_bytes(over_group, kBytes), net_bytes(ring.exchange(), kBytes);
-  ResNetStep group_step(sizes, over_group), net_step(sizes, ring.exchange());
+  StepOver group_step(sizes, over_group), net_step(sizes, ring.exchange());
   for (int i = 0; i < 3; ++i) {
     group_bytes.run();
     net_bytes.run();
     group_step.run();
     net_step.run();
   }
-  const auto sample = [&](const char* name, auto run) {
-    return bench::Variant::sampled(name, [&group, &sizes, run] {
-      group.barrier();
-      return bench::seconds_of([&] {
-               for (int i = 0; i < sizes.steps; ++i) run();
-             }) /
-             sizes.steps;
-    });
-  };
-  const auto options = bench::CompareOptions().timeit(
-      bench::TimeitOptions().rounds(sizes.rounds).calls(sizes.steps).warm_up(0));
-  const bench::Comparison bytes = bench::compare(
-      {sample("group, bytes", [&] { group_bytes.run(); }), sample("net, bytes", [&] { net_bytes.run(); })},
-      options);
-  const bench::Comparison steps = bench::compare(
-      {sample("group, step", [&] { group_step.run(); }), sample("net, step", [&] { net_step.run(); })},
-      options);
+  const bench::Comparison bytes =
+      bench::compare({sample_step("group, bytes", group, sizes, [&] { group_bytes.run(); }),
+                      sample_step("net, bytes", group, sizes, [&] { net_bytes.run(); })},
+                     compare_options(sizes));
+  const bench::Comparison steps =
+      bench::compare({sample_step("group, step", group, sizes, [&] { group_step.run(); }),
+                      sample_step("net, step", group, sizes, [&] { net_step.run(); })},
+                     compare_options(sizes));
   if (group.rank() != 0) return;
-  std::printf(
-      "ResNet-18, %d processes of one thread over %s, %d images of %d x %d each, %d rounds of %d steps\n",
-      sizes.processes, group.backend().c_str(), sizes.batch, sizes.size, sizes.size, sizes.rounds,
-      sizes.steps);
+  print_sizes(sizes, group);
   std::printf("%s%s", bytes.text().c_str(), steps.text().c_str());
 }
 
 }  // namespace
+}  // namespace cohort::bench
 
 int main(int argc, char** argv) {
-  const auto number = [&](int index, int otherwise) {
-    return argc > index ? std::atoi(argv[index]) : otherwise;
-  };
-  const StepSizes sizes{.processes = number(1, 2),
-                        .rounds = number(2, 15),
-                        .steps = number(3, 2),
-                        .batch = number(4, 32),
-                        .size = number(5, 64),
-                        .backend = argc > 6 ? argv[6] : "auto"};
-  launch::spawn([&](int) { measure(sizes); }, sizes.processes);
+  const auto sizes = cohort::bench::read_step_sizes(argc, argv);
+  cohort::launch::spawn([&](int) { cohort::bench::compare_exchanges(sizes); }, sizes.processes);
   return 0;
 }
