@@ -14,8 +14,11 @@ namespace cohort::net {
 
 /// Why a peer is gone.
 enum class DownKind {
-  kDied,    ///< its process has ended, or another one has taken its place
-  kSilent,  ///< nothing was heard of it, or it has heard nothing of this process, and has given it up
+  /// Its process has ended, another one has taken its place, or its node is gone: nobody listens there any more.
+  kDied,
+  /// Nothing was heard of it, it has heard nothing of this process and has given it up, or a certificate has
+  /// expired or was revoked, so that no new connection can be made. It may live.
+  kSilent,
   kLeft,    ///< it said goodbye
   kFailed,  ///< it sent what no peer may send
 };

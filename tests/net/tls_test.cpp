@@ -238,6 +238,54 @@ TEST(TlsTest, ACertificateThatExpiresWhileANodeLivesIsRejectedByBothSides) {
                            "old.pem: certificate expired");
 }
 
+// The peer lives, and only a new connection is impossible.
+TEST(TlsTest, WhoseCertificateHasExpiredIsNotTakenForDead) {
+  const Authority authority;
+  Worker good("good", with_tls(authority.make_node("good"))),
+      old("old", with_tls(authority.make_node("old", std::chrono::seconds(1))));
+  test::Relay relay(good.node->listen("127.0.0.1:0"));
+  const auto peer = old.node->connect(relay.address(), patience());
+  base::sleep(milliseconds(2100), patience());
+  relay.cut();
+  ASSERT_TRUE(test::comes_true([&] { return old.heard->is_down() && good.heard->is_down(); }));
+  EXPECT_EQ(old.heard->down().kind, DownKind::kSilent) << old.heard->down().text;
+  EXPECT_EQ(good.heard->down().kind, DownKind::kSilent) << good.heard->down().text;
+}
+
+TEST(TlsTest, FilesThatChangeAreReadAgainAndThoseThatAreDamagedAreNot) {
+  const Authority authority;
+  const TlsOptions files = authority.make_node("old", std::chrono::seconds(1));
+  Worker good("good", with_tls(authority.make_node("good"))), old("old", with_tls(files));
+  const std::string address = good.node->listen("127.0.0.1:0");
+  const auto first = old.node->connect(address, patience());
+  base::sleep(milliseconds(2100), patience());
+  Warnings warnings;
+  std::filesystem::resize_file(files.key, 0);
+  COHORT_EXPECT_THROW_WITH(old.node->connect(address, patience()), RendezvousError,
+                           "old.pem: certificate expired");
+  EXPECT_TRUE(warnings.come_to_have("cannot be used, so those from before stay: [net.tls] the key"))
+      << warnings.lines();
+  authority.make_node("old");  // the same files
+  EXPECT_EQ(old.node->connect(address, patience())->name(), "good");
+}
+
+TEST(TlsTest, ACertificateThatIsRevokedMakesNoConnection) {
+  const Authority authority;
+  const TlsOptions files = authority.make_node("stolen");
+  Worker a("a", with_tls(authority.make_node("a"))), b("b", with_tls(authority.make_node("b"))),
+      stolen("stolen", with_tls(files));
+  const std::string address = a.node->listen("127.0.0.1:0");
+  EXPECT_EQ(stolen.node->connect(address, patience())->name(), "a");
+  authority.revoke(files.certificate);
+  Warnings warnings;
+  COHORT_EXPECT_THROW_WITH(stolen.node->connect(address, patience()), RendezvousError,
+                           "who listens there does not accept this process's certificate, " +
+                               files.certificate.string() + ": certificate revoked");
+  EXPECT_TRUE(warnings.come_to_have("is not accepted: certificate revoked (CN = stolen)"))
+      << warnings.lines();
+  EXPECT_EQ(b.node->connect(address, patience())->name(), "a");
+}
+
 TEST(TlsTest, TheSecretIsCheckedInsideTls) {
   const Authority authority;
   NodeOptions of_a = with_tls(authority.make_node("a")), of_b = with_tls(authority.make_node("b"));

@@ -49,6 +49,29 @@ class Authority {
     write_key(files.key, key.get());
     return files;
   }
+  /// Writes the authority and a list, valid for an hour, that has this certificate.
+  void revoke(const std::filesystem::path& certificate_file) const {
+    const std::unique_ptr<BIO, int (*)(BIO*)> from(::BIO_new_file(certificate_file.c_str(), "r"), ::BIO_free);
+    const Certificate revoked(::PEM_read_bio_X509(from.get(), nullptr, nullptr, nullptr), ::X509_free);
+    const std::unique_ptr<X509_CRL, void (*)(X509_CRL*)> list(::X509_CRL_new(), ::X509_CRL_free);
+    ::X509_CRL_set_version(list.get(), 1);
+    ::X509_CRL_set_issuer_name(list.get(), ::X509_get_subject_name(certificate_.get()));
+    const std::unique_ptr<ASN1_TIME, void (*)(ASN1_TIME*)> now(::X509_gmtime_adj(nullptr, -60),
+                                                               ::ASN1_TIME_free),
+        end(::X509_gmtime_adj(nullptr, 3'600), ::ASN1_TIME_free);
+    ::X509_CRL_set1_lastUpdate(list.get(), now.get());
+    ::X509_CRL_set1_nextUpdate(list.get(), end.get());
+    X509_REVOKED* const entry = ::X509_REVOKED_new();
+    ::X509_REVOKED_set_serialNumber(entry, ::X509_get_serialNumber(revoked.get()));
+    ::X509_REVOKED_set_revocationDate(entry, now.get());
+    ::X509_CRL_add0_revoked(list.get(), entry);
+    if (::X509_CRL_sign(list.get(), key_.get(), ::EVP_sha256()) == 0)
+      throw std::runtime_error("X509_CRL_sign failed");
+    write_certificate(file(), certificate_.get());
+    const std::unique_ptr<BIO, int (*)(BIO*)> to(::BIO_new_file(file().c_str(), "a"), ::BIO_free);
+    if (::PEM_write_bio_X509_CRL(to.get(), list.get()) != 1)
+      throw std::runtime_error("cannot write a revocation list");
+  }
   /// The same key, with a passphrase.
   void encrypt(const std::filesystem::path& key_file) const {
     const Key key = make_key();

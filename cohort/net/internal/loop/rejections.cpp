@@ -28,8 +28,15 @@ void Rejections::fail(const std::shared_ptr<Connection>& connection, Time now, c
   const std::string text = base::message_of(error);
   if (connection->peer) {
     Session& session = connection->peer->session;
-    const bool was_up = session.num_links() > 0;
-    session.end(was_up ? DownKind::kDied : DownKind::kFailed, (was_up ? "died: " : "") + text);
+    // Who has another secret or version is another process. One whose certificate has expired, or ours, may live.
+    const bool may_live = connection->tls && !connection->tls->error().empty();
+    if (session.num_links() == 0) {
+      session.end(DownKind::kFailed, text);
+    } else if (may_live) {
+      session.end(DownKind::kSilent, "cannot be connected to any more: " + text);
+    } else {
+      session.end(DownKind::kDied, "died: " + text);
+    }
     return peers_.lose(connection, now, text);
   }
   const int socket = connection->socket.get();

@@ -1,4 +1,6 @@
-// The files are read once, as a node is made: what is wrong with them is known before anybody connects.
+// The files are read as a node is made: what is wrong with them is known before anybody connects. Before each connection it is
+// looked whether one of them has changed. Then all are read again, and where something is wrong with them those from before
+// stay in use: whoever replaces a certificate and its key writes one after the other.
 //
 // A peer is whoever has a certificate that an authority signed, for the time being. Its names are not compared with the
 // address: workers are reached by addresses that nobody knows as a job begins. docs/design/net.md, TLS.
@@ -20,6 +22,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/files/fd.h"
+#include "cohort/base/log.h"
 
 namespace cohort::net {
 namespace {
@@ -29,9 +32,9 @@ constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr long kMaxChainBytes = 12 * 1024;
 
 using CertificatePointer = std::unique_ptr<X509, Releaser<&::X509_free>>;
+using RevocationsPointer = std::unique_ptr<X509_CRL, Releaser<&::X509_CRL_free>>;
 using KeyPointer = std::unique_ptr<EVP_PKEY, Releaser<&::EVP_PKEY_free>>;
 using BioPointer = std::unique_ptr<BIO, Releaser<&::BIO_free_all>>;
-using ContextPointer = std::unique_ptr<SSL_CTX, Releaser<&::SSL_CTX_free>>;
 
 // A file and what it is for: errors say both.
 struct PemFile {
@@ -85,6 +88,21 @@ struct PemFile {
     return certificates;
   }
 
+  // Revocation lists, which may stand beside certificates.
+  std::vector<RevocationsPointer> read_revocations() const {
+    const std::string bytes = read(false);
+    const BioPointer bio(::BIO_new_mem_buf(bytes.data(), static_cast<int>(bytes.size())));
+    std::vector<RevocationsPointer> lists;
+    ::ERR_clear_error();
+    while (X509_CRL* const list = ::PEM_read_bio_X509_CRL(bio.get(), nullptr, nullptr, nullptr)) {
+      lists.emplace_back(list);
+    }
+    const bool is_end = ERR_GET_REASON(::ERR_peek_last_error()) == PEM_R_NO_START_LINE;
+    const std::string error = take_tls_error();
+    if (!is_end) reject(base::concat("has a revocation list that is damaged: ", error), "a file in PEM");
+    return lists;
+  }
+
   KeyPointer read_key() const {
     std::string bytes = read(true);
     const BioPointer bio(::BIO_new_mem_buf(bytes.data(), static_cast<int>(bytes.size())));
@@ -122,7 +140,7 @@ void check(int result, const PemFile& file) {
   if (result != 1) file.reject(base::concat("cannot be used: ", take_tls_error()), "another key");
 }
 
-SSL_CTX* make_context(const TlsOptions& options) {
+TlsContext::Pointer make_context(const TlsOptions& options) {
   // The process may end while a thread of a node is in OpenSSL.
   ::OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr);
   const PemFile certificate_file{"the node's certificate", options.certificate};
@@ -138,7 +156,7 @@ SSL_CTX* make_context(const TlsOptions& options) {
                     "the two files that were made together");
   }
 
-  ContextPointer context(::SSL_CTX_new(::TLS_method()));
+  TlsContext::Pointer context(::SSL_CTX_new(::TLS_method()));
   if (!context) throw SystemError("net.tls", base::concat("OpenSSL cannot be used: ", take_tls_error()));
   ::SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION);
   // Only the chain of the file is sent, and no authority.
@@ -159,8 +177,28 @@ SSL_CTX* make_context(const TlsOptions& options) {
   for (const CertificatePointer& authority : authorities) {
     check(::X509_STORE_add_cert(store, authority.get()), authorities_file);
   }
-  ::X509_STORE_set_flags(store, X509_V_FLAG_PARTIAL_CHAIN);  // an authority needs none above it
-  return context.release();
+  const std::vector<RevocationsPointer> revocations = authorities_file.read_revocations();
+  for (const RevocationsPointer& list : revocations) {
+    check(::X509_STORE_add_crl(store, list.get()), authorities_file);
+  }
+  // An authority needs none above it. Where there is one list, each authority needs one.
+  ::X509_STORE_set_flags(store,
+                         X509_V_FLAG_PARTIAL_CHAIN | (revocations.empty() ? 0UL : X509_V_FLAG_CRL_CHECK));
+  return context;
+}
+
+// Changes with each file that is replaced or written.
+std::string versions_of(const TlsOptions& options) {
+  std::string versions;
+  for (const auto* const path : {&options.certificate, &options.key, &options.authorities}) {
+    struct stat status {};
+    const bool is_there = ::stat(path->c_str(), &status) == 0;
+    versions += is_there ? base::concat(status.st_dev, " ", status.st_ino, " ", status.st_size, " ",
+                                        status.st_mtim.tv_sec, " ", status.st_mtim.tv_nsec, " ",
+                                        status.st_ctim.tv_sec, " ", status.st_ctim.tv_nsec, ";")
+                         : "missing;";
+  }
+  return versions;
 }
 
 }  // namespace
@@ -181,18 +219,33 @@ std::string date_of(const ASN1_TIME* time) {
   return {text, static_cast<std::size_t>(size)};
 }
 
-TlsContext::TlsContext(TlsOptions options) : options_(std::move(options)), context_(make_context(options_)) {}
+TlsContext::TlsContext(TlsOptions options)
+    : options_(std::move(options)), versions_(versions_of(options_)), context_(make_context(options_)) {}
 
-TlsContext::~TlsContext() {
-  ::SSL_CTX_free(context_);
-}
+TlsContext::~TlsContext() = default;
 
 SSL* TlsContext::make_connection() const {
-  SSL* const connection = ::SSL_new(context_);
+  const std::lock_guard lock(mutex_);
+  read_what_changed();
+  SSL* const connection = ::SSL_new(context_.get());  // keeps the context
   if (connection == nullptr) {
     throw SystemError("net.tls", base::concat("no TLS connection can be made: ", take_tls_error()));
   }
   return connection;
+}
+
+void TlsContext::read_what_changed() const {
+  std::string versions =
+      versions_of(options_);  // before they are read: what changes meanwhile is seen next time
+  if (versions == versions_) return;
+  versions_ = std::move(versions);
+  try {
+    context_ = make_context(options_);
+  } catch (const Error& error) {
+    base::log_warning(base::concat(
+        "[net.tls] files of certificates have changed and cannot be used, so those from before stay: ",
+        error.what()));
+  }
 }
 
 }  // namespace cohort::net

@@ -1,8 +1,9 @@
 #pragma once
 
-#include <openssl/types.h>
+#include <openssl/ssl.h>
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "cohort/net/tls_options.h"
@@ -21,6 +22,8 @@ struct Releaser {
 /// A node's certificate and key, and whom it believes. Threads: any.
 class TlsContext {
  public:
+  using Pointer = std::unique_ptr<SSL_CTX, Releaser<&::SSL_CTX_free>>;
+
   /// Reads the files. Throws: UsageError that names the file and what is wrong with it.
   explicit TlsContext(TlsOptions options);
   ~TlsContext();
@@ -28,12 +31,16 @@ class TlsContext {
   TlsContext& operator=(const TlsContext&) = delete;
 
   const TlsOptions& options() const { return options_; }
-  /// A new object for one connection. Throws: SystemError.
+  /// A new object for one connection, with what the files have now. Throws: SystemError.
   SSL* make_connection() const;
 
  private:
+  void read_what_changed() const;
+
   const TlsOptions options_;
-  SSL_CTX* const context_;
+  mutable std::mutex mutex_;  // guards what follows
+  mutable std::string versions_;
+  mutable Pointer context_;
 };
 
 /// What OpenSSL says of the thread's last error, "certificate has expired". Forgets all its errors.
