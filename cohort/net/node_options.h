@@ -19,8 +19,10 @@ struct NodeOptions {
       secret;  ///< of the job; without one only local sockets and loopback are listened on
   /// Encrypts TCP, and takes only peers with a certificate. All processes of a job have it, or none. Not for local sockets.
   std::optional<TlsOptions> tls;
-  std::size_t window = std::size_t{64} << 20;  ///< bytes that each peer may have on its way here
-  std::chrono::milliseconds heartbeat{250};    ///< between signs of life
+  std::size_t window =
+      std::size_t{64}
+      << 20;  ///< bytes that each peer may have on its way here; where both sides differ, the lesser one
+  std::chrono::milliseconds heartbeat{250};  ///< between signs of life
   /// After so long without one a peer is given up: above all peers' heartbeats.
   std::chrono::milliseconds silence{2000};
   std::chrono::milliseconds handshake{1000};  ///< the time that one may take

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +14,9 @@
 #include <random>
 
 #include "cohort/base/error.h"
+#include "cohort/base/secret.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/net/internal/socket.h"
 #include "recorder.h"
 #include "relay.h"
 #include "tests/support/comes_true.h"

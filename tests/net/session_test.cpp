@@ -331,6 +331,28 @@ TEST(SessionTest, SilenceIsSeenInTimeAndOnesOwnPauseIsNone) {
   EXPECT_FALSE(paused.ended()) << "this process did not run for an hour";
 }
 
+// Written into a link that was broken already.
+TEST(SessionTest, AGoodbyeThatGotLostIsSaidAgain) {
+  const Time now = Time() + std::chrono::hours(1);
+  Session session(Role::kListener, {}, allocate_aligned, nullptr, now);
+  session.link_up(0, now);
+  session.leave();
+  const auto say_goodbye = [&] {
+    session.tick(now);
+    std::vector<iovec> parts;
+    session.gather(parts);
+    ASSERT_EQ(parts.size(), 1U);
+    session.written(kFrameHeaderBytes, now);
+    EXPECT_TRUE(session.has_left());
+    EXPECT_GT(session.next_time(), now);
+  };
+  say_goodbye();
+  session.link_down(now);
+  session.link_up(0, now);
+  EXPECT_FALSE(session.has_left());
+  say_goodbye();
+}
+
 TEST(SessionTest, ACallerTriesAgainWithPausesThatGrow) {
   Time now = Time() + std::chrono::hours(1);
   Session session(Role::kCaller, {}, allocate_aligned, nullptr, now);

@@ -16,7 +16,7 @@ namespace cohort::net {
 namespace {
 
 constexpr std::string_view kMagic = "COHORTNT";
-constexpr std::uint16_t kVersion = 3;
+constexpr std::uint16_t kVersion = 4;
 constexpr std::string_view kTlsHandshake = "\x16\x03", kTlsAlert = "\x15\x03";
 // How a client of LibTorch's TCPStore begins: QueryType::VALIDATE, and the number 0x3C85F7CE.
 constexpr std::string_view kStoreClient("\0\xCE\xF7\x85\x3C", 5);
@@ -39,6 +39,7 @@ std::string bytes_of(const Hello& hello) {
   put_text(bytes, hello.place);
   put(bytes, hello.process);
   put_text(bytes, hello.began);
+  put(bytes, hello.window);
   put(bytes, hello.has_shared_link);
   return bytes;
 }
@@ -54,6 +55,7 @@ Hello hello_of(std::string_view bytes) {
   hello.place = reader.text();
   hello.process = reader.number<std::int64_t>();
   hello.began = reader.text();
+  hello.window = reader.number<std::uint64_t>();
   hello.has_shared_link = reader.number<std::uint8_t>() != 0;
   return hello;
 }

@@ -20,7 +20,8 @@ struct Hello {
   std::uint64_t received = 0;  ///< the other side's messages up to this number
   std::string place;           ///< place_of_process()
   std::int64_t process = 0;
-  std::string began;  ///< base::process_start() of it
+  std::string began;         ///< base::process_start() of it
+  std::uint64_t window = 0;  ///< bytes that the other side may have on their way here
   /// A caller: the memory of a SharedLink comes with this. A listener: it is used.
   bool has_shared_link = false;
 };

@@ -33,6 +33,7 @@ class Outbox {
  public:
   /// `window`: bytes that may be on their way (cost_of()); a message that is larger goes alone. Answers do not count.
   explicit Outbox(std::size_t window) : window_(window) {}
+  void set_window(std::size_t window) { window_ = window; }
 
   /// Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
   void push(Message message);

@@ -28,6 +28,7 @@ constexpr std::size_t kWindowPart = 4;
 Session::Session(Role role, SessionOptions options, Allocate allocate, std::function<void()> wake, Time now)
     : role_(role),
       options_(options),
+      window_of_peer_(options.window),
       released_(std::make_shared<Released>()),
       outbox_(options.window),
       inbox_(options.window, std::move(allocate), released_),
@@ -43,6 +44,11 @@ Session::Session(Role role, SessionOptions options, Allocate allocate, std::func
 
 void Session::send(Message message) {
   if (!end_) outbox_.push(std::move(message));
+}
+
+void Session::limit_window(std::uint64_t of_peer) {
+  window_of_peer_ = std::min<std::uint64_t>(options_.window, of_peer);
+  outbox_.set_window(window_of_peer_);
 }
 
 void Session::link_up(std::uint64_t received_by_peer, Time now, std::shared_ptr<const Handles> handles) {
@@ -61,7 +67,7 @@ void Session::link_up(std::uint64_t received_by_peer, Time now, std::shared_ptr<
   pause_ = options_.first_pause;
   told_message_ = 0;
   released_->told = 0;
-  has_news_ = is_goodbye_queued_ = false;
+  has_news_ = is_goodbye_queued_ = has_left_ = false;  // a goodbye that got lost is said again
   if (has_handles_ && handles_->maps_theirs()) outbox_.push_control(FrameKind::kMapped);
   if (owes_news()) outbox_.push_control(FrameKind::kAck);
 }
@@ -144,7 +150,7 @@ void Session::written(std::size_t num_bytes, Time now) {
 Time Session::news_due() const {
   const std::uint64_t messages = inbox_.acknowledged() - told_message_;
   const std::uint64_t bytes = released_->bytes.load() - released_->told.load();
-  if (messages >= kMaxUntoldMessages || bytes >= options_.window / kWindowPart) return Time::min();
+  if (messages >= kMaxUntoldMessages || bytes >= window_of_peer_ / kWindowPart) return Time::min();
   return news_since_ + options_.acknowledge_after;
 }
 

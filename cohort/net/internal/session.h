@@ -50,6 +50,8 @@ class Session {
   /// Says goodbye after what has been sent so far.
   void leave() { wants_to_leave_ = true; }
 
+  /// What the peer takes, before the first link: less than this side may send.
+  void limit_window(std::uint64_t of_peer);
   /// There is a link, and the peer has our messages up to this number. `handles`: payloads may go by handle over it.
   void link_up(std::uint64_t received_by_peer, Time now, std::shared_ptr<const Handles> handles = nullptr);
   /// The link is broken, which is no death.
@@ -105,6 +107,7 @@ class Session {
 
   const Role role_;
   const SessionOptions options_;
+  std::uint64_t window_of_peer_;  // at most that of options_
   const std::shared_ptr<Released> released_;
   Outbox outbox_;
   Inbox inbox_;

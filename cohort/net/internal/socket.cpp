@@ -42,7 +42,7 @@ SocketAddress unix_address(std::string_view name) {
   return address;
 }
 
-SocketAddress tcp_address(const std::string& text) {
+std::vector<SocketAddress> tcp_addresses(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon + 1 == text.size()) {
     throw UsageError("net.address", base::concat("'", text, "' is no address"),
@@ -61,11 +61,13 @@ SocketAddress tcp_address(const std::string& text) {
                           base::concat("the address ", text, " is not known: ", ::gai_strerror(status)));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
-  // Of several addresses the first, which is the one that the system prefers.
-  SocketAddress address;
-  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-  address.size = found->ai_addrlen;
-  return address;
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    SocketAddress& address = addresses.emplace_back();
+    std::memcpy(&address.storage, entry->ai_addr, entry->ai_addrlen);
+    address.size = entry->ai_addrlen;
+  }
+  return addresses;
 }
 
 base::Fd open_socket(const SocketAddress& address) {
@@ -100,6 +102,11 @@ std::string bound_address(int fd, const SocketAddress& wanted) {
   return text_of(storage, size);
 }
 
+bool read_peer(int socket, ucred& peer) {
+  socklen_t size = sizeof peer;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+}
+
 }  // namespace
 
 bool SocketAddress::is_loopback() const {
@@ -114,11 +121,19 @@ bool SocketAddress::is_loopback() const {
   return false;
 }
 
+std::vector<SocketAddress> resolve_all(const std::string& text) {
+  std::vector<SocketAddress> addresses;
+  if (text.starts_with(kUnix)) {
+    addresses = {unix_address(std::string_view(text).substr(kUnix.size()))};
+  } else {
+    addresses = tcp_addresses(text);
+  }
+  for (SocketAddress& address : addresses) address.text = text;
+  return addresses;
+}
+
 SocketAddress resolve(const std::string& text) {
-  SocketAddress address =
-      text.starts_with(kUnix) ? unix_address(std::string_view(text).substr(kUnix.size())) : tcp_address(text);
-  address.text = text;
-  return address;
+  return resolve_all(text).front();
 }
 
 base::Fd listen_at(const SocketAddress& address, std::string& bound) {
@@ -138,11 +153,7 @@ base::Fd listen_at(const SocketAddress& address, std::string& bound) {
 base::Fd accept_from(int listener) {
   base::Fd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd.is_open()) return fd;
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  // Abstract names have no permissions: any user of the host can connect.
-  if (is_local(fd.get()) && (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
-                             (peer.uid != ::geteuid() && peer.uid != 0))) {
+  if (!is_of_own_user(fd.get())) {
     fd.close();
     errno = EACCES;  // accept4() has left that of an earlier call
     return fd;
@@ -175,6 +186,25 @@ std::string peer_address(int socket) {
   socklen_t size = sizeof storage;
   if (::getpeername(socket, reinterpret_cast<sockaddr*>(&storage), &size) != 0) return "";
   return storage.ss_family == AF_UNIX ? "a process of this host" : text_of(storage, size);
+}
+
+bool is_of_own_user(int socket) {
+  ucred peer{};
+  return !is_local(socket) || (read_peer(socket, peer) && (peer.uid == ::geteuid() || peer.uid == 0));
+}
+
+bool is_connected_to_itself(int socket) {
+  sockaddr_storage own{}, other{};
+  socklen_t own_size = sizeof own, other_size = sizeof other;
+  return ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         own.ss_family != AF_UNIX &&
+         ::getpeername(socket, reinterpret_cast<sockaddr*>(&other), &other_size) == 0 &&
+         own_size == other_size && std::memcmp(&own, &other, own_size) == 0;
+}
+
+pid_t peer_process(int socket) {
+  ucred peer{};
+  return is_local(socket) && read_peer(socket, peer) ? peer.pid : 0;
 }
 
 bool is_local(int socket) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/types.h>
 
 #include <cstddef>
 #include <span>
@@ -24,6 +25,8 @@ struct SocketAddress {
 
 /// Throws: UsageError for a text that is no address; RendezvousError for a host that is not known.
 SocketAddress resolve(const std::string& text);
+/// All that the name has, the one that the system prefers first. Throws: as resolve().
+std::vector<SocketAddress> resolve_all(const std::string& text);
 
 /// A socket that listens and does not block; `bound` gets its address, with the port that it was given.
 /// Throws: RendezvousError.
@@ -43,6 +46,13 @@ std::string peer_address(int socket);
 
 /// Whether it is one between processes of this host (AF_UNIX).
 bool is_local(int socket);
+/// The process that connected, or that listens: the kernel knows it of a local socket. 0 where it does not.
+pid_t peer_process(int socket);
+/// Whether the other side is of this user, or root's: of a local socket. Of another one: true, nobody knows.
+/// Abstract names have no permissions: any user of the host can connect, or listen at the name of a process that has ended.
+bool is_of_own_user(int socket);
+/// Whether both ends are this socket. A connection to a free port of this host can meet itself.
+bool is_connected_to_itself(int socket);
 /// The most descriptors that go together.
 inline constexpr std::size_t kMaxDescriptors = 2;
 /// send(2) and recv(2) without waiting, of a local socket, with descriptors beside the first byte. What comes is appended to

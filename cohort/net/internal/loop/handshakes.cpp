@@ -35,12 +35,22 @@ void Handshakes::on_writable(const std::shared_ptr<Connection>& connection) {
   connection->waits_to_write = false;
   if (connection->is_connecting()) {
     connection->handshake->is_connecting = false;
-    if (const int error = connect_error(connection->socket.get()); error != 0) {
+    const int socket = connection->socket.get();
+    int error = connect_error(socket);
+    if (error == 0 && is_connected_to_itself(socket)) error = ECONNREFUSED;
+    if (error != 0)
       return peers_.lose(connection, Time::clock::now(), std::strerror(error), error == ECONNREFUSED);
+    if (!is_of_own_user(socket)) {  // before it is shown any memory
+      return peers_.lose(connection, Time::clock::now(), "a process of another user listens there", true);
     }
   }
   core_.table.update_interest(*connection);
   write(connection);
+  finish_if_done(connection, Time::clock::now());
+  if (!connection->handshake) {
+    if (connection->peer) peers_.flush_and_update(connection->peer, Time::clock::now());
+    return;
+  }
   // What OpenSSL has read already makes no socket readable.
   if (connection->tls && connection->handshake && !connection->is_closed) on_readable(connection);
 }
@@ -70,7 +80,14 @@ void Handshakes::read(const std::shared_ptr<Connection>& connection, Time now) {
     return rejections_.fail(connection, now, error);
   }
   write(connection);
-  if (!connection->is_closed && protocol.is_done()) finish(connection, now);
+  finish_if_done(connection, now);
+}
+
+// Once its last bytes are written.
+void Handshakes::finish_if_done(const std::shared_ptr<Connection>& connection, Time now) {
+  if (connection->is_closed || !connection->handshake) return;
+  const PendingHandshake& handshake = *connection->handshake;
+  if (handshake.protocol.is_done() && handshake.output.empty()) finish(connection, now);
 }
 
 void Handshakes::write(const std::shared_ptr<Connection>& connection) {
@@ -163,6 +180,10 @@ void Handshakes::finish(const std::shared_ptr<Connection>& connection, Time now)
   const std::shared_ptr<PeerState> peer = connection->peer;
   PeerState& state = *peer;
   const Hello hello = connection->handshake->protocol.peer();
+  const bool is_leaving = state.role == Role::kCaller && hello.session == 0 && state.session.num_links() == 0;
+  if (is_leaving && !state.gives_up) {  // the next process there is waited for
+    return peers_.lose(connection, now, base::concat(hello.name, " is leaving"));
+  }
   const std::string rest = connection->handshake->protocol.take_rest();
   core_.table.end_handshake(*connection);
   if (state.role == Role::kCaller) {
@@ -181,6 +202,7 @@ void Handshakes::finish(const std::shared_ptr<Connection>& connection, Time now)
     return peers_.update(peer, now);
   }
   state.connection = connection;
+  if (state.session.num_links() == 0) state.session.limit_window(hello.window);
   state.session.link_up(hello.received, now, handles);
   ++state.counts.links;
   if (state.role == Role::kListener && state.session.num_links() == 1) {

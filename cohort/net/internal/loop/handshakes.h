@@ -29,6 +29,7 @@ class Handshakes {
   bool has_tls(const std::shared_ptr<Connection>& connection, Time now);
   bool answer_hello(const std::shared_ptr<Connection>& connection);
   std::shared_ptr<PeerState> peer_of_caller(const Hello& hello);
+  void finish_if_done(const std::shared_ptr<Connection>& connection, Time now);
   void finish(const std::shared_ptr<Connection>& connection, Time now);
   void check_listener(PeerState& peer, const Hello& hello) const;
 

@@ -41,6 +41,11 @@ bool make_shared_link(Connection& connection) {
 
 }  // namespace
 
+bool may_be_of(const Hello& hello, const Connection& connection) {
+  const pid_t known = peer_process(connection.socket.get());
+  return known == 0 || known == hello.process;
+}
+
 Hello own_hello(const LoopCore& core, Connection& connection) {
   const PeerState& peer = *connection.peer;
   Hello hello;
@@ -52,6 +57,7 @@ Hello own_hello(const LoopCore& core, Connection& connection) {
   hello.place = core.self.place;
   hello.process = ::getpid();
   hello.began = core.self.began;
+  hello.window = core.options.window;
   hello.has_shared_link = core.options.shared_memory && make_shared_link(connection);
   connection.handshake->shows_heap = hello.has_shared_link;
   return hello;
@@ -67,7 +73,7 @@ Hello hello_without_session(const LoopCore& core) {
 // The end of a process that is not seen would leave its blocks in use for ever: so only processes of one
 // place have handles.
 std::shared_ptr<const Handles> handles_for(const LoopCore& core, Connection& connection, const Hello& hello) {
-  if (!connection.shared || hello.place != core.self.place) return nullptr;
+  if (!connection.shared || hello.place != core.self.place || !may_be_of(hello, connection)) return nullptr;
   PeerState& peer = *connection.peer;
   PeerProcess& process = peer.process;
   if (!process.holder)

@@ -21,6 +21,7 @@ namespace cohort::net::node_detail {
 namespace {
 
 constexpr std::size_t kMaxStrangers = 64;  // connections that have not proved that they know the secret
+constexpr int kMaxPerTurn = 64;
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
 
 }  // namespace
@@ -68,7 +69,7 @@ void Listeners::wait_to_accept(const Listener& listener) {
 // False where a connection waits for which there is no descriptor.
 bool Listeners::accept_all(int listener) {
   const Time now = Time::clock::now();
-  while (true) {
+  for (int i = 0; i < kMaxPerTurn; ++i) {  // others wait for the mutex
     base::Fd fd = accept_from(listener);
     if (!fd.is_open()) {
       // Of another user, or none left. Without descriptors the connection stays, and the oldest handshake
@@ -86,6 +87,7 @@ bool Listeners::accept_all(int listener) {
       base::log_warning(base::concat("a connection was rejected: ", base::message_of(error)));
     }
   }
+  return true;  // the listener is still readable
 }
 
 // Closes the oldest handshake for its descriptor. False where there is none.

@@ -23,6 +23,7 @@
 namespace cohort::net::node_detail {
 namespace {
 
+constexpr std::chrono::milliseconds kBetweenNames(100);
 constexpr std::chrono::seconds kPatience(5);  // for functions of the handler, at the end
 constexpr int kTurnsBetweenIo = 16;
 
@@ -112,12 +113,13 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   if (is_own_thread()) {
     throw UsageError("net.connect", "a handler cannot wait for a connection", "another thread");
   }
-  const SocketAddress resolved = resolve(address);
+  std::vector<SocketAddress> addresses = resolve_by(address, deadline, gives_up_if_rejected);
   std::unique_lock lock(core_.lock.mutex);
   if (core_.lock.is_closing) throw UsageError("net.connect", "this node has been closed");
   const std::shared_ptr<PeerState> peer = peers_.add(Role::kCaller);
   PeerState& state = *peer;
-  state.address = resolved;
+  state.addresses = std::move(addresses);
+  state.gives_up = gives_up_if_rejected;
   state.identity.session = new_number();
   state.wake();
   const auto is_known = [&] {
@@ -136,6 +138,23 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
   throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ", waited, " ms",
                                                     why.empty() ? "" : ": ", why));
+}
+
+// A name may be known later than its process is expected: DNS of a cluster has it once the container runs.
+std::vector<SocketAddress> Loop::resolve_by(const std::string& address, base::Deadline deadline,
+                                            bool gives_up) {
+  while (true) {
+    try {
+      return resolve_all(address);
+    } catch (const RendezvousError&) {
+      if (gives_up || deadline.expired()) throw;
+    }
+    std::unique_lock lock(core_.lock.mutex);
+    base::wait(
+        core_.lock.changed, lock, [&] { return core_.lock.is_closing; },
+        base::Deadline(std::min<base::Deadline::Clock::duration>(kBetweenNames, deadline.remaining())));
+    if (core_.lock.is_closing) throw UsageError("net.connect", "this node has been closed");
+  }
 }
 
 std::vector<std::string> Loop::close(base::Deadline deadline) {
@@ -276,7 +295,9 @@ void Loop::run(int generation) {
     } else {
       std::this_thread::yield();
     }
-    if (turn % kTurnsBetweenIo == 0) core_.io.poll();
+    if (turn % kTurnsBetweenIo != 0) continue;
+    while (thread_.is_current(generation) && core_.io.poll_one() > 0) {
+    }
   }
 }
 

@@ -52,6 +52,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   }
 
  private:
+  std::vector<SocketAddress> resolve_by(const std::string& address, base::Deadline deadline, bool gives_up);
   std::shared_ptr<PeerState> make_peer(Role role);
   void update_soon(const std::shared_ptr<PeerState>& peer);
   void copy_to_heap(const PeerState& peer, Message& message);

@@ -22,6 +22,7 @@
 #include "cohort/base/exception_text.h"
 #include "cohort/base/process.h"
 #include "cohort/base/secret.h"
+#include "cohort/net/internal/loop/hello_exchange.h"
 #include "cohort/net/internal/socket.h"
 
 namespace cohort::net::node_detail {
@@ -70,12 +71,12 @@ void Peers::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
   if (state.connection) return;
   state.session.start_link();
   try {
-    base::Fd fd = start_connect(*state.address);
+    base::Fd fd = start_connect(state.next_address());
     if (!fd.is_open()) {
       const int error = errno;
       state.last_error = std::strerror(error);
       // A local socket that is gone may be that of a process which has not ended: its pidfd says.
-      state.was_rejected = error == ECONNREFUSED || error == ENOENT;
+      state.note_failure(error == ECONNREFUSED || error == ENOENT);
       core_.lock.changed.notify_all();
       return state.session.connect_failed(state.was_rejected && !state.process.end, now);
     }
@@ -98,9 +99,9 @@ void Peers::lose(const std::shared_ptr<Connection>& connection, Time now, const 
   if (!connection->handshake) {
     state.session.link_down(now);
   } else if (state.role == Role::kCaller) {
-    state.was_rejected = is_rejected;
+    state.note_failure(is_rejected);
     core_.lock.changed.notify_all();
-    state.session.connect_failed(is_rejected && !state.process.end, now);
+    state.session.connect_failed(state.was_rejected && !state.process.end, now);
   }
   update(peer, now);
 }
@@ -194,6 +195,7 @@ void Peers::remove(const std::shared_ptr<PeerState>& peer) {
 void Peers::watch_process(const std::shared_ptr<PeerState>& peer, const Hello& hello) {
   PeerState& state = *peer;
   if (state.process.end || hello.place != core_.self.place || hello.process == ::getpid()) return;
+  if (state.connection && !may_be_of(hello, *state.connection)) return;
   base::Fd fd = base::open_process(static_cast<pid_t>(hello.process));
   // Its number may be another process's by now: asked after the descriptor is there.
   const std::string began = base::process_start(std::to_string(hello.process));

@@ -1,0 +1,194 @@
+// Peers that are not what they say, or not what they were: raw handshakes, other users, other processes at an address, names
+// that nobody knows yet.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "cohort/base/error.h"
+#include "cohort/base/secret.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/net/internal/handshake.h"
+#include "cohort/net/internal/host.h"
+#include "cohort/net/internal/socket.h"
+#include "cohort/net/node.h"
+#include "recorder.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/deadline_slack.h"
+#include "tests/support/patience.h"
+#include "tests/support/throws.h"
+
+namespace cohort::net {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+using test::message_of;
+using test::patience;
+using test::Worker;
+
+std::string local_name() {
+  return "unix:@cohort-" + base::random_word();
+}
+
+// A caller that says what a test wants, and then nothing.
+class RawCaller {
+ public:
+  RawCaller(const std::string& address, Hello hello)
+      : socket_(start_connect(resolve(address))),
+        handshake_(Role::kCaller, std::nullopt, base::random_word()) {
+    exchange();
+    handshake_.set_hello(std::move(hello));
+    exchange();
+  }
+  bool is_done() const { return handshake_.is_done(); }
+
+ private:
+  void exchange() {
+    const std::string bytes = handshake_.take_output();
+    ASSERT_EQ(::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+    std::string answer(kMaxHelloBytes, '\0');
+    pollfd ready{socket_.get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&ready, 1, 20'000), 1);
+    answer.resize(static_cast<std::size_t>(::recv(socket_.get(), answer.data(), answer.size(), 0)));
+    handshake_.feed(answer);
+  }
+
+  base::Fd socket_;
+  Handshake handshake_;
+};
+
+Hello hello_of(const std::string& name) {
+  Hello hello;
+  hello.name = name;
+  hello.incarnation = base::random_word();
+  hello.session = 1;
+  hello.window = 1 << 20;
+  return hello;
+}
+
+// The end of the process that it names is not its own.
+TEST(NodeStrangersTest, TheKernelIsBelievedWhichProcessAPeerIs) {
+  Worker a("a");
+  Hello hello = hello_of("who");
+  hello.place = place_of_process();
+  hello.process = 1;
+  hello.began = "before it";  // so process 1 would be taken for another one, and this peer for dead
+  const RawCaller caller(a.node->listen(local_name()), hello);
+  ASSERT_TRUE(caller.is_done());
+  EXPECT_EQ(a.heard->peer()->name(), "who");
+  EXPECT_FALSE(base::poll_until([&] { return a.heard->is_down(); }, base::Deadline(milliseconds(100))));
+}
+
+// Only root can be another user.
+void expect_that_another_user_is_shown_nothing() {
+  const std::string address = local_name();
+  std::array<int, 2> is_ready{};
+  ASSERT_EQ(::pipe2(is_ready.data(), O_CLOEXEC), 0);
+  const pid_t stranger = ::fork();
+  if (stranger == 0) {
+    if (::setuid(65534) != 0) ::_exit(1);
+    std::string bound;
+    const base::Fd listener = listen_at(resolve(address), bound);
+    static_cast<void>(::write(is_ready[1], "r", 1));
+    pollfd caller{listener.get(), POLLIN, 0};
+    if (::poll(&caller, 1, 20'000) != 1) ::_exit(2);
+    const base::Fd connection(::accept(listener.get(), nullptr, nullptr));
+    pollfd bytes{connection.get(), POLLIN, 0};
+    if (::poll(&bytes, 1, 20'000) != 1) ::_exit(3);
+    char byte = 0;
+    ::_exit(::recv(connection.get(), &byte, 1, 0) <= 0 ? 0 : 4);
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(is_ready[0], &byte, 1), 1);
+  Worker a("a");
+  EXPECT_EQ(a.node->connect(address, patience(), WhenRejected::kGiveUp), nullptr);
+  int status = -1;
+  ASSERT_EQ(::waitpid(stranger, &status, 0), stranger);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  ::close(is_ready[0]);
+  ::close(is_ready[1]);
+}
+
+// Any user may listen at the name of a process that has ended.
+TEST(NodeStrangersTest, AListenerOfAnotherUserIsShownNothing) {
+  if (::geteuid() == 0) expect_that_another_user_is_shown_nothing();
+  Worker a("a"), b("b");
+  EXPECT_EQ(a.node->connect(b.node->listen(local_name()), patience(), WhenRejected::kGiveUp)->name(), "b");
+}
+
+TEST(NodeStrangersTest, ANameThatIsNotKnownIsAskedForAgain) {
+  Worker a("a");
+  const std::string unknown = "[fe80::1%no-such]:80";  // no name server is asked
+  const Clock::time_point begin = Clock::now();
+  COHORT_EXPECT_THROW_WITH(a.node->connect(unknown, base::Deadline(milliseconds(250))), RendezvousError,
+                           unknown + " is not known");
+  EXPECT_GE(Clock::now() - begin, milliseconds(240));
+  const Clock::time_point again = Clock::now();
+  EXPECT_THROW(a.node->connect(unknown, patience(), WhenRejected::kGiveUp), RendezvousError);
+  EXPECT_LT(Clock::now() - again, seconds(5));
+  std::thread closer([&] { a.node->close(patience()); });
+  EXPECT_THROW(a.node->connect(unknown, patience()), UsageError);
+  closer.join();
+}
+
+// `localhost` may have ::1 first, and then 127.0.0.1.
+TEST(NodeStrangersTest, EachAddressOfANameIsTried) {
+  std::size_t num_addresses = 0;
+  Worker a("a"), b("b");
+  const std::string address = b.node->listen("127.0.0.1:0");
+  const std::string named = "localhost" + address.substr(address.rfind(':'));
+  num_addresses = resolve_all(named).size();
+  EXPECT_GE(num_addresses, 1U);
+  EXPECT_EQ(a.node->connect(named, patience(), WhenRejected::kGiveUp)->name(), "b") << num_addresses;
+}
+
+TEST(NodeStrangersTest, TheNextProcessAtAnAddressIsWaitedForWhileOneLeaves) {
+  Worker a("a");
+  auto leaving = std::make_unique<Worker>("leaving");
+  const std::string address = leaving->node->listen(local_name());
+  const RawCaller keeps_it_waiting(address, hello_of("who"));
+  leaving->heard->peer()->send(message_of(0, "which nobody acknowledges"));
+  std::thread closer([&] {
+    leaving->node->close(base::Deadline(milliseconds(300)));
+    leaving.reset();
+  });
+  ASSERT_TRUE(test::comes_true(
+      [&] { return a.node->connect(address, patience(), WhenRejected::kGiveUp) == nullptr; }));
+  std::shared_ptr<Peer> peer;
+  std::thread caller([&] { peer = a.node->connect(address, patience()); });
+  closer.join();
+  Worker next("next");
+  next.node->listen(address);
+  caller.join();
+  EXPECT_EQ(peer->name(), "next");
+}
+
+TEST(NodeStrangersTest, TheLesserWindowOfTwoHolds) {
+  NodeOptions narrow;
+  narrow.window = 1 << 20;
+  Worker a("a"), b("b", narrow);
+  const auto peer = a.node->connect(b.node->listen("127.0.0.1:0"), patience());
+  for (int i = 0; i < 8; ++i) peer->send(message_of(0, std::to_string(i), 512 * 1024 - 1000));
+  ASSERT_TRUE(test::comes_true([&] { return b.heard->count() == 2; }));
+  EXPECT_EQ(peer->metrics().queued, 6U);
+  std::size_t came = 0;
+  EXPECT_TRUE(test::comes_true([&] {
+    came += b.heard->take().size();
+    return came == 8;
+  }));
+  EXPECT_FALSE(a.heard->is_down() || b.heard->is_down());
+}
+
+}  // namespace
+}  // namespace cohort::net
