@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <tuple>
 
+#include "rendezvous.h"
 #include "tests/support/contains.h"
 
 namespace cohort::membership {
@@ -13,53 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A record, and what the agent "a" has seen of the others.
-struct Rendezvous {
-  explicit Rendezvous(int min_nodes, int max_nodes) {
-    settings.min_nodes = min_nodes;
-    settings.max_nodes = max_nodes;
-    settings.virtual_ranks = 8;
-    record = first_record(settings);
-    seen.now = seen.since = seen.state_since = seen.decides_since = Time() + std::chrono::hours(1);
-    seen.self = "a";
-  }
-
-  void hear(const std::string& incarnation, const std::function<void(Report&)>& change = nullptr) {
-    AgentView& view = seen.agents[incarnation];
-    if (view.address.empty()) view.first_heard = seen.now;
-    view.address = "host-" + incarnation + ":1";
-    view.last_heard = seen.now;
-    view.report.store = "store-" + incarnation;
-    view.report.known = record.generation.number;
-    view.report.entered = view.report.recovered = record.generation.number;
-    if (change) change(view.report);
-  }
-  bool step() {
-    const std::optional<RendezvousRecord> next = decide(record, seen);
-    if (!next) return false;
-    if (next->state != record.state) seen.state_since = seen.now;
-    if (next->generation.number != record.generation.number) seen.generation_since = seen.now;
-    record = *next;
-    return true;
-  }
-  void wait(milliseconds time) { seen.now += time; }
-  std::vector<std::string> members() const {
-    std::vector<std::string> list;
-    for (const MemberInfo& member : record.generation.members) list.push_back(member.incarnation);
-    return list;
-  }
-  // The first generation, of these.
-  void form(const std::vector<std::string>& agents) {
-    for (const std::string& agent : agents) hear(agent);
-    step();
-    step();
-    for (const std::string& agent : agents) hear(agent);
-  }
-
-  RunSettings settings;
-  RendezvousRecord record;
-  Observations seen;
-};
+using test::Rendezvous;
 using Names = std::vector<std::string>;
 
 TEST(DecideTest, ARunBeginsWithAtLeastMinNodes) {
@@ -478,27 +432,6 @@ TEST(DecideTest, WithoutASurvivorTheStateIsLost) {
   run.step();
   EXPECT_EQ(run.record.state, RunState::kFailed);
   EXPECT_TRUE(test::contains(run.record.end_cause, "no agent is left that had the state of generation 1"));
-}
-
-TEST(DecideTest, ALostLinkIsMadeAgainAndThenTheLaterMemberIsDropped) {
-  Rendezvous run(1, 3);
-  run.form({"a", "b", "c"});
-  const auto lose = [&](const char* agent, MemberId other) {
-    run.hear(agent, [&](Report& report) { report.lost_links = {other}; });
-    run.seen.agents.at(agent).link_lost_at = run.seen.now;
-    EXPECT_FALSE(run.step()) << "the other side may have died";
-    run.wait(milliseconds(600));
-    for (const char* const name : {"a", "b", "c"}) run.hear(name);
-  };
-  lose("b", 3);
-  EXPECT_TRUE(run.step());
-  EXPECT_EQ(run.members(), (Names{"a", "b", "c"}));
-  EXPECT_EQ(run.record.generation.number, 2U);
-  for (const char* const name : {"a", "b", "c"})
-    run.hear(name, [](Report& report) { report.lost_links.clear(); });
-  lose("b", 3);
-  EXPECT_TRUE(run.step());
-  EXPECT_EQ(run.members(), (Names{"a", "b"}));
 }
 
 }  // namespace

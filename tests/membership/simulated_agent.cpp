@@ -36,16 +36,8 @@ void SimulatedRun::Process::send(int process, StepMessage message) {
   const std::string stream =
       base::concat(agent->incarnation, '/', index_, '>', to, '/', index, '@', message.generation);
   const auto deliver = [&run = run_, to, index, message] {
-    Agent* const there = run.agent_of(to);
-    if (there == nullptr || !there->is_alive || index >= there->processes.size()) return;
-    Process& target = *there->processes[index];
-    if (!target.is_alive) return;
-    StepMessage changed = message;
-    if (run.options_.planted == Planted::kMixedSteps)
-      changed.generation = std::max<std::uint64_t>(1, target.steps.generation());
-    const bool is_early = changed.generation > target.steps.generation();
-    if (run.options_.planted == Planted::kNoEarlyMessages && is_early) return;
-    target.steps.on_message(std::move(changed));
+    const std::size_t number = std::stoul(to);
+    if (number < run.agents_.size()) run.deliver(run.agents_[number], index, message);
   };
   const membership::MemberId own_id = [&] {
     for (const membership::MemberInfo& member : generation_.members) {
@@ -59,6 +51,23 @@ void SimulatedRun::Process::send(int process, StepMessage message) {
     run.link_lost(to, index, own_id, generation);
   };
   run_.world_.carry(agent->host, host, stream, deliver, lost);
+}
+
+void SimulatedRun::deliver(const std::shared_ptr<Agent>& agent, std::size_t index,
+                           const StepMessage& message) {
+  if (!agent->is_alive || index >= agent->processes.size()) return;
+  Process& target = *agent->processes[index];
+  if (!target.is_alive) return;
+  if (target.stopped_until > world_.now()) {
+    return on_process(agent, target, target.stopped_until,
+                      [this, agent, index, message] { deliver(agent, index, message); });
+  }
+  StepMessage changed = message;
+  if (options_.planted == Planted::kMixedSteps)
+    changed.generation = std::max<std::uint64_t>(1, target.steps.generation());
+  const bool is_early = changed.generation > target.steps.generation();
+  if (options_.planted == Planted::kNoEarlyMessages && is_early) return;
+  target.steps.on_message(std::move(changed));
 }
 
 void SimulatedRun::Process::copy_state(const std::string& state, std::uint64_t steps) {
@@ -97,7 +106,7 @@ bool SimulatedRun::Process::compute(std::uint64_t step) {
     if (here == nullptr || !here->is_alive || !is_alive || number != computing_) return;
     steps.on_computed(generation, step);
   };
-  run_.world_.on_host(agent->host, run_.world_.now() + run_.world_.between(80, 400), done);
+  run_.on_process(agent, *this, run_.world_.now() + run_.world_.between(80, 400), done);
   return true;
 }
 
@@ -139,7 +148,7 @@ void SimulatedRun::Process::apply(std::uint64_t step, const std::vector<std::str
     steps.on_applied();
     run_.report(here);
   };
-  run_.world_.on_host(agent->host, run_.world_.now() + run_.world_.between(1, 30), done);
+  run_.on_process(agent, *this, run_.world_.now() + run_.world_.between(1, 30), done);
 }
 
 void SimulatedRun::Process::on_entered(const Generation& generation) {

@@ -35,7 +35,7 @@ void SimulatedRun::make_fault() {
     if (candidate->is_alive && candidate->host == host) agent = candidate;
   }
   const bool is_kept = options_.is_embedded && host == 0 && !world_.chance(3);
-  const std::uint64_t kind = world_.pick(13);
+  const std::uint64_t kind = world_.pick(14);
   world_.trace(
       [&] { return concat("fault ", kind, " at host ", host, agent ? " with agent" : " without agent"); });
   switch (kind) {
@@ -99,6 +99,13 @@ void SimulatedRun::make_fault() {
         store_.set_away(until(world_.between(50, 4'000)));
       } else {
         store_.set_away(host, until(world_.between(50, 4'000)));
+      }
+      break;
+    case 13:
+      if (agent) {
+        stop_process(agent, world_.pick(agent->processes.size()),
+                     std::min(world_.between(50, 9'000),
+                              std::chrono::duration_cast<milliseconds>(end - world_.now())));
       }
       break;
     case 12:  // a node that comes and goes
@@ -169,12 +176,15 @@ void SimulatedRun::Counts::add(const Counts& other) {
   two_deciders += other.two_deciders;
   dropped_alive += other.dropped_alive;
   lost_links += other.lost_links;
+  stopped += other.stopped;
+  hung += other.hung;
 }
 
 std::string SimulatedRun::Counts::text() const {
   return concat(generations, " generations, ", planned, " of them planned; ", steps, " commits, ", redone,
                 " of steps made again; ", copies, " copies of the state; ", restarts, " restarts; ",
-                dropped_alive, " agents dropped that lived; ", lost_links, " lost links; ", two_deciders,
+                dropped_alive, " agents dropped that lived; ", lost_links, " lost links; ", stopped,
+                " processes stopped, ", hung, " of them killed by their agent; ", two_deciders,
                 " times two agents decided; ", failed_runs, " runs failed, ", failed_with_state,
                 " while an agent had the state");
 }

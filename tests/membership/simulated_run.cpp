@@ -1,6 +1,7 @@
 #include "simulated_run.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cohort/base/error.h"
 #include "simulated_agent.h"
@@ -195,12 +196,9 @@ void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {
   for (std::size_t i = 0; i < agent->processes.size(); ++i) {
     Process& process = *agent->processes[i];
     if (generation.number <= process.not_before) continue;
-    const Generation told = generation.for_ranks(agent->known_steps);
-    if (is_member) {
-      process.steps.announce(told, generation.first_process(member->id) + static_cast<int>(i));
-    } else {
-      process.steps.announce(told, std::nullopt);
-    }
+    tell_process(
+        agent, i, generation.for_ranks(agent->known_steps),
+        is_member ? std::optional(generation.first_process(member->id) + static_cast<int>(i)) : std::nullopt);
   }
 }
 
@@ -244,6 +242,11 @@ void SimulatedRun::link_lost(const std::string& incarnation, std::size_t process
     if (process >= agent->processes.size()) return;
     Process& here = *agent->processes[process];
     if (!here.is_alive || here.steps.generation() != generation) return;
+    if (here.stopped_until > world_.now()) {  // it finds out when it runs again
+      return on_process(agent, here, here.stopped_until, [this, incarnation, process, other, generation] {
+        link_lost(incarnation, process, other, generation);
+      });
+    }
     ++counts.lost_links;
     if (agent->report.entered == generation) agent->report.lost_links.push_back(other);
     here.steps.on_link_lost();
@@ -287,6 +290,53 @@ void SimulatedRun::kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_
                      apply(other, effects);
                    });
   }
+}
+
+// While neither the process nor its host is stopped. Not at all once it has ended.
+void SimulatedRun::on_process(const std::shared_ptr<Agent>& agent, Process& process, SimTime time,
+                              std::function<void()> run) {
+  world_.on_host(agent->host, time, [this, agent, &process, run = std::move(run)] {
+    if (!process.is_alive || !agent->is_alive) return;
+    if (process.stopped_until > world_.now()) return on_process(agent, process, process.stopped_until, run);
+    run();
+  });
+}
+
+// An agent kills a process that does not answer for ten times the silence.
+void SimulatedRun::tell_process(const std::shared_ptr<Agent>& agent, std::size_t index,
+                                const Generation& told, std::optional<int> number) {
+  Process& process = *agent->processes[index];
+  const auto tell = [&process, told, number] {
+    process.heard = std::max(process.heard, told.number);
+    process.steps.announce(told, number);
+  };
+  if (process.stopped_until <= world_.now()) return tell();
+  on_process(agent, process, process.stopped_until, tell);
+  if (!number) return;
+  world_.on_host(agent->host, world_.now() + 10 * settings_.silence, [this, agent, index, &process, told] {
+    const bool is_there = agent->is_alive && process.is_alive && !agent->has_stopped;
+    if (!is_there || process.heard >= told.number || world_.now() >= process.stopped_until) return;
+    ++counts.hung;
+    kill_process(agent, index);
+  });
+}
+
+// As SIGSTOP does. After kGiveUp the others have lost it, and it has lost them.
+void SimulatedRun::stop_process(const std::shared_ptr<Agent>& agent, std::size_t index, milliseconds time) {
+  Process& process = *agent->processes[index];
+  const std::uint64_t number = process.steps.generation();
+  process.stopped_until = std::max(process.stopped_until, world_.now() + time);
+  ++counts.stopped;
+  if (number == 0) return;
+  world_.at(world_.now() + SimulatedWorld::kGiveUp, [this, agent, index, &process, number] {
+    if (!process.is_alive || process.stopped_until <= world_.now() || process.steps.generation() != number)
+      return;
+    tell_links(agent, index, false);
+    for (const MemberInfo& member : generations_.at(number).members) {
+      if (generations_.at(number).num_processes() > 1)
+        link_lost(agent->incarnation, index, member.id, number);
+    }
+  });
 }
 
 void SimulatedRun::kill_process(const std::shared_ptr<Agent>& agent, std::size_t index) {

@@ -46,6 +46,7 @@ class SimulatedRun {
   struct Counts {
     std::uint64_t generations = 0, steps = 0, copies = 0, redone = 0, planned = 0, restarts = 0;
     std::uint64_t failed_runs = 0, failed_with_state = 0, two_deciders = 0, dropped_alive = 0, lost_links = 0;
+    std::uint64_t stopped = 0, hung = 0;  ///< processes, and those of them that their agent has killed
     void add(const Counts& other);
     std::string text() const;
   };
@@ -76,6 +77,13 @@ class SimulatedRun {
   void report(const std::shared_ptr<Agent>& agent);
   void kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_lost);
   void kill_process(const std::shared_ptr<Agent>& agent, std::size_t index);
+  void stop_process(const std::shared_ptr<Agent>& agent, std::size_t index, milliseconds time);
+  void deliver(const std::shared_ptr<Agent>& agent, std::size_t index,
+               const membership::StepMessage& message);
+  void on_process(const std::shared_ptr<Agent>& agent, Process& process, SimTime time,
+                  std::function<void()> run);
+  void tell_process(const std::shared_ptr<Agent>& agent, std::size_t index,
+                    const membership::Generation& told, std::optional<int> number);
   void make_faults();
   void make_fault();
   void heal();

@@ -18,11 +18,6 @@
 // Note [Fresh stores]: ranks of a program that is not elastic leave keys in the store of their generation, and start again in
 // the next one. So that one gets another store. An agent offers a fresh one as soon as it hears that its last one is used. The
 // next generation waits for such an offer if nobody else has one: for kAloneFactor times `silence` at most.
-//
-// Note [Lost links]: ranks of two members do not reach each other, though the agent that decides hears both for another
-// `silence`: a link is also lost where the other side has died. The first
-// answer is another generation with the same members, whose links are new. Where a link is lost again before a step
-// was made, the later member of the two is dropped.
 #include "cohort/membership/internal/decide.h"
 
 #include <algorithm>
@@ -32,6 +27,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/membership/internal/lost_links.h"
 
 namespace cohort::membership {
 namespace {
@@ -253,12 +249,13 @@ class Decider {
     std::size_t num_finished = 0;
     const auto add_cause = [&](const std::string& text) { cause += (cause.empty() ? "" : "; ") + text; };
     const std::set<MemberId> gone = gone_members();
-    const std::optional<Link> lost = lost_link(gone);
+    const std::optional<LostLink> lost = find_lost_link(old_, seen_, gone, newest_steps());
     MemberId dropped = 0;
     if (lost) {
       is_planned = false;
-      add_cause(concat("ranks of ", name_of(*lost->first), " lost their link to ", name_of(*lost->second)));
-      if (old_.was_link_lost && newest_steps() <= old_.generation.committed_steps) dropped = later_of(*lost);
+      add_cause(concat("ranks of ", name_of(*lost->first), " lost their link",
+                       lost->is_within() ? "" : concat(" to ", name_of(*lost->second))));
+      if (lost->is_repeated && !lost->is_within()) dropped = member_to_drop(old_, seen_, *lost);
     }
     for (const MemberInfo& member : members) {
       if (is_finished(member) && !is_elastic()) {
@@ -346,26 +343,6 @@ class Decider {
       }
     }
     return gone;
-  }
-
-  using Link = std::pair<const MemberInfo*, const MemberInfo*>;
-  std::optional<Link> lost_link(const std::set<MemberId>& gone) const {
-    for (const MemberInfo& member : old_.generation.members) {
-      const Report* const report = report_of_generation(member);
-      if (report == nullptr || gone.count(member.id) > 0) continue;
-      if (seen_.now - view(member)->link_lost_at <= old_.settings.silence) continue;
-      for (const MemberId id : report->lost_links) {
-        const MemberInfo* const other = old_.generation.find(id);
-        if (other != nullptr && other != &member && gone.count(id) == 0) return Link{&member, other};
-      }
-    }
-    return std::nullopt;
-  }
-  MemberId later_of(const Link& link) const {
-    if (is_holder(*link.first) != is_holder(*link.second))
-      return is_holder(*link.first) ? link.second->id : link.first->id;
-    const MemberId later = std::max(link.first->id, link.second->id);
-    return later == id_of_self() ? std::min(link.first->id, link.second->id) : later;
   }
 
   template <typename AddCause>

@@ -1,0 +1,66 @@
+// Note [Lost links]: ranks do not reach each other, though the agent that decides hears both agents for another `silence`: a link is also
+// lost where the other side has died. The first answer is another generation with the same members, whose links are new. If a link
+// is lost again before a step was made:
+//   of two members one is dropped. One that has the state stays. Then one stays whose ranks have all entered, and one that fewer
+//     members have lost: a rank that hangs is lost by all others, also by those of its own agent. Then the earlier one stays;
+//   within a member its agent ends a rank, which is a failure. Until it has, another generation would be in vain: the next one
+//     comes after kAloneFactor times `silence`.
+#include "cohort/membership/internal/lost_links.h"
+
+#include <algorithm>
+
+namespace cohort::membership {
+namespace {
+
+// What a member says of the generation that it is in now.
+const Report* report_in(const RendezvousRecord& record, const Observations& seen, const MemberInfo& member) {
+  const auto found = seen.agents.find(member.incarnation);
+  if (found == seen.agents.end() || found->second.report.entered != record.generation.number) return nullptr;
+  return &found->second.report;
+}
+
+bool has_id(const std::vector<MemberId>& ids, MemberId id) {
+  return std::ranges::find(ids, id) != ids.end();
+}
+
+}  // namespace
+
+std::optional<LostLink> find_lost_link(const RendezvousRecord& record, const Observations& seen,
+                                       const std::set<MemberId>& gone, std::uint64_t newest_steps) {
+  const auto& silence = record.settings.silence;
+  const bool is_repeated = record.was_link_lost && newest_steps <= record.generation.committed_steps;
+  std::optional<LostLink> within;
+  for (const MemberInfo& member : record.generation.members) {
+    const Report* const report = report_in(record, seen, member);
+    if (report == nullptr || gone.contains(member.id)) continue;
+    const Time::duration lost_for = seen.now - seen.agents.at(member.incarnation).link_lost_at;
+    if (lost_for <= silence) continue;
+    for (const MemberId id : report->lost_links) {
+      const MemberInfo* const other = record.generation.find(id);
+      if (other == nullptr || gone.contains(id)) continue;
+      if (other != &member) return LostLink{&member, other, is_repeated};
+      if (!is_repeated || lost_for > kAloneFactor * silence) within = LostLink{&member, &member, is_repeated};
+    }
+  }
+  return within;
+}
+
+MemberId member_to_drop(const RendezvousRecord& record, const Observations& seen, const LostLink& lost) {
+  const MemberInfo &first = *lost.first, &second = *lost.second;
+  const bool is_first_holder = has_id(record.holders, first.id);
+  if (is_first_holder != has_id(record.holders, second.id)) return is_first_holder ? second.id : first.id;
+  if (report_in(record, seen, second) == nullptr) return second.id;
+  const auto num_losers = [&](const MemberInfo& of) {
+    return std::ranges::count_if(record.generation.members, [&](const MemberInfo& member) {
+      const Report* const report = report_in(record, seen, member);
+      return report != nullptr && has_id(report->lost_links, of.id);
+    });
+  };
+  const auto lost_first = num_losers(first), lost_second = num_losers(second);
+  if (lost_first != lost_second) return lost_first > lost_second ? first.id : second.id;
+  const MemberId later = std::max(first.id, second.id);
+  const MemberInfo* const self = record.find(seen.self);
+  return self != nullptr && later == self->id ? std::min(first.id, second.id) : later;
+}
+
+}  // namespace cohort::membership
