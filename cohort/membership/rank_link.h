@@ -37,7 +37,10 @@ struct RankOrder {
 
 /// What the rank says, whole each time.
 struct RankStatus {
-  bool is_ready = false;        ///< it can enter a generation at once
+  bool is_ready = false;  ///< it can enter a generation at once
+  /// Number of the newest generation that its agent has told it of, whatever it computes. One that does not say so hangs:
+  /// it is stopped, for instance. 0: it never says so.
+  std::uint64_t heard = 0;
   std::uint64_t entered = 0;    ///< number of the generation that it is in, or was in last
   std::uint64_t recovered = 0;  ///< of the last generation in which it had the newest state
   /// Number of the newest generation without it, once it has left the one before. Where an agent leaves the run, it

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
@@ -63,6 +64,7 @@ class Rank {
     while (const auto text = link_.receive(deadline)) {
       order_ = membership::parse_rank_order(*text);
       deadline = Deadline(milliseconds(0));
+      if (std::exchange(status_.heard, order_.generation.number) != status_.heard) say();
     }
   }
   std::string key(const std::string& what, int process) const {

@@ -43,6 +43,7 @@ TEST(RankTextTest, AnOrderIsReadAsItWasWritten) {
 TEST(RankTextTest, AStatusIsReadAsItWasWritten) {
   RankStatus status;
   status.is_ready = status.is_state_lost = true;
+  status.heard = 9;
   status.entered = 7;
   status.recovered = 6;
   status.left = 8;

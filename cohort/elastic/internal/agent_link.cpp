@@ -91,7 +91,12 @@ void AgentLink::run() {
         if (is_stopping_) return;
       }
       while (const auto text = link_.receive(at_once())) {
-        listener_.on_order(membership::parse_rank_order(*text));
+        membership::RankOrder order = membership::parse_rank_order(*text);
+        const std::uint64_t number = order.generation.number;
+        if (std::exchange(heard_, number) != number) {
+          update([&](membership::RankStatus& status) { status.heard = number; });
+        }
+        listener_.on_order(std::move(order));
       }
     }
   } catch (const Error& error) {

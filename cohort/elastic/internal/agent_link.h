@@ -40,6 +40,7 @@ class AgentLink {
   membership::RankLink link_;  // of the thread, but for shutdown()
   const Listener listener_;
   const base::Fd wake_;
+  std::uint64_t heard_ = 0;  // of the thread: the newest generation of an order
 
   std::mutex mutex_;  // of the three below
   membership::RankStatus status_;

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kRankVersion = 1;
+constexpr int kRankVersion = 2;
 
 std::string dump(const json& object) {
   return object.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -59,6 +59,7 @@ RankOrder parse_rank_order(std::string_view text) {
 std::string to_text(const RankStatus& status) {
   return dump({{"cohort_rank_status", kRankVersion},
                {"ready", status.is_ready},
+               {"heard", status.heard},
                {"entered", status.entered},
                {"recovered", status.recovered},
                {"left", status.left},
@@ -74,6 +75,7 @@ RankStatus parse_rank_status(std::string_view text) {
   check_version(fields, "cohort_rank_status");
   RankStatus status;
   status.is_ready = fields.flag("ready");
+  status.heard = fields.count("heard");
   status.entered = fields.count("entered");
   status.recovered = fields.count("recovered");
   status.left = fields.count("left");

@@ -43,7 +43,8 @@ RankFailure failure_of(const ElasticRanks::End& end) {
 ElasticAgent::ElasticAgent(const RunOptions& options, MemberLink& member, const AgentParts& parts)
     : MemberAgent(options, member, parts),
       ranks_(options, parts, output_.display()),
-      shutdown_(ranks_, output_, options.shutdown_timeout) {}
+      shutdown_(ranks_, output_, options.shutdown_timeout),
+      hung_(options.rendezvous.silence) {}
 
 bool ElasticAgent::is_over() const {
   return (member_.is_over() || shutdown_.has_begun() || leave_.must_kill()) && !ranks_.running();
@@ -90,6 +91,7 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
 void ElasticAgent::follow() {
   if (take_news()) tell_ranks();
   report_ranks();
+  end_hung_rank();
   end_ranks();
 }
 
@@ -130,6 +132,15 @@ void ElasticAgent::report_ranks() {
   // While a change is under way, to start a process would hold it up.
   if (!loss_ && recovered == generation) ranks_.fill_reserve();
   log_change(times_.note_ranks(entered, recovered, now));
+}
+
+void ElasticAgent::end_hung_rank() {
+  if (member_.is_over() || shutdown_.has_begun() || leave_.has_begun() || loss_) return;
+  const auto found = hung_.look(member_.generation(), member_.view().id, ranks_.told(), Clock::now());
+  if (!found) return;
+  output_.log(LogLevel::kWarning,
+              concat("local rank ", found->place, " is killed, and has a successor: ", found->why));
+  ranks_.end_place(found->place);
 }
 
 void ElasticAgent::log_change(const std::string& line) {

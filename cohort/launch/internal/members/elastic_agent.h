@@ -7,6 +7,7 @@
 
 #include "cohort/launch/internal/members/change_times.h"
 #include "cohort/launch/internal/members/elastic_ranks.h"
+#include "cohort/launch/internal/members/hung_ranks.h"
 #include "cohort/launch/internal/members/member_agent.h"
 #include "cohort/launch/internal/members/rank_fold.h"
 #include "cohort/launch/internal/worker_shutdown.h"
@@ -39,6 +40,7 @@ class ElasticAgent : public MemberAgent {
   void note_end(const ElasticRanks::End& end);
   void tell_ranks();
   void report_ranks();
+  void end_hung_rank();
   void end_ranks();
   bool have_left() const;
   void tell_others();
@@ -46,6 +48,7 @@ class ElasticAgent : public MemberAgent {
 
   ElasticRanks ranks_;
   WorkerShutdown shutdown_;
+  HungRanks hung_;
   ChangeTimes times_;
   std::optional<RankLoss> loss_;
   Ending end_;

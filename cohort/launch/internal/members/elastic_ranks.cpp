@@ -210,6 +210,22 @@ std::vector<RankStatus> ElasticRanks::statuses() const {
   return statuses;
 }
 
+std::vector<HungRanks::Seen> ElasticRanks::told() const {
+  std::vector<HungRanks::Seen> seen;
+  for (const Place& place : places_) {
+    HungRanks::Seen rank;
+    rank.runs = place.rank != nullptr;
+    rank.told = place.told;
+    if (place.rank) rank.status = place.rank->status();
+    seen.push_back(std::move(rank));
+  }
+  return seen;
+}
+
+void ElasticRanks::end_place(std::size_t place) {
+  if (places_[place].rank) places_[place].rank->process().worker().kill();
+}
+
 std::vector<int> ElasticRanks::running_ranks() const {
   std::vector<int> ranks;
   for (const LinkedRank* const rank : all()) {

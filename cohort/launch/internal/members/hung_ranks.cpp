@@ -1,0 +1,85 @@
+// A rank answers each order by a thread of its own, however long it computes. One that does not is stopped, or its process hangs: the
+// others are in the next generation, and wait for its address there. The time is that after which a node which leaves no
+// longer waits for others either.
+//
+// A link between two ranks of this node that is lost is made again with the next generation. If one is lost again before a step was
+// made, one of the two ends: the one that has not entered the generation, else the later one. It ends after another `silence`, as
+// the other side may have died, which the agent sees by itself.
+#include "cohort/launch/internal/members/hung_ranks.h"
+
+#include <algorithm>
+
+#include "cohort/base/error.h"
+
+namespace cohort::launch {
+namespace {
+
+constexpr int kSilencesToAnswer = 10;
+constexpr auto kLongestPause = std::chrono::seconds(1);  // between two looks of an agent that runs
+
+}  // namespace
+
+std::optional<HungRanks::Found> HungRanks::look(std::uint64_t generation, membership::MemberId self,
+                                                const std::vector<Seen>& ranks, Time now) {
+  // An agent that was stopped itself gives its ranks all of the time again.
+  if (looked_at_ && now - *looked_at_ > kLongestPause) {
+    unanswered_.clear();
+    repeated_.reset();
+  }
+  looked_at_ = now;
+  if (auto found = find_unanswering(ranks, now)) return found;
+  return find_end_of_link(generation, self, ranks, now);
+}
+
+std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<Seen>& ranks, Time now) {
+  for (std::size_t place = 0; place < ranks.size(); ++place) {
+    const Seen& rank = ranks[place];
+    if (!rank.runs || rank.status.heard == 0 || rank.status.heard >= rank.told) {
+      unanswered_.erase(place);
+      continue;
+    }
+    Unanswered& unanswered = unanswered_[place];
+    if (unanswered.told == 0) unanswered = {rank.told, now};
+    const auto most = kSilencesToAnswer * silence_;
+    if (now - unanswered.since <= most) continue;
+    const std::uint64_t told = unanswered.told;
+    unanswered_.erase(place);
+    return Found{place, base::concat("it has not answered its agent for ", most.count(),
+                                     " ms, and others wait for it in generation ", told)};
+  }
+  return std::nullopt;
+}
+
+std::optional<HungRanks::Found> HungRanks::find_end_of_link(std::uint64_t generation,
+                                                            membership::MemberId self,
+                                                            const std::vector<Seen>& ranks, Time now) {
+  std::uint64_t steps = 0;
+  std::optional<std::size_t> last_loser, absent;
+  for (std::size_t place = 0; place < ranks.size(); ++place) {
+    const Seen& rank = ranks[place];
+    steps = std::max(steps, rank.status.committed_steps);
+    if (!rank.runs) return std::nullopt;  // it has died, which is why links are lost
+    if (rank.status.entered != generation) {
+      absent = place;
+    } else if (std::ranges::count(rank.status.lost_links, self) > 0) {
+      last_loser = place;
+    }
+  }
+  if (generation == 0 || !last_loser) {
+    repeated_.reset();
+    return std::nullopt;
+  }
+  if (!loss_ || loss_->steps < steps) loss_ = Loss{generation, steps, now};
+  if (loss_->generation == generation) return std::nullopt;
+  if (!repeated_ || repeated_->generation != generation) repeated_ = Loss{generation, steps, now};
+  if (now - repeated_->since <= silence_) return std::nullopt;
+  repeated_.reset();
+  loss_.reset();
+  return Found{
+      absent.value_or(*last_loser),
+      base::concat("ranks of this node have lost a link between them in two generations, and made no "
+                   "step in generation ",
+                   generation)};
+}
+
+}  // namespace cohort::launch

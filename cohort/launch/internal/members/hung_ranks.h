@@ -1,0 +1,60 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohort/membership/rank_link.h"
+
+namespace cohort::launch {
+
+/// Finds ranks of this node for which others wait in vain, so that they must be replaced: one that does not answer its agent, and one
+/// of two that cannot keep a link between them. Reads no clock. Not for users of the library.
+class HungRanks {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  /// A rank in its place.
+  struct Seen {
+    bool runs = false;
+    std::uint64_t told =
+        0;  ///< the newest generation in which its place has a number, and of which it was told
+    membership::RankStatus status;
+  };
+  struct Found {
+    std::size_t place = 0;
+    std::string why;
+  };
+
+  /// `silence`: RendezvousOptions::silence.
+  explicit HungRanks(std::chrono::milliseconds silence) : silence_(silence) {}
+
+  /// To be called several times a second. `generation`: number of the newest one, of which `self` is a member.
+  std::optional<Found> look(std::uint64_t generation, membership::MemberId self,
+                            const std::vector<Seen>& ranks, Time now);
+
+ private:
+  std::optional<Found> find_unanswering(const std::vector<Seen>& ranks, Time now);
+  std::optional<Found> find_end_of_link(std::uint64_t generation, membership::MemberId self,
+                                        const std::vector<Seen>& ranks, Time now);
+
+  struct Unanswered {
+    std::uint64_t told = 0;
+    Time since;
+  };
+  struct Loss {
+    std::uint64_t generation = 0, steps = 0;
+    Time since;
+  };
+
+  const std::chrono::milliseconds silence_;
+  std::optional<Time> looked_at_;
+  std::map<std::size_t, Unanswered> unanswered_;  // by place
+  std::optional<Loss> loss_;                      // the first since a step was made
+  std::optional<Loss> repeated_;
+};
+
+}  // namespace cohort::launch

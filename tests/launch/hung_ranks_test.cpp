@@ -1,0 +1,117 @@
+// Which rank of a node an agent ends, as others wait for it in vain.
+#include "cohort/launch/internal/members/hung_ranks.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/contains.h"
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr membership::MemberId kSelf = 3;
+
+class HungRanksTest : public ::testing::Test {
+ protected:
+  HungRanksTest() : ranks(2) {
+    for (HungRanks::Seen& rank : ranks) rank.runs = true;
+    enter(1);
+  }
+  // Both have heard of a generation, and entered it.
+  void enter(std::uint64_t number) {
+    generation = number;
+    for (HungRanks::Seen& rank : ranks) {
+      rank.told = rank.status.heard = rank.status.entered = number;
+      rank.status.lost_links.clear();
+    }
+  }
+  // Looks as often as an agent does, for so long. Returns the place that was found.
+  std::optional<std::size_t> look_for(milliseconds time) {
+    for (const auto end = now + time; now <= end; now += milliseconds(100)) {
+      if (const auto found = hung.look(generation, kSelf, ranks, now)) {
+        why = found->why;
+        return found->place;
+      }
+    }
+    return std::nullopt;
+  }
+
+  HungRanks hung{milliseconds(500)};
+  std::vector<HungRanks::Seen> ranks;
+  std::uint64_t generation = 1;
+  HungRanks::Time now = HungRanks::Time() + std::chrono::hours(1);
+  std::string why;
+};
+
+TEST_F(HungRanksTest, ARankThatDoesNotAnswerIsFoundAfterTenSilences) {
+  ranks[0].told = ranks[1].told = 2;
+  ranks[0].status.heard = 2;
+  EXPECT_EQ(look_for(milliseconds(4'900)), std::nullopt);
+  EXPECT_EQ(look_for(milliseconds(400)), 1U);
+  EXPECT_TRUE(test::contains(why, "has not answered its agent for 5000 ms"));
+}
+
+TEST_F(HungRanksTest, ARankThatAnswersMayComputeForAsLongAsItWants) {
+  ranks[0].told = ranks[1].told = 2;
+  ranks[0].status.heard = ranks[1].status.heard = 2;
+  ranks[0].status.entered = 2;
+  EXPECT_EQ(look_for(std::chrono::minutes(2)), std::nullopt);
+}
+
+TEST_F(HungRanksTest, ARankThatNeverAnswersOrHasNotBegunIsLeftAlone) {
+  ranks[1].told = 2;
+  ranks[1].status.heard = 0;
+  EXPECT_EQ(look_for(std::chrono::minutes(2)), std::nullopt);
+}
+
+TEST_F(HungRanksTest, AnAgentThatWasStoppedItselfBeginsAnew) {
+  ranks[0].told = ranks[1].told = 2;
+  EXPECT_EQ(look_for(milliseconds(4'000)), std::nullopt);
+  now += std::chrono::minutes(1);
+  EXPECT_EQ(look_for(milliseconds(4'000)), std::nullopt);
+  EXPECT_EQ(look_for(milliseconds(2'000)), 0U);
+}
+
+TEST_F(HungRanksTest, OfTwoRanksThatLoseTheirLinkTwiceTheLaterOneEnds) {
+  ranks[0].status.lost_links = ranks[1].status.lost_links = {kSelf};
+  EXPECT_EQ(look_for(std::chrono::minutes(1)), std::nullopt) << "the next generation has new links";
+  enter(2);
+  ranks[0].status.lost_links = ranks[1].status.lost_links = {kSelf};
+  EXPECT_EQ(look_for(milliseconds(400)), std::nullopt) << "one may have died";
+  EXPECT_EQ(look_for(milliseconds(400)), 1U);
+  EXPECT_TRUE(test::contains(why, "made no step in generation 2"));
+}
+
+TEST_F(HungRanksTest, TheOneEndsThatHasNotEntered) {
+  ranks[1].status.lost_links = {kSelf};
+  EXPECT_EQ(look_for(milliseconds(1'000)), std::nullopt);
+  enter(2);
+  ranks[0].status.entered = 1;
+  ranks[1].status.lost_links = {kSelf};
+  EXPECT_EQ(look_for(milliseconds(1'000)), 0U);
+}
+
+TEST_F(HungRanksTest, AStepBetweenTwoLossesMakesTheSecondOneTheFirst) {
+  ranks[0].status.lost_links = {kSelf};
+  EXPECT_EQ(look_for(milliseconds(1'000)), std::nullopt);
+  enter(2);
+  ranks[1].status.committed_steps = 1;
+  ranks[0].status.lost_links = {kSelf};
+  EXPECT_EQ(look_for(std::chrono::minutes(1)), std::nullopt);
+}
+
+TEST_F(HungRanksTest, LinksToOtherMembersAndToADeadRankSayNothing) {
+  for (std::uint64_t number = 1; number < 4; ++number) {
+    enter(number);
+    ranks[0].status.lost_links = {kSelf + 1};
+    EXPECT_EQ(look_for(milliseconds(1'000)), std::nullopt);
+    ranks[0].status.lost_links = {kSelf};
+    ranks[1].runs = false;
+    EXPECT_EQ(look_for(milliseconds(1'000)), std::nullopt);
+    ranks[1].runs = true;
+  }
+}
+
+}  // namespace
+}  // namespace cohort::launch
