@@ -24,6 +24,7 @@
 #include "cohort/comm/store_adapter.h"
 #include "cohort/launch/internal/agent.h"
 #include "cohort/launch/internal/members/elastic_agent.h"
+#include "cohort/launch/internal/members/endpoint_name.h"
 #include "cohort/launch/internal/members/member_link.h"
 #include "cohort/launch/internal/members/restarting_agent.h"
 #include "cohort/launch/internal/rendezvous.h"
@@ -176,6 +177,18 @@ ServedStore serve_generation(const RunOptions& options, const std::string& host)
           .keep = std::make_shared<TcpStore>(store)};
 }
 
+// Returns the signal that has ended the wait; 0: none has.
+int wait_for_endpoint(const RunOptions& options, SignalQueue& signals) {
+  StopRequest stop;
+  const auto interrupted = [&] {
+    take_stop_signal(signals, stop);
+    return stop.number() != 0;
+  };
+  wait_for_endpoint_name(options.rendezvous.endpoint_host(), base::Deadline(options.rendezvous_timeout),
+                         interrupted);
+  return stop.number();
+}
+
 int run_elastic(const RunOptions& options, const AgentParts& parts,
                 const std::optional<base::Secret>& secret) {
   membership::NetStoreServerOptions store_options{.listen = listen_address(options)};
@@ -225,6 +238,9 @@ int run_job(const RunOptions& given) {
   OrphanWatchdog watchdog(folder.stays() ? "" : folder.path().string());
   const AgentParts parts{
       .folder = folder, .watchdog = watchdog, .signals = signals, .secret_fd = secret_fd.get()};
+  if (options.rendezvous.is_dynamic()) {
+    if (const int signal = wait_for_endpoint(options, signals)) return 128 + signal;
+  }
   if (options.rendezvous.is_elastic) return run_elastic(options, parts, secret);
   if (options.rendezvous.is_dynamic()) return run_restarting(options, parts, secret);
   return options.nnodes == 1 ? run_alone(options, parts) : run_node(options, parts, secret);

@@ -4,6 +4,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
+#include "cohort/launch/internal/members/endpoint_name.h"
 #include "cohort/launch/internal/members/store_offers.h"
 #include "tests/support/throws.h"
 
@@ -42,6 +43,34 @@ TEST(RendezvousOptionsTest, TheWayToAHostIsOfOneInterface) {
   EXPECT_EQ(address_towards("127.0.0.1"), "127.0.0.1");
   COHORT_EXPECT_THROW_WITH(address_towards("no-such-host.invalid"), RendezvousError,
                            "no way leads to the rendezvous endpoint no-such-host.invalid: ");
+}
+
+// As that of a pod that is starting.
+TEST(EndpointNameTest, ANameThatIsNotKnownYetIsWaitedFor) {
+  int num_asked = 0;
+  const auto find_way = [&num_asked](const std::string& host) -> std::string {
+    if (++num_asked < 4) throw RendezvousError("launch.run", host + " is not known");
+    return "10.0.0.1";
+  };
+  const auto never = [] { return false; };
+  EXPECT_TRUE(wait_for_endpoint_name("pod-0", base::Deadline(std::chrono::minutes(1)), never, find_way));
+  EXPECT_EQ(num_asked, 4);
+  EXPECT_TRUE(
+      wait_for_endpoint_name("127.0.0.1", base::Deadline(std::chrono::milliseconds(0)), never, find_way));
+  EXPECT_EQ(num_asked, 4) << "an address of this host needs no name server";
+}
+
+TEST(EndpointNameTest, TheWaitEndsByASignalAndAtItsDeadline) {
+  const auto find_way = [](const std::string& host) -> std::string {
+    throw RendezvousError("launch.run", host + " is not known");
+  };
+  int num_looks = 0;
+  EXPECT_FALSE(wait_for_endpoint_name(
+      "pod-0", base::Deadline(std::chrono::minutes(1)), [&] { return ++num_looks == 3; }, find_way));
+  COHORT_EXPECT_THROW_WITH(
+      wait_for_endpoint_name(
+          "pod-0", base::Deadline(std::chrono::milliseconds(250)), [] { return false; }, find_way),
+      RendezvousError, "pod-0 is not known");
 }
 
 TEST(StoreOffersTest, AStoreThatMayHaveBeenUsedIsNotOfferedAgain) {
