@@ -193,6 +193,7 @@ int run_elastic(const RunOptions& options, const AgentParts& parts,
                 const std::optional<base::Secret>& secret) {
   membership::NetStoreServerOptions store_options{.listen = listen_address(options)};
   if (secret) store_options.secret = secret->for_ranks();
+  store_options.tls = net::TlsOptions::of_process();  // as its ranks have
   const membership::NetStoreServer store(std::move(store_options));
   membership::MemberStatus status;
   status.store = store.address();

@@ -11,6 +11,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
 #include "tests/cli/job.h"
+#include "tests/support/certificates.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
 
@@ -107,6 +108,22 @@ TEST_F(RunElasticTrainTest, AStoppedRankOfALivingAgentIsReplacedAndItsNodeStays)
   EXPECT_EQ(first.err().find("is dropped"), std::string::npos) << first.err();
   first.worker().signal(SIGTERM);
   second.worker().signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 143) << first.err();
+  EXPECT_NE(second.wait(), 0);
+}
+
+// Agents, stores and ranks of one run have the same certificates, or nobody reaches anybody.
+TEST_F(RunElasticTrainTest, AnEncryptedRunTrainsOnTwoNodes) {
+  const Authority authority;
+  const net::TlsOptions files = authority.make_node("node");
+  const ScopedEnv certificate("COHORT_TLS_CERTIFICATE", files.certificate.string());
+  const ScopedEnv key("COHORT_TLS_KEY", files.key.string());
+  const ScopedEnv authorities("COHORT_TLS_AUTHORITIES", files.authorities.string());
+  const std::vector<std::string> flags{"--nnodes=2:2", "--rdzv-endpoint=127.0.0.1:" + port};
+  Job first = train(flags);
+  Job second = train(flags);
+  EXPECT_TRUE(makes_steps()) << first.err() << second.err();
+  first.worker().signal(SIGTERM);
   EXPECT_EQ(first.wait(), 143) << first.err();
   EXPECT_NE(second.wait(), 0);
 }

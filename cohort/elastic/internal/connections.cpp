@@ -19,6 +19,7 @@
 #include "cohort/base/host.h"
 #include "cohort/base/text/bounded_json.h"
 #include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/membership/net_store.h"
 
 namespace cohort::elastic {
@@ -30,7 +31,7 @@ namespace {
 
 constexpr const char* kWhereConnect = "elastic.connect";
 constexpr std::chrono::seconds kConnectTime(5), kGoodbyeTime(1);
-constexpr std::chrono::milliseconds kStoreTime(2'000);
+constexpr std::chrono::milliseconds kStoreTime(2'000), kStorePause(100);
 
 struct ProcessEntry {
   std::string incarnation, machine, local, remote;
@@ -88,9 +89,12 @@ std::shared_ptr<membership::NetStore> connect_store(StoreClient& client, const s
   for (;;) {
     try {
       return client.at(address);
-    } catch (const RendezvousError&) {
+    } catch (const membership::StaleGeneration&) {
+      throw;
+    } catch (const Error&) {
       if (is_over()) throw;
     }
+    base::sleep(kStorePause, base::Deadline::never());
   }
 }
 

@@ -90,6 +90,7 @@ MemberLink::MemberLink(const RunOptions& options, const std::optional<base::Secr
   membership::MemberOptions member;
   member.settings = settings_of(options);
   member.secret = secret;
+  member.tls = net::TlsOptions::of_process();
   member.status = status_;
   member.on_change = [changed = changed_] { changed->set(); };
   member_ = make_member(options, std::move(member));
