@@ -391,6 +391,23 @@ TEST(DecideTest, AnAgentThatLeavesWithTheStateAndIsNotHeardAnyMoreIsNotWaitedFor
   EXPECT_TRUE(test::contains(run.record.end_cause, "no agent is left that had the state"));
 }
 
+// Else the record would say for ever that the run goes on, and those that are to resume it would wait for its members.
+TEST(DecideTest, WhereAllMembersLeaveTheRunEnds) {
+  Rendezvous run(1, 3);
+  run.record.settings.is_embedded = false;
+  run.form({"a", "b", "c"});
+  const auto leave = [](Report& report) { report.is_leaving = true; };
+  run.seen.agents.at("c").is_dead = true;
+  run.hear("a", leave);
+  run.hear("b", leave);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_EQ(
+      run.record.end_cause,
+      "all members leave, so the run can be resumed from its last checkpoint: agent 1 at host-a:1 leaves; "
+      "agent 2 at host-b:1 leaves; agent 3 at host-c:1 died");
+}
+
 TEST(DecideTest, WhoHasJustGotTheStateHasIt) {
   Rendezvous run(1, 2);
   run.record.settings.is_embedded = false;

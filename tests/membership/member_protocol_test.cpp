@@ -71,6 +71,8 @@ class AgentNetwork {
       apply(*agent, effects);
     }
   }
+  // Nobody hears of its death.
+  void lose(const std::string& address) { agents_.erase(address); }
   void deliver(Agent& agent, const AgentMessage& message) {
     MemberProtocol::Effects effects;
     agent.protocol.on_message(message, now_, effects);
@@ -105,6 +107,7 @@ class AgentNetwork {
 
   std::map<std::string, std::string> aliases;
   bool is_store_away = false;
+  bool refuses = false;  // hosts whose agents are gone say so
 
  private:
   // A record: that of one agent, or of all.
@@ -133,6 +136,10 @@ class AgentNetwork {
       const auto alias = aliases.find(address);
       const auto to = agents_.find(alias == aliases.end() ? address : alias->second);
       if (to != agents_.end() && !to->second->is_stopped) deliver(*to->second, message);
+      if (to != agents_.end() || !refuses) continue;
+      MemberProtocol::Effects next;
+      agent.protocol.on_refused(address, now_, next);
+      apply(agent, next);
     }
     for (const MemberProtocol::Command& command : effects.commands) {
       const bool is_common = agent.endpoint.empty();
@@ -281,6 +288,64 @@ TEST(MemberProtocolTest, AnAgentThatWaitsKnowsItsPlace) {
   const std::uint64_t before = a.num_messages;
   network.run(seconds(1));
   EXPECT_LE(a.num_messages - before, 25U) << "one answer for each report, and pings";
+}
+
+// The record of a run that has ended stays in the store for a while.
+TEST(MemberProtocolTest, AfterARunThatHasFailedANewAgentBeginsAnotherOne) {
+  AgentNetwork network;
+  Agent& a = network.add("a", "n1:1", run_of(1, 2), "");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member(); }));
+  a.report.committed_steps = 500;
+  a.report.is_leaving = true;
+  network.report(a);
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.record().has_ended(); })) << a.record().end_cause;
+  Agent& b = network.add("b", "n2:1", run_of(1, 2), "");
+  Agent& c = network.add("c", "n3:1", run_of(1, 2), "");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return b.is_member() && c.is_member(); })) << b.failure();
+  EXPECT_NE(b.record().origin, a.record().origin);
+  EXPECT_EQ(b.record(), c.record());
+  EXPECT_EQ(b.record().generation.committed_steps, 0U);
+  EXPECT_TRUE(a.record().has_ended());
+}
+
+TEST(MemberProtocolTest, AfterARunThatHasSucceededANewAgentNamesTheRun) {
+  AgentNetwork network;
+  RunSettings settings = run_of(1, 2);
+  settings.run_id = "vgg-17";
+  Agent& a = network.add("a", "n1:1", settings, "");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member(); }));
+  a.report.is_finished = true;
+  network.report(a);
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.record().has_ended(); }));
+  Agent& b = network.add("b", "n2:1", settings, "");
+  network.run(seconds(1));
+  EXPECT_TRUE(test::contains(b.failure(), "run vgg-17 has succeeded already")) << b.failure();
+}
+
+// All were killed at once. Their hosts say that nobody listens there any more.
+TEST(MemberProtocolTest, ANewAgentEndsARunWhoseAgentsAreAllGone) {
+  for (const bool refuses : {true, false}) {
+    AgentNetwork network;
+    network.refuses = refuses;
+    RunSettings settings = run_of(1, 3);
+    settings.join_timeout = std::chrono::minutes(10);
+    Agent& a = network.add("a", "n1:1", settings, "");
+    Agent& b = network.add("b", "n2:1", settings, "");
+    ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
+    network.lose("n1:1");
+    network.lose("n2:1");
+    Agent& c = network.add("c", "n3:1", settings, "");
+    network.run(seconds(9));
+    EXPECT_FALSE(c.record().has_ended()) << "a host may be late";
+    network.run(seconds(5));
+    EXPECT_EQ(c.record().has_ended(), refuses)
+        << "a host that is silent may be on the other side of a cut network";
+    if (!refuses) continue;
+    EXPECT_TRUE(test::contains(c.record().end_cause, "no agent is left that had the state"))
+        << c.record().end_cause;
+    Agent& d = network.add("d", "n4:1", settings, "");
+    EXPECT_TRUE(network.run_until(seconds(2), [&] { return d.is_member(); }));
+  }
 }
 
 // A member is gone, and the store that all reach is away: nobody can make a generation without it.

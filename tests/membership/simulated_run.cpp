@@ -159,9 +159,9 @@ void SimulatedRun::send(const std::shared_ptr<Agent>& from, const std::string& a
     sent = membership::parse_agent_message(membership::to_text(message));
     if (!(sent == message)) world_.fail("a message is another one as a text");
   }
-  const auto deliver = [this, host, sent = std::move(sent)] {
+  const auto deliver = [this, from, host, sent = std::move(sent)] {
     Agent* const there = agent_on(host);
-    if (there == nullptr) return;
+    if (there == nullptr) return refuse(from, host);
     world_.trace([&] {
       return concat("agent ", there->incarnation, " hears ", membership::to_text(sent).substr(0, 400));
     });
@@ -173,6 +173,19 @@ void SimulatedRun::send(const std::shared_ptr<Agent>& from, const std::string& a
   };
   ++num_agent_messages_;
   world_.carry(from->host, host, concat(from->incarnation, '>', address), deliver, nullptr);
+}
+
+// A host whose agent is gone says so; one that is gone itself is silent.
+void SimulatedRun::refuse(const std::shared_ptr<Agent>& from, int host) {
+  const auto last =
+      std::find_if(agents_.rbegin(), agents_.rend(), [&](const auto& agent) { return agent->host == host; });
+  if (last == agents_.rend() || (*last)->is_host_lost || world_.is_cut(host, from->host)) return;
+  world_.on_host(from->host, world_.now() + milliseconds(1), [this, from, host] {
+    if (!from->is_alive) return;
+    MemberProtocol::Effects effects;
+    from->protocol->on_refused(address_of(host), world_.now(), effects);
+    apply(from, effects);
+  });
 }
 
 void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {

@@ -305,7 +305,15 @@ class Decider {
   // Note [Who has the state]. What else has changed is decided later.
   void wait_for_state(const std::string& cause) {
     next_ = old_;
-    for (const MemberInfo& member : old_.generation.members) {
+    const std::vector<MemberInfo>& members = old_.generation.members;
+    const auto is_out = [&](const MemberInfo& member) { return is_dead(member) || is_leaving(member); };
+    if (std::ranges::all_of(members, is_out) &&
+        std::ranges::any_of(members, [&](const MemberInfo& member) { return is_leaving(member); })) {
+      end(RunState::kFailed,
+          concat("all members leave, so the run can be resumed from its last checkpoint: ", cause));
+      return;
+    }
+    for (const MemberInfo& member : members) {
       if (!is_holder(member) || is_dead(member)) continue;
       const AgentView* const agent = view(member);
       const Time heard =

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -25,6 +26,14 @@ struct AgentView {
   std::uint64_t revision = 0;        ///< of the record that it has
   std::uint64_t place_revision = 0;  ///< of the record that gave it another place, as one of a spare
   std::uint64_t most_steps = 0;      ///< committed, by all its reports: a rank that dies may lose them
+
+  /// This is its last report now.
+  void note(const Report& next, Time now) {
+    const bool is_first = report.lost_links.empty() || report.entered != next.entered;
+    if (!next.lost_links.empty() && is_first) link_lost_at = now;
+    most_steps = std::max(most_steps, next.committed_steps);
+    report = next;
+  }
 };
 
 /// What the agent that decides has seen.

@@ -21,7 +21,7 @@ struct Event {
   std::shared_ptr<net::Peer> peer = {};  // of kMessage, kDown and kConnected
   std::string text = {};                 // the message; the address of kConnected and kNotConnected
   std::string why = {};                  // of kNotConnected
-  bool is_dead = false;                  // of kDown
+  bool is_dead = false;                  // of kDown; of kNotConnected: nobody listens there
   StoreAnswer answer = {};
   MemberStatus status = {};
 };

@@ -209,6 +209,7 @@ void MemberLoop::handle(const Event& event, Time now, MemberProtocol::Effects& e
     }
     case Event::Type::kNotConnected:
       to_be_sent_.erase(event.text);
+      if (event.is_dead) protocol_->on_refused(event.text, now, effects);
       if (std::exchange(last_failure_, event.why) != event.why && !protocol_->record()) {
         base::log_info(concat("no answer from ", event.text, " yet: ", event.why));
       }
@@ -258,10 +259,20 @@ void MemberLoop::send(const std::string& address, const AgentMessage& message) {
 
 void MemberLoop::connect(const std::string& address) {
   const base::Deadline deadline(std::max(milliseconds(500), 2 * options_.settings.silence));
-  const auto run = [node = node_, events = events_, address, deadline] {
+  const bool has_common_store =
+      options_.endpoint.empty();  // of which no agent is an endpoint that is about to listen
+  const auto run = [node = node_, events = events_, address, deadline, has_common_store] {
     try {
-      std::shared_ptr<net::Peer> peer = node->connect(address, deadline);
-      events->push({.type = Event::Type::kConnected, .peer = std::move(peer), .text = address});
+      const auto when_rejected = has_common_store ? net::WhenRejected::kGiveUp : net::WhenRejected::kRetry;
+      std::shared_ptr<net::Peer> peer = node->connect(address, deadline, when_rejected);
+      if (peer == nullptr) {
+        events->push({.type = Event::Type::kNotConnected,
+                      .text = address,
+                      .why = "nobody listens there",
+                      .is_dead = true});
+      } else {
+        events->push({.type = Event::Type::kConnected, .peer = std::move(peer), .text = address});
+      }
     } catch (const std::exception& error) {
       events->push({.type = Event::Type::kNotConnected, .text = address, .why = base::message_of(error)});
     }

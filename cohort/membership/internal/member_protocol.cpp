@@ -30,12 +30,6 @@ bool is_urgent(const Report& before, const Report& now) {
          before.unheard != now.unheard || before.is_ready != now.is_ready || before.store != now.store;
 }
 
-void note_report(AgentView& view, const Report& report, Time now) {
-  const bool is_first = view.report.lost_links.empty() || view.report.entered != report.entered;
-  if (!report.lost_links.empty() && is_first) view.link_lost_at = now;
-  view.most_steps = std::max(view.most_steps, report.committed_steps);
-}
-
 }  // namespace
 
 MemberProtocol::MemberProtocol(ProtocolOptions options, Time now)
@@ -56,6 +50,7 @@ void MemberProtocol::note_time(Time now) {
   since_ = now;
   generation_since_ = std::max(generation_since_, now);
   for (auto& [incarnation, since] : listening_) since = now;
+  refused_since_.clear();
   for (Time* const time : {&start_, &decides_since_, &state_since_, &endpoint_heard_}) *time += gap;
   if (blocked_since_) *blocked_since_ += gap;
   for (auto& [incarnation, agent] : views_) agent.last_heard += gap;
@@ -259,8 +254,7 @@ std::optional<RendezvousRecord> MemberProtocol::next_record(Time now) {
   AgentView& own = views_[options_.incarnation];
   if (own.address.empty()) own.first_heard = start_;
   own.address = options_.address;
-  note_report(own, report_, now);
-  own.report = report_;
+  own.note(report_, now);
   own.report.known = record_ ? record_->generation.number : 0;
   own.last_heard = now;
   const Observations seen{now,
@@ -289,6 +283,7 @@ void MemberProtocol::on_message(const AgentMessage& message, Time now, Effects& 
   using Type = AgentMessage::Type;
   heard_[message.incarnation] = now;
   dead_.erase(message.incarnation);
+  refused_since_.erase(message.incarnation);
   if (!record_ || is_endpoint(message.incarnation)) endpoint_heard_ = now;
   switch (message.type) {
     case Type::kReport:
@@ -333,8 +328,7 @@ void MemberProtocol::on_report(const AgentMessage& message, Time now, Effects& e
   if (is_urgent(view.report, message.report) && !is_new) decide_at_ = now;
   const bool is_progress = view.report.recovered != message.report.recovered || message.report.is_finished;
   view.address = message.address;
-  note_report(view, message.report, now);
-  view.report = message.report;
+  view.note(message.report, now);
   view.last_heard = now;
   view.is_dead = false;
   view.revision = message.revision;
@@ -358,6 +352,21 @@ void MemberProtocol::on_death(const std::string& incarnation, Time now, Effects&
   choose_targets(now);
   send_report(now, effects);
   decide_at_ = now;
+}
+
+// An agent that ends closes its port. After so long it is no host that is only just beginning to listen, or refuses for another reason.
+void MemberProtocol::on_refused(const std::string& address, Time now, Effects& effects) {
+  note_time(now);
+  if (is_embedded() || !record_ || record_->has_ended()) return;
+  for (const auto* const list : {&record_->generation.members, &record_->waiting, &record_->spares}) {
+    for (const MemberInfo& agent : *list) {
+      if (agent.address != address || dead_.contains(agent.incarnation)) continue;
+      const Time since = refused_since_.emplace(agent.incarnation, now).first->second;
+      if (now - since <= kEndpointFactor * silence_) continue;
+      views_[agent.incarnation].address = address;
+      return on_death(agent.incarnation, now, effects);
+    }
+  }
 }
 
 void MemberProtocol::set_report(const Report& report, Time now, Effects& effects) {
@@ -427,6 +436,11 @@ void MemberProtocol::note_places(const RendezvousRecord& next, std::uint64_t rev
 void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time now, Effects& effects) {
   if (revision <= revision_ || !failure_.empty()) return;
   RendezvousRecord next = parse_record(text);
+  if (!record_ && !is_embedded() && next.has_ended()) {
+    begin_after(next, revision);
+    choose_targets(now);
+    return;
+  }
   if (record_ && next.origin != record_->origin) return fail("the record is of another run by now");
   if (!record_) {
     const std::string other = difference(options_.settings, next.settings);
@@ -468,6 +482,18 @@ void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time
   effects.is_changed = true;
   choose_targets(now);
   if (is_deciding_) decide_at_ = now + beat_ / 5;
+}
+
+// The record of a run that has ended stays in the store for a while. An agent that has never known that run has no part in it: its first
+// swap is against that record. After a run that has succeeded there is nothing to do, and to do it again must be meant.
+void MemberProtocol::begin_after(const RendezvousRecord& ended, std::uint64_t revision) {
+  if (ended.state == RunState::kSucceeded) {
+    return fail(base::concat("run ", ended.settings.run_id,
+                             " has succeeded already, and its record stays for a minute: "
+                             "another run needs another id (--rdzv-id)"));
+  }
+  revision_ = revision;
+  has_read_ = true;
 }
 
 bool MemberProtocol::do_all_know(Time now) const {

@@ -44,6 +44,8 @@ class MemberProtocol {
   void on_message(const AgentMessage& message, Time now, Effects& effects);
   /// The process of this incarnation has ended.
   void on_death(const std::string& incarnation, Time now, Effects& effects);
+  /// Nobody listens at an address.
+  void on_refused(const std::string& address, Time now, Effects& effects);
   /// Throws: CommError for a record of another version.
   void on_store(const StoreAnswer& answer, Time now, Effects& effects);
   /// What this agent says of itself. `known` and `unheard` are filled in.
@@ -83,6 +85,7 @@ class MemberProtocol {
   std::optional<RendezvousRecord> next_record(Time now);
   bool is_needed(const std::optional<RendezvousRecord>& next) const;
   void adopt(std::uint64_t revision, const std::string& text, Time now, Effects& effects);
+  void begin_after(const RendezvousRecord& ended, std::uint64_t revision);
   void make_decision(Time now, Effects& effects);
   void check_reach(Time now);
   void note_time(Time now);
@@ -105,6 +108,7 @@ class MemberProtocol {
   std::map<std::string, Time> heard_;       // by incarnation
   std::map<std::string, Time> listening_;   // by incarnation: since when it is asked
   std::set<std::string> dead_;
+  std::map<std::string, Time> refused_since_;               // by incarnation, of those that are not heard
   std::vector<std::string> report_targets_, ping_targets_;  // addresses
   std::string failure_;
 };
