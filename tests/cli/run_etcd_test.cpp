@@ -35,5 +35,56 @@ TEST(RunEtcdTest, TheFirstAgentDiesAndTheRunContinues) {
   EXPECT_EQ(second.err().find("the run ends if"), std::string::npos) << second.err();
 }
 
+class ElasticRunInEtcdTest : public ::testing::Test {
+ protected:
+  Job agent(std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--elastic", "--nnodes=1:2", "--rdzv-backend=etcd",
+                             "--rdzv-endpoint=" + etcd.endpoint(0), "--rdzv-id=job8", "--bind-to=none",
+                             "--silence=100", "--shutdown-timeout=20", "--", COHORT_ELASTIC_PROGRAM});
+    return Job(dir.path(), std::move(more));
+  }
+  bool enters(const std::string& name) {
+    const bool has_come = comes(dir / name);
+    std::filesystem::remove(dir / name);
+    return has_come;
+  }
+  const ScopedEnv threads{"OMP_NUM_THREADS", "1"};
+  const TempDir dir;
+  const EtcdCluster etcd;
+};
+
+// The record stays for a minute, and must not be taken for that of the next run.
+TEST_F(ElasticRunInEtcdTest, ARunThatAllNodesHaveLeftBeginsAnewWithTheSameCommand) {
+  Job first = agent();
+  ASSERT_TRUE(enters("in_1_0_of_1")) << first.err();
+  Job second = agent();
+  ASSERT_TRUE(enters("in_2_1_of_2")) << second.err();
+  first.worker().signal(SIGTERM);
+  second.worker().signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 143) << first.err();
+  EXPECT_EQ(second.wait(), 143) << second.err();
+  Job third = agent();
+  ASSERT_TRUE(enters("in_1_0_of_1")) << third.err();
+  write_file(dir / "go", "");
+  EXPECT_EQ(third.wait(), 0) << third.err();
+  Job fourth = agent();
+  EXPECT_EQ(fourth.wait(), 1);
+  expect_in(fourth.err(), {"run job8 has succeeded already"});
+}
+
+TEST_F(ElasticRunInEtcdTest, ARunWhoseAgentsWereKilledIsEndedByTheNextOne) {
+  Job first = agent();
+  ASSERT_TRUE(enters("in_1_0_of_1")) << first.err();
+  first.worker().signal(SIGKILL);
+  first.wait();
+  Job second = agent();
+  EXPECT_EQ(second.wait(), 1);
+  expect_in(second.err(), {"no agent is left that had the state of generation 1"});
+  Job third = agent();
+  EXPECT_TRUE(enters("in_1_0_of_1")) << third.err();
+  write_file(dir / "go", "");
+  EXPECT_EQ(third.wait(), 0) << third.err();
+}
+
 }  // namespace
 }  // namespace cohort::test

@@ -302,6 +302,10 @@ void check_dynamic(const RunOptions& options) {
                        ? "--rdzv-endpoint HOST:PORT,... of etcd"
                        : "--rdzv-endpoint HOST:PORT, the same on all nodes, with the host of one of them");
   }
+  if (rendezvous.backend == Backend::kEtcd && options.run_id.empty()) {
+    reject_options("--rdzv-backend is etcd, which has many runs, and nothing says which one this is",
+                   "--rdzv-id NAME, the same on all nodes, and another one for each run");
+  }
   if (!options.is_alone() && rendezvous.endpoint.ends_with(":0")) {
     reject_options("--rdzv-endpoint has port 0, which other nodes cannot know", "a port, such as 29400");
   }

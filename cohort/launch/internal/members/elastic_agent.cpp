@@ -89,7 +89,9 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
 }
 
 void ElasticAgent::follow() {
-  if (take_news()) tell_ranks();
+  const bool is_late_to_save = end_.save_by.expired();
+  if (take_news() || is_late_to_save) tell_ranks();
+  if (is_late_to_save) end_.save_by = base::Deadline::never();
   report_ranks();
   end_hung_rank();
   end_ranks();
@@ -99,7 +101,7 @@ void ElasticAgent::tell_ranks() {
   const membership::MemberView& view = member_.view();
   membership::RankOrder order;
   order.revision = view.revision;
-  order.has_ended = member_.is_over();
+  order.has_ended = member_.is_over() && !may_save();
   order.has_succeeded = member_.has_succeeded();
   order.end_cause = view.failure;
   if (view.record) {
@@ -158,6 +160,16 @@ void ElasticAgent::end_ranks() {
     }
   }
   shutdown_.kill_when_due(leave_.must_kill());
+}
+
+// All members leave, so the run has ended: ranks get the signal first, and save what all have, with those of other nodes. One that
+// waits for a generation hears of the end later.
+bool ElasticAgent::may_save() {
+  if (!leave_.has_begun() || !member_.has_ended() || member_.has_succeeded()) return false;
+  if (!end_.may_save) return false;
+  if (end_.save_by.is_never()) end_.save_by = base::Deadline(options_.shutdown_timeout / 2);
+  end_.may_save = !end_.save_by.expired();
+  return end_.may_save;
 }
 
 // Whether no other node waits for a rank of this one.

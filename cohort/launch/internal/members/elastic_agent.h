@@ -29,6 +29,9 @@ class ElasticAgent : public MemberAgent {
         base::Deadline::never();  // when ranks are told that have not ended by themselves
     int num_lost = 0;             // ranks that have ended while this node was no member
     bool has_given_up = false;
+    bool may_save = true;  // what follows has not come
+    base::Deadline save_by =
+        base::Deadline::never();   // when ranks that save are told that the run has failed
     std::uint64_t generation = 0;  // that ranks were told of last
   };
 
@@ -43,6 +46,7 @@ class ElasticAgent : public MemberAgent {
   void end_hung_rank();
   void end_ranks();
   bool have_left() const;
+  bool may_save();
   void tell_others();
   void log_change(const std::string& line);
 
