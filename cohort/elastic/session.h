@@ -22,7 +22,8 @@ class GenerationEnded : public CommError {
   using CommError::CommError;
 };
 
-/// The run is over. Session::finish() throws it only where the run has failed.
+/// The run is over for this process: it has ended, or the process has left it with its node (as one that has succeeded).
+/// Session::finish() throws it only where the run has failed.
 class RunEnded : public CommError {
  public:
   RunEnded(bool has_succeeded, const std::string& cause)

@@ -112,6 +112,22 @@ TEST_F(RunElasticTrainTest, AStoppedRankOfALivingAgentIsReplacedAndItsNodeStays)
   EXPECT_NE(second.wait(), 0);
 }
 
+// It must not wait for the end of its time to be killed.
+TEST_F(RunElasticTrainTest, RanksOfANodeThatLeavesEndByThemselves) {
+  const std::vector<std::string> flags{"--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:" + port, "--warm-ranks=1"};
+  Job first = train(flags);
+  ASSERT_TRUE(makes_steps()) << first.err();
+  Job second = train(flags);
+  ASSERT_TRUE(logs(first, "generation 2: 2 agents")) << first.err();
+  ASSERT_TRUE(makes_steps()) << first.err() << second.err();
+  second.worker().signal(SIGTERM);
+  EXPECT_EQ(second.wait(), 143) << second.err();
+  EXPECT_EQ(second.err().find("is killed"), std::string::npos) << second.err();
+  EXPECT_TRUE(makes_steps()) << first.err();
+  first.worker().signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 143) << first.err();
+}
+
 // Agents, stores and ranks of one run have the same certificates, or nobody reaches anybody.
 TEST_F(RunElasticTrainTest, AnEncryptedRunTrainsOnTwoNodes) {
   const Authority authority;

@@ -26,7 +26,7 @@ RankOrder some_order() {
   order.revision = 12;
   order.generation = {7, true, {{1, "a", "n1:1", 2}, {4, "b\n", "n2:1", 1}}, 24, 1'234, "n1:4711", "joins"};
   order.process = 2;
-  order.has_ended = true;
+  order.is_leaving = order.has_ended = true;
   order.end_cause = "\xc3\xa9 \"end\"";
   return order;
 }

@@ -132,8 +132,14 @@ std::optional<int> ProcessInbox::process_of(const std::string& incarnation) cons
   return static_cast<int>(found - incarnations_.begin());
 }
 
+// Its node leaves the run, and nobody waits for this process any more.
+bool ProcessInbox::has_left_with_node() const {
+  return order_.is_leaving && !order_.process && !change_.process() && !change_.has_next();
+}
+
 void ProcessInbox::throw_if_over() const {
   if (order_.has_ended) throw RunEnded(order_.has_succeeded, order_.end_cause);
+  if (has_left_with_node()) throw RunEnded(true, "the node of this process has left it");
   if (agent_end_.empty()) return;
   throw CommError("elastic.session", concat("the agent of this process is gone: ", agent_end_),
                   "the log of cohort run on this host");
@@ -143,7 +149,8 @@ void ProcessInbox::wait_for_next() {
   std::unique_lock lock(mutex_);
   // A process in reserve waits as long as the run lasts. The agent's end ends it.
   base::wait(
-      changed_, lock, [&] { return change_.has_next() || order_.has_ended || !agent_end_.empty(); },
+      changed_, lock,
+      [&] { return change_.has_next() || order_.has_ended || has_left_with_node() || !agent_end_.empty(); },
       base::Deadline::never());
   throw_if_over();
 }
@@ -152,9 +159,10 @@ bool ProcessInbox::wait_for_end() {
   std::unique_lock lock(mutex_);
   // Until the others have made their last steps: they may be long.
   base::wait(
-      changed_, lock, [&] { return change_.has_next() || order_.has_ended || !agent_end_.empty(); },
+      changed_, lock,
+      [&] { return change_.has_next() || order_.has_ended || has_left_with_node() || !agent_end_.empty(); },
       base::Deadline::never());
-  if (order_.has_ended && order_.has_succeeded) return true;
+  if ((order_.has_ended && order_.has_succeeded) || has_left_with_node()) return true;
   throw_if_over();
   return false;
 }

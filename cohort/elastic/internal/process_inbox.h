@@ -94,6 +94,7 @@ class ProcessInbox : public net::Handler {
   std::vector<Letter> take_now(const std::set<Kind>& kinds);
 
  private:
+  bool has_left_with_node() const;
   void throw_if_over() const;
   void throw_if_ended(const WaitEnd& end) const;
   [[noreturn]] void throw_ended(const std::string& why) const;

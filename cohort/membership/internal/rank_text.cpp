@@ -30,6 +30,7 @@ std::string to_text(const RankOrder& order) {
                {"revision", order.revision},
                {"generation", json_of(order.generation)},
                {"process", order.process ? json(*order.process) : json()},
+               {"leaving", order.is_leaving},
                {"ended", order.has_ended},
                {"end_cause", order.end_cause},
                {"succeeded", order.has_succeeded}});
@@ -49,6 +50,7 @@ RankOrder parse_rank_order(std::string_view text) {
     }
     order.process = process.get<int>();
   }
+  order.is_leaving = fields.flag("leaving");
   order.has_ended = fields.flag("ended");
   order.end_cause = fields.text("end_cause");
   order.has_succeeded = fields.flag("succeeded");

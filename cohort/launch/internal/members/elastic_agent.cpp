@@ -47,7 +47,8 @@ ElasticAgent::ElasticAgent(const RunOptions& options, MemberLink& member, const 
       hung_(options.rendezvous.silence) {}
 
 bool ElasticAgent::is_over() const {
-  return (member_.is_over() || shutdown_.has_begun() || leave_.must_kill()) && !ranks_.running();
+  return (member_.is_over() || shutdown_.has_begun() || is_leaving() || leave_.must_kill()) &&
+         !ranks_.running();
 }
 
 void ElasticAgent::wait() {
@@ -59,8 +60,9 @@ void ElasticAgent::wait() {
 void ElasticAgent::note_end(const ElasticRanks::End& end) {
   RankFailure failure = failure_of(end);
   const bool was_over = member_.is_over() || shutdown_.has_begun() || leave_.must_kill();
-  if (was_over && end_.status == 0) end_.status = end.status;
+  if ((was_over || is_leaving()) && end_.status == 0) end_.status = end.status;
   const std::uint64_t generation = member_.generation();
+  if (is_leaving() && generation == 0) return;  // it knows that nobody waits for it
   int world_size = options_.nproc_per_node;
   if (generation != 0) {
     const membership::Generation& current = member_.view().record->generation;
@@ -85,12 +87,13 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
     return shutdown_.stop();
   }
   report_ranks();  // before a successor starts, which takes milliseconds
-  ranks_.replace(end.place);
+  if (!is_leaving()) ranks_.replace(end.place);
 }
 
 void ElasticAgent::follow() {
   const bool is_late_to_save = end_.save_by.expired();
-  if (take_news() || is_late_to_save) tell_ranks();
+  const bool is_news = take_news();
+  if (is_news || is_late_to_save || is_leaving() != end_.is_leaving) tell_ranks();
   if (is_late_to_save) end_.save_by = base::Deadline::never();
   report_ranks();
   end_hung_rank();
@@ -103,6 +106,7 @@ void ElasticAgent::tell_ranks() {
   order.revision = view.revision;
   order.has_ended = member_.is_over() && !may_save();
   order.has_succeeded = member_.has_succeeded();
+  order.is_leaving = end_.is_leaving = is_leaving();
   order.end_cause = view.failure;
   if (view.record) {
     order.generation = view.record->generation.for_ranks(member_.status().committed_steps);
@@ -199,7 +203,9 @@ int ElasticAgent::finish() {
   if (end_.has_given_up) return end_.status;
   if (leave_.has_begun()) {
     tell_others();
-    const int status = leave_.must_kill() ? 128 + leave_.signal() : end_.status;
+    // Ranks that have ended by themselves, as their node leaves, have not finished.
+    const bool has_left = is_leaving() && end_.status == 0 && !member_.has_succeeded();
+    const int status = leave_.must_kill() || has_left ? 128 + leave_.signal() : end_.status;
     output_.report({.restart = false, .status = status, .signal = leave_.signal(), .failures = {}}, 0, 0, 0);
     return status;
   }

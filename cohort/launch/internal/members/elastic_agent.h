@@ -33,9 +33,11 @@ class ElasticAgent : public MemberAgent {
     base::Deadline save_by =
         base::Deadline::never();   // when ranks that save are told that the run has failed
     std::uint64_t generation = 0;  // that ranks were told of last
+    bool is_leaving = false;       // ranks know it
   };
 
   bool is_over() const override;
+  bool is_leaving() const { return leave_.has_begun() && !leave_.ends_run(); }
   void wait() override;
   RankSet* ranks() override { return &ranks_; }
   void follow() override;

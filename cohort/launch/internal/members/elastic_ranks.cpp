@@ -171,6 +171,7 @@ void ElasticRanks::replace(std::size_t number) {
 
 void ElasticRanks::tell(const RankOrder& order) {
   order_ = order;
+  is_ending_ = is_ending_ || order.is_leaving;
   for (std::size_t i = 0; i < places_.size(); ++i) tell_place(i);
   for (const auto& rank : reserve_) {
     RankOrder waits = order_;
