@@ -88,7 +88,7 @@ void check(const RunOptions& options) {
   in_range("--nnodes", options.nnodes, 1, kMaxNodes);
   in_range("--nproc-per-node", options.nproc_per_node, 1, kMaxLocalRanks);
   in_range("--node-rank", options.node_rank, 0, options.nnodes - 1);
-  in_range("--max-restarts", options.max_restarts, 0, 1'000'000);
+  in_range("--max-restarts", options.max_restarts, 0, kUnlimitedRestarts);
   in_range("keep_alive_max_attempt", options.keep_alive_max_attempt, 2, 1'000'000);
   const auto positive = [](const char* flag, milliseconds value) {
     if (value.count() <= 0) reject_options(concat(flag, " is ", value.count(), " ms, expected more than 0"));
@@ -125,7 +125,9 @@ RunOptions read_run_flags(const std::map<std::string, std::string>& given, std::
   read_output(flags, options);
   if (const auto value = flags.get("nproc-per-node")) options.nproc_per_node = read_nproc(*value, num_gpus);
   if (const auto value = flags.get("role")) options.role = value->text;
-  if (const auto value = flags.get("max-restarts")) options.max_restarts = value->integer(0, 1'000'000);
+  if (options.rendezvous.is_elastic) options.max_restarts = kUnlimitedRestarts;
+  if (const auto value = flags.get("max-restarts"))
+    options.max_restarts = value->integer(0, kUnlimitedRestarts);
   if (const auto value = flags.get("monitor-interval")) options.monitor_interval = value->seconds(0.001);
   if (const auto value = flags.get("shutdown-timeout")) options.shutdown_timeout = value->seconds(0);
   if (const auto value = flags.get("signals-to-handle")) {

@@ -66,7 +66,11 @@ std::span<const RunFlag> run_flags() {
        ""},
       {"no-secret", 0, "",
        "Several hosts without a secret: whoever reaches node 0's port is believed, and can end the job", ""},
-      {"max-restarts", 0, "N", "How often ranks may fail, after which all are started again. Default: 0", ""},
+      {"max-restarts", 0, "N",
+       "How often ranks may fail, after which all are started again. Default: 0; with --elastic without a "
+       "limit, but "
+       "3 times in a row in one place without a step between",
+       ""},
       {"monitor-interval", 0, "SECONDS",
        "How often nodes look at each other; c10d, etcd: how often for the notice file. Default: 0.1", ""},
       {"shutdown-timeout", 0, "SECONDS", "From the signal that ends ranks to SIGKILL. Default: 30", ""},

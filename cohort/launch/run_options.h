@@ -44,6 +44,9 @@ class StreamChoice {
   std::map<int, int> of_rank_;
 };
 
+/// RunOptions::max_restarts where failures are not counted.
+inline constexpr int kUnlimitedRestarts = 1'000'000;
+
 inline constexpr std::uint16_t kDefaultPort = 29500;  ///< where node 0 of several listens, as torchrun's
 
 /// What `cohort run` does. check() (cohort/launch/read_options.h) says which options go together.
@@ -67,7 +70,8 @@ struct RunOptions {
   bool no_secret = false;
   /// ROLE_NAME of the ranks.
   std::string role = "default";
-  /// How often all ranks are started again after one has failed.
+  /// How often all ranks are started again after one has failed; how often ranks of an elastic run may fail. With kUnlimitedRestarts an
+  /// elastic run ends only where ranks of one place fail more than three times in a row, without a step of the run between.
   int max_restarts = 0;
   std::chrono::milliseconds monitor_interval{100};  ///< between two looks at the other nodes
   /// For the rendezvous of all nodes' agents.
@@ -91,6 +95,7 @@ struct RunOptions {
 
   /// SIGTERM, SIGINT, SIGHUP and SIGQUIT.
   static std::vector<int> default_signals();
+  bool limits_restarts() const { return max_restarts < kUnlimitedRestarts; }
   /// Of an elastic program; 0 for any other one.
   int num_virtual_ranks() const {
     if (!rendezvous.is_elastic) return 0;

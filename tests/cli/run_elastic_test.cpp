@@ -141,9 +141,9 @@ TEST_F(RunElasticTest, ASignalToTheNodeThatHasTheRecordEndsTheRun) {
 }
 
 TEST_F(RunElasticTest, WhenNoRestartIsLeftTheRunEndsForAll) {
-  Job first = node("2:2");
+  Job first = node("2:2", {"--max-restarts=0"});
   ASSERT_TRUE(logs(first, "this node waits for nodes"));
-  Job second = node("2:2");
+  Job second = node("2:2", {"--max-restarts=0"});
   const pid_t victim = process_in(1, 1, 2);
   ASSERT_NE(victim, 0);
   ASSERT_NE(process_in(1, 0, 2), 0);
@@ -151,6 +151,25 @@ TEST_F(RunElasticTest, WhenNoRestartIsLeftTheRunEndsForAll) {
   EXPECT_EQ(first.wait(), 137);
   EXPECT_EQ(second.wait(), 137);
   for (const Job* job : {&first, &second}) expect_in(job->err(), {"(0 restarts used of 0)"});
+}
+
+// Without --max-restarts: failures of one place in a row count, until a step is made.
+TEST_F(RunElasticTest, ARankMayFailAsOftenAsStepsAreMadeBetween) {
+  Job job = agent({"--standalone", "--nproc-per-node=2"});
+  for (int generation = 1; generation <= 6; ++generation) {
+    const pid_t rank = process_in(generation, 1, 2);
+    ASSERT_NE(rank, 0) << job.err();
+    ASSERT_TRUE(comes(dir / concat("stepped_", generation))) << job.err();
+    if (generation < 6) ::kill(rank, SIGKILL);
+  }
+  let_end();
+  EXPECT_EQ(job.wait(), 0) << job.err();
+}
+
+TEST_F(RunElasticTest, ARankThatFailsAgainAndAgainEndsTheRunWithoutALimitToo) {
+  Job job = agent({"--standalone", "--nproc-per-node=1"}, {"no such model"});
+  EXPECT_EQ(job.wait(), 5);
+  expect_in(job.err(), {"local rank 0 has failed 4 times in a row, and no step was made between"});
 }
 
 TEST_F(RunElasticTest, ARankThatCannotBeginEndsItsNode) {

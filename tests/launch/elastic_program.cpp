@@ -117,6 +117,8 @@ class Rank {
       ++status_.committed_steps;
       status_.is_finished = std::ranges::count(words_, "last") > 0;
       say();
+      if (std::exchange(stepped_, status_.entered) != status_.entered)
+        note(base::concat("stepped_", status_.entered), "");
       while (status_.is_finished && !is_generation_over()) read(Deadline(milliseconds(20)));
       read(Deadline(milliseconds(1)));
     }
@@ -125,6 +127,7 @@ class Rank {
   membership::RankLink link_;
   membership::RankOrder order_;
   membership::RankStatus status_;
+  std::uint64_t stepped_ = 0;  // the last generation in which it has made a step
   std::unique_ptr<membership::NetStore> store_;
   std::vector<std::string> words_;
   const std::string local_ = std::getenv("LOCAL_RANK");

@@ -58,6 +58,8 @@ TEST(RankFoldTest, ALossIsOfTheGenerationWhateverASuccessorSays) {
   EXPECT_EQ(lost.entered, 3U);
   EXPECT_EQ(lost.failure, "rank 1 was killed");
   EXPECT_EQ(lost.exit_status, 137);
+  EXPECT_FALSE(lost.ends_run);
+  EXPECT_TRUE(fold_ranks({}, ranks, RankLoss{3, "rank 1 was killed", 137, true}).ends_run);
   EXPECT_FALSE(lost.is_ready);
   EXPECT_EQ(lost.recovered, 0U);
   const MemberStatus later = fold_ranks(lost, ranks, std::nullopt);

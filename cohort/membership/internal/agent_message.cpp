@@ -29,6 +29,7 @@ json json_of_report(const Report& report) {
           {"state_lost", report.is_state_lost},
           {"failure", report.failure},
           {"exit_status", report.exit_status},
+          {"ends_run", report.ends_run},
           {"lost_links", report.lost_links},
           {"unheard", report.unheard}};
 }
@@ -57,6 +58,7 @@ Report report_of(const json& object) {
   report.is_state_lost = fields.flag("state_lost");
   report.failure = fields.text("failure");
   report.exit_status = fields.integer("exit_status", 0);
+  report.ends_run = fields.flag("ends_run");
   report.lost_links = ids_of(fields, "lost_links");
   report.unheard = ids_of(fields, "unheard");
   fields.check_all_read();

@@ -225,11 +225,13 @@ class Decider {
       }
       if (!report->failure.empty() && next_.restarts_used == old_.restarts_used) {
         failure_ = concat(name_of(member), ": ", report->failure);
-        if (++next_.restarts_used > old_.settings.max_restarts) {
+        if (report->ends_run || ++next_.restarts_used > old_.settings.max_restarts) {
           next_.restarts_used = old_.restarts_used;
           next_.exit_status = report->exit_status;
-          return end(RunState::kFailed, concat(failure_, " (", old_.restarts_used, " restarts used of ",
-                                               old_.settings.max_restarts, ")"));
+          const std::string why =
+              report->ends_run ? std::string("failed again and again, and no step was made between")
+                               : concat(old_.restarts_used, " restarts used of ", old_.settings.max_restarts);
+          return end(RunState::kFailed, concat(failure_, " (", why, ")"));
         }
       }
     }

@@ -78,16 +78,30 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
   }
   output_.log(LogLevel::kWarning, describe({failure}, world_size));
   times_.note_cause(Clock::now());
+  const int num_in_a_row = failures_.note(end.place, member_.status().committed_steps, Clock::now());
+  const bool is_hopeless = !options_.limits_restarts() && num_in_a_row > PlaceFailures::kMostInARow;
+  if (is_hopeless) {
+    output_.log(LogLevel::kError, concat("local rank ", end.place, " has failed ", num_in_a_row,
+                                         " times in a row, and no step was made between"));
+  }
   if (generation != 0) {
     if (!loss_) loss_ = {generation, summarize(failure), failure.status};
-  } else if (++end_.num_lost > options_.max_restarts) {
+    loss_->ends_run = loss_->ends_run || is_hopeless;
+  } else if (is_hopeless || ++end_.num_lost > options_.max_restarts) {
     // Nobody else counts what ends before it takes part.
     end_.status = failure.status;
     end_.has_given_up = true;
     return shutdown_.stop();
   }
   report_ranks();  // before a successor starts, which takes milliseconds
-  if (!is_leaving()) ranks_.replace(end.place);
+  start_successors();
+}
+
+void ElasticAgent::start_successors() {
+  if (is_leaving()) return;
+  for (std::size_t place = 0; place < static_cast<std::size_t>(options_.nproc_per_node); ++place) {
+    if (failures_.take_due(place, Clock::now())) ranks_.replace(place);
+  }
 }
 
 void ElasticAgent::follow() {
@@ -96,6 +110,7 @@ void ElasticAgent::follow() {
   if (is_news || is_late_to_save || is_leaving() != end_.is_leaving) tell_ranks();
   if (is_late_to_save) end_.save_by = base::Deadline::never();
   report_ranks();
+  start_successors();
   end_hung_rank();
   end_ranks();
 }

@@ -9,6 +9,7 @@
 #include "cohort/launch/internal/members/elastic_ranks.h"
 #include "cohort/launch/internal/members/hung_ranks.h"
 #include "cohort/launch/internal/members/member_agent.h"
+#include "cohort/launch/internal/members/place_failures.h"
 #include "cohort/launch/internal/members/rank_fold.h"
 #include "cohort/launch/internal/worker_shutdown.h"
 
@@ -46,6 +47,7 @@ class ElasticAgent : public MemberAgent {
   void tell_ranks();
   void report_ranks();
   void end_hung_rank();
+  void start_successors();
   void end_ranks();
   bool have_left() const;
   bool may_save();
@@ -55,6 +57,7 @@ class ElasticAgent : public MemberAgent {
   ElasticRanks ranks_;
   WorkerShutdown shutdown_;
   HungRanks hung_;
+  PlaceFailures failures_;
   ChangeTimes times_;
   std::optional<RankLoss> loss_;
   Ending end_;

@@ -22,7 +22,9 @@ membership::MemberStatus fold_ranks(const membership::MemberStatus& before,
   status.recovered = least(&RankStatus::recovered);
   status.failure.clear();
   status.exit_status = 0;
+  status.ends_run = false;
   if (loss) {
+    status.ends_run = loss->ends_run;
     status.entered = loss->generation;
     status.failure = loss->text;
     status.exit_status = loss->exit_status;

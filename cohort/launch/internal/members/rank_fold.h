@@ -15,6 +15,7 @@ struct RankLoss {
   std::uint64_t generation = 0;  ///< of which this node was a member
   std::string text;
   int exit_status = 1;
+  bool ends_run = false;  ///< its place has failed too often
 };
 
 /// What an agent says of itself, from what its ranks say. A loss is that of the newest generation: until the next one comes, ranks count
