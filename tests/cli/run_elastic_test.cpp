@@ -110,6 +110,24 @@ TEST_F(RunElasticTest, ANodeThatLeavesByNoticeEndsItsRanksOnceTheyAreOut) {
   EXPECT_EQ(first.wait(), 0) << first.err();
 }
 
+// The agent that decides is stopped, so no generation without this node comes. Its ranks need the time that is left.
+TEST_F(RunElasticTest, ANodeThatNobodyLetsGoTellsItsRanksWithinHalfOfItsTime) {
+  Job first = node("1:2");
+  ASSERT_NE(process_in(1, 0, 1), 0);
+  Job second(dir.path(), {"--elastic", "--bind-to=none", "--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:" + port,
+                          "--shutdown-timeout=4", "--", COHORT_ELASTIC_PROGRAM});
+  ASSERT_NE(process_in(2, 1, 2), 0);
+  first.worker().signal(SIGSTOP);
+  const base::Deadline asked(std::chrono::minutes(1));
+  second.worker().signal(SIGTERM);
+  EXPECT_TRUE(logs(second, "signal 15 (Terminated) is passed on to 1 rank")) << second.err();
+  EXPECT_LT(asked.elapsed(), std::chrono::milliseconds(4'500)) << "2 s and what a busy host takes";
+  first.worker().signal(SIGCONT);
+  EXPECT_EQ(second.wait(), 143) << second.err();
+  let_end();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+}
+
 // Nobody else has the state: what was trained since the last checkpoint would be lost.
 TEST_F(RunElasticTest, ASignalToTheOnlyNodeSavesWhatItsRanksHave) {
   const std::string folder = (dir / "run").string();

@@ -171,7 +171,7 @@ void ElasticAgent::log_change(const std::string& line) {
 void ElasticAgent::end_ranks() {
   if (!shutdown_.has_begun()) {
     if (leave_.has_begun() && leave_.is_out()) {
-      if (end_.stop_by.is_never()) end_.stop_by = base::Deadline(options_.shutdown_timeout / 2);
+      if (end_.stop_by.is_never()) end_.stop_by = base::Deadline(options_.shutdown_timeout / 4);
       if (leave_.ends_run() || have_left() || end_.stop_by.expired()) shutdown_.pass_on(leave_.signal());
     } else if (member_.is_over() && !member_.has_succeeded()) {
       if (end_.stop_by.is_never()) end_.stop_by = base::Deadline(kWordTime);

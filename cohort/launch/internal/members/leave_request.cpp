@@ -21,7 +21,9 @@ constexpr milliseconds kLeastPatience(2'000);
 
 LeaveRequest::LeaveRequest(const RunOptions& options, MemberLink& member, AgentOutput& output)
     : notice_file_(options.rendezvous.notice_file),
-      patience_(std::max(kLeastPatience, kSilences * options.rendezvous.silence)),
+      // Ranks need most of the time in which the node is to be gone.
+      patience_(std::min(std::max(kLeastPatience, kSilences * options.rendezvous.silence),
+                         options.shutdown_timeout / 4)),
       is_elastic_(options.rendezvous.is_elastic),
       member_(member),
       output_(output) {
