@@ -25,6 +25,7 @@
 #include "cohort/launch/internal/agent.h"
 #include "cohort/launch/internal/members/elastic_agent.h"
 #include "cohort/launch/internal/members/endpoint_name.h"
+#include "cohort/launch/internal/members/leave_request.h"
 #include "cohort/launch/internal/members/member_link.h"
 #include "cohort/launch/internal/members/restarting_agent.h"
 #include "cohort/launch/internal/rendezvous.h"
@@ -224,6 +225,7 @@ int run_job(const RunOptions& given) {
   check(given);
   RunOptions options = given;
   find_program(options.command.front());  // before anybody waits for it
+  LeaveRequest::check_notice_file(options);
   if (options.master_addr) options.master_addr = without_brackets(*options.master_addr);
   if (options.run_id.empty()) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();

@@ -185,7 +185,13 @@ TEST_F(RunMembersTest, ANoticeFileIsANotice) {
   write_file(notice, "");
   EXPECT_EQ(first.wait(), 0);
   expect_in(first.err(), {("the notice file " + notice + ": this node leaves the run").c_str()});
-  Job again = agent("b", "1:1", script, {"--notice-file=" + notice});
+  // Before it takes part: the endpoint's name is not even waited for.
+  const std::string secret = (dir / "secret").string();
+  write_file(secret, "0123456789abcdef0123456789abcdef");
+  std::filesystem::permissions(secret, std::filesystem::perms::owner_read);
+  Job again(dir.path(),
+            {"--nnodes=1:2", "--rdzv-endpoint=no-such-host.invalid:29400", "--secret-file=" + secret,
+             "--rdzv-conf=join_timeout=60", "--notice-file=" + notice, "--", "true"});
   EXPECT_EQ(again.wait(), 2);
   expect_in(again.err(), {"is there already"});
 }

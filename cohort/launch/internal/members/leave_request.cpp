@@ -26,12 +26,14 @@ LeaveRequest::LeaveRequest(const RunOptions& options, MemberLink& member, AgentO
                          options.shutdown_timeout / 4)),
       is_elastic_(options.rendezvous.is_elastic),
       member_(member),
-      output_(output) {
+      output_(output) {}
+
+void LeaveRequest::check_notice_file(const RunOptions& options) {
+  const std::filesystem::path& file = options.rendezvous.notice_file;
   std::error_code ignored;
-  if (!notice_file_.empty() && std::filesystem::exists(notice_file_, ignored)) {
-    throw UsageError("launch.run", concat("the notice file ", notice_file_.string(), " is there already"),
-                     "remove it before the start");
-  }
+  if (file.empty() || !std::filesystem::exists(file, ignored)) return;
+  throw UsageError("launch.run", concat("the notice file ", file.string(), " is there already"),
+                   "remove it before the start");
 }
 
 void LeaveRequest::receive(int signal) {

@@ -18,7 +18,9 @@ namespace cohort::launch {
 /// Always: begun at most once, and never taken back. Threads: one caller, the loop of the agent. Not for users of the library.
 class LeaveRequest {
  public:
-  /// Throws: UsageError where the notice file is there already.
+  /// Before this node takes part. Throws: UsageError where the notice file is there already.
+  static void check_notice_file(const RunOptions& options);
+
   LeaveRequest(const RunOptions& options, MemberLink& member, AgentOutput& output);
 
   /// A signal that asks to stop has come.

@@ -20,7 +20,7 @@ class MemberAgent {
   int run();
 
  protected:
-  /// Ownership: refers to all. Throws: UsageError.
+  /// Ownership: refers to all.
   MemberAgent(const RunOptions& options, MemberLink& member, const AgentParts& parts);
 
   /// Nothing of this node runs any more, and nothing will.
