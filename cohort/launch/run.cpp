@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/base/error.h"
@@ -190,6 +191,20 @@ int wait_for_endpoint(const RunOptions& options, SignalQueue& signals) {
   return stop.number();
 }
 
+// Others hear that the agent ends, also where the run has failed: one that has the record waits until they have heard how. Its ranks end
+// before that.
+template <typename MakeAgent>
+int run_member(MemberLink& member, const MakeAgent& make_agent) {
+  try {
+    const int status = make_agent()->run();
+    member.close();
+    return status;
+  } catch (...) {
+    member.close();
+    throw;
+  }
+}
+
 int run_elastic(const RunOptions& options, const AgentParts& parts,
                 const std::optional<base::Secret>& secret) {
   membership::NetStoreServerOptions store_options{.listen = listen_address(options)};
@@ -201,9 +216,7 @@ int run_elastic(const RunOptions& options, const AgentParts& parts,
   status.num_processes = options.nproc_per_node;
   status.is_ready = false;  // until its ranks are: nobody waits for them meanwhile
   MemberLink member(options, secret, status);
-  const int result = ElasticAgent(options, member, parts).run();
-  member.close();
-  return result;
+  return run_member(member, [&] { return std::make_unique<ElasticAgent>(options, member, parts); });
 }
 
 int run_restarting(const RunOptions& options, const AgentParts& parts,
@@ -214,9 +227,8 @@ int run_restarting(const RunOptions& options, const AgentParts& parts,
   status.store = stores.address();
   status.num_processes = options.nproc_per_node;
   MemberLink member(options, secret, status);
-  const int result = RestartingAgent(options, member, stores, parts).run();
-  member.close();
-  return result;
+  return run_member(member,
+                    [&] { return std::make_unique<RestartingAgent>(options, member, stores, parts); });
 }
 
 }  // namespace

@@ -177,6 +177,22 @@ TEST_F(RunMembersTest, WhenTheEndpointsAgentDiesTheOthersSaySo) {
             {"died, and it had the run's only record. Try: look at the agent at --rdzv-endpoint"});
 }
 
+// It has the record: an agent that is late hears how the run has ended, and not that the endpoint is gone.
+TEST_F(RunMembersTest, TheEndpointOfARunThatFailsWaitsUntilAllKnow) {
+  const std::vector<std::string> flags{"--rdzv-conf=join_timeout=2", "--silence=1000"};
+  Job first = agent("a", "3:3", until_go, flags);
+  ASSERT_TRUE(logs(first, "this node waits for nodes: 1 of at least 3 are there")) << first.err();
+  Job second = agent("b", "3:3", until_go, flags);
+  ASSERT_TRUE(logs(second, "this node waits for nodes: 2 of at least 3 are there")) << second.err();
+  second.worker().signal(SIGSTOP);
+  base::poll_until([&] { return first.worker().reap(); }, base::Deadline(std::chrono::milliseconds(3'000)));
+  EXPECT_TRUE(first.worker().running()) << first.err();
+  second.worker().signal(SIGCONT);
+  EXPECT_EQ(second.wait(), 1);
+  expect_in(second.err(), {"only 2 of at least 3 agents were there for 2000 ms"});
+  EXPECT_EQ(first.wait(), 1);
+}
+
 TEST_F(RunMembersTest, ANoticeFileIsANotice) {
   const std::string notice = (dir / "notice").string();
   const std::string script = "trap 'exit 0' TERM; touch ready_$RANK; " + until_go;
