@@ -79,6 +79,25 @@ TEST_F(RunElasticTest, AWarmRankTakesThePlaceOfOneThatDies) {
       << "what has not taken part must not act as if it had";
 }
 
+TEST_F(RunElasticTest, WhatAWarmRankPrintsGoesWhereThatOfItsPlaceGoes) {
+  const auto logs_of_run = dir / "logs";
+  Job job = agent({"--standalone", "--nproc-per-node=1", "--warm-ranks=1", "--local-ranks-filter=0",
+                   "--tee=0:1", "--log-dir=" + logs_of_run.string()});
+  const pid_t first = process_in(1, 0, 1);
+  ASSERT_TRUE(comes(dir / "pid_1"));
+  ASSERT_NE(first, 0);
+  ::kill(first, SIGKILL);
+  ASSERT_NE(process_in(2, 0, 1), 0) << job.err();
+  let_end();
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  expect_in(job.out(), {"[local rank 0] enters generation 2\n"});
+  std::string kept;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(logs_of_run)) {
+    if (entry.path().filename() == "stdout.log") kept += read_file(entry.path());
+  }
+  expect_in(kept, {"enters generation 1\n", "enters generation 2\n"});
+}
+
 TEST_F(RunElasticTest, NodesJoinAndDieWhileOtherRanksLiveOn) {
   Job first = node("1:2");
   const pid_t survivor = process_in(1, 0, 1);

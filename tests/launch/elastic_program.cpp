@@ -98,6 +98,8 @@ class Rank {
     store_ = std::make_unique<membership::NetStore>(membership::NetStoreOptions{
         .address = order_.generation.store, .secret = base::Secret::of_process()});
     say();
+    std::printf("enters generation %d\n", static_cast<int>(status_.entered));
+    std::fflush(stdout);
     note(
         base::concat("in_", status_.entered, "_", *order_.process, "_of_", order_.generation.num_processes()),
         std::to_string(::getpid()));

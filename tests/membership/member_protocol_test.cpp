@@ -314,6 +314,7 @@ TEST(MemberProtocolTest, AfterARunThatHasSucceededANewAgentNamesTheRun) {
   settings.run_id = "vgg-17";
   Agent& a = network.add("a", "n1:1", settings, "");
   ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member(); }));
+  network.run(milliseconds(100));
   a.report.is_finished = true;
   network.report(a);
   ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.record().has_ended(); }));

@@ -61,7 +61,7 @@ TEST(RankTextTest, WhatIsNoOrderIsRejectedByItsField) {
     changed[key] = value;
     COHORT_EXPECT_THROW_WITH(parse_rank_order(changed.dump()), CommError, part);
   };
-  rejects("cohort_rank_order", 2, "has version 2, expected 1");
+  rejects("cohort_rank_order", 1, "has version 1, expected 2");
   rejects("process", 3, "process is not the number of a process");
   rejects("process", -1, "process is not the number of a process");
   rejects("revision", -1, "revision is not");

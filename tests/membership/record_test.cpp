@@ -172,6 +172,7 @@ TEST(AgentMessageTest, AMessageIsTheSameAfterItsText) {
   message.revision = 12;
   message.report.failure = "rank 3 was killed by signal 9";
   message.report.exit_status = 137;
+  message.report.ends_run = true;
   message.report.lost_links = {1, 2};
   message.report.unheard = {7};
   message.report.known = 5;

@@ -103,9 +103,12 @@ void SimulatedRun::make_fault() {
       break;
     case 13:
       if (agent) {
+        // Its agent kills one that never runs again.
+        const milliseconds time = world_.between(50, 9'000);
         stop_process(agent, world_.pick(agent->processes.size()),
-                     std::min(world_.between(50, 9'000),
-                              std::chrono::duration_cast<milliseconds>(end - world_.now())));
+                     world_.chance(30)
+                         ? milliseconds(seconds(100))
+                         : std::min(time, std::chrono::duration_cast<milliseconds>(end - world_.now())));
       }
       break;
     case 12:  // a node that comes and goes

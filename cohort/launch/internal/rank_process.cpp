@@ -53,9 +53,9 @@ RankProcess::RankProcess(const RunOptions& options, RankSpec spec, Display& disp
   }
   const fs::path error_file = spec_.folder / "error.json";
   fs::remove(error_file, failed);
-  const int local = spec_.local_rank;
-  const Fd out = open(out_, Stream::kOut, options.redirects.out(local), options.tee.out(local), "stdout.log");
-  const Fd err = open(err_, Stream::kErr, options.redirects.err(local), options.tee.err(local), "stderr.log");
+  direct_output();
+  const Fd out = open(out_, Stream::kOut);
+  const Fd err = open(err_, Stream::kErr);
   const Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   Variables added = spec_.environment;
   added.emplace_back("TORCHELASTIC_ERROR_FILE", error_file.string());
@@ -79,13 +79,33 @@ RankProcess::~RankProcess() {
   end(base::Deadline(kEndTime));
 }
 
-// Returns the rank's end of the pipe.
-Fd RankProcess::open(Channel& channel, Stream stream, bool is_redirected, bool is_teed, const char* name) {
-  if (is_redirected || is_teed) channel.file = open_log(spec_.folder / name);
+void RankProcess::take_place(int local_rank, std::string prefix) {
+  spec_.rank = spec_.local_rank = local_rank;
+  spec_.prefix = std::move(prefix);
+  direct_output();
+}
+
+void RankProcess::direct_output() {
+  const int local = spec_.local_rank;
+  direct(out_, options_.redirects.out(local), options_.tee.out(local), "stdout.log");
+  direct(err_, options_.redirects.err(local), options_.tee.err(local), "stderr.log");
+}
+
+void RankProcess::direct(Channel& channel, bool is_redirected, bool is_teed, const char* name) const {
+  const bool has_file = is_redirected || is_teed;
+  if (!has_file) {
+    channel.file.close();
+  } else if (!channel.file.is_open()) {
+    channel.file = open_log(spec_.folder / name);
+  }
   const auto& filter = options_.local_ranks_filter;
   const bool is_filtered =
       !filter.empty() && std::find(filter.begin(), filter.end(), spec_.local_rank) == filter.end();
   channel.is_shown = !is_filtered && (is_teed || !is_redirected);
+}
+
+// Returns the rank's end of the pipe.
+Fd RankProcess::open(Channel& channel, Stream stream) {
   channel.lines.emplace([this, &channel, stream](std::string_view line) {
     tail_.add(line);
     if (!channel.is_shown || spec_.is_raw || (stream == Stream::kErr && !warnings_.shows(spec_.rank, line)))

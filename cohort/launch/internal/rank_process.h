@@ -49,8 +49,9 @@ class RankProcess {
   bool running() const { return worker_ && worker_->running(); }
   /// Whether it runs, as this process.
   bool is_process(pid_t pid) const { return running() && worker_->pid() == pid; }
-  /// Lines begin with another prefix from now on.
-  void set_prefix(std::string prefix) { spec_.prefix = std::move(prefix); }
+  /// It is this local rank from now on, and what it prints goes where that of this rank goes. Throws: SystemError for a file that cannot be
+  /// written.
+  void take_place(int local_rank, std::string prefix);
 
   /// Adds what poll() must wait for: its end, and what it prints if `with_output`.
   void add_waits(std::vector<pollfd>& waits, bool with_output) const;
@@ -70,7 +71,9 @@ class RankProcess {
     std::optional<LineSplitter> lines = std::nullopt;
   };
 
-  Fd open(Channel& channel, Stream stream, bool is_redirected, bool is_teed, const char* name);
+  Fd open(Channel& channel, Stream stream);
+  void direct_output();
+  void direct(Channel& channel, bool is_redirected, bool is_teed, const char* name) const;
 
   const RunOptions& options_;
   RankSpec spec_;

@@ -161,9 +161,8 @@ void ElasticRanks::replace(std::size_t number) {
   } else {
     place.rank = std::move(*next);
     reserve_.erase(next);
-    if (options_.prefix != Prefix::kOff) {
-      place.rank->process().set_prefix(concat("[local rank ", number, "] "));
-    }
+    const std::string prefix = options_.prefix != Prefix::kOff ? concat("[local rank ", number, "] ") : "";
+    place.rank->process().take_place(static_cast<int>(number), prefix);
     if (!cores_.empty()) bind_process(place.rank->process().worker().pid(), cores_[number]);
   }
   tell_place(number);
