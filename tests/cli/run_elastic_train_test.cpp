@@ -128,6 +128,13 @@ TEST_F(RunElasticTrainTest, RanksOfANodeThatLeavesEndByThemselves) {
   EXPECT_EQ(first.wait(), 143) << first.err();
 }
 
+TEST_F(RunElasticTrainTest, AConfigurationThatIsNotElasticIsRejected) {
+  Job job = train({"--standalone", "--nproc-per-node=2", "--max-restarts=0"}, {"distributed.elastic=false"});
+  EXPECT_EQ(job.wait(), 2) << job.err();
+  expect_in(job.err(), {"distributed.elastic is false, and cohort run --elastic has started this process"});
+  EXPECT_FALSE(std::filesystem::exists(dir / "run" / "checkpoints"));
+}
+
 // Agents, stores and ranks of one run have the same certificates, or nobody reaches anybody.
 TEST_F(RunElasticTrainTest, AnEncryptedRunTrainsOnTwoNodes) {
   const Authority authority;

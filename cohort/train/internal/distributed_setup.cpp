@@ -106,6 +106,12 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
 
 std::shared_ptr<elastic::Session> join_elastic_run(const config::DistributedConfig& config,
                                                    const std::string& command) {
+  if (!config.elastic && base::env_string("COHORT_AGENT_FD")) {
+    throw ConfigError("train.run",
+                      "distributed.elastic is false, and cohort run --elastic has started this process: each "
+                      "process would train alone",
+                      "distributed.elastic=true; or cohort run without --elastic");
+  }
   if (!config.elastic) return nullptr;
   std::shared_ptr<elastic::Session> session = elastic::session_of_process();
   if (session == nullptr) {
