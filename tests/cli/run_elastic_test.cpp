@@ -98,6 +98,22 @@ TEST_F(RunElasticTest, WhatAWarmRankPrintsGoesWhereThatOfItsPlaceGoes) {
   expect_in(kept, {"enters generation 1\n", "enters generation 2\n"});
 }
 
+TEST_F(RunElasticTest, AReserveThatCannotStartDoesNotEndItsNode) {
+  const auto logs_of_run = dir / "logs";
+  Job job =
+      agent({"--standalone", "--nproc-per-node=1", "--warm-ranks=1", "--log-dir=" + logs_of_run.string()});
+  const pid_t first = process_in(1, 0, 1);
+  ASSERT_TRUE(comes(dir / "pid_1"));
+  ASSERT_NE(first, 0);
+  // Where the third process would have its files.
+  write_file(std::filesystem::directory_iterator(logs_of_run)->path() / "attempt_2", "");
+  ::kill(first, SIGKILL);
+  ASSERT_NE(process_in(2, 0, 1), 0) << job.err();
+  EXPECT_TRUE(logs(job, "no process is kept in reserve any more: [launch.log] cannot make ")) << job.err();
+  let_end();
+  EXPECT_EQ(job.wait(), 0) << job.err();
+}
+
 TEST_F(RunElasticTest, NodesJoinAndDieWhileOtherRanksLiveOn) {
   Job first = node("1:2");
   const pid_t survivor = process_in(1, 0, 1);

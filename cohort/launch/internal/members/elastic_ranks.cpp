@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/launch/internal/cpu_affinity.h"
@@ -87,7 +88,13 @@ std::unique_ptr<LinkedRank> ElasticRanks::start(int local_rank) {
 
 void ElasticRanks::fill_reserve() {
   while (!is_ending_ && reserve_.size() < max_reserve_) {
-    reserve_.push_back(start(options_.nproc_per_node + static_cast<int>(reserve_.size())));
+    try {
+      reserve_.push_back(start(options_.nproc_per_node + static_cast<int>(reserve_.size())));
+    } catch (const SystemError& error) {
+      // Ranks in their places need no reserve.
+      base::log_warning(concat("no process is kept in reserve any more: ", base::message_of(error)));
+      max_reserve_ = 0;
+    }
   }
 }
 
