@@ -101,6 +101,17 @@ TEST_F(HungRanksTest, AStepBetweenTwoLossesMakesTheSecondOneTheFirst) {
   EXPECT_EQ(look_for(std::chrono::minutes(1)), std::nullopt);
 }
 
+TEST_F(HungRanksTest, ARankThatHasSaidNothingForLongIsNamedOnce) {
+  EXPECT_EQ(hung.find_mute(ranks, now), std::nullopt);
+  now += std::chrono::seconds(31);
+  EXPECT_EQ(hung.find_mute(ranks, now), std::nullopt);
+  ranks[1].status = {};
+  EXPECT_EQ(hung.find_mute(ranks, now), std::nullopt) << "it has just begun";
+  now += std::chrono::seconds(31);
+  EXPECT_EQ(hung.find_mute(ranks, now), 1U);
+  EXPECT_EQ(hung.find_mute(ranks, now), std::nullopt);
+}
+
 TEST_F(HungRanksTest, LinksToOtherMembersAndToADeadRankSayNothing) {
   for (std::uint64_t number = 1; number < 4; ++number) {
     enter(number);

@@ -157,7 +157,17 @@ void ElasticAgent::report_ranks() {
 
 void ElasticAgent::end_hung_rank() {
   if (member_.is_over() || shutdown_.has_begun() || leave_.has_begun() || loss_) return;
-  const auto found = hung_.look(member_.generation(), member_.view().id, ranks_.told(), Clock::now());
+  const std::vector<HungRanks::Seen> ranks = ranks_.told();
+  const Clock::time_point now = Clock::now();
+  if (const auto mute = hung_.find_mute(ranks, now)) {
+    output_.log(
+        LogLevel::kWarning,
+        concat(
+            "local rank ", *mute,
+            " has said nothing to its agent for 30 s, so this node does not take part: is "
+            "the program elastic? (cohort train: distributed.elastic=true; another one: elastic::Session)"));
+  }
+  const auto found = hung_.look(member_.generation(), member_.view().id, ranks, now);
   if (!found) return;
   output_.log(LogLevel::kWarning,
               concat("local rank ", found->place, " is killed, and has a successor: ", found->why));

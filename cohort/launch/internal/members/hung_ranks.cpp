@@ -15,6 +15,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr int kSilencesToAnswer = 10;
+constexpr auto kMuteTime = std::chrono::seconds(30);     // few programs take longer to begin
 constexpr auto kLongestPause = std::chrono::seconds(1);  // between two looks of an agent that runs
 
 }  // namespace
@@ -29,6 +30,18 @@ std::optional<HungRanks::Found> HungRanks::look(std::uint64_t generation, member
   looked_at_ = now;
   if (auto found = find_unanswering(ranks, now)) return found;
   return find_end_of_link(generation, self, ranks, now);
+}
+
+std::optional<std::size_t> HungRanks::find_mute(const std::vector<Seen>& ranks, Time now) {
+  for (std::size_t place = 0; place < ranks.size() && !has_found_mute_; ++place) {
+    if (!ranks[place].runs || ranks[place].status != membership::RankStatus()) {
+      mute_since_.erase(place);
+    } else if (now - mute_since_.emplace(place, now).first->second > kMuteTime) {
+      has_found_mute_ = true;
+      return place;
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<Seen>& ranks, Time now) {

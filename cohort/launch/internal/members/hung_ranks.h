@@ -35,6 +35,8 @@ class HungRanks {
   /// To be called several times a second. `generation`: number of the newest one, of which `self` is a member.
   std::optional<Found> look(std::uint64_t generation, membership::MemberId self,
                             const std::vector<Seen>& ranks, Time now);
+  /// A place whose rank has said nothing for 30 s; once.
+  std::optional<std::size_t> find_mute(const std::vector<Seen>& ranks, Time now);
 
  private:
   std::optional<Found> find_unanswering(const std::vector<Seen>& ranks, Time now);
@@ -55,6 +57,8 @@ class HungRanks {
   std::map<std::size_t, Unanswered> unanswered_;  // by place
   std::optional<Loss> loss_;                      // the first since a step was made
   std::optional<Loss> repeated_;
+  std::map<std::size_t, Time> mute_since_;  // by place
+  bool has_found_mute_ = false;
 };
 
 }  // namespace cohort::launch
