@@ -9,6 +9,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/files/private_file.h"
+#include "cohort/base/log.h"
 #include "cohort/membership/etcd/internal/library.h"
 
 namespace cohort::membership {
@@ -73,7 +74,7 @@ void check_options(const EtcdOptions& options) {
     reject_options("certificates are given, and TLS is not asked for", "protocol=https, or no certificates");
   }
   if (options.certificate.empty() != options.key.empty()) {
-    reject_options("a certificate goes with its key, and one of both is given", "cert and key");
+    reject_options("a certificate goes with its key, and one of both is given", "ssl_cert and ssl_cert_key");
   }
   check_file(options.authorities, "the file of authorities");
   check_file(options.certificate, "the certificate");
@@ -81,6 +82,10 @@ void check_options(const EtcdOptions& options) {
   if (options.user.empty() != options.password_file.empty()) {
     reject_options("a user goes with the file of its password, and one of both is given",
                    "user and password_file");
+  }
+  if (!options.user.empty() && !options.is_tls) {
+    base::log_warning(concat("the password of etcd's user ", options.user,
+                             " goes over the network as it is. Try: protocol=https"));
   }
   if (!options.password_file.empty() &&
       base::read_private_file(options.password_file, kWhere, "the file of etcd's password", 1).empty()) {

@@ -183,6 +183,7 @@ TEST(RunOptionsTest, ABackendIsChosenByNameOrByWhatNeedsIt) {
   EXPECT_EQ(etcd.rendezvous.etcd.user, "me");
   EXPECT_EQ(etcd.rendezvous.etcd.password_file, "word");
   EXPECT_EQ(etcd.rendezvous.etcd.request_timeout, milliseconds(2'000));
+  EXPECT_EQ(etcd.rendezvous.etcd.swap_timeout, milliseconds(6'000));
   // One node needs no address.
   EXPECT_EQ(read({{"rdzv-backend", "c10d"}}).rendezvous.endpoint, "127.0.0.1:0");
   const RunOptions alone =

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -51,7 +52,8 @@ class FakeEtcd {
     kSlow,         // it is answered after the client's time is over
     kBusy,         // status 503
     kGarbage,
-    kEndWatch
+    kEndWatch,
+    kMuteWatch  // it tells no change, and does not end
   };
   using Faults = std::function<Fault(const std::string& path)>;
 
@@ -136,7 +138,7 @@ class FakeEtcd {
       {
         const std::lock_guard lock(mutex_);
         const auto next = written_.lower_bound(from);
-        if (next != written_.end()) {
+        if (next != written_.end() && fault != Fault::kMuteWatch) {
           const json event = json::object({{"kv", pair(next->first)}});
           line = json({{"result", {{"header", header()}, {"events", json::array({event})}}}}).dump() + "\n";
           from = next->first + 1;
@@ -322,6 +324,22 @@ TEST(EtcdFaultsTest, TheSameTroubleIsLoggedOnce) {
     EXPECT_EQ(a.wait_for_record(std::to_string(i)).revision, revision);
   }
   EXPECT_EQ(log.count("to watch"), 2U) << "by each of both:\n" << log.text();
+}
+
+// Its member may be gone without a word. What it missed is read, and what comes later must not wait for a read each time.
+TEST(EtcdFaultsTest, AWatchThatHasMissedAChangeIsMadeAnew) {
+  std::atomic<int> num_watches{0};
+  FakeEtcd etcd([&](const std::string& path) {
+    const bool is_first = path == "/watch" && num_watches++ == 0;
+    return is_first ? FakeEtcd::Fault::kMuteWatch : FakeEtcd::Fault::kNone;
+  });
+  StoreUser a(patient_options({etcd.endpoint()}));
+  ASSERT_TRUE(test::comes_true([&] { return num_watches == 1; }));
+  StoreUser b(patient_options({etcd.endpoint()}));
+  const StoreAnswer answer = b.swap(0, "text");
+  ASSERT_EQ(answer.type, Type::kSwapped);
+  EXPECT_EQ(a.wait_for_record("text").revision, answer.revision);
+  EXPECT_TRUE(test::comes_true([&] { return num_watches == 3; })) << num_watches;
 }
 
 TEST(EtcdFaultsTest, AStoreEndsWhateverItWaitsFor) {

@@ -5,6 +5,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/membership/etcd_store.h"
+#include "store_user.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -60,6 +61,22 @@ TEST(EtcdOptionsTest, OptionsThatCannotBeAreRejected) {
   expect(with_password("open"), "may be read by others");
   expect(with_password("empty"), "is empty");
   expect([](EtcdOptions& options) { options.swap_timeout = std::chrono::milliseconds(0); }, "time limit");
+}
+
+TEST(EtcdOptionsTest, APasswordThatGoesAsItIsIsWarnedOf) {
+  const test::TempDir folder;
+  test::write_file(folder / "private", "word");
+  ASSERT_EQ(::chmod((folder / "private").c_str(), 0600), 0);
+  EtcdOptions options;
+  options.endpoints = {"127.0.0.1:1"};
+  options.user = "me";
+  options.password_file = folder / "private";
+  const test::LogLines log;
+  EXPECT_THROW(make_etcd_store(options), UsageError) << "there is no libcurl here";
+  EXPECT_EQ(log.count("the password of etcd's user me goes over the network as it is"), 1U) << log.text();
+  options.is_tls = true;
+  EXPECT_THROW(make_etcd_store(options), UsageError);
+  EXPECT_EQ(log.count("goes over the network"), 1U) << log.text();
 }
 
 // This program has no_curl.cpp, as a build without libcurl has it.

@@ -390,7 +390,7 @@ TEST(EtcdTlsTest, CertificatesOfBothSidesAreChecked) {
   EtcdOptions suspicious = options;
   suspicious.authorities = stranger.file();
   StoreUser d(suspicious);
-  EXPECT_TRUE(log.come_to_have("Try: cacert, the authority of etcd's certificate")) << log.text();
+  EXPECT_TRUE(log.come_to_have("Try: ca_cert, the authority of etcd's certificate")) << log.text();
   EtcdOptions plain = options_of(etcd);
   StoreUser e(plain);
   EXPECT_TRUE(log.come_to_have("Try: protocol=https")) << log.text();

@@ -35,8 +35,13 @@ std::shared_ptr<RecordStore> make_store(const EtcdOptions& options) {
                      "install libcurl (libcurl4), or --rdzv-backend embedded");
   }
   using Make = void(const EtcdOptions&, bool (*)(const std::string&), std::shared_ptr<RecordStore>&);
+  auto* const make = reinterpret_cast<Make*>(::dlsym(handle, "cohort_make_etcd_store"));
+  if (make == nullptr) {
+    throw UsageError("membership.etcd", base::concat(path.string(), " is of another version of Cohort"),
+                     "one version in the folder of its libraries");
+  }
   std::shared_ptr<RecordStore> store;
-  reinterpret_cast<Make*>(::dlsym(handle, "cohort_make_etcd_store"))(options, has_run_ended, store);
+  make(options, has_run_ended, store);
   return store;
 }
 

@@ -65,7 +65,11 @@ void read_is_host(const FlagValue& value, RunOptions& options) {
   options.rendezvous.is_host = value.truth();
 }
 void read_read_timeout(const FlagValue& value, RunOptions& options) {
-  options.rendezvous.etcd.request_timeout = value.seconds(0.001);
+  Etcd& etcd = options.rendezvous.etcd;
+  const Etcd defaults;
+  etcd.request_timeout = value.seconds(0.001);
+  // A swap has time for as many requests as without the key.
+  etcd.swap_timeout = etcd.request_timeout * (defaults.swap_timeout / defaults.request_timeout);
 }
 void read_protocol(const FlagValue& value, RunOptions& options) {
   if (value.text != "http" && value.text != "https") value.reject("http or https");

@@ -3,7 +3,7 @@
 //
 // A watch that hangs looks like one that has nothing to say: its member may be stopped, or cut off from the others. So once a
 // second the key's revision is asked for, by a read that etcd's majority confirms. If it fails, the next endpoint is asked,
-// and watched.
+// and watched. A watch that did not tell what a read has found is made anew.
 //
 // A compare-and-swap that had no answer may have been made, or may be made later. To send it again is safe: at most one of
 // them changes the record, since each compares the same revision. If it was an earlier one, etcd answers with a conflict and
@@ -210,9 +210,11 @@ void Client::on_read(const ReadAnswer& answer, Time now) {
   check_cluster(answer.header);
   wants_read_ = false;
   next_check_ = now + kCheckTime;
-  if (watch_.id == 0) watch_from_ = answer.header.revision + 1;
   const Entry entry = newest(answer.entry, read_.told);
   const bool is_news = entry.revision > told_.revision;
+  // A watch that lives tells a change before a read does.
+  if (is_news) stop(watch_);
+  if (watch_.id == 0) watch_from_ = answer.header.revision + 1;
   if (std::exchange(is_asked_, false) || is_news) tell(StoreAnswer::Type::kRecord, entry);
 }
 

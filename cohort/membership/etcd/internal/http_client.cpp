@@ -94,9 +94,9 @@ struct HttpClient::Transfer {
     if (!is_about_tls(code) || error[0] == '\0') return ::curl_easy_strerror(code);
     const std::string_view detail = error.data();
     const char* const hint =
-        detail.find("alert") != detail.npos ? ". Try: a certificate and key that etcd accepts"
+        detail.find("alert") != detail.npos ? ". Try: ssl_cert and ssl_cert_key that etcd accepts"
         : code == CURLE_PEER_FAILED_VERIFICATION
-            ? ". Try: cacert, the authority of etcd's certificate, and a name that it has"
+            ? ". Try: ca_cert, the authority of etcd's certificate, and a name that it has"
             : "";
     return concat(::curl_easy_strerror(code), ": ", detail, hint);
   }
