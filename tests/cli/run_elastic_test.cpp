@@ -122,8 +122,11 @@ TEST_F(RunElasticTest, NodesJoinAndDieWhileOtherRanksLiveOn) {
   EXPECT_EQ(process_in(2, 0, 2), survivor);
   ASSERT_NE(process_in(2, 1, 2), 0);
   ASSERT_TRUE(logs(second, "generation 2: agent 2 at 127.0.0.1:")) << second.err();
+  ::kill(process_in(2, 1, 2), SIGKILL);
+  ASSERT_NE(process_in(3, 1, 2), 0) << second.err();
+  expect_in(second.err(), {"rank 1 of 2 failed first: it was killed by signal 9 (Killed) (node 1, host "});
   second.worker().signal(SIGKILL);
-  EXPECT_EQ(process_in(3, 0, 1), survivor);
+  EXPECT_EQ(process_in(4, 0, 1), survivor);
   ASSERT_TRUE(logs(first, " died; rebuild ")) << first.err();
   let_end();
   EXPECT_EQ(first.wait(), 0) << first.err();

@@ -59,6 +59,7 @@ void ElasticAgent::wait() {
 
 void ElasticAgent::note_end(const ElasticRanks::End& end) {
   RankFailure failure = failure_of(end);
+  failure.local_rank = static_cast<int>(end.place);
   const bool was_over = member_.is_over() || shutdown_.has_begun() || leave_.must_kill();
   if ((was_over || is_leaving()) && end_.status == 0) end_.status = end.status;
   const std::uint64_t generation = member_.generation();
@@ -67,6 +68,7 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
   if (generation != 0) {
     const membership::Generation& current = member_.view().record->generation;
     world_size = current.num_processes();
+    failure.node = static_cast<int>(current.find(member_.view().id) - current.members.data());
     failure.rank = current.first_process(member_.view().id) + static_cast<int>(end.place);
   }
   if (was_over) {
