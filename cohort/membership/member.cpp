@@ -17,6 +17,9 @@ Member::~Member() {
 void Member::set_status(MemberStatus status) {
   loop_->set_status(std::move(status));
 }
+void Member::note_alive() {
+  loop_->note_alive();
+}
 MemberView Member::view() const {
   return loop_->view();
 }

@@ -38,6 +38,8 @@ class Member {
 
   /// What this agent says of itself from now on. Throws: UsageError for a number of processes that cannot be.
   void set_status(MemberStatus status);
+  /// The program that has this agent runs (MemberOptions::program_timeout).
+  void note_alive();
   MemberView view() const;
   /// Waits until view() has another revision than `seen`; returns whether it has.
   bool wait_for_change(std::uint64_t seen, base::Deadline deadline) const;

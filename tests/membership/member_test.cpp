@@ -124,6 +124,27 @@ TEST(MemberTest, ALaterAgentEntersAndOneThatLeavesIsOut) {
   b->member.close(patience());
 }
 
+// Its thread would give signs of life for ever.
+TEST(MemberTest, AnAgentWhoseProgramHangsIsGivenUpAndComesBack) {
+  const auto a = endpoint_agent(1, 2);
+  MemberOptions options = options_for(1, 2, a->member.address());
+  options.program_timeout = milliseconds(1'000);
+  TestAgent b(options);
+  const auto sees = [&](std::size_t count, bool runs) {
+    return a->sees([&](const MemberView& view) {
+      if (runs) b.member.note_alive();
+      if (runs) b.sees([](const MemberView&) { return true; });
+      return view.is_member() && view.record->generation.members.size() == count;
+    });
+  };
+  ASSERT_TRUE(sees(2, true));
+  const std::string before = b.member.incarnation();
+  ASSERT_TRUE(sees(1, false));
+  EXPECT_TRUE(test::contains(a->generation().cause, "is silent")) << a->generation().cause;
+  ASSERT_TRUE(sees(2, true));
+  EXPECT_EQ(a->generation().members.back().incarnation, before);
+}
+
 TEST(MemberTest, ARunEndsForAll) {
   const auto a = endpoint_agent(2, 2);
   const auto b = agent_for(*a, 2, 2);

@@ -7,6 +7,7 @@
 #include "cohort/membership/internal/member_loop.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -23,7 +24,7 @@ using std::chrono::milliseconds;
 constexpr std::uint32_t kChannel = 1;
 constexpr std::size_t kMaxKept = 8;  // messages to an address that is being connected to
 constexpr int kMaxConnectors = 8;
-constexpr milliseconds kStopTime(2'000);
+constexpr milliseconds kStopTime(2'000), kSilentPause(50);
 constexpr milliseconds kLongest = std::chrono::hours(365 * 24);
 constexpr int kMaxCount = 2'000'000'000;  // as the record is read
 
@@ -159,9 +160,20 @@ bool MemberLoop::wait_for_change(std::uint64_t seen, base::Deadline deadline) co
 void MemberLoop::run() {
   for (bool is_last = false; !is_last;) {
     is_last = events_->is_stopping();  // what was queued before the end is handled
-    const std::deque<Event> events = events_->take(base::Deadline(protocol_->next_time() - now_of_clock()));
+    // One that is silent looks now and then whether the program runs again.
+    const Time::duration pause = was_hanging_ ? kSilentPause : protocol_->next_time() - now_of_clock();
+    std::deque<Event> events = events_->take(base::Deadline(pause));
     const Time now = now_of_clock();
     MemberProtocol::Effects effects;
+    if (does_program_hang(now) && !is_last) {
+      // As if this process were stopped: the protocol gives all others their time again, once it hears of the time.
+      std::erase_if(events, [](const Event& event) { return event.type == Event::Type::kMessage; });
+      for (Event& event : events) held_.push_back(std::move(event));
+      continue;
+    }
+    events.insert(events.begin(), std::make_move_iterator(held_.begin()),
+                  std::make_move_iterator(held_.end()));
+    held_.clear();
     try {
       for (const Event& event : events) handle(event, now, effects);
       if (now >= protocol_->next_time()) protocol_->tick(now, effects);
@@ -171,6 +183,17 @@ void MemberLoop::run() {
     }
     publish(effects);
   }
+}
+
+bool MemberLoop::does_program_hang(Time now) {
+  const bool hangs =
+      options_.program_timeout.count() > 0 && now - alive_at_.load() > options_.program_timeout;
+  if (hangs && !was_hanging_) {
+    base::log_error(concat("this agent has hung for ", options_.program_timeout.count(),
+                           " ms, and is silent until it runs again: other nodes are to continue without it"));
+  }
+  was_hanging_ = hangs;
+  return hangs;
 }
 
 void MemberLoop::handle(const Event& event, Time now, MemberProtocol::Effects& effects) {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,7 @@ class MemberLoop : public std::enable_shared_from_this<MemberLoop> {
   void stop();
 
   void set_status(MemberStatus status);
+  void note_alive() { alive_at_ = Time::clock::now(); }
   MemberView view() const;
   bool wait_for_change(std::uint64_t seen, base::Deadline deadline) const;
   const std::string& incarnation() const { return node_->incarnation(); }
@@ -44,6 +46,7 @@ class MemberLoop : public std::enable_shared_from_this<MemberLoop> {
   void publish(const MemberProtocol::Effects& effects);
   void log_record(const RendezvousRecord& record);
   void end_thread();
+  bool does_program_hang(Time now);
 
   const MemberOptions options_;
   std::shared_ptr<RecordStore> store_;
@@ -51,6 +54,7 @@ class MemberLoop : public std::enable_shared_from_this<MemberLoop> {
   std::shared_ptr<net::Node> node_;
   std::string address_;
   std::atomic<bool> is_stopped_{false};
+  std::atomic<Time> alive_at_{Time::clock::now()};
 
   // Of the thread.
   std::optional<MemberProtocol> protocol_;
@@ -60,6 +64,8 @@ class MemberLoop : public std::enable_shared_from_this<MemberLoop> {
   std::uint64_t sent_revision_ = 0;
   std::uint64_t logged_generation_ = 0;
   std::string last_failure_;  // to connect
+  bool was_hanging_ = false;
+  std::deque<Event> held_;  // that came while the program hung
   std::string published_failure_;
 
   mutable std::mutex mutex_;

@@ -17,6 +17,8 @@ using base::concat;
 using std::chrono::seconds;
 
 constexpr auto kGoodbyeTime = seconds(5);
+constexpr auto kLoopTime =
+    seconds(40);  // an agent that starts ranks, for 30 s at most, does not look meanwhile
 
 membership::RunSettings settings_of(const RunOptions& options) {
   const RendezvousOptions& rendezvous = options.rendezvous;
@@ -92,11 +94,13 @@ MemberLink::MemberLink(const RunOptions& options, const std::optional<base::Secr
   member.secret = secret;
   member.tls = net::TlsOptions::of_process();
   member.status = status_;
+  member.program_timeout = kLoopTime;
   member.on_change = [changed = changed_] { changed->set(); };
   member_ = make_member(options, std::move(member));
 }
 
 bool MemberLink::update() {
+  member_->note_alive();
   changed_->clear();
   membership::MemberView view = member_->view();
   if (view.revision == view_.revision) return false;
