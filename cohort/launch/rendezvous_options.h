@@ -30,6 +30,9 @@ struct RendezvousOptions {
   std::string endpoint = {};
   /// Whether this agent is the one at the endpoint. Nothing: if the endpoint names this host, and nobody listens there.
   std::optional<bool> is_host = std::nullopt;
+  /// By which name or address other nodes reach this one. Empty: by the one by which it reaches the endpoint; where that is etcd at
+  /// 127.0.0.1, this host's name.
+  std::string local_addr = {};
   /// How long the first ranks wait for more nodes once min_nodes are there.
   std::chrono::milliseconds last_call_timeout{0};
   /// An agent that two others have not heard for so long is given up.

@@ -54,6 +54,11 @@ std::span<const RunFlag> run_flags() {
       {"silence", 0, "MS",
        "c10d, etcd: a node that two others have not heard for so many milliseconds is gone. Default: 500",
        ""},
+      {"local-addr", 0, "HOST",
+       "c10d, etcd: by which name or address other nodes reach this one. Default: the one by which it "
+       "reaches the "
+       "endpoint",
+       ""},
       {"notice-file", 0, "PATH", "c10d, etcd: this node leaves once the file is there, as after SIGTERM", ""},
       {"elastic", 0, "", "The program is elastic: ranks that live on are not started again", ""},
       {"virtual-ranks", 0, "V",
@@ -100,8 +105,6 @@ std::span<const RunFlag> run_flags() {
       rejected("duplicate-stdout-filters", "TEXTS", "--tee 1 --log-dir FOLDER, and grep"),
       rejected("duplicate-stderr-filters", "TEXTS", "--tee 2 --log-dir FOLDER, and grep"),
       rejected("numa-binding", "MODE", "--bind-to cores, which keeps each rank to cores that lie together"),
-      rejected("local-addr", "HOST",
-               "COHORT_INTERFACE=eth1 in the environment, which names the way between hosts"),
       rejected("virtual-local-rank", "", "leave it out: a rank takes the GPU of its LOCAL_RANK"),
   };
   return flags;

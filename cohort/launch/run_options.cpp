@@ -52,7 +52,10 @@ std::vector<int> RunOptions::default_signals() {
 }
 
 bool RunOptions::is_on_one_host() const {
-  if (rendezvous.is_dynamic()) return base::is_this_host(rendezvous.endpoint_host());
+  if (rendezvous.is_dynamic()) {
+    const bool may_be_far = rendezvous.backend == RendezvousBackend::kEtcd && !is_alone() && !no_secret;
+    return base::is_this_host(rendezvous.endpoint_host()) && rendezvous.local_addr.empty() && !may_be_far;
+  }
   if (!master_addr) return nnodes == 1;
   return base::is_this_host(*master_addr);
 }

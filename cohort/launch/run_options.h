@@ -104,7 +104,7 @@ struct RunOptions {
   /// Whether there is one node, whatever happens.
   bool is_alone() const { return nnodes + rendezvous.num_spares == 1; }
   /// Whether nobody beyond this host is to reach node 0: one node that names no address, or 127.0.0.1,
-  /// localhost or ::1 for all.
+  /// localhost or ::1 for all. A proxy of etcd may listen there on each host: then there must be no secret.
   bool is_on_one_host() const;
 };
 

@@ -20,7 +20,7 @@ TEST(RunEtcdTest, TheFirstAgentDiesAndTheRunContinues) {
   const EtcdCluster etcd;
   const auto agent = [&](const std::string& name) {
     return Job(dir.path(), {"--nnodes=1:2", "--rdzv-backend=etcd", "--rdzv-endpoint=" + etcd.endpoint(0),
-                            "--rdzv-id=job7", "--bind-to=none", "--", "/bin/sh", "-c",
+                            "--rdzv-id=job7", "--no-secret", "--bind-to=none", "--", "/bin/sh", "-c",
                             "cd \"$FOLDER\"; touch up_${WORLD_SIZE}_${RANK}_" + name +
                                 "; while [ ! -e go ]; do sleep 0.02; done"});
   };
@@ -38,9 +38,10 @@ TEST(RunEtcdTest, TheFirstAgentDiesAndTheRunContinues) {
 class ElasticRunInEtcdTest : public ::testing::Test {
  protected:
   Job agent(std::vector<std::string> more = {}) {
-    more.insert(more.end(), {"--elastic", "--nnodes=1:2", "--rdzv-backend=etcd",
-                             "--rdzv-endpoint=" + etcd.endpoint(0), "--rdzv-id=job8", "--bind-to=none",
-                             "--silence=100", "--shutdown-timeout=20", "--", COHORT_ELASTIC_PROGRAM});
+    more.insert(more.end(),
+                {"--elastic", "--nnodes=1:2", "--rdzv-backend=etcd", "--rdzv-endpoint=" + etcd.endpoint(0),
+                 "--rdzv-id=job8", "--no-secret", "--bind-to=none", "--silence=100", "--shutdown-timeout=20",
+                 "--", COHORT_ELASTIC_PROGRAM});
     return Job(dir.path(), std::move(more));
   }
   bool enters(const std::string& name) {

@@ -3,6 +3,8 @@
 
 #include "cohort/base/cpu.h"
 #include "cohort/base/error.h"
+#include "cohort/base/host.h"
+#include "cohort/launch/internal/members/member_link.h"
 #include "cohort/launch/read_options.h"
 #include "cohort/launch/run_flags.h"
 #include "tests/support/environment.h"
@@ -162,13 +164,16 @@ TEST(RunOptionsTest, ABackendIsChosenByNameOrByWhatNeedsIt) {
   for (const char* name : {"c10d", "embedded"}) {
     EXPECT_EQ(backend({{"nnodes", "2"}, {"rdzv-backend", name}}), RendezvousBackend::kEmbedded) << name;
   }
-  EXPECT_EQ(backend({{"nnodes", "2"}, {"rdzv-backend", "etcd"}}), RendezvousBackend::kEtcd);
-  EXPECT_EQ(read({{"rdzv-backend", "etcd"}, {"rdzv-endpoint", "localhost"}}).rendezvous.endpoint,
+  EXPECT_EQ(backend({{"nnodes", "2"}, {"rdzv-backend", "etcd"}, {"rdzv-id", "job"}, {"no-secret", "1"}}),
+            RendezvousBackend::kEtcd);
+  EXPECT_EQ(read({{"rdzv-backend", "etcd"}, {"rdzv-endpoint", "localhost"}, {"rdzv-id", "job"}})
+                .rendezvous.endpoint,
             "localhost:2379");
   const RunOptions etcd =
       read({{"nnodes", "1:2"},
             {"rdzv-backend", "etcd"},
             {"secret-file", "key"},
+            {"rdzv-id", "job"},
             {"rdzv-endpoint", "localhost,e2:77"},
             {"rdzv-conf",
              "protocol=https,ca_cert=ca,ssl_cert=cert,ssl_cert_key=private,etcd_prefix=/x/,user=me,"
@@ -192,6 +197,28 @@ TEST(RunOptionsTest, ABackendIsChosenByNameOrByWhatNeedsIt) {
   EXPECT_TRUE(alone.rendezvous.is_elastic);
   EXPECT_EQ(alone.rendezvous.virtual_ranks, 8);
   EXPECT_EQ(alone.rendezvous.warm_ranks, 2);
+}
+
+// A proxy of etcd listens on each host, so its address says nothing of where the other nodes are.
+TEST(RunOptionsTest, EtcdAtThisHostIsNotOneHost) {
+  Values given{{"nnodes", "1:2"}, {"rdzv-backend", "etcd"}, {"rdzv-endpoint", "localhost"}};
+  COHORT_EXPECT_THROW_WITH(read(given), UsageError, "nothing says which one this is. Try: --rdzv-id NAME");
+  given.emplace("rdzv-id", "job");
+  COHORT_EXPECT_THROW_WITH(read(given), UsageError, "or --no-secret, if all nodes are on this host");
+  Values here = given, far = given;
+  here.emplace("no-secret", "1");
+  EXPECT_TRUE(read(here).is_on_one_host());
+  far.emplace("secret-file", "key");
+  EXPECT_FALSE(read(far).is_on_one_host());
+  EXPECT_EQ(own_host(read(far)), base::host_name());
+  EXPECT_EQ(listen_address(read(far)), "0.0.0.0:0");
+  far.emplace("local-addr", "[fd00::7]");
+  EXPECT_EQ(own_host(read(far)), "fd00::7");
+  EXPECT_EQ(listen_address(read(far)), "[fd00::7]:0");
+  for (const char* const bad : {"n1:77", "fd00::7", ""}) {
+    far.insert_or_assign("local-addr", bad);
+    COHORT_EXPECT_THROW_WITH(read(far), UsageError, "a host without a port");
+  }
 }
 
 TEST(RunOptionsTest, WhatABackendHasNoUseForIsRejectedByName) {

@@ -199,6 +199,10 @@ void read_static_place(const FlagValues& flags, RunOptions& options) {
   if (const auto given = flags.get("master-port")) {
     options.master_port = static_cast<std::uint16_t>(given->integer(1, 65535));
   }
+  if (const auto given = flags.get("local-addr")) {
+    reject_options(given->name + " is for members that may change",
+                   "COHORT_INTERFACE=eth1 in the environment, which names the way between hosts");
+  }
   for (const char* dynamic : {"silence", "notice-file"}) {
     if (const auto given = flags.get(dynamic)) {
       reject_options(concat(given->name, " is for members that may change"), "--rdzv-backend c10d");
@@ -238,6 +242,12 @@ void read_dynamic_place(const FlagValues& flags, RunOptions& options) {
     rendezvous.silence = milliseconds(given->integer(kMinSilence, kMaxSilence));
   }
   if (const auto given = flags.get("notice-file")) rendezvous.notice_file = given->text;
+  if (const auto given = flags.get("local-addr")) {
+    const bool has_port = given->text.find(':') != std::string::npos && !given->text.ends_with(']');
+    if (has_port || !read_endpoint_text(given->text, 1))
+      given->reject("a host without a port: a name, an IPv4 address or [IPV6]");
+    rendezvous.local_addr = split_endpoint(given->text + ":1").host;
+  }
 }
 
 void read_rdzv_keys(const FlagValues& flags, RunOptions& options) {
@@ -378,11 +388,15 @@ void check_rendezvous(const RunOptions& options) {
   }
   // Whoever reaches node 0's port would be believed.
   if (!options.is_alone() && !options.is_on_one_host() && options.secret_file.empty() && !options.no_secret) {
-    reject_options(
-        "nodes on several hosts, and no secret by which they know each other",
-        "--secret-file FILE, the same on all nodes (made by: (umask 077; head -c 32 /dev/urandom | base64 "
-        "> FILE)); "
-        "or --no-secret in a network of the job's own");
+    const char* const otherwise = !rendezvous.is_dynamic() ? "; or --no-secret in a network of the job's own"
+                                  : base::is_this_host(rendezvous.endpoint_host())
+                                      ? "; or --no-secret, if all nodes are on this host"
+                                      : "";
+    reject_options("nodes on several hosts, and no secret by which they know each other",
+                   concat("--secret-file FILE, the same on all nodes (made by: (umask 077; head -c 32 "
+                          "/dev/urandom | base64 "
+                          "> FILE))",
+                          otherwise));
   }
   if (options.no_secret && !options.secret_file.empty())
     reject_options("a secret, and --no-secret", "one of them");

@@ -6,6 +6,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/host.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/launch/internal/members/record_store.h"
@@ -75,7 +76,9 @@ std::unique_ptr<membership::Member> make_member(const RunOptions& options,
 
 std::string listen_address(const RunOptions& options) {
   const std::string host = options.rendezvous.endpoint_host();
-  if (base::is_this_host(host)) return host == "::1" ? "[::1]:0" : "127.0.0.1:0";
+  if (!options.rendezvous.local_addr.empty()) return endpoint_text({options.rendezvous.local_addr, 0});
+  if (options.is_on_one_host()) return host == "::1" ? "[::1]:0" : "127.0.0.1:0";
+  if (base::is_this_host(host)) return "0.0.0.0:0";
   const std::string own = address_towards(host);
   // Many a host's own name leads it to 127.0.1.1, which is no address for others to come to.
   return base::is_loopback(own) ? "0.0.0.0:0" : endpoint_text({own, 0});
@@ -83,6 +86,8 @@ std::string listen_address(const RunOptions& options) {
 
 std::string own_host(const RunOptions& options) {
   const std::string host = options.rendezvous.endpoint_host();
+  if (!options.rendezvous.local_addr.empty()) return options.rendezvous.local_addr;
+  if (base::is_this_host(host) && !options.is_on_one_host()) return base::host_name();
   return names_this_host(host) ? host : address_towards(host);
 }
 
