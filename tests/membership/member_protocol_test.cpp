@@ -107,7 +107,7 @@ class AgentNetwork {
 
   std::map<std::string, std::string> aliases;
   bool is_store_away = false;
-  bool refuses = false;  // hosts whose agents are gone say so
+  bool tells_closed_ports = false;  // hosts whose agents are gone say so
 
  private:
   // A record: that of one agent, or of all.
@@ -136,9 +136,9 @@ class AgentNetwork {
       const auto alias = aliases.find(address);
       const auto to = agents_.find(alias == aliases.end() ? address : alias->second);
       if (to != agents_.end() && !to->second->is_stopped) deliver(*to->second, message);
-      if (to != agents_.end() || !refuses) continue;
+      if (to != agents_.end() || !tells_closed_ports) continue;
       MemberProtocol::Effects next;
-      agent.protocol.on_refused(address, now_, next);
+      agent.protocol.on_closed_port(address, now_, next);
       apply(agent, next);
     }
     for (const MemberProtocol::Command& command : effects.commands) {
@@ -325,9 +325,9 @@ TEST(MemberProtocolTest, AfterARunThatHasSucceededANewAgentNamesTheRun) {
 
 // All were killed at once. Their hosts say that nobody listens there any more.
 TEST(MemberProtocolTest, ANewAgentEndsARunWhoseAgentsAreAllGone) {
-  for (const bool refuses : {true, false}) {
+  for (const bool is_told : {true, false}) {
     AgentNetwork network;
-    network.refuses = refuses;
+    network.tells_closed_ports = is_told;
     RunSettings settings = run_of(1, 3);
     settings.join_timeout = std::chrono::minutes(10);
     Agent& a = network.add("a", "n1:1", settings, "");
@@ -339,9 +339,9 @@ TEST(MemberProtocolTest, ANewAgentEndsARunWhoseAgentsAreAllGone) {
     network.run(seconds(9));
     EXPECT_FALSE(c.record().has_ended()) << "a host may be late";
     network.run(seconds(5));
-    EXPECT_EQ(c.record().has_ended(), refuses)
+    EXPECT_EQ(c.record().has_ended(), is_told)
         << "a host that is silent may be on the other side of a cut network";
-    if (!refuses) continue;
+    if (!is_told) continue;
     EXPECT_TRUE(test::contains(c.record().end_cause, "no agent is left that had the state"))
         << c.record().end_cause;
     Agent& d = network.add("d", "n4:1", settings, "");

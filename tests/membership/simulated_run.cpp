@@ -161,7 +161,7 @@ void SimulatedRun::send(const std::shared_ptr<Agent>& from, const std::string& a
   }
   const auto deliver = [this, from, host, sent = std::move(sent)] {
     Agent* const there = agent_on(host);
-    if (there == nullptr) return refuse(from, host);
+    if (there == nullptr) return tell_closed_port(from, host);
     world_.trace([&] {
       return concat("agent ", there->incarnation, " hears ", membership::to_text(sent).substr(0, 400));
     });
@@ -176,14 +176,14 @@ void SimulatedRun::send(const std::shared_ptr<Agent>& from, const std::string& a
 }
 
 // A host whose agent is gone says so; one that is gone itself is silent.
-void SimulatedRun::refuse(const std::shared_ptr<Agent>& from, int host) {
+void SimulatedRun::tell_closed_port(const std::shared_ptr<Agent>& from, int host) {
   const auto last =
       std::find_if(agents_.rbegin(), agents_.rend(), [&](const auto& agent) { return agent->host == host; });
   if (last == agents_.rend() || (*last)->is_host_lost || world_.is_cut(host, from->host)) return;
   world_.on_host(from->host, world_.now() + milliseconds(1), [this, from, host] {
     if (!from->is_alive) return;
     MemberProtocol::Effects effects;
-    from->protocol->on_refused(address_of(host), world_.now(), effects);
+    from->protocol->on_closed_port(address_of(host), world_.now(), effects);
     apply(from, effects);
   });
 }

@@ -72,7 +72,7 @@ class SimulatedRun {
   void apply(const std::shared_ptr<Agent>& agent, membership::MemberProtocol::Effects& effects);
   void send(const std::shared_ptr<Agent>& from, const std::string& address,
             const membership::AgentMessage& message);
-  void refuse(const std::shared_ptr<Agent>& from, int host);
+  void tell_closed_port(const std::shared_ptr<Agent>& from, int host);
   void arm(const std::shared_ptr<Agent>& agent);
   void on_record(const std::shared_ptr<Agent>& agent);
   void report(const std::shared_ptr<Agent>& agent);

@@ -1,51 +1,11 @@
 #pragma once
 
-#include <algorithm>
-#include <chrono>
-#include <map>
 #include <optional>
-#include <string>
 
-#include "cohort/membership/internal/agent_message.h"
+#include "cohort/membership/internal/observations.h"
 #include "cohort/membership/record.h"
 
 namespace cohort::membership {
-
-/// Time on a clock that whoever drives the protocol reads.
-using Time = std::chrono::steady_clock::time_point;
-
-/// An agent as another one sees it.
-struct AgentView {
-  std::string address;
-  Report report;  ///< the last
-  Time first_heard, last_heard;
-  bool is_dead = false;  ///< its process has ended
-  Time link_lost_at;     ///< when its report first had lost links
-  Time may_join;         ///< it was dropped, and is not taken again before
-  int num_drops = 0;
-  std::uint64_t revision = 0;        ///< of the record that it has
-  std::uint64_t place_revision = 0;  ///< of the record that gave it another place, as one of a spare
-  std::uint64_t most_steps = 0;      ///< committed, by all its reports: a rank that dies may lose them
-
-  /// This is its last report now.
-  void note(const Report& next, Time now) {
-    const bool is_first = report.lost_links.empty() || report.entered != next.entered;
-    if (!next.lost_links.empty() && is_first) link_lost_at = now;
-    most_steps = std::max(most_steps, next.committed_steps);
-    report = next;
-  }
-};
-
-/// What the agent that decides has seen.
-struct Observations {
-  Time now;
-  std::string self;                         ///< its own incarnation
-  std::map<std::string, AgentView> agents;  ///< by incarnation; its own too
-  Time since;                               ///< when it began to decide, or was stopped itself and ran again
-  Time state_since;                         ///< when it saw the state of the run first
-  Time generation_since;  ///< when it saw the newest generation first, or began to decide later
-  Time decides_since;  ///< when it began to decide; the time for which it was stopped itself does not count
-};
 
 /// The record that follows, or nothing where the record stays. A pure function: two agents that see alike decide alike, and
 /// a compare-and-swap sorts out those that do not.

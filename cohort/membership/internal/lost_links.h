@@ -4,7 +4,8 @@
 #include <optional>
 #include <set>
 
-#include "cohort/membership/internal/decide.h"
+#include "cohort/membership/internal/observations.h"
+#include "cohort/membership/record.h"
 
 namespace cohort::membership {
 

@@ -232,7 +232,7 @@ void MemberLoop::handle(const Event& event, Time now, MemberProtocol::Effects& e
     }
     case Event::Type::kNotConnected:
       to_be_sent_.erase(event.text);
-      if (event.is_dead) protocol_->on_refused(event.text, now, effects);
+      if (event.is_dead) protocol_->on_closed_port(event.text, now, effects);
       if (std::exchange(last_failure_, event.why) != event.why && !protocol_->record()) {
         base::log_info(concat("no answer from ", event.text, " yet: ", event.why));
       }

@@ -50,7 +50,7 @@ void MemberProtocol::note_time(Time now) {
   since_ = now;
   generation_since_ = std::max(generation_since_, now);
   for (auto& [incarnation, since] : listening_) since = now;
-  refused_since_.clear();
+  closed_since_.clear();
   for (Time* const time : {&start_, &decides_since_, &state_since_, &endpoint_heard_}) *time += gap;
   if (blocked_since_) *blocked_since_ += gap;
   for (auto& [incarnation, agent] : views_) agent.last_heard += gap;
@@ -283,7 +283,7 @@ void MemberProtocol::on_message(const AgentMessage& message, Time now, Effects& 
   using Type = AgentMessage::Type;
   heard_[message.incarnation] = now;
   dead_.erase(message.incarnation);
-  refused_since_.erase(message.incarnation);
+  closed_since_.erase(message.incarnation);
   if (!record_ || is_endpoint(message.incarnation)) endpoint_heard_ = now;
   switch (message.type) {
     case Type::kReport:
@@ -354,14 +354,14 @@ void MemberProtocol::on_death(const std::string& incarnation, Time now, Effects&
   decide_at_ = now;
 }
 
-// An agent that ends closes its port. After so long it is no host that is only just beginning to listen, or refuses for another reason.
-void MemberProtocol::on_refused(const std::string& address, Time now, Effects& effects) {
+// An agent that ends closes its port. After so long it is no host that is only just beginning to listen, or answers so for another reason.
+void MemberProtocol::on_closed_port(const std::string& address, Time now, Effects& effects) {
   note_time(now);
   if (is_embedded() || !record_ || record_->has_ended()) return;
   for (const auto* const list : {&record_->generation.members, &record_->waiting, &record_->spares}) {
     for (const MemberInfo& agent : *list) {
       if (agent.address != address || dead_.contains(agent.incarnation)) continue;
-      const Time since = refused_since_.emplace(agent.incarnation, now).first->second;
+      const Time since = closed_since_.emplace(agent.incarnation, now).first->second;
       if (now - since <= kEndpointFactor * silence_) continue;
       views_[agent.incarnation].address = address;
       return on_death(agent.incarnation, now, effects);

@@ -45,7 +45,7 @@ class MemberProtocol {
   /// The process of this incarnation has ended.
   void on_death(const std::string& incarnation, Time now, Effects& effects);
   /// Nobody listens at an address.
-  void on_refused(const std::string& address, Time now, Effects& effects);
+  void on_closed_port(const std::string& address, Time now, Effects& effects);
   /// Throws: CommError for a record of another version.
   void on_store(const StoreAnswer& answer, Time now, Effects& effects);
   /// What this agent says of itself. `known` and `unheard` are filled in.
@@ -108,7 +108,7 @@ class MemberProtocol {
   std::map<std::string, Time> heard_;       // by incarnation
   std::map<std::string, Time> listening_;   // by incarnation: since when it is asked
   std::set<std::string> dead_;
-  std::map<std::string, Time> refused_since_;               // by incarnation, of those that are not heard
+  std::map<std::string, Time> closed_since_;                // by incarnation, of those that are not heard
   std::vector<std::string> report_targets_, ping_targets_;  // addresses
   std::string failure_;
 };

@@ -81,7 +81,7 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
   output_.log(LogLevel::kWarning, describe({failure}, world_size));
   times_.note_cause(Clock::now());
   const int num_in_a_row = failures_.note(end.place, member_.status().committed_steps, Clock::now());
-  const bool is_hopeless = !options_.limits_restarts() && num_in_a_row > PlaceFailures::kMostInARow;
+  const bool is_hopeless = !options_.limits_restarts() && num_in_a_row > PlaceFailures::kMaxInARow;
   if (is_hopeless) {
     output_.log(LogLevel::kError, concat("local rank ", end.place, " has failed ", num_in_a_row,
                                          " times in a row, and no step was made between"));

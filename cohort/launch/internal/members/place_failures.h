@@ -12,7 +12,7 @@ class PlaceFailures {
  public:
   using Time = std::chrono::steady_clock::time_point;
   /// After more of them the place is hopeless: its program fails, or its node is broken.
-  static constexpr int kMostInARow = 3;
+  static constexpr int kMaxInARow = 3;
 
   /// A rank of this place has failed; so many steps of the run are committed. Returns how often in a row that happened.
   int note(std::size_t place, std::uint64_t steps, Time now) {
