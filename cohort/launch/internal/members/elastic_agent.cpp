@@ -118,10 +118,11 @@ void ElasticAgent::follow() {
 }
 
 void ElasticAgent::tell_ranks() {
+  if (may_save()) return;
   const membership::MemberView& view = member_.view();
   membership::RankOrder order;
   order.revision = view.revision;
-  order.has_ended = member_.is_over() && !may_save();
+  order.has_ended = member_.is_over();
   order.has_succeeded = member_.has_succeeded();
   order.is_leaving = end_.is_leaving = is_leaving();
   order.end_cause = view.failure;
@@ -193,8 +194,8 @@ void ElasticAgent::end_ranks() {
   shutdown_.kill_when_due(leave_.must_kill());
 }
 
-// All members leave, so the run has ended: ranks get the signal first, and save what all have, with those of other nodes. One that
-// waits for a generation hears of the end later.
+// All members leave, so the run has ended: ranks get the signal first, and save what all have, with those of other nodes: they stay in
+// their generation. One that waits for another one hears of the end later.
 bool ElasticAgent::may_save() {
   if (!leave_.has_begun() || !member_.has_ended() || member_.has_succeeded()) return false;
   if (!end_.may_save) return false;
