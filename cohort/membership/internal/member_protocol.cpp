@@ -489,8 +489,7 @@ void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time
 void MemberProtocol::begin_after(const RendezvousRecord& ended, std::uint64_t revision) {
   if (ended.state == RunState::kSucceeded) {
     return fail(base::concat("run ", ended.settings.run_id,
-                             " has succeeded already, and its record stays for a minute: "
-                             "another run needs another id (--rdzv-id)"));
+                             " has succeeded already, and its record stays for a minute"));
   }
   revision_ = revision;
   has_read_ = true;

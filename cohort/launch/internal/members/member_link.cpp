@@ -93,7 +93,9 @@ std::string own_host(const RunOptions& options) {
 
 MemberLink::MemberLink(const RunOptions& options, const std::optional<base::Secret>& secret,
                        membership::MemberStatus status)
-    : changed_(std::make_shared<ChangeSignal>()), status_(std::move(status)) {
+    : is_embedded_(options.rendezvous.backend == RendezvousBackend::kEmbedded),
+      changed_(std::make_shared<ChangeSignal>()),
+      status_(std::move(status)) {
   membership::MemberOptions member;
   member.settings = settings_of(options);
   member.secret = secret;

@@ -44,6 +44,8 @@ class MemberLink {
   bool has_succeeded() const {
     return view_.record && view_.record->state == membership::RunState::kSucceeded;
   }
+  /// The record is in an agent, and not in etcd.
+  bool is_embedded() const { return is_embedded_; }
   bool has_ended() const { return view_.record && view_.record->has_ended(); }
   /// Whether the run ends where this member leaves: it has the only record, or there is no other node.
   bool is_needed() const;
@@ -57,6 +59,7 @@ class MemberLink {
  private:
   std::string waits_for() const;
 
+  const bool is_embedded_;
   std::shared_ptr<ChangeSignal> changed_;  // also of the member's threads
   membership::MemberStatus status_;
   std::unique_ptr<membership::Member> member_;

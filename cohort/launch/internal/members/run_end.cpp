@@ -7,8 +7,11 @@ namespace cohort::launch {
 int status_of_end(const MemberLink& member, AgentOutput& output) {
   const membership::MemberView& view = member.view();
   if (!view.failure.empty()) {
-    throw RendezvousError("launch.run", view.failure,
-                          "look at the agent at --rdzv-endpoint; all nodes need the same flags and secret");
+    throw RendezvousError(
+        "launch.run", view.failure,
+        member.is_embedded()
+            ? "look at the agent at --rdzv-endpoint; all nodes need the same flags and secret"
+            : "the same flags and secret on all nodes, and a --rdzv-id of this run's own");
   }
   const membership::RendezvousRecord& record = *view.record;
   if (record.state == membership::RunState::kSucceeded) return 0;
