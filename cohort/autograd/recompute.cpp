@@ -8,11 +8,13 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -20,10 +22,25 @@
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/autograd/internal/recompute_node.h"
 #include "cohort/autograd/output_aliases.h"
+#include "cohort/autograd/run_state.h"
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/core/generator_states.h"
+
+namespace cohort::autograd {
+namespace {
+
+std::atomic<std::unique_ptr<RunState> (*)()> take_run_state{nullptr};
+
+}  // namespace
+
+bool set_run_state(std::unique_ptr<RunState> (*take)()) {
+  take_run_state = take;
+  return true;
+}
+
+}  // namespace cohort::autograd
 
 namespace cohort::autograd::recompute_detail {
 
@@ -185,6 +202,7 @@ struct Runs::State : SecondRun {
         inputs(std::move(of)),
         first(inputs, kWords),
         handed(non_leaf_proxies(first.leaves())) {
+    if (const auto take = take_run_state.load()) of_thread = take();
     for (const at::Tensor& input : inputs) {
       versions.push_back(version_of(input));
       requires_grad.push_back(input.defined() && input.requires_grad());
@@ -197,8 +215,13 @@ struct Runs::State : SecondRun {
 
   void check_second(const Tensors& again) const;
   std::vector<std::size_t> places_of(const Tensors& captured_again) const;
-  std::optional<DetachedGraph> run_again(const Tensors& full, core::GeneratorStates::Global global,
-                                         const core::GlobalGeneratorAsFound* found);
+  // The graph of a second run.
+  struct Graph {
+    DetachedGraph part;
+    Tensors roots = {};  // besides the results: gradients at which its backward begins too
+  };
+  std::optional<Graph> run_again(const Tensors& full, core::GeneratorStates::Global global,
+                                 const core::GlobalGeneratorAsFound* found);
   bool draws_elsewhere(const After& before, const After& after,
                        const core::GlobalGeneratorAsFound& found) const;
   std::size_t num_edges() const override {
@@ -216,12 +239,15 @@ struct Runs::State : SecondRun {
   core::GeneratorStates generators;  // before the first run
   After after_first;
   AutocastState autocast;
+  std::unique_ptr<RunState> of_thread;  // null: no module has any
   Run again;
   std::vector<Result> results;
 };
 
 Runs::Runs(RecomputeOptions options, Tensors inputs)
-    : state_(c10::make_intrusive<State>(std::move(options), std::move(inputs))) {}
+    : state_(c10::make_intrusive<State>(std::move(options), std::move(inputs))) {
+  if (state_->of_thread) first_run_ = state_->of_thread->begin_first_run(state_->handed);
+}
 Runs::~Runs() = default;
 
 const Tensors& Runs::leaves() const {
@@ -231,6 +257,9 @@ const Tensors& Runs::leaves() const {
 Tensors Runs::attach(const Tensors& results, Run again) {
   State& state = *state_;
   if (state.options.preserve_rng_state) state.after_first = After::now();
+  // Their graph goes with that of this run. The parameters that it leads to are inputs of the node.
+  const Tensors roots = first_run_ ? first_run_->end() : Tensors();
+  first_run_.reset();
   for (std::size_t i = 0; i < state.inputs.size(); ++i) {
     if (version_of(state.inputs[i]) == state.versions[i]) continue;
     throw UsageError(kWhere,
@@ -254,7 +283,9 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   OutputAliases views;
   Tensors attached = results, ends;
   views.detach(attached, state.handed);
+  attached.insert(attached.end(), roots.begin(), roots.end());
   attached = state.first.end(attached);
+  attached.resize(results.size());
   for (std::size_t i = 0; i < attached.size(); ++i) {
     const bool needs = state.first.needs_gradient()[i];
     state.results.push_back({needs, describe(attached[i])});
@@ -317,6 +348,14 @@ std::vector<std::size_t> Runs::State::places_of(const Tensors& captured_again) c
     }
     places.push_back(found->second);
   }
+  // Its gradient would be lost without a word.
+  for (std::size_t i = 0; i < first.captured().size(); ++i) {
+    if (std::ranges::find(places, i) != places.end()) continue;
+    throw UsageError(kWhere,
+                     base::concat("fn does not use a parameter ", describe(first.captured()[i]),
+                                  " when it runs again in backward that it used before"),
+                     "an fn that depends on its inputs and on nothing that changes until backward");
+  }
   return places;
 }
 
@@ -332,14 +371,17 @@ bool Runs::State::draws_elsewhere(const After& before, const After& after,
 }
 
 // The graph of a second run; none where fn needs the global generator itself to draw what it drew.
-std::optional<DetachedGraph> Runs::State::run_again(const Tensors& full, core::GeneratorStates::Global global,
-                                                    const core::GlobalGeneratorAsFound* found) {
-  std::optional<DetachedGraph> part(std::in_place, full);
+std::optional<Runs::State::Graph> Runs::State::run_again(const Tensors& full,
+                                                         core::GeneratorStates::Global global,
+                                                         const core::GlobalGeneratorAsFound* found) {
+  std::optional<Graph> graph(Graph{DetachedGraph(full)});
+  DetachedGraph& part = graph->part;
   const at::AutoGradMode gradients_on(true);
   const AutocastScope autocast_as_before(autocast);
   const core::GeneratorStates::Again draws_again(generators, global);
+  const std::unique_ptr<RunScope> scope = of_thread ? of_thread->begin_second_run(part.leaves()) : nullptr;
   const After before = draws_again.after();
-  Tensors kept = again(part->leaves());
+  Tensors kept = again(part.leaves());
   const After after = draws_again.after();
   if (global == core::GeneratorStates::Global::kCopy) {
     if (draws_elsewhere(before, after, *found)) return std::nullopt;
@@ -350,19 +392,28 @@ std::optional<DetachedGraph> Runs::State::run_again(const Tensors& full, core::G
                              "what has changed, or other threads draw from its generator. Try: "
                              "core::RandomScope around the call"));
   }
-  OutputAliases().detach(kept, part->leaves());
+  OutputAliases().detach(kept, part.leaves());
   check_second(kept);
   // Only those that had a gradient have one to go back from.
   for (std::size_t i = 0; i < kept.size(); ++i) {
     if (!results[i].needs_gradient) kept[i].reset();
   }
-  part->end(kept);
-  return part;
+  if (scope) {
+    for (at::Tensor& root : scope->end()) {
+      graph->roots.push_back(at::zeros_like(root.detach()));
+      kept.push_back(std::move(root));
+    }
+  }
+  part.end(kept);
+  return graph;
 }
 
 // `wanted` and what is returned: the inputs that need a gradient, then the parameters.
 Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
                               const std::vector<bool>& wanted) {
+  if (std::ranges::none_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); })) {
+    return Tensors(num_edges());  // nothing follows from no gradient
+  }
   first.check_captured();
   Tensors full(defined.size());
   for (std::size_t i = 0, place = 0; i < full.size(); ++i) {
@@ -370,25 +421,27 @@ Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
     if (defined[i]) full[i] = saved[place++].detach().requires_grad_(requires_grad[i]);
   }
   const ScopedBuffers keep(options.buffers);
-  std::optional<DetachedGraph> part;
+  std::optional<Graph> graph;
   if (!options.preserve_rng_state) {
-    part = run_again(full, core::GeneratorStates::Global::kItself, nullptr);
+    graph = run_again(full, core::GeneratorStates::Global::kItself, nullptr);
   } else {
     core::GlobalGeneratorAsFound found;
-    part = run_again(full, core::GeneratorStates::Global::kCopy, &found);
-    if (!part) {
+    graph = run_again(full, core::GeneratorStates::Global::kCopy, &found);
+    if (!graph) {
       found.restore_at_end();
-      part = run_again(full, core::GeneratorStates::Global::kItself, nullptr);
+      graph = run_again(full, core::GeneratorStates::Global::kItself, nullptr);
     }
   }
-  const std::vector<std::size_t> places = places_of(part->captured());
+  const std::vector<std::size_t> places = places_of(graph->part.captured());
   std::size_t num_inputs = 0;
   std::vector<bool> wanted_of_part(full.size());
   for (std::size_t i = 0; i < full.size(); ++i) {
     if (requires_grad[i]) wanted_of_part[i] = wanted[num_inputs++];
   }
   for (const std::size_t place : places) wanted_of_part.push_back(wanted[num_inputs + place]);
-  Tensors found = part->backward(gradients, /*keep_graph=*/false, wanted_of_part);
+  Tensors of_results = gradients;
+  of_results.insert(of_results.end(), graph->roots.begin(), graph->roots.end());
+  Tensors found = graph->part.backward(of_results, /*keep_graph=*/false, wanted_of_part);
   Tensors result(num_inputs + first.captured().size());
   for (std::size_t i = 0, place = 0; i < full.size(); ++i) {
     if (requires_grad[i]) result[place++] = std::move(found[i]);

@@ -25,6 +25,8 @@
 /// Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
 namespace cohort::autograd {
 
+class RunScope;
+
 /// How a recomputed part differs from a plain one.
 struct RecomputeOptions {
   /// The second run draws the random numbers of the first. On the CPU its operators draw from copies of
@@ -60,6 +62,7 @@ class Runs {
 
  private:
   c10::intrusive_ptr<State> state_;
+  std::unique_ptr<RunScope> first_run_;
 };
 
 template <typename Fn, typename... Inputs>
@@ -98,7 +101,7 @@ struct RecomputedCall {
 /// other calls where these change no buffers that it changes. Calls may be nested.
 /// Throws: UsageError where fn changes an input in place or reaches a graph that is not an input's; in
 /// backward where it is one with create_graph, where a parameter was changed since, or where the second run's
-/// results differ in number, shape or type, or it uses other parameters.
+/// results differ in number, shape or type, or it does not use the same parameters.
 template <typename Fn, typename... Inputs>
   requires recompute_detail::Runnable<Fn, Inputs...>
 auto recompute(RecomputeOptions options, Fn fn, Inputs... inputs) {
