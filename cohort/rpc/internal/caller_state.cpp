@@ -52,8 +52,12 @@ CallerState CallerState::of_next_call() {
   return state;
 }
 
-SeedScope::SeedScope(std::optional<std::uint64_t> seed)
-    : seed_(seed), outer_(std::exchange(current_seeds, this)) {}
+SeedScope::SeedScope(std::optional<std::uint64_t> seed, std::uint64_t first_call)
+    : seed_(seed), num_calls_(first_call), outer_(std::exchange(current_seeds, this)) {}
+
+SeedScope* SeedScope::current() {
+  return current_seeds;
+}
 
 // Scopes may end in another order than they began, as contexts do.
 SeedScope::~SeedScope() {

@@ -35,17 +35,26 @@ COHORT_NESTED(CallerState, grad_mode, autocast, seed)
 /// `seed` calls get none. The newest scope counts. Threads: the one that made it.
 class SeedScope {
  public:
-  explicit SeedScope(std::optional<std::uint64_t> seed);
+  /// `first_call`: the number of its first call.
+  explicit SeedScope(std::optional<std::uint64_t> seed, std::uint64_t first_call = 0);
   ~SeedScope();
   SeedScope(const SeedScope&) = delete;
   SeedScope& operator=(const SeedScope&) = delete;
 
   /// Of the next call of this thread; none outside of scopes.
   static std::optional<std::uint64_t> next();
+  /// The newest scope of this thread; null where there is none.
+  static SeedScope* current();
+
+  std::optional<std::uint64_t> seed() const { return seed_; }
+  /// The number of the next call.
+  std::uint64_t num_calls() const { return num_calls_; }
+  /// Another scope has made the calls before this number.
+  void skip_to(std::uint64_t num_calls) { num_calls_ = num_calls; }
 
  private:
   const std::optional<std::uint64_t> seed_;
-  std::uint64_t num_calls_ = 0;
+  std::uint64_t num_calls_;
   SeedScope* outer_;
 };
 

@@ -16,11 +16,12 @@ thread_local ContextScope* current_scope = nullptr;
 }  // namespace
 
 ContextScope::ContextScope(std::shared_ptr<ContextState> context, CallPath path,
-                           std::vector<at::Tensor> inputs)
+                           std::vector<at::Tensor> inputs, std::uint32_t first_call)
     : context_(std::move(context)),
       path_(std::move(path)),
       inputs_(std::move(inputs)),
-      outer_(std::exchange(current_scope, this)) {
+      outer_(std::exchange(current_scope, this)),
+      num_calls_(first_call) {
   // Numbers for the Send nodes of this scope's calls, below those of all nodes that the scope makes later.
   next_low_ = at::sequence_number::peek();
   for (int i = 0; i < kLowNumbers; ++i) last_low_ = at::sequence_number::get_and_increment();
@@ -33,11 +34,17 @@ ContextScope::~ContextScope() {
   if (*at == this) *at = outer_;
 }
 
-NoCallerScope::NoCallerScope() : outer_(std::exchange(current_scope, nullptr)) {
+NoContextScope::NoContextScope() : outer_(std::exchange(current_scope, nullptr)) {}
+NoContextScope::~NoContextScope() {
+  current_scope = outer_;
+}
+
+NoCallerScope::NoCallerScope() {
   if (c10::InferenceMode::is_enabled()) mode_.emplace(false);
 }
-NoCallerScope::~NoCallerScope() {
-  current_scope = outer_;
+
+ContextScope* ContextScope::current() {
+  return current_scope;
 }
 
 ContextScope* ContextScope::recording(const void* home) {

@@ -8,11 +8,14 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/rpc/internal/recomputed_calls.h"
 
 namespace cohort::rpc {
 namespace {
 
 using Tensors = ContextState::Tensors;
+
+[[maybe_unused]] const bool calls_are_repeated = autograd::set_run_state(take_state_of_calls);
 
 void check_may_be_replaced(const ObjectValue& value) {
   if (value.decode != nullptr) return;
