@@ -21,9 +21,11 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/autograd/recompute.h"
 #include "cohort/base/error.h"
 #include "cohort/base/threads/thread_pool.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/rpc/internal/context_scope.h"
 #include "tests/rpc/job.h"
 
 namespace cohort::rpc::programs {
@@ -408,6 +410,18 @@ struct PostedObject {
   }
 };
 
+// A program at the same place runs twice, with all that it calls. Not in a handler that answers later: outside of contexts the
+// value of an object on its own worker may have a graph, which recompute() rejects.
+struct Recomputed {
+  static at::Tensor remote(const Statement& s, const at::Tensor& y) {
+    const auto fn = [s](const at::Tensor& x) { return random_program(s.here, s.seed, s.depth, x); };
+    return y + (ContextScope::current() == nullptr ? fn(y * 0.5) : autograd::recompute(fn, y * 0.5));
+  }
+  static at::Tensor plain(const Statement& s, const at::Tensor& y) {
+    return y + plain_call(s, s.here, s.seed, y * 0.5);
+  }
+};
+
 struct StatementKind {
   const char* name;
   at::Tensor (*remote)(const Statement& s, const at::Tensor& y);
@@ -433,6 +447,7 @@ constexpr StatementKind kKinds[] = {
     kind<ParameterObject>("parameter as an object"),
     kind<KeptArgument>("argument that is kept"),
     kind<PostedObject>("object of a call without an answer"),
+    kind<Recomputed>("recomputed program"),
 };
 constexpr unsigned kNumLocal = 2;
 
