@@ -2,6 +2,7 @@
 #include "cohort/rpc/internal/caller_state.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/core/random_scope.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "tests/rpc/job.h"
@@ -88,6 +90,19 @@ TEST(CallerStateTest, AnAutocastThatNobodySendsIsAnError) {
     COHORT_EXPECT_THROW_WITH(CallerStateScope{state}, CommError, "a call comes with autocast");
     EXPECT_FALSE(narrows_here());
   }
+}
+
+// As on a thread that waits in the second run of autograd::recompute(), and runs a handler meanwhile.
+TEST(CallerStateTest, AHandlerDoesNotDrawFromWhatStandsForTheGlobalGenerator) {
+  at::Generator copy = at::make_generator<at::CPUGeneratorImpl>(5);
+  const at::Tensor before = copy.get_state();
+  {
+    const core::RandomScope second_run(copy, copy);
+    const CallerStateScope handler({});
+    at::rand({4});
+    at::rand({4}, at::detail::getDefaultCPUGenerator());
+  }
+  EXPECT_TRUE(at::equal(before, copy.get_state()));
 }
 
 TEST(CallerStateTest, SeedsFollowFromTheSeedAndTheOrderOfCalls) {

@@ -11,6 +11,7 @@
 // its program, so neither time nor place decides what is drawn.
 #include "cohort/rpc/internal/caller_state.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 
 #include <utility>
@@ -77,11 +78,13 @@ CallerStateScope::CallerStateScope(const CallerState& state)
       seeds_(state.seed),
       is_cached_before_(at::autocast::is_autocast_cache_enabled()) {
   for (const AutocastOn& on : state.autocast) check_autocast(on);
-  if (state.seed) {
-    random_.emplace(core::RandomKey{.seed = *state.seed});
-  } else if (core::RandomScope::current().defined()) {
-    random_.emplace(at::Generator());
+  // A thread that waits in the second run of autograd::recompute() has copies in the place of both generators. A handler that it
+  // runs meanwhile must not draw from these.
+  const at::Generator& global = at::detail::getDefaultCPUGenerator();
+  if (core::RandomScope::current().defined() || core::RandomScope::global() != global) {
+    global_.emplace(at::Generator(), global);
   }
+  if (state.seed) random_.emplace(core::RandomKey{.seed = *state.seed});
   // Nothing below throws.
   at::autocast::set_autocast_cache_enabled(state.autocast.empty());
   for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {

@@ -74,7 +74,7 @@ class CallerStateScope {
   };
   const at::AutoGradMode grad_mode_;
   const SeedScope seeds_;
-  std::optional<core::RandomScope> random_;
+  std::optional<core::RandomScope> global_, random_;
   bool is_cached_before_;
   std::array<Autocast, 2> before_;  // of the CPU, of GPUs
 };
