@@ -115,12 +115,55 @@ TEST(ContextProtocolTest, TheDeathOfACreatorEndsItsContexts) {
   ContextProtocol callee(1);
   ContextEffects effects;
   const auto copy = callee.on_call(2, kOfWorker0);
-  callee.begin_call(copy, 3);
+  callee.begin_call(copy, 0);
   callee.on_down(0, effects);
   EXPECT_EQ(effects.ended, std::vector{copy});
   EXPECT_TRUE(effects.messages.empty());
   EXPECT_EQ(callee.on_call(2, kOfWorker0), kNoCopy);
   callee.on_message(2, {ContextMessageType::kEnded, kOfWorker0, 1}, effects);
+  EXPECT_EQ(callee.size(), 0U);
+}
+
+// Worker 1 loses the creator, and worker 2 does not: the creator may use it yet.
+TEST(ContextProtocolTest, ACalleeOfAWorkerThatHasLostTheCreatorAsksTheCreator) {
+  ContextProtocol creator(0), caller(1), callee(2);
+  const ContextId context = creator.create();
+  const auto copy = caller.on_call(0, context);
+  caller.begin_call(copy, 2);
+  caller.begin_call(copy, 2);
+  const auto copy_of_callee = callee.on_call(1, context);
+  ContextEffects at_caller, later, at_callee, at_creator, at_end;
+  caller.on_down(0, at_caller);
+  EXPECT_EQ(at_caller.ended, std::vector{copy});
+  const ContextMessage abandoned = only_message_to(2, at_caller);
+  EXPECT_EQ(abandoned.type, ContextMessageType::kAbandoned);
+  EXPECT_EQ(abandoned.num_calls, 2U);
+  callee.on_message(1, abandoned, at_callee);
+  EXPECT_EQ(callee.copy_of(context), copy_of_callee) << "the context has not ended";
+  const ContextMessage orphaned = only_message_to(0, at_callee);
+  EXPECT_EQ(orphaned.type, ContextMessageType::kOrphaned);
+  caller.cancel_call(copy, context, 2, later);
+  const ContextMessage unsent = only_message_to(2, later);
+  EXPECT_EQ(unsent.type, ContextMessageType::kUnsent);
+  callee.on_message(1, unsent, at_callee);
+  EXPECT_EQ(callee.num_copies(), 1U);
+  creator.on_message(2, orphaned, at_creator);
+  creator.end(context, at_end);
+  callee.on_message(0, only_message_to(2, at_end), at_callee);
+  EXPECT_EQ(callee.size(), 0U);
+}
+
+// In which order messages come is chance.
+TEST(ContextProtocolTest, AnAbandonedCopyMayBeKnownBeforeItsCalls) {
+  ContextProtocol callee(2);
+  ContextEffects effects;
+  callee.on_message(1, {ContextMessageType::kAbandoned, kOfWorker0, 1}, effects);
+  EXPECT_EQ(only_message_to(0, effects).type, ContextMessageType::kOrphaned);
+  const auto copy = callee.on_call(0, kOfWorker0);
+  EXPECT_NE(copy, kNoCopy) << "the creator's own call has a context";
+  EXPECT_EQ(callee.on_call(1, kOfWorker0), copy);
+  callee.on_message(0, {ContextMessageType::kEnded, kOfWorker0, 1}, effects);
+  EXPECT_EQ(effects.ended, std::vector{copy});
   EXPECT_EQ(callee.size(), 0U);
 }
 

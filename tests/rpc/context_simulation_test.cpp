@@ -1,7 +1,8 @@
 // Random programs of workers that begin contexts, call each other in them and end them. Handlers call on, also back to
 // their callers, and also once the context has ended. Messages take any time, so they come in any order; a death is seen by each
-// worker at a time of its own. What must hold:
-//   while the creator of a context lives and has not ended it, each call of it runs in it, and no worker ends its copy;
+// worker at a time of its own. Two workers may lose each other, while others keep both. What must hold:
+//   while the creator of a context lives and has not ended it, each call of it runs in it, and no worker ends its copy, unless it
+//   has lost the creator;
 //   a call is within a context only where the copy of its caller has not ended;
 // and in the end, when all contexts have ended and all messages have come: no worker has a copy, or knows anything of a context.
 #include <gtest/gtest.h>
@@ -20,9 +21,11 @@
 namespace cohort::rpc {
 namespace {
 
+enum class Losses : std::uint8_t { kNone, kDeaths, kPairs, kBoth };
+
 class ContextSimulation : test::ProtocolSimulation {
  public:
-  ContextSimulation(std::uint64_t seed, bool has_deaths) : ProtocolSimulation(seed) {
+  ContextSimulation(std::uint64_t seed, Losses losses) : ProtocolSimulation(seed) {
     const std::size_t num_workers = 2 + pick(4);
     for (std::size_t id = 0; id < num_workers; ++id) workers_.emplace_back(static_cast<std::int32_t>(id));
     delay_ = 1 + pick(pick(2) == 0 ? 20 : 400);
@@ -30,9 +33,17 @@ class ContextSimulation : test::ProtocolSimulation {
     for (std::size_t i = 0; i < num_steps; ++i) {
       at(pick(1'000), [this] { step(); });
     }
-    if (!has_deaths) return;
-    for (std::size_t i = 1 + pick(num_workers); i > 0; --i) {
-      at(pick(1'000), [this] { die(worker()); });
+    if (losses == Losses::kDeaths || losses == Losses::kBoth) {
+      for (std::size_t i = 1 + pick(num_workers); i > 0; --i) {
+        at(pick(1'000), [this] { die(worker()); });
+      }
+    }
+    if (losses == Losses::kPairs || losses == Losses::kBoth) {
+      for (std::size_t i = 1 + pick(num_workers); i > 0; --i) {
+        at(pick(1'000), [this] {
+          cut(worker(), worker(), [this](std::int32_t self, std::int32_t other) { give_up(self, other); });
+        });
+      }
     }
   }
 
@@ -58,7 +69,8 @@ class ContextSimulation : test::ProtocolSimulation {
     return error();
   }
 
-  std::size_t num_late = 0, num_made_late = 0, num_outside = 0, num_unsent = 0, num_orphaned = 0;
+  std::size_t num_late = 0, num_made_late = 0, num_outside = 0, num_unsent = 0, num_orphaned = 0,
+              num_abandoned = 0;
 
  private:
   using CopyId = ContextProtocol::CopyId;
@@ -67,7 +79,7 @@ class ContextSimulation : test::ProtocolSimulation {
     std::int32_t id;
     ContextProtocol protocol;
     bool is_alive = true;
-    std::set<std::int32_t> saw_dead;
+    std::set<std::int32_t> saw_down;
     std::vector<ContextId> open;         // of its program
     std::map<CopyId, ContextId> copies;  // that have not ended
   };
@@ -81,7 +93,8 @@ class ContextSimulation : test::ProtocolSimulation {
     at(1 + pick(delay_), [this, from, to, deliver = std::move(deliver)] {
       const Worker& receiver = worker_at(to);
       if (!receiver.is_alive || (!worker_at(from).is_alive && pick(2) == 0)) return;
-      if (receiver.saw_dead.count(from) == 0 || pick(10) == 0) deliver();
+      if (is_cut(from, to) && pick(2) == 0) return;
+      if (receiver.saw_down.count(from) == 0 || pick(10) == 0) deliver();
     });
   }
 
@@ -90,14 +103,21 @@ class ContextSimulation : test::ProtocolSimulation {
     for (const CopyId copy : effects.ended) {
       const auto ended = here.copies.extract(copy);
       if (ended.empty()) return fail("a copy ends twice, or never began");
-      if (is_open(ended.mapped())) fail("a copy ends, and the context has not");
+      if (is_open(ended.mapped()) && here.saw_down.count(ended.mapped().creator) == 0) {
+        fail("a copy ends, and the context has not");
+      }
     }
     for (const auto& [to, message] : effects.messages) {
       if (message.type == ContextMessage::Type::kUnsent) ++num_unsent;
       if (message.type == ContextMessage::Type::kOrphaned) ++num_orphaned;
+      if (message.type == ContextMessage::Type::kAbandoned) ++num_abandoned;
       const auto deliver = [this, self, to = to, message = message] {
         ContextProtocol::Effects next;
-        worker_at(to).protocol.on_message(self, message, next);
+        Worker& receiver = worker_at(to);
+        receiver.protocol.on_message(self, message, next);
+        // A message that counts calls may come before them, and makes the copy.
+        const CopyId copy = receiver.protocol.copy_of(message.context);
+        if (copy != ContextProtocol::kNoCopy) receiver.copies.emplace(copy, message.context);
         apply(to, next);
       };
       if (to == self) {
@@ -176,7 +196,9 @@ class ContextSimulation : test::ProtocolSimulation {
     const CopyId copy = here.protocol.on_call(caller, context);
     if (before != ContextProtocol::kNoCopy && copy != before) fail("a call runs in another copy");
     if (copy == ContextProtocol::kNoCopy) {
-      if (is_open(context) && here.saw_dead.count(caller) == 0) fail("a call does not run in its context");
+      if (is_open(context) && here.saw_down.count(caller) + here.saw_down.count(context.creator) == 0) {
+        fail("a call does not run in its context");
+      }
     } else {
       here.copies.emplace(copy, context);
     }
@@ -195,14 +217,18 @@ class ContextSimulation : test::ProtocolSimulation {
     if (!std::exchange(dead.is_alive, false)) return;
     for (const ContextId context : dead.open) open_.erase(context);
     for (Worker& other : workers_) {
-      at(1 + pick(pick(2) == 0 ? 5 : 500), [this, self, &other] {
-        if (!other.is_alive) return;
-        other.saw_dead.insert(self);
-        ContextProtocol::Effects effects;
-        other.protocol.on_down(self, effects);
-        apply(other.id, effects);
-      });
+      at(1 + pick(pick(2) == 0 ? 5 : 500), [this, self, &other] { give_up(other.id, self); });
     }
+  }
+
+  // `self` takes `other` for dead.
+  void give_up(std::int32_t self, std::int32_t other) {
+    Worker& here = worker_at(self);
+    if (!here.is_alive) return;
+    here.saw_down.insert(other);
+    ContextProtocol::Effects effects;
+    here.protocol.on_down(other, effects);
+    apply(self, effects);
   }
 
   void check() {
@@ -225,7 +251,7 @@ class ContextSimulation : test::ProtocolSimulation {
 TEST(ContextSimulationTest, ContextsLiveUntilTheirEndAndLeaveNothing) {
   std::size_t num_late = 0, num_made_late = 0, num_outside = 0, num_unsent = 0;
   for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
-    ContextSimulation simulation(seed, false);
+    ContextSimulation simulation(seed, Losses::kNone);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_late += simulation.num_late;
     num_made_late += simulation.num_made_late;
@@ -241,13 +267,26 @@ TEST(ContextSimulationTest, ContextsLiveUntilTheirEndAndLeaveNothing) {
 TEST(ContextSimulationTest, ContextsLiveUntilTheirEndAndLeaveNothingWhereWorkersDie) {
   std::size_t num_late = 0, num_orphaned = 0;
   for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
-    ContextSimulation simulation(seed, true);
+    ContextSimulation simulation(seed, Losses::kDeaths);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_late += simulation.num_late;
     num_orphaned += simulation.num_orphaned;
   }
   EXPECT_GT(num_late, test::num_seeds() / 4) << "calls that come after the end";
   EXPECT_GT(num_orphaned, 0U) << "copies of which a caller has died";
+}
+
+TEST(ContextSimulationTest, ContextsLiveUntilTheirEndAndLeaveNothingWhereTwoWorkersLoseEachOther) {
+  std::size_t num_abandoned = 0, num_unsent = 0;
+  for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
+    ContextSimulation simulation(seed, seed % 2 == 0 ? Losses::kPairs : Losses::kBoth);
+    ASSERT_EQ(simulation.run(), "") << "seed " << seed;
+    num_abandoned += simulation.num_abandoned;
+    num_unsent += simulation.num_unsent;
+  }
+  EXPECT_GT(num_abandoned, test::num_seeds() / 4)
+      << "copies whose creator was lost, and that have made calls";
+  EXPECT_GT(num_unsent, 0U) << "calls that ends have counted, and that are not sent";
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Random programs of workers that make objects, pass references on, drop them and die. Messages take any time, so they come
-// in any order; a death is seen by each worker at a time of its own. What must hold at every step:
-//   whoever may use a reference (its hold is confirmed, and worker and owner live) finds the object at its owner;
-//   a living worker is told that an object is gone only where somebody has died;
+// in any order; a death is seen by each worker at a time of its own. Two workers may lose each other, while others keep both.
+// What must hold at every step:
+//   whoever may use a reference (its hold is confirmed, and worker and owner live and have each other) finds the object at its
+//   owner;
+//   a living worker is told that an object is gone only where somebody has died or was lost;
 // and in the end, when all references are dropped: no object, no hold, and nothing that was passed on is left.
 #include <gtest/gtest.h>
 
@@ -20,9 +22,11 @@ using Effects = ReferenceProtocol::Effects;
 using HoldId = ReferenceProtocol::HoldId;
 using State = ReferenceProtocol::State;
 
+enum class Lost : std::uint8_t { kNothing, kWorkers, kPairs, kBoth };
+
 class Simulation : test::ProtocolSimulation {
  public:
-  Simulation(std::uint64_t seed, bool has_deaths) : ProtocolSimulation(seed) {
+  Simulation(std::uint64_t seed, Lost lost) : ProtocolSimulation(seed) {
     const std::size_t num_workers = 2 + pick(4);
     for (std::size_t id = 0; id < num_workers; ++id) workers_.emplace_back(static_cast<std::int32_t>(id));
     delay_ = 1 + pick(pick(2) == 0 ? 20 : 400);
@@ -30,9 +34,17 @@ class Simulation : test::ProtocolSimulation {
     for (std::size_t i = 0; i < num_steps; ++i) {
       at(pick(1'000), [this] { step(); });
     }
-    if (!has_deaths) return;
-    for (std::size_t i = 1 + pick(num_workers); i > 0; --i) {
-      at(pick(1'000), [this] { die(worker()); });
+    if (lost == Lost::kWorkers || lost == Lost::kBoth) {
+      for (std::size_t i = 1 + pick(num_workers); i > 0; --i) {
+        at(pick(1'000), [this] { die(worker()); });
+      }
+    }
+    if (lost == Lost::kPairs || lost == Lost::kBoth) {
+      for (std::size_t i = 1 + pick(num_workers); i > 0; --i) {
+        at(pick(1'000), [this] {
+          cut(worker(), worker(), [this](std::int32_t self, std::int32_t other) { give_up(self, other); });
+        });
+      }
     }
   }
 
@@ -63,7 +75,7 @@ class Simulation : test::ProtocolSimulation {
     std::int32_t id;
     ReferenceProtocol protocol;
     bool is_alive = true;
-    std::set<std::int32_t> saw_dead;
+    std::set<std::int32_t> saw_down;
     std::vector<HoldId> references;     // that the program has
     std::map<ObjectId, bool> is_freed;  // its own objects
   };
@@ -74,7 +86,8 @@ class Simulation : test::ProtocolSimulation {
   void carry(std::int32_t from, std::int32_t to, std::function<void()> deliver) {
     at(1 + pick(delay_), [this, from, to, deliver = std::move(deliver)] {
       Worker& receiver = workers_[static_cast<std::size_t>(to)];
-      if (receiver.is_alive && (receiver.saw_dead.count(from) == 0 || pick(10) == 0)) deliver();
+      if (is_cut(from, to) && pick(2) == 0) return;
+      if (receiver.is_alive && (receiver.saw_down.count(from) == 0 || pick(10) == 0)) deliver();
     });
   }
 
@@ -87,7 +100,7 @@ class Simulation : test::ProtocolSimulation {
         workers_[static_cast<std::size_t>(to)].protocol.on_message(self, message, next);
         if (message.type == ReferenceMessage::Type::kGone) {
           ++num_gone;
-          if (num_dead_ == 0) fail("an object is gone, and nobody has died");
+          if (num_dead_ + num_cut() == 0) fail("an object is gone, and nobody has died");
         }
         apply(to, next);
       });
@@ -167,14 +180,18 @@ class Simulation : test::ProtocolSimulation {
     if (!std::exchange(workers_[static_cast<std::size_t>(self)].is_alive, false)) return;
     ++num_dead_;
     for (Worker& other : workers_) {
-      at(1 + pick(pick(2) == 0 ? 5 : 500), [this, self, &other] {
-        if (!other.is_alive) return;
-        other.saw_dead.insert(self);
-        Effects effects;
-        other.protocol.on_down(self, effects);
-        apply(other.id, effects);
-      });
+      at(1 + pick(pick(2) == 0 ? 5 : 500), [this, self, &other] { give_up(other.id, self); });
     }
+  }
+
+  // `self` takes `other` for dead.
+  void give_up(std::int32_t self, std::int32_t other) {
+    Worker& here = workers_[static_cast<std::size_t>(self)];
+    if (!here.is_alive) return;
+    here.saw_down.insert(other);
+    Effects effects;
+    here.protocol.on_down(other, effects);
+    apply(self, effects);
   }
 
   void check() {
@@ -184,6 +201,7 @@ class Simulation : test::ProtocolSimulation {
         const WireReference reference = worker.protocol.describe(hold);
         const Worker& owner = workers_[static_cast<std::size_t>(reference.owner)];
         if (worker.protocol.state(hold) != State::kConfirmed || !owner.is_alive) continue;
+        if (is_cut(worker.id, owner.id)) continue;
         if (!owner.protocol.has_object(reference.object)) {
           return fail("worker " + std::to_string(worker.id) + " may use an object of worker " +
                       std::to_string(owner.id) + " that was freed");
@@ -200,7 +218,7 @@ class Simulation : test::ProtocolSimulation {
 TEST(ReferenceSimulationTest, NothingIsFreedTooEarlyAndNothingStays) {
   std::size_t num_passed_on = 0, num_freed = 0;
   for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
-    Simulation simulation(seed, false);
+    Simulation simulation(seed, Lost::kNothing);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_passed_on += simulation.num_passed_on;
     num_freed += simulation.num_freed;
@@ -212,11 +230,21 @@ TEST(ReferenceSimulationTest, NothingIsFreedTooEarlyAndNothingStays) {
 TEST(ReferenceSimulationTest, NothingIsFreedTooEarlyAndNothingStaysWhereWorkersDie) {
   std::size_t num_gone = 0;
   for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
-    Simulation simulation(seed, true);
+    Simulation simulation(seed, Lost::kWorkers);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     num_gone += simulation.num_gone;
   }
   EXPECT_GT(num_gone, 0U) << "no death overtook a reference";
+}
+
+TEST(ReferenceSimulationTest, NothingIsFreedTooEarlyAndNothingStaysWhereTwoWorkersLoseEachOther) {
+  std::size_t num_gone = 0;
+  for (std::uint64_t seed = 1; seed <= test::num_seeds(); ++seed) {
+    Simulation simulation(seed, seed % 2 == 0 ? Lost::kPairs : Lost::kBoth);
+    ASSERT_EQ(simulation.run(), "") << "seed " << seed;
+    num_gone += simulation.num_gone;
+  }
+  EXPECT_GT(num_gone, 0U) << "no loss overtook a reference";
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ inline void write_context_message(Writer& out, const ContextMessage& message) {
 /// Throws: CommError for what write_context_message() does not write.
 inline ContextMessage read_context_message(Reader& in) {
   const auto kind = in.number<std::uint8_t>();
-  if (kind > static_cast<std::uint8_t>(ContextMessage::Type::kOrphaned)) {
+  if (kind > static_cast<std::uint8_t>(ContextMessage::Type::kAbandoned)) {
     throw CommError("rpc.receive", base::concat("a message about a context is of kind ", int{kind}),
                     "the same program on all workers");
   }

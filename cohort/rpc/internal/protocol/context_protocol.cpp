@@ -11,8 +11,11 @@
 // not end with its caller: leaves here may have gradients that an optimizer has yet to take. The creator itself knows
 // which of its contexts have ended, so no call makes a copy there.
 //
+// A worker may lose the creator, and its callees keep it. Then its copy ends, and its callees learn of their calls' number
+// (kAbandoned). Their copies live on: the creator may use them yet. So each asks the creator, as if the caller had died.
+//
 // A call is counted when it begins, and not when it is sent: its context may end while its references are
-// resolved. If it then is not sent (kUnsent) the end has counted a call too many.
+// resolved. If it then is not sent (kUnsent) the end has counted a call too many. kUnsent counts as the call itself.
 #include "cohort/rpc/internal/protocol/context_protocol.h"
 
 namespace cohort::rpc {
@@ -36,10 +39,16 @@ ContextProtocol::CopyId ContextProtocol::copy_of(ContextId context) const {
   return found != entries_.end() ? found->second.copy : kNoCopy;
 }
 
-ContextProtocol::CopyId ContextProtocol::on_call(std::int32_t caller, ContextId context) {
-  if (down_.count(context.creator) > 0 || down_.count(caller) > 0) return copy_of(context);
+// An entry that has no copy is of a context that has ended.
+ContextProtocol::Entries::iterator ContextProtocol::find_or_add(ContextId context) {
   const auto [entry, is_new] = entries_.try_emplace(context);
   if (is_new && context.creator != self_) add_copy(entry);
+  return entry;
+}
+
+ContextProtocol::CopyId ContextProtocol::on_call(std::int32_t caller, ContextId context) {
+  if (down_.count(context.creator) > 0 || down_.count(caller) > 0) return copy_of(context);
+  const auto entry = find_or_add(context);
   const CopyId copy = entry->second.copy;
   add_to_balance(entry, caller, 1);
   return copy;
@@ -56,7 +65,7 @@ void ContextProtocol::cancel_call(CopyId copy, ContextId context, std::int32_t c
   if (down_.count(callee) > 0) return;
   if (const auto found = copies_.find(copy); found != copies_.end()) {
     --found->second->second.made[callee];
-  } else if (down_.count(context.creator) == 0) {
+  } else {  // also where this worker has lost the creator: the callee may have it
     effects.messages.emplace_back(callee, ContextMessage{ContextMessageType::kUnsent, context});
   }
 }
@@ -64,18 +73,19 @@ void ContextProtocol::cancel_call(CopyId copy, ContextId context, std::int32_t c
 void ContextProtocol::end(ContextId context, Effects& effects) {
   const auto entry = entries_.find(context);
   if (entry == entries_.end()) return;
-  end_copy(entry, effects);
+  end_copy(entry, ContextMessageType::kEnded, effects);
   erase_if_over(entry);
 }
 
-void ContextProtocol::end_copy(Entries::iterator entry, Effects& effects) {
+// Tells those that the copy has called.
+void ContextProtocol::end_copy(Entries::iterator entry, ContextMessageType why, Effects& effects) {
   auto& [context, known] = *entry;
   if (known.copy == kNoCopy) return;
   effects.ended.push_back(known.copy);
   copies_.erase(known.copy);
   known.copy = kNoCopy;
   for (const auto& [callee, num_calls] : known.made) {
-    effects.messages.emplace_back(callee, ContextMessage{ContextMessageType::kEnded, context, num_calls});
+    effects.messages.emplace_back(callee, ContextMessage{why, context, num_calls});
   }
   known.made.clear();
 }
@@ -92,18 +102,35 @@ void ContextProtocol::erase_if_over(Entries::iterator entry) {
 
 void ContextProtocol::on_message(std::int32_t from, const ContextMessage& message, Effects& effects) {
   if (down_.count(from) > 0 || down_.count(message.context.creator) > 0) return;
-  if (message.type == ContextMessageType::kOrphaned) {
-    if (const auto found = copies_.find(copy_of(message.context)); found != copies_.end()) {
-      found->second->second.made.try_emplace(from, 0);
-    } else {
-      effects.messages.emplace_back(from, ContextMessage{ContextMessageType::kEnded, message.context});
+  switch (message.type) {
+    case ContextMessageType::kEnded: {
+      const auto entry = entries_.try_emplace(message.context).first;
+      end_copy(entry, ContextMessageType::kEnded, effects);
+      return add_to_balance(entry, from, 0 - message.num_calls);
     }
-    return;
+    case ContextMessageType::kAbandoned: {
+      const auto entry = find_or_add(message.context);
+      ask_creator(entry, effects);
+      return add_to_balance(entry, from, 0 - message.num_calls);
+    }
+    case ContextMessageType::kUnsent:
+      return add_to_balance(find_or_add(message.context), from, 1);
+    case ContextMessageType::kOrphaned: {
+      if (const auto found = copies_.find(copy_of(message.context)); found != copies_.end()) {
+        found->second->second.made.try_emplace(from, 0);
+      } else {
+        effects.messages.emplace_back(from, ContextMessage{ContextMessageType::kEnded, message.context});
+      }
+      return;
+    }
   }
-  const auto entry = entries_.try_emplace(message.context).first;
-  end_copy(entry, effects);
-  // A call that is not sent is one that need not come.
-  add_to_balance(entry, from, message.type == ContextMessageType::kUnsent ? 1 : 0 - message.num_calls);
+}
+
+// Has it tell this worker of the end.
+void ContextProtocol::ask_creator(Entries::iterator entry, Effects& effects) const {
+  const auto& [context, known] = *entry;
+  if (known.copy == kNoCopy || context.creator == self_) return;
+  effects.messages.emplace_back(context.creator, ContextMessage{ContextMessageType::kOrphaned, context});
 }
 
 void ContextProtocol::on_down(std::int32_t worker, Effects& effects) {
@@ -114,20 +141,18 @@ void ContextProtocol::on_down(std::int32_t worker, Effects& effects) {
       remove_worker(entry, worker, effects);
       continue;
     }
-    if (entry->second.copy != kNoCopy) effects.ended.push_back(entry->second.copy);
-    copies_.erase(entry->second.copy);
+    entry->second.made.erase(worker);
+    end_copy(entry, ContextMessageType::kAbandoned, effects);
     entries_.erase(entry);
   }
 }
 
 void ContextProtocol::remove_worker(Entries::iterator entry, std::int32_t worker, Effects& effects) {
-  auto& [context, known] = *entry;
+  Entry& known = entry->second;
   known.made.erase(worker);
   if (known.balances.erase(worker) == 0) return;
   // Also where there are other callers: these may have been called by this worker.
-  if (known.copy != kNoCopy && context.creator != self_) {
-    effects.messages.emplace_back(context.creator, ContextMessage{ContextMessageType::kOrphaned, context});
-  }
+  ask_creator(entry, effects);
   erase_if_over(entry);
 }
 

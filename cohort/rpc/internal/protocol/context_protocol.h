@@ -18,8 +18,9 @@ using dist_autograd::ContextId;
 struct ContextMessage {
   enum class Type : std::uint8_t {
     kEnded,   ///< the sender's copy has ended. It has made `num_calls` calls of the receiver
-    kUnsent,  ///< after kEnded: a call that it counted will never be sent
+    kUnsent,  ///< after kEnded or kAbandoned: a call that it counted will never be sent
     kOrphaned,  ///< to the creator: a caller of the sender has died, so the creator is to tell the sender of the end
+    kAbandoned,  ///< the sender's copy has ended as with kEnded, but only since the sender has lost the creator
   };
   Type type = Type::kEnded;
   ContextId context;
@@ -55,7 +56,8 @@ class ContextProtocol {
   void cancel_call(CopyId copy, ContextId context, std::int32_t callee, Effects& effects);
 
   void on_message(std::int32_t from, const ContextMessage& message, Effects& effects);
-  /// A worker is dead. What comes of it later changes nothing.
+  /// A worker is dead, or this worker and it have given each other up: others may still have it. What comes of it later
+  /// changes nothing.
   void on_down(std::int32_t worker, Effects& effects);
 
   /// kNoCopy where there is none.
@@ -75,7 +77,9 @@ class ContextProtocol {
   };
   using Entries = std::map<ContextId, Entry>;
   CopyId add_copy(Entries::iterator entry);
-  void end_copy(Entries::iterator entry, Effects& effects);
+  void end_copy(Entries::iterator entry, ContextMessage::Type why, Effects& effects);
+  Entries::iterator find_or_add(ContextId context);
+  void ask_creator(Entries::iterator entry, Effects& effects) const;
   void add_to_balance(Entries::iterator entry, std::int32_t caller, std::uint64_t change);
   void remove_worker(Entries::iterator entry, std::int32_t worker, Effects& effects);
   void erase_if_over(Entries::iterator entry);
