@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -78,6 +79,7 @@ class Reference {
   const std::uint64_t hold_;
   const ObjectId object_;
   const WorkerInfo owner_;
+  std::shared_ptr<std::atomic<bool>> is_used_;  // References::create(). May be null
 };
 
 /// A reference to an object of the worker whose handler this thread runs; outside of handlers, of the process's agent.

@@ -222,6 +222,32 @@ TEST_F(AgentMembersTest, ShutdownWaitsForTheCallsOfThisWorkerAndThoseToIt) {
   leaver.join();
 }
 
+// It is not sent, so the context must not count it: the end of the context would wait for it.
+TEST_F(AgentMembersTest, ACallOfALeaverIsNotCountedInItsContext) {
+  const auto caller = join("w0"), leaver = join("w1");
+  const Future<int> unanswered = leaver->rpc_async<answer_when_allowed>("w0");
+  const at::Tensor x = at::ones({3}).requires_grad_();
+  std::thread leaves;
+  {
+    dist_autograd::Context context(*caller);
+    EXPECT_TRUE(caller->rpc_sync<double_of_tensor>("w1", x).requires_grad());
+    leaves = std::thread(
+        [&] { EXPECT_THROW(leaver->shutdown(base::Deadline(milliseconds(1'000))), TimeoutError); });
+    EXPECT_TRUE(test::comes_true([&] { return names_of_members(*caller) == MemberNames{"w0"}; }));
+    COHORT_EXPECT_THROW_WITH(caller->rpc_sync<double_of_tensor>(1, x), PeerError, "w1 is leaving");
+    const RRef<at::Tensor> object = caller->remote<double_of_tensor>(1, x);
+    COHORT_EXPECT_THROW_WITH(object.to_here(), PeerError, "w1 is leaving");
+    leaves.join();
+    EXPECT_TRUE(test::comes_true([&] { return names_of_members(*caller).size() == 2; })) << "it has stayed";
+    dist_autograd::backward(context, {caller->rpc_sync<double_of_tensor>("w1", x).sum()});
+  }
+  // The end of the context comes first.
+  EXPECT_EQ(caller->rpc_sync<word_of_member>("w1", "word"), "word");
+  EXPECT_EQ(leaver->metrics().contexts, 0U);
+  member_may_answer = true;
+  leaver->shutdown(patience());
+}
+
 TEST_F(AgentMembersTest, AReferenceThatALeaverPassesOnStays) {
   const auto owner = join("w0"), leaver = join("w1"), holder = join("w2");
   object_of_leaver = leaver->remote<double_of_tensor>("w0", at::ones({3}));

@@ -169,6 +169,19 @@ class DistAutogradObjectsTest : public testing::Test {
     const at::NoGradGuard no_grad;
     return job[0].rpc_sync<factor_gradient>(worker, context.id()).value_or(at::Tensor());
   }
+  // w1 dies, and w0 knows of it.
+  void drop_and_see() {
+    job.drop(1);
+    const at::NoGradGuard not_recorded;
+    EXPECT_TRUE(comes_true([&] {
+      try {
+        job[0].rpc_sync<returns_its_argument>("w1", x);
+        return false;
+      } catch (const PeerError&) {
+        return true;
+      }
+    }));
+  }
   // What one process computes: of x, and of the factor.
   template <typename Fn>
   std::pair<at::Tensor, at::Tensor> locally(const Fn& loss) {
@@ -419,6 +432,40 @@ TEST_F(DistAutogradObjectsTest, ADeadOwnerEndsTheBackward) {
   const TensorRRef object = job[0].remote<times_factor>("w1", x);
   const at::Tensor y = object.to_here();
   job.drop(1);
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {y.sum()}), PeerError,
+                           "rpc::backward_part on w1");
+}
+
+// Of the object that nobody used its owner has no gradient.
+TEST_F(DistAutogradObjectsTest, AnObjectThatNobodyUsedEndsNoBackwardAsItsOwnerDies) {
+  Context context(job[0]);
+  const TensorRRef object = job[0].remote<times_factor>("w1", x);
+  object.when_made().get();
+  drop_and_see();
+  for (int i = 0; i < 2; ++i) {
+    const at::Tensor y = job[0].rpc_sync<times_factor>("w2", x);
+    dist_autograd::backward(context, {y.sum()});
+  }
+  EXPECT_TRUE(at::allclose(gradient_of_x(context), 2 * factor.detach()));
+}
+
+TEST_F(DistAutogradObjectsTest, AnObjectThatADeadWorkerWasAskedForHasNoPartInABackward) {
+  drop_and_see();
+  Context context(job[0]);
+  const TensorRRef object = job[0].remote<times_factor>("w1", x);
+  EXPECT_THROW(object.to_here(), PeerError);
+  const at::Tensor y = job[0].rpc_sync<times_factor>("w2", x);
+  dist_autograd::backward(context, {y.sum()});
+  EXPECT_TRUE(at::allclose(gradient_of_x(context), factor.detach()));
+}
+
+// Its users' gradients are lost, so the backward must not continue without them.
+TEST_F(DistAutogradObjectsTest, AnObjectThatWasPassedOnEndsTheBackwardAsItsOwnerDies) {
+  Context context(job[0]);
+  const TensorRRef object = job[0].remote<times_factor>("w1", x);
+  const at::Tensor unused = job[0].rpc_sync<sine_of>("w2", object);
+  drop_and_see();
+  const at::Tensor y = job[0].rpc_sync<times_factor>("w2", x);
   COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {y.sum()}), PeerError,
                            "rpc::backward_part on w1");
 }

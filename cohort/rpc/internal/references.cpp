@@ -85,7 +85,8 @@ std::shared_ptr<Reference> References::wrap(ReferenceProtocol::HoldId hold, cons
                                      host ? host->worker(wire.owner) : WorkerInfo{"", wire.owner});
 }
 
-std::shared_ptr<Reference> References::create(const WorkerInfo& owner, std::string made_at) {
+std::shared_ptr<Reference> References::create(const WorkerInfo& owner, std::string made_at,
+                                              std::shared_ptr<std::atomic<bool>> is_used) {
   const std::lock_guard lock(mutex_);
   const ReferenceProtocol::HoldId hold = protocol_.create(owner.id);
   const ObjectId id = protocol_.describe(hold).object;
@@ -96,7 +97,9 @@ std::shared_ptr<Reference> References::create(const WorkerInfo& owner, std::stri
     objects_.emplace(id, std::move(object));
   }
   origins_[hold].made_at = std::move(made_at);
-  return std::make_shared<Reference>(shared_from_this(), hold, id, owner);
+  auto reference = std::make_shared<Reference>(shared_from_this(), hold, id, owner);
+  reference->is_used_ = std::move(is_used);
+  return reference;
 }
 
 WireReference References::describe(const Reference& reference) const {
@@ -179,6 +182,12 @@ void References::check_own(const List& references) const {
     throw UsageError("rpc.rref",
                      base::concat(reference->describe(), " is known to another agent of this process"),
                      "a reference that this agent's calls have given");
+  }
+}
+
+void References::mark_used(const List& references) {
+  for (const auto& reference : references) {
+    if (reference->is_used_ != nullptr) *reference->is_used_ = true;
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -41,8 +42,9 @@ class References : public std::enable_shared_from_this<References> {
       : self_(self), host_(std::move(host)), protocol_(self) {}
 
   /// A reference to an object that `owner` is to be asked for: describe() goes into the message. `made_at`: the
-  /// line that asks.
-  std::shared_ptr<Reference> create(const WorkerInfo& owner, std::string made_at);
+  /// line that asks. `is_used`: mark_used() sets it.
+  std::shared_ptr<Reference> create(const WorkerInfo& owner, std::string made_at,
+                                    std::shared_ptr<std::atomic<bool>> is_used = nullptr);
   WireReference describe(const Reference& reference) const;
   /// The owner cannot be asked: whoever uses the reference gets the error.
   void mark_lost(const Reference& reference, std::exception_ptr error);
@@ -55,6 +57,8 @@ class References : public std::enable_shared_from_this<References> {
 
   /// Throws: UsageError for a reference of another agent of this process.
   void check_own(const List& references) const;
+  /// They go into a call or an answer, by which alone the object of another worker is used.
+  static void mark_used(const List& references);
   /// Calls `fn`, which must not throw, once each reference is confirmed or lost: at once, or by another thread.
   void when_resolved(const List& references, std::function<void()> fn);
   /// For a message to `to`. Throws: OwnerLostError where an object is gone.

@@ -11,8 +11,11 @@
 // Calls that have an order are sent in it (MessageSender). The worker that is called has them run in the order in
 // which they come (Note [Order of calls], call_server.cpp). So nothing is numbered, and a call that is never sent
 // leaves no gap.
+//
+// Always: a call of a context that is not sent is taken back from the context, and a call that failed has no part in a backward.
 #include "cohort/rpc/internal/agent/call_client.h"
 
+#include <atomic>
 #include <functional>
 #include <limits>
 #include <string_view>
@@ -65,6 +68,7 @@ std::shared_ptr<RecordedCall> CallClient::record(ContextScope& scope, const Cont
 
 base::Future<Encoded> CallClient::call(const Target& target, const char* function, Encoded arguments) {
   core_.references->check_own(arguments.references);
+  if (std::string_view(function) != kAwait) References::mark_used(arguments.references);
   const milliseconds timeout = target.timeout.value_or(core_.timeout.load());
   const base::Deadline deadline = deadline_of(timeout).sooner(remaining_deadline());
   PendingCall pending("the result of a remote call", helper_of(target.worker));
@@ -93,6 +97,7 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
         record(*scope, *in_context, arguments,
                {gradient_sender(target.worker, id, pending.context), pending.attached->future()}, place);
   }
+  std::string down;
   {
     const std::lock_guard lock(tables_.mutex);
     if (tables_.shutdown.is_stopped()) {
@@ -100,18 +105,21 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
     }
     // An unknown worker or function is the program's fault and throws. A worker that died is an event of the run,
     // so the future fails.
-    if (!worker->down.empty()) {
-      pending.fail(
-          std::make_exception_ptr(PeerError("rpc.call", pending.describe(id) + ": " + worker->down)));
-      return future;
+    down = worker->down;
+    if (down.empty()) {
+      if (!deadline.is_never()) {
+        pending.timer = core_.timers->add(deadline.end(), [self = core_.share_weakly(this), id] {
+          if (const auto client = self.lock()) client->expire(id);
+        });
+      }
+      tables_.pending.add(id, std::move(pending));
+      tables_.shutdown.count_sent(worker->info.id);
     }
-    if (!deadline.is_never()) {
-      pending.timer = core_.timers->add(deadline.end(), [self = core_.share_weakly(this), id] {
-        if (const auto client = self.lock()) client->expire(id);
-      });
-    }
-    tables_.pending.add(id, std::move(pending));
-    tables_.shutdown.count_sent(worker->info.id);
+  }
+  if (!down.empty()) {
+    forget(in_context, pending.recorded);
+    pending.fail(std::make_exception_ptr(PeerError("rpc.call", pending.describe(id) + ": " + down)));
+    return future;
   }
   Writer out = begin_message(MessageKind::kCall, id);
   out.text(function);
@@ -123,7 +131,8 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
   sender_.send_when_resolved(
       target.worker, out.take(),
       [self = core_.share(this), id, worker = target.worker, in_context](const std::exception_ptr& error) {
-        self->count_unsent(worker, in_context);
+        self->count_unsent(worker);
+        self->forget(in_context, nullptr);
         self->fail(id, error);
       },
       // Not once its caller has given up.
@@ -132,7 +141,8 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
           const std::lock_guard lock(self->tables_.mutex);
           if (self->tables_.pending.find(id) != nullptr) return true;
         }
-        self->count_unsent(worker, in_context);
+        self->count_unsent(worker);
+        self->forget(in_context, nullptr);
         return false;
       },
       target.channel);
@@ -142,6 +152,7 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
 std::shared_ptr<Reference> CallClient::make(const Target& target, const char* function, Encoded arguments,
                                             const std::string& asked_at) {
   core_.references->check_own(arguments.references);
+  References::mark_used(arguments.references);
   WorkerInfo owner;
   std::uint64_t id = 0;
   {
@@ -161,11 +172,15 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
   const std::optional<ContextCall> in_context =
       scope == nullptr ? std::nullopt : core_.contexts.begin_call(*scope->context(), owner.id);
   std::optional<RecordedPlace> place;
+  std::shared_ptr<RecordedCall> recorded;
+  const auto is_used = std::make_shared<std::atomic<bool>>(false);
   if (in_context) {
-    record(*scope, *in_context, arguments, {gradient_sender(target.worker, id, scope->context())}, place)
-        ->make_late();
+    recorded = record(*scope, *in_context, arguments,
+                      callee_of_object(target.worker, id, scope->context(), is_used), place);
+    recorded->make_late();
   }
-  const std::shared_ptr<Reference> reference = core_.references->create(owner, asked_at + " by " + function);
+  const std::shared_ptr<Reference> reference =
+      core_.references->create(owner, asked_at + " by " + function, is_used);
   const WireReference wire = core_.references->describe(*reference);
   Writer out = begin_message(MessageKind::kMake, id);
   out.text(function);
@@ -177,23 +192,29 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
   encode(out, place);
   encode(out, state_for(function));
   out.append(std::move(arguments));
-  std::string leaving;  // a worker that leaves has been told how many calls come
+  std::string down;
+  bool is_leaving = false;
   {
     const std::lock_guard lock(tables_.mutex);
     const KnownWorker& worker = tables_.workers.find(target.worker);
-    if (worker.is_leaving) leaving = worker.down;
-    if (leaving.empty()) tables_.shutdown.count_sent(owner.id);
+    down = worker.down;
+    is_leaving = worker.is_leaving;
+    if (down.empty()) tables_.shutdown.count_sent(owner.id);
   }
-  if (!leaving.empty()) {
-    if (in_context) sender_.send_effects(core_.contexts.cancel_call(*in_context));
-    core_.references->mark_lost(*reference, std::make_exception_ptr(PeerError("rpc.remote", leaving)));
+  if (!down.empty()) {
+    forget(in_context, recorded);
+    // A worker that leaves has been told how many calls come. The references to one that is gone are lost as they are.
+    if (is_leaving) {
+      core_.references->mark_lost(*reference, std::make_exception_ptr(PeerError("rpc.remote", down)));
+    }
     return reference;
   }
   sender_.send_when_resolved(
       target.worker, out.take(),
-      [self = core_.share(this), worker = target.worker, reference,
-       in_context](const std::exception_ptr& error) {
-        self->count_unsent(worker, in_context);
+      [self = core_.share(this), worker = target.worker, reference, in_context,
+       recorded](const std::exception_ptr& error) {
+        self->count_unsent(worker);
+        self->forget(in_context, recorded);
         self->core_.references->mark_lost(*reference, error);
       },
       nullptr, target.channel);
@@ -201,12 +222,37 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
 }
 
 // A call was made, and will never be sent.
-void CallClient::count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context) {
-  {
-    const std::lock_guard lock(tables_.mutex);
-    tables_.shutdown.count_unsent(tables_.workers.id_of(worker));
-  }
+void CallClient::count_unsent(const std::string& worker) {
+  const std::lock_guard lock(tables_.mutex);
+  tables_.shutdown.count_unsent(tables_.workers.id_of(worker));
+}
+
+// The same, within a context: the call has no part in a backward.
+void CallClient::forget(const std::optional<ContextCall>& in_context,
+                        const std::shared_ptr<RecordedCall>& recorded) {
   if (in_context) sender_.send_effects(core_.contexts.cancel_call(*in_context));
+  if (recorded != nullptr) core_.free_later(recorded->forget());
+}
+
+// The owner of an object has the gradients of its users. Where the owner is gone, nobody can tell an object without gradients
+// from one whose gradients are lost. But one that was never fetched and never passed on has none.
+Callee CallClient::callee_of_object(const std::string& worker, std::uint64_t id,
+                                    const std::weak_ptr<ContextState>& context,
+                                    std::shared_ptr<const std::atomic<bool>> is_used) {
+  return {[self = core_.share_weakly(this), worker, is_used = std::move(is_used),
+           send = gradient_sender(worker, id, context)](const std::vector<at::Tensor>& gradients) {
+    const auto client = self.lock();
+    if (client == nullptr || is_used->load() || !client->is_gone(worker)) return send(gradients);
+    base::Promise<Encoded> none("the gradients of an object that nobody used");
+    none.run([] { return encode_gradients({}); });
+    return none.future();
+  }};
+}
+
+bool CallClient::is_gone(const std::string& worker) const {
+  const std::lock_guard lock(tables_.mutex);
+  const KnownWorker* const known = tables_.workers.find_if_known(worker);
+  return known == nullptr || known->is_gone();
 }
 
 base::WaitHelper CallClient::helper_of(const std::string& worker) {

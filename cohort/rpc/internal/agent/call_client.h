@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -42,7 +43,12 @@ class CallClient {
   base::WaitHelper helper_of(const std::string& worker);
   std::shared_ptr<RecordedCall> record(ContextScope& scope, const ContextCall& in_context, Encoded& arguments,
                                        Callee callee, std::optional<RecordedPlace>& place);
-  void count_unsent(const std::string& worker, const std::optional<ContextCall>& in_context);
+  void count_unsent(const std::string& worker);
+  void forget(const std::optional<ContextCall>& in_context, const std::shared_ptr<RecordedCall>& recorded);
+  Callee callee_of_object(const std::string& worker, std::uint64_t id,
+                          const std::weak_ptr<ContextState>& context,
+                          std::shared_ptr<const std::atomic<bool>> is_used);
+  bool is_gone(const std::string& worker) const;
   void finish(std::uint64_t id, Encoded result, const std::exception_ptr& error);
   static void attach(PendingCall& call, Encoded& result);
   void expire(std::uint64_t id);

@@ -314,7 +314,10 @@ void CallServer::answer(const Key& key, Encoded result, std::exception_ptr error
     const std::lock_guard lock(tables_.mutex);
     if (tables_.shutdown.is_stopped()) return;
   }
-  run_unless_failed(error, [&] { core_.references->check_own(result.references); });
+  run_unless_failed(error, [&] {
+    core_.references->check_own(result.references);
+    References::mark_used(result.references);
+  });
   // Also for a result that cannot travel: the caller learns why.
   const auto send_error = [self = core_.share(this), key](const std::exception_ptr& thrown) {
     Writer out = begin_message(MessageKind::kError, key.second);
