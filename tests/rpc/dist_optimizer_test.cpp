@@ -5,8 +5,10 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -67,6 +69,27 @@ at::Tensor fetched(const std::string& here) {
 COHORT_REMOTE(fetched);
 COHORT_REMOTE(times_counted);
 COHORT_REMOTE(counted_reference);
+
+// Its step calls a function in the middle, and then subtracts the gradients.
+std::function<void()> in_the_middle_of_a_step;
+class Interrupted : public optim::Optimizer {
+ public:
+  explicit Interrupted(std::vector<optim::ParamGroup> groups) : Optimizer(std::move(groups)) {
+    fill_options({.lr = 1});
+  }
+  std::string type() const override { return "interrupted"; }
+  void step() override {
+    in_the_middle_of_a_step();
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : parameters()) {
+      if (parameter.grad().defined()) parameter.sub_(parameter.grad());
+    }
+  }
+};
+COHORT_REGISTER_OPTIMIZER("interrupted",
+                          [](const optim::OptimizerOptions&, std::vector<optim::ParamGroup> groups) {
+                            return std::make_unique<Interrupted>(std::move(groups));
+                          });
 
 void take_ones(const std::string& here, std::int64_t steps) {
   Agent& agent = agent_of(here);
@@ -301,6 +324,49 @@ TEST(DistAutogradOptimizerErrorsTest, AParameterIsFetchedAsAWhole) {
   }
   steps.get();
   EXPECT_GT(num_values, 2) << "steps were made meanwhile";
+  job.shutdown();
+}
+
+// Whoever trains the parameter too has its grad() at any time: a loop of the owner's, or accumulate_into_grad() of a handler.
+TEST(DistOptimizerTest, AStepLeavesTheParametersGradAlone) {
+  Job job(2);
+  counted["w1"] = at::full({2}, 5.0).requires_grad_();
+  const at::Tensor& parameter = counted["w1"];
+  in_the_middle_of_a_step = [&] {
+    EXPECT_FALSE(parameter.grad().defined());
+    std::thread([&] { dist_autograd::accumulate_into_grad({{parameter, at::full({2}, 3.0)}}); }).join();
+  };
+  {
+    DistributedOptimizer optimizer({job[1].rpc_sync<counted_reference>("w0", "w1")}, {.name = "interrupted"});
+    dist_autograd::Context context(job[1]);
+    dist_autograd::backward(context, {job[1].rpc_sync<times_counted>("w0", "w1", at::ones({2})).sum()});
+    optimizer.step(context);
+    EXPECT_TRUE(at::equal(parameter.detach(), at::full({2}, 4.0))) << parameter;
+  }
+  ASSERT_TRUE(parameter.grad().defined());
+  EXPECT_TRUE(at::equal(parameter.grad(), at::full({2}, 3.0))) << parameter.grad();
+  counted.clear();
+  job.shutdown();
+}
+
+TEST(DistOptimizerTest, AParameterMayGetOtherMemoryBetweenSteps) {
+  Job job(2);
+  counted["w1"] = at::full({2}, 5.0).requires_grad_();
+  at::Tensor& parameter = counted["w1"];
+  {
+    DistributedOptimizer optimizer({job[1].rpc_sync<counted_reference>("w0", "w1")},
+                                   {.name = "sgd", .lr = 1});
+    for (int step = 0; step < 2; ++step) {
+      dist_autograd::Context context(job[1]);
+      dist_autograd::backward(context, {job[1].rpc_sync<times_counted>("w0", "w1", at::ones({2})).sum()});
+      parameter.set_data(at::full({2}, 7.0));
+      const auto version = parameter._version();
+      optimizer.step(context);
+      EXPECT_TRUE(at::equal(parameter.detach(), at::full({2}, 6.0))) << parameter;
+      EXPECT_GT(parameter._version(), version) << "autograd sees the change";
+    }
+  }
+  counted.clear();
   job.shutdown();
 }
 

@@ -1,5 +1,6 @@
-// A step puts the context's gradients in the place of grad(), which belongs to somebody else, and restores that. One lock for
-// the process: parameters may belong to optimizers of several trainers.
+// A parameter's grad() belongs to whoever else trains it here, or accumulates into it, at any time. So the optimizer has tensors of
+// its own with the memory of the parameters, and a step puts the context's gradients there. One lock for the process: parameters
+// may belong to optimizers of several trainers.
 #include "cohort/rpc/internal/owner_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
@@ -27,29 +28,64 @@ using OptionFields = std::tuple<std::string, Number, Number, Number, Number, Fla
                                 Flag, Flag, base::NamedOptions::Map>;
 using StateFields = std::tuple<std::map<std::string, at::Tensor>, std::map<std::string, double>>;
 
-// The grad() of some parameters, for as long as a step takes.
-class GradsOfStep {
+// A tensor with the memory of each parameter, and a grad() of its own. What an optimizer rejects stays itself; a parameter that
+// stands there twice has one.
+std::vector<at::Tensor> with_own_grad(const std::vector<at::Tensor>& parameters) {
+  std::unordered_map<const void*, at::Tensor> made;
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& parameter : parameters) {
+    at::Tensor& own = made[parameter.unsafeGetTensorImpl()];
+    const bool is_rejected =
+        !parameter.defined() || !parameter.is_leaf() || !at::isFloatingType(parameter.scalar_type());
+    if (is_rejected) {
+      own = parameter;
+    } else if (!own.defined()) {
+      own = parameter.detach().requires_grad_(parameter.requires_grad());
+    }
+    all.push_back(own);
+  }
+  return all;
+}
+
+bool have_same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
+}
+
+// What the optimizer steps, while it does: with the gradients of a context.
+class TensorsOfStep {
  public:
-  GradsOfStep(std::vector<at::Tensor> parameters, const dist_autograd::Gradients& gradients)
-      : parameters_(std::move(parameters)) {
+  TensorsOfStep(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& own,
+                const dist_autograd::Gradients& gradients)
+      : parameters_(parameters), own_(own) {
     std::unordered_map<const void*, at::Tensor> found;
     for (const auto& [leaf, gradient] : gradients) found.emplace(leaf.unsafeGetTensorImpl(), gradient);
-    for (const at::Tensor& parameter : parameters_) {
-      const auto gradient = found.find(parameter.unsafeGetTensorImpl());
-      before_.push_back(
-          std::exchange(parameter.mutable_grad(), gradient != found.end() ? gradient->second : at::Tensor()));
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      // set_data() of a parameter, as by Module::to(), gives it other memory.
+      if (!have_same_memory(own[i], parameters[i])) own[i].set_data(parameters[i].detach());
+      const auto gradient = found.find(parameters[i].unsafeGetTensorImpl());
+      if (gradient != found.end()) own[i].mutable_grad() = gradient->second;
+      versions_.push_back({parameters[i]._version(), own[i]._version()});
     }
   }
-  ~GradsOfStep() {
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
-      parameters_[i].mutable_grad() = std::move(before_[i]);
+  ~TensorsOfStep() {
+    for (std::size_t i = 0; i < own_.size(); ++i) {
+      own_[i].mutable_grad().reset();
+      // Autograd is to see that the parameter has changed. As a rule both have one version counter.
+      const bool has_changed = own_[i]._version() != versions_[i].own;
+      if (!has_changed || parameters_[i]._version() != versions_[i].of_parameter) continue;
+      parameters_[i].unsafeGetTensorImpl()->bump_version();
+    }
   }
-  GradsOfStep(const GradsOfStep&) = delete;
-  GradsOfStep& operator=(const GradsOfStep&) = delete;
+  TensorsOfStep(const TensorsOfStep&) = delete;
+  TensorsOfStep& operator=(const TensorsOfStep&) = delete;
 
  private:
-  const std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> before_;
+  struct Versions {
+    std::int64_t of_parameter, own;
+  };
+  const std::vector<at::Tensor>&parameters_, &own_;
+  std::vector<Versions> versions_;
 };
 
 }  // namespace
@@ -86,7 +122,9 @@ void Codec<optim::OptimizerState>::describe(TypeText& text) {
 }
 
 OwnerOptimizer::OwnerOptimizer(std::vector<at::Tensor> parameters, const optim::OptimizerOptions& options)
-    : optimizer_(optim::make_optimizer(options, {{.params = std::move(parameters)}})) {}
+    : parameters_(std::move(parameters)),
+      own_(with_own_grad(parameters_)),
+      optimizer_(optim::make_optimizer(options, {{.params = own_}})) {}
 
 void OwnerOptimizer::step(dist_autograd::ContextId context, std::optional<double> lr,
                           std::optional<double> momentum) {
@@ -96,7 +134,7 @@ void OwnerOptimizer::step(dist_autograd::ContextId context, std::optional<double
   const std::lock_guard lock(parameters_mutex());
   if (lr) optimizer_->set_lr(*lr);
   if (momentum) optimizer_->set_momentum(*momentum);
-  const GradsOfStep grads(optimizer_->parameters(), gradients);
+  const TensorsOfStep tensors(parameters_, own_, gradients);
   optimizer_->step();
 }
 

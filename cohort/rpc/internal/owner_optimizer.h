@@ -30,7 +30,7 @@ struct Codec<optim::OptimizerState> {
   static void describe(TypeText& text);
 };
 
-/// Threads: any.
+/// Steps parameters of this worker, and leaves their grad() alone. Threads: any.
 class OwnerOptimizer {
  public:
   OwnerOptimizer(std::vector<at::Tensor> parameters, const optim::OptimizerOptions& options);
@@ -42,6 +42,7 @@ class OwnerOptimizer {
   void load_state(const optim::OptimizerState& state);
 
  private:
+  const std::vector<at::Tensor> parameters_, own_;  // `own_`: with the same memory, and a grad() of their own
   const std::unique_ptr<optim::Optimizer> optimizer_;
 };
 
