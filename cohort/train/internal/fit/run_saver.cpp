@@ -84,8 +84,8 @@ void RunSaver::write(const Task& task, const RunState& state, bool is_best) {
   const std::string name =
       between_epochs ? numbered_name("epoch_%04lld", state.epoch) : numbered_name("step_%08lld", state.step);
   // An elastic run that lost a process does again what follows its last step.
-  if (!written_.empty() && written_.begin()->first != state.step) written_.clear();
-  if (!written_.insert({state.step, name}).second) return;
+  if (!written_.empty() && written_.begin()->step != state.step) written_.clear();
+  if (!written_.insert(Written{state.step, state.reported_step, is_best, name}).second) return;
   last_ = checkpoints_->save(name, capture(task, state), {.is_best = is_best});
 }
 

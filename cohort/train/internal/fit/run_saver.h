@@ -1,10 +1,10 @@
 #pragma once
 
+#include <compare>
 #include <filesystem>
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/train/internal/fit/rank_coordinator.h"
@@ -53,7 +53,15 @@ class RunSaver {
   const RankCoordinator& ranks_;
   std::optional<checkpoint::RunCheckpoints> checkpoints_;  // null: the run has no folder
   std::filesystem::path last_;
-  std::set<std::pair<std::int64_t, std::string>> written_;  // of the last step that was saved
+
+  /// A checkpoint. After the last step of a run two may have one name: before its evaluation, and after it.
+  struct Written {
+    std::int64_t step = 0, reported_step = 0;
+    bool is_best = false;
+    std::string name = {};
+    auto operator<=>(const Written&) const = default;
+  };
+  std::set<Written> written_;  // of the last step that was saved
 };
 
 }  // namespace cohort::train
