@@ -58,6 +58,7 @@ struct Entry {
   int process = 0, num_processes = 1;  ///< process 0 writes what is written once
   std::uint64_t steps = 0;             ///< that are committed: the next step to make
   bool has_copied = false;             ///< the state came from another process
+  std::string origin = {};             ///< the same on all processes of the run; another run has another one
 };
 
 /// The run as a process sees it. elastic::run (run.h) is the loop below, and abandons steps of a VirtualRankSync. Threads: one

@@ -25,7 +25,8 @@ namespace cohort::membership {
 /// What the agent knows, whole each time.
 struct RankOrder {
   std::uint64_t revision = 0;  ///< grows
-  Generation generation;       ///< the newest that agents have agreed on; number 0: none yet
+  std::string origin = {};  ///< RendezvousRecord::origin: another run has another one; empty: no record yet
+  Generation generation;    ///< the newest that agents have agreed on; number 0: none yet
   /// This rank's number in it. None: it waits, and leaves the generation that it is in.
   std::optional<int> process;
   bool is_leaving =

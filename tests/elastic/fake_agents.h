@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cohort/base/files/fd.h"
+#include "cohort/base/secret.h"
 #include "cohort/membership/net_store.h"
 #include "cohort/membership/rank_link.h"
 #include "tests/support/temp_dir.h"
@@ -91,6 +92,7 @@ class FakeAgents {
   TempDir folder_;
   membership::NetStoreServer store_{{}};
   std::vector<std::unique_ptr<Child>> children_;
+  const std::string origin_ = base::random_word();
   membership::Generation generation_;
   std::uint64_t revision_ = 0, committed_ = 0;
   membership::MemberId next_id_ = 1;

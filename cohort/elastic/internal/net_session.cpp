@@ -171,7 +171,8 @@ std::optional<Entry> NetSession::enter_generation(Times& times) {
             .process = process,
             .num_processes = generation.num_processes(),
             .steps = committed_,
-            .has_copied = has_copied};
+            .has_copied = has_copied,
+            .origin = inbox_->origin()};
   return entry_;
 }
 

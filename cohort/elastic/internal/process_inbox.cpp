@@ -194,6 +194,11 @@ membership::Generation ProcessInbox::generation() const {
   return change_.generation();
 }
 
+std::string ProcessInbox::origin() const {
+  const std::lock_guard lock(mutex_);
+  return order_.origin;
+}
+
 std::optional<int> ProcessInbox::process() const {
   const std::lock_guard lock(mutex_);
   return change_.process();

@@ -58,6 +58,8 @@ class ProcessInbox : public net::Handler {
   /// before a link of the generation can be lost.
   void enter(const std::function<void(const membership::Generation&)>& on_entered);
   membership::Generation generation() const;
+  /// Of the run; empty before the first order.
+  std::string origin() const;
   std::optional<int> process() const;
   /// Whether this process has a part in the next generation.
   bool has_process_next() const;

@@ -28,6 +28,7 @@ void check_version(Fields& fields, const char* key) {
 std::string to_text(const RankOrder& order) {
   return dump({{"cohort_rank_order", kRankVersion},
                {"revision", order.revision},
+               {"origin", order.origin},
                {"generation", json_of(order.generation)},
                {"process", order.process ? json(*order.process) : json()},
                {"leaving", order.is_leaving},
@@ -42,6 +43,7 @@ RankOrder parse_rank_order(std::string_view text) {
   check_version(fields, "cohort_rank_order");
   RankOrder order;
   order.revision = fields.count("revision");
+  order.origin = fields.text("origin");
   order.generation = generation_of(fields.field("generation"));
   if (const json& process = fields.field("process"); !process.is_null()) {
     if (!process.is_number_unsigned() ||

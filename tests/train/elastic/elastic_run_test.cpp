@@ -295,6 +295,20 @@ TEST(ElasticRunTest, ASignalAtOneProcessStopsTheRunAfterTheNextStep) {
               undisturbed().files.at("checkpoints/epoch_0002/model.safetensors"));
 }
 
+TEST(ElasticRunTest, TwoRunsAtOnceInOneFolderAreRejected) {
+  const test::TempDir dir;
+  const auto join = [&] {
+    COHORT_EXPECT_THROW_WITH(run_elastic({.processes = 2}, {}, dir.path()), SystemError,
+                             "is in use by another elastic run");
+  };
+  const ElasticSetting setting{.on_step = [&](const StepReport& report) {
+    if (report.step == 3) join();
+  }};
+  const ElasticEnd end = run_elastic(setting, {}, dir.path());
+  expect_same_files(end, undisturbed(), "the first run");
+  EXPECT_EQ(run_elastic({}, {}, dir.path()).files, end.files) << "nothing is left to do for the next run";
+}
+
 TEST(ElasticRunTest, ProcessesWithOtherOptionsAreRejected) {
   const test::TempDir dir;
   test::FakeRun run(kElasticRanks, {}, [&](int id, std::shared_ptr<elastic::Session> session) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/secret.h"
 
 namespace cohort::test {
 
@@ -183,7 +184,10 @@ class FakeSession : public elastic::Session {
 };
 
 FakeRun::FakeRun(int virtual_ranks, FakeFaults faults, Body body)
-    : virtual_ranks_(virtual_ranks), faults_(std::move(faults)), body_(std::move(body)) {}
+    : origin_(base::random_word()),
+      virtual_ranks_(virtual_ranks),
+      faults_(std::move(faults)),
+      body_(std::move(body)) {}
 
 FakeRun::~FakeRun() {
   for (std::thread& thread : threads_) thread.join();
@@ -253,7 +257,8 @@ void FakeRun::form_generation() {
                      .process = rank,
                      .num_processes = round_->size,
                      .steps = newest,
-                     .has_copied = copies};
+                     .has_copied = copies,
+                     .origin = origin_};
   }
   changed_.notify_all();
 }

@@ -72,6 +72,7 @@ class FakeRun {
   void note_death(int id);
   void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready, const std::string& what);
 
+  const std::string origin_;
   const int virtual_ranks_;
   const FakeFaults faults_;
   const Body body_;

@@ -5,7 +5,11 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <memory>
 #include <stdexcept>
+#include <thread>
+#include <vector>
 
 #include "cohort/base/error.h"
 #include "cohort/elastic/session.h"
@@ -31,13 +35,83 @@ TEST(WriterFenceTest, AnEarlierGenerationWritesNoMore) {
   EXPECT_TRUE(first.write(5, write)) << "what throws holds no lock";
 }
 
-TEST(WriterFenceTest, AJobCountsItsGenerationsFromOne) {
+TEST(WriterFenceTest, ARunCountsItsGenerationsFromOne) {
   const test::TempDir dir;
-  WriterFence fence(dir / "run");
-  EXPECT_TRUE(fence.write(123, [] {}));
-  fence.begin(1);
+  {
+    WriterFence fence(dir / "run");
+    fence.claim("first");
+    EXPECT_TRUE(fence.write(123, [] {}));
+  }
+  WriterFence fence(dir / "run"), successor(dir / "run");
+  fence.claim("the second");
+  successor.claim("the second");
   EXPECT_TRUE(fence.write(1, [] {}));
-  EXPECT_EQ(test::read_file(dir / "run" / ".writer"), "1\n");
+  EXPECT_EQ(test::read_file(dir / "run" / ".writer"), "00000000000000000001 the second");
+  EXPECT_TRUE(successor.write(2, [] {}));
+  EXPECT_THROW(fence.write(1, [] {}), elastic::GenerationEnded);
+}
+
+TEST(WriterFenceTest, AFolderWhoseFileIsOfAnEarlierVersionIsTaken) {
+  const test::TempDir dir;
+  test::write_file(dir / ".writer", "123\n");
+  WriterFence fence(dir.path());
+  fence.claim("run");
+  EXPECT_TRUE(fence.write(1, [] {}));
+}
+
+TEST(WriterFenceTest, WhileAProcessOfARunLivesNoOtherRunGetsTheFolder) {
+  const test::TempDir dir;
+  auto first = std::make_unique<WriterFence>(dir.path()), second = std::make_unique<WriterFence>(dir.path());
+  first->claim("a");
+  second->claim("a");
+  first.reset();
+  WriterFence late(dir.path());
+  COHORT_EXPECT_THROW_WITH(late.claim("b"), SystemError, " is in use by another elastic run");
+  bool is_written = false;
+  EXPECT_TRUE(second->write(7, [&] { is_written = true; }));
+  second.reset();
+  late.claim("b");
+  EXPECT_TRUE(late.write(1, [] {}));
+}
+
+TEST(WriterFenceTest, ProcessesThatBeginTogetherClaimTheFolderForOneRun) {
+  const test::TempDir dir;
+  test::write_file(dir / ".origin", "an earlier run");
+  std::vector<std::unique_ptr<WriterFence>> fences(8);
+  std::vector<std::thread> threads;
+  std::atomic<int> num_claims = 0;
+  for (std::size_t i = 0; i < fences.size(); ++i) {
+    threads.emplace_back([&, i] {
+      fences[i] = std::make_unique<WriterFence>(dir.path());
+      fences[i]->claim("run");
+      ++num_claims;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_claims, 8);
+  EXPECT_EQ(test::read_file(dir / ".origin"), "run");
+}
+
+// A file system without locks lets another run in. Here the test writes what the other run would.
+TEST(WriterFenceTest, AProcessOfAnEarlierRunEndsWhereAnotherRunHasTheFolder) {
+  const test::TempDir dir;
+  WriterFence stopped(dir.path());
+  stopped.claim("a");
+  EXPECT_TRUE(stopped.write(7, [] {}));
+  test::write_file(dir / ".origin", "b");
+  test::write_file(dir / ".writer", "00000000000000000001 b");
+  bool is_written = false;
+  COHORT_EXPECT_THROW_WITH(stopped.write(8, [&] { is_written = true; }), SystemError,
+                           "and this process is of an earlier one");
+  EXPECT_FALSE(is_written);
+  EXPECT_EQ(test::read_file(dir / ".writer"), "00000000000000000001 b");
+}
+
+TEST(WriterFenceTest, AFileThatCannotBeReadIsAnErrorAndNotEmpty) {
+  const test::TempDir dir;
+  std::filesystem::create_directory(dir / "run");
+  std::filesystem::create_directory(dir / "run" / ".writer");
+  COHORT_EXPECT_THROW_WITH(WriterFence(dir / "run"), SystemError, ".writer cannot be opened: Is a directory");
 }
 
 TEST(WriterFenceTest, AProcessThatIsStoppedWhileItWritesIsWaitedForAWhile) {
@@ -54,7 +128,8 @@ TEST(WriterFenceTest, AProcessThatIsStoppedWhileItWritesIsWaitedForAWhile) {
 }
 
 TEST(WriterFenceTest, AFolderThatCannotBeMadeIsAnError) {
-  COHORT_EXPECT_THROW_WITH(WriterFence("/dev/null/run"), SystemError, "cannot open /dev/null/run/.writer");
+  COHORT_EXPECT_THROW_WITH(WriterFence("/dev/null/run"), SystemError,
+                           "/dev/null/run/.origin cannot be opened: ");
 }
 
 }  // namespace

@@ -127,6 +127,7 @@ void ElasticAgent::tell_ranks() {
   order.is_leaving = end_.is_leaving = is_leaving();
   order.end_cause = view.failure;
   if (view.record) {
+    order.origin = view.record->origin;
     order.generation = view.record->generation.for_ranks(member_.status().committed_steps);
     if (order.end_cause.empty()) order.end_cause = view.record->end_cause;
   }

@@ -1,17 +1,20 @@
 // The lock is held for one write, so that a process which is stopped holds it seldom. Between two writes the number alone
-// keeps an earlier process 0 out: it compares before it writes, under the lock.
+// keeps an earlier process 0 out: it compares before it writes, under the lock. Numbers count within a run. The run is told
+// by the origin of its record: a run that begins takes the folder over where no process of another run lives. A file system
+// without locks cannot tell who lives: there the run that has begun last has the folder, and the other one ends at its next
+// write.
 #include "cohort/train/internal/elastic/writer_fence.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
-#include <string>
+#include <string_view>
 #include <system_error>
 
 #include "cohort/base/error.h"
@@ -23,26 +26,84 @@ namespace {
 
 constexpr std::chrono::seconds kWriterTime(2);
 
+[[noreturn]] void fail_fence(const std::filesystem::path& path, const char* what) {
+  throw SystemError("train.elastic",
+                    base::concat(path.string(), " cannot be ", what, ": ", std::strerror(errno)),
+                    "free space there, or another run.dir");
+}
+
+base::Fd open_fence_file(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path.parent_path(), error);
+  base::Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!file.is_open()) fail_fence(path, "opened");
+  return file;
+}
+
+/// Returns whether this process has the lock, or the file system has none.
+bool try_flock(const base::Fd& file, int operation, const std::filesystem::path& path) {
+  while (::flock(file.get(), operation | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    if (errno == ENOSYS || errno == ENOLCK || errno == EOPNOTSUPP) return true;
+    if (errno != EINTR) fail_fence(path, "locked");
+  }
+  return true;
+}
+
+std::string read_fence_file(const base::Fd& file, const std::filesystem::path& path) {
+  std::string text(4096, '\0');
+  std::size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t length =
+        ::pread(file.get(), text.data() + size, text.size() - size, static_cast<off_t>(size));
+    if (length < 0 && errno == EINTR) continue;
+    if (length < 0) fail_fence(path, "read");
+    if (length == 0) break;
+    size += static_cast<std::size_t>(length);
+  }
+  text.resize(size);
+  return text;
+}
+
+void write_fence_file(const base::Fd& file, const std::string& text, const std::filesystem::path& path) {
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t length =
+        ::pwrite(file.get(), text.data() + done, text.size() - done, static_cast<off_t>(done));
+    if (length < 0 && errno == EINTR) continue;
+    if (length < 0) fail_fence(path, "written");
+    done += static_cast<std::size_t>(length);
+  }
+  if (::ftruncate(file.get(), static_cast<off_t>(text.size())) != 0) fail_fence(path, "written");
+}
+
 }  // namespace
 
-WriterFence::WriterFence(const std::filesystem::path& folder) : path_(folder / ".writer") {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (file_ >= 0) return;
-  throw SystemError("train.elastic", base::concat("cannot open ", path_.string(), ": ", std::strerror(errno)),
-                    "another run.dir");
+WriterFence::WriterFence(const std::filesystem::path& folder)
+    : folder_(folder),
+      claim_(open_fence_file(folder / ".origin")),
+      writer_(open_fence_file(folder / ".writer")) {}
+
+void WriterFence::claim(const std::string& origin) {
+  if (origin_ == origin) return;
+  if (!base::poll_until([&] { return try_claim(origin); }, base::Deadline(kWriterTime))) {
+    throw SystemError("train.elastic", base::concat(folder_.string(), " is in use by another elastic run"),
+                      "another run.dir, or the same command when that run has ended");
+  }
+  origin_ = origin;
 }
 
-WriterFence::~WriterFence() {
-  ::close(file_);
-}
-
-// A file system without locks has none to wait for: the number alone keeps earlier generations out.
-bool WriterFence::lock() const {
-  constexpr int kOperation = LOCK_EX | LOCK_NB;
-  return base::poll_until([&] { return ::flock(file_, kOperation) == 0 || errno != EWOULDBLOCK; },
-                          base::Deadline(kWriterTime));
+// A lock that changes its kind is given up for a moment, so what was read before is read again.
+bool WriterFence::try_claim(const std::string& origin) {
+  const std::filesystem::path path = folder_ / ".origin";
+  if (!try_flock(claim_, LOCK_SH, path)) return false;  // another process writes its origin
+  if (read_fence_file(claim_, path) == origin) return true;
+  if (try_flock(claim_, LOCK_EX, path)) {
+    if (read_fence_file(claim_, path) != origin) write_fence_file(claim_, origin, path);
+    if (try_flock(claim_, LOCK_SH, path) && read_fence_file(claim_, path) == origin) return true;
+  }
+  ::flock(claim_.get(), LOCK_UN);
+  return false;
 }
 
 bool WriterFence::write(std::uint64_t generation, const std::function<void()>& write) {
@@ -50,7 +111,9 @@ bool WriterFence::write(std::uint64_t generation, const std::function<void()>& w
     write();
     return true;
   }
-  if (!lock()) return false;
+  const bool is_locked = base::poll_until([&] { return try_flock(writer_, LOCK_EX, folder_ / ".writer"); },
+                                          base::Deadline(kWriterTime));
+  if (!is_locked) return false;
   struct Unlock {
     ~Unlock() {
       ::flock(file, LOCK_UN);
@@ -58,32 +121,44 @@ bool WriterFence::write(std::uint64_t generation, const std::function<void()>& w
     }
     int file;
     bool& is_writing;
-  } const unlock{file_, is_writing_};
+  } const unlock{writer_.get(), is_writing_};
   is_writing_ = true;
-  std::array<char, 24> text{};
-  const ssize_t length = ::pread(file_, text.data(), text.size() - 1, 0);
-  const std::uint64_t newest = length > 0 ? std::strtoull(text.data(), nullptr, 10) : 0;
-  if (newest > generation) {
-    throw elastic::GenerationEnded(
-        "train.elastic",
-        base::concat("generation ", newest, " has written to the run's folder, and this process is in ",
-                     generation));
-  }
-  if (newest < generation) set_number(generation);
+  check_newest(generation);
   write();
   return true;
 }
 
-void WriterFence::begin(std::uint64_t generation) {
-  if (::ftruncate(file_, 0) == 0) set_number(generation);
+void WriterFence::check_newest(std::uint64_t generation) const {
+  if (read_fence_file(claim_, folder_ / ".origin") != origin_) {
+    throw SystemError("train.elastic",
+                      base::concat("another elastic run has begun in ", folder_.string(),
+                                   ", and this process is of an earlier one"),
+                      "a run.dir for each run");
+  }
+  const Newest newest = read_newest();
+  const bool is_of_run = newest.origin == origin_;
+  if (is_of_run && newest.generation > generation) {
+    throw elastic::GenerationEnded(
+        "train.elastic",
+        base::concat("generation ", newest.generation,
+                     " has written to the run's folder, and this process is in ", generation));
+  }
+  if (is_of_run && newest.generation == generation) return;
+  // Of one length within a run, so that a process which is killed meanwhile leaves a number.
+  char number[32];
+  std::snprintf(number, sizeof number, "%020llu ", static_cast<unsigned long long>(generation));
+  write_fence_file(writer_, number + origin_, folder_ / ".writer");
 }
 
-void WriterFence::set_number(std::uint64_t generation) const {
-  const std::string number = std::to_string(generation) + "\n";
-  if (::pwrite(file_, number.data(), number.size(), 0) == static_cast<ssize_t>(number.size())) return;
-  throw SystemError("train.elastic",
-                    base::concat(path_.string(), " cannot be written: ", std::strerror(errno)),
-                    "free space there, or another run.dir");
+WriterFence::Newest WriterFence::read_newest() const {
+  const std::string text = read_fence_file(writer_, folder_ / ".writer");
+  Newest newest;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), newest.generation);
+  const auto length = static_cast<std::size_t>(end - text.data());
+  // What an earlier version wrote has no origin.
+  if (error != std::errc() || length == text.size() || text[length] != ' ') return {};
+  newest.origin = text.substr(length + 1);
+  return newest;
 }
 
 }  // namespace cohort::train

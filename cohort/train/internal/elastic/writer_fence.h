@@ -3,36 +3,48 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
+
+#include "cohort/base/files/fd.h"
 
 namespace cohort::train {
 
-/// Keeps a process that is process 0 no longer, and may not know it yet, from writing to the folder of an elastic run.
+/// Keeps out of an elastic run's folder who writes there no more, and may not know it yet: a process that was process 0, and
+/// a process of another run.
 ///
-/// The file `.writer` there holds the number of the generation that has written last. Who writes holds the lock of the
-/// file meanwhile. Where a later generation has written, nobody of an earlier one does any more.
-/// Threads: one caller at a time.
+/// The file `.origin` there says whose the folder is, by the origin of the run's record. Each process of the run holds a shared
+/// lock of it, so no other run gets the folder meanwhile. The file `.writer` has the number of the generation that has written
+/// last, and its origin. Who writes holds the lock of that file meanwhile. Where a later generation has written, nobody of an
+/// earlier one does any more. Threads: one caller at a time.
 class WriterFence {
  public:
-  /// Makes the folder. Throws: SystemError where the file cannot be made.
+  /// Makes the folder. Throws: SystemError where the files cannot be made.
   explicit WriterFence(const std::filesystem::path& folder);
-  ~WriterFence();
   WriterFence(const WriterFence&) = delete;
   WriterFence& operator=(const WriterFence&) = delete;
 
+  /// The folder is that of the run `origin` from here on. Waits two seconds at most for processes of another run, which may be
+  /// about to end. Throws: SystemError where they do not.
+  void claim(const std::string& origin);
+
   /// Calls `write`, also from within another call. Waits two seconds at most for a process that writes. Returns false
   /// where that has not ended: it is stopped, and nothing is written. Throws: elastic::GenerationEnded where a later
-  /// generation has written; what `write` throws.
+  /// generation has written; SystemError where another run has claimed the folder; what `write` throws.
   bool write(std::uint64_t generation, const std::function<void()>& write);
 
-  /// A job begins, no process of which has written: its generations count from 1, whatever those of an earlier job were.
-  void begin(std::uint64_t generation);
-
  private:
-  bool lock() const;
-  void set_number(std::uint64_t generation) const;
+  /// What `.writer` says.
+  struct Newest {
+    std::uint64_t generation = 0;
+    std::string origin = {};
+  };
+  bool try_claim(const std::string& origin);
+  void check_newest(std::uint64_t generation) const;
+  Newest read_newest() const;
 
-  const std::filesystem::path path_;
-  int file_ = -1;
+  const std::filesystem::path folder_;
+  const base::Fd claim_, writer_;
+  std::string origin_;
   bool is_writing_ = false;
 };
 

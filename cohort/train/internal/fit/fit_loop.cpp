@@ -141,6 +141,7 @@ class FitLoop {
     for (bool is_first_time = true; true;) {
       try {
         elastic_->enter();
+        if (fence_) fence_->claim(fit_ranks_.elastic()->entry().origin);
         control_.begin();  // a process that waits to enter ends by a signal
         if (elastic_->is_at_start()) start_together(data);
         begin_generation(std::exchange(is_first_time, false));
@@ -166,7 +167,6 @@ class FitLoop {
 
   /// No process has made a step, and all have the state of one of them: they resume together, or begin.
   void start_together(const DataOfRun& data) {
-    if (fence_ && ranks_.is_first()) fence_->begin(fit_ranks_.elastic()->entry().generation);
     if (!resume(data)) return;
     describe_run(data);
     elastic_->resume({progress_.state.step, progress_.state.epoch, saver_.last().string()});
