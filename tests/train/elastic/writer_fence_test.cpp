@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -122,6 +123,10 @@ TEST(WriterFenceTest, AProcessThatIsStoppedWhileItWritesIsWaitedForAWhile) {
   bool is_written = false;
   EXPECT_FALSE(fence.write(1, [&] { is_written = true; }));
   EXPECT_FALSE(is_written);
+  // A run of a thousand steps must not wait for each of them.
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(fence.write(1, [&] { is_written = true; }));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(100));
   ::close(stopped);
   EXPECT_TRUE(fence.write(1, [&] { is_written = true; }));
   EXPECT_TRUE(is_written);

@@ -111,9 +111,11 @@ bool WriterFence::write(std::uint64_t generation, const std::function<void()>& w
     write();
     return true;
   }
-  const bool is_locked = base::poll_until([&] { return try_flock(writer_, LOCK_EX, folder_ / ".writer"); },
-                                          base::Deadline(kWriterTime));
-  if (!is_locked) return false;
+  // Each step writes, and would wait anew.
+  const base::Deadline deadline(is_blocked_ ? std::chrono::seconds(0) : kWriterTime);
+  is_blocked_ =
+      !base::poll_until([&] { return try_flock(writer_, LOCK_EX, folder_ / ".writer"); }, deadline);
+  if (is_blocked_) return false;
   struct Unlock {
     ~Unlock() {
       ::flock(file, LOCK_UN);

@@ -28,8 +28,9 @@ class WriterFence {
   void claim(const std::string& origin);
 
   /// Calls `write`, also from within another call. Waits two seconds at most for a process that writes. Returns false
-  /// where that has not ended: it is stopped, and nothing is written. Throws: elastic::GenerationEnded where a later
-  /// generation has written; SystemError where another run has claimed the folder; what `write` throws.
+  /// where that has not ended: it is stopped, and nothing is written. Later calls do not wait, until one has written.
+  /// Throws: elastic::GenerationEnded where a later generation has written; SystemError where another run has claimed the
+  /// folder; what `write` throws.
   bool write(std::uint64_t generation, const std::function<void()>& write);
 
  private:
@@ -45,7 +46,7 @@ class WriterFence {
   const std::filesystem::path folder_;
   const base::Fd claim_, writer_;
   std::string origin_;
-  bool is_writing_ = false;
+  bool is_writing_ = false, is_blocked_ = false;
 };
 
 }  // namespace cohort::train
