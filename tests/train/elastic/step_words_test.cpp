@@ -38,6 +38,12 @@ TEST(StepWordsTest, ARequestOfOneProcessIsOneOfAll) {
   EXPECT_TRUE(words.requests.save_due);
 }
 
+TEST(StepWordsTest, WhatIsListedIsWhatTheProcessSaysThatListsIt) {
+  StepWords first = words_of(1, 1, 0);
+  first.num_listed = 7;
+  EXPECT_EQ(StepWords::of_all({first.to_text(), words_of(1, 1, 1).to_text()}).num_listed, 7);
+}
+
 TEST(StepWordsTest, NumbersThatAreNotFiniteTravelToo) {
   const double infinity = std::numeric_limits<double>::infinity();
   const StepWords words = StepWords::of_all({words_of(infinity, 1, 0).to_text()});

@@ -54,6 +54,8 @@ class ElasticCoordinator : public RankCoordinator {
   /// A step begins.
   void begin_step() { own_.samples.clear(); }
   void add_part(const data::Batch& part);
+  /// The lines of so many steps are on disk in the ledger: the others need not keep them.
+  void set_listed(std::int64_t steps) { own_.num_listed = steps; }
   /// Returns what this process tells of its part of the step.
   std::string own_words(const StepMetrics& metrics);
   /// The step is made, and `words` are those of all processes.

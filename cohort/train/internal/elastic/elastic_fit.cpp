@@ -148,10 +148,16 @@ FitInfo ElasticFit::describe_opening(FitInfo start) const {
 
 void ElasticFit::commit() {
   parts_.progress.total_meters();
-  state_ = {.run = parts_.progress.state,
+  const RunState& run = parts_.progress.state;
+  StepWords words = parts_.ranks.heard();
+  std::vector<LedgerLine> unlisted = std::move(state_.unlisted);
+  std::erase_if(unlisted, [&](const LedgerLine& line) { return line.step <= words.num_listed; });
+  unlisted.push_back({.step = run.step, .epoch = run.epoch + 1, .samples = std::exchange(words.samples, {})});
+  state_ = {.run = run,
             .saves = parts_.saver.policy.history(),
             .agreed = parts_.control.agreed(),
-            .words = parts_.ranks.heard()};
+            .words = std::move(words),
+            .unlisted = std::move(unlisted)};
   parts_.ranks.session().commit(committed());
 }
 

@@ -2,9 +2,14 @@
 // from its end, so that a long file is not read.
 #include "cohort/train/internal/elastic/sample_ledger.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
-#include <fstream>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <string>
@@ -12,6 +17,8 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/files/atomic_file.h"
+#include "cohort/base/files/fd.h"
 #include "cohort/train/sinks/internal/append_file.h"
 
 namespace cohort::train {
@@ -21,13 +28,22 @@ namespace {
 constexpr const char* kLedgerHead = "step,epoch,samples\n";
 constexpr std::int64_t kChunkBytes = 1 << 14;
 
-/// Reads backwards.
+/// Reads backwards. A file that cannot be read must not be taken for an empty one, which would be cut.
 class LedgerTail {
  public:
-  explicit LedgerTail(const fs::path& path) : file_(path, std::ios::binary) {}
+  explicit LedgerTail(const fs::path& path) : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (!file_.is_open() && errno != ENOENT) fail();
+  }
 
+  /// 0 where there is no file.
+  std::int64_t size() const {
+    if (!file_.is_open()) return 0;
+    struct stat status {};
+    if (::fstat(file_.get(), &status) != 0) fail();
+    return status.st_size;
+  }
   /// Returns where the line begins that ends before `end`: after the last newline before `end` - 1.
-  std::int64_t begin_of_line(std::int64_t end) {
+  std::int64_t begin_of_line(std::int64_t end) const {
     std::int64_t at = end - 1;  // its own newline does not count
     while (at > 0) {
       const std::int64_t begin = std::max<std::int64_t>(0, at - kChunkBytes);
@@ -38,16 +54,28 @@ class LedgerTail {
     }
     return 0;
   }
-  std::string read(std::int64_t begin, std::int64_t end) {
+  std::string read(std::int64_t begin, std::int64_t end) const {
     std::string text(static_cast<std::size_t>(end - begin), '\0');
-    file_.clear();
-    file_.seekg(begin);
-    file_.read(text.data(), std::ssize(text));
+    for (std::size_t done = 0; done < text.size();) {
+      const ssize_t length = ::pread(file_.get(), text.data() + done, text.size() - done,
+                                     static_cast<off_t>(begin) + static_cast<off_t>(done));
+      if (length < 0 && errno == EINTR) continue;
+      if (length == 0) errno = EIO;  // the file has become shorter
+      if (length <= 0) fail();
+      done += static_cast<std::size_t>(length);
+    }
     return text;
   }
 
  private:
-  std::ifstream file_;
+  [[noreturn]] void fail() const {
+    throw SystemError("train.elastic",
+                      base::concat(path_.string(), " cannot be read: ", std::strerror(errno)),
+                      "another run.dir");
+  }
+
+  const fs::path path_;
+  const base::Fd file_;
 };
 
 /// Returns the step of a line; nothing for the head, or what is no line.
@@ -73,10 +101,10 @@ void SampleLedger::truncate_after(std::int64_t step) {
 void SampleLedger::cut_after(std::int64_t step) {
   file_.reset();
   std::error_code error;
-  const auto size = fs::exists(path_, error) ? static_cast<std::int64_t>(fs::file_size(path_)) : 0;
+  const LedgerTail tail(path_);
+  const std::int64_t size = tail.size();
   std::int64_t end = size;
   last_step_ = 0;
-  LedgerTail tail(path_);
   while (end > 0) {
     const std::int64_t begin = tail.begin_of_line(end);
     // The numbers alone: a line may be long.
@@ -95,25 +123,43 @@ void SampleLedger::cut_after(std::int64_t step) {
                       "another run.dir");
   }
   file_ = std::make_unique<AppendFile>(path_);
-  if (end == 0) file_->write(kLedgerHead);
+  if (end > 0) return;
+  file_->write(kLedgerHead);
+  base::sync_folder(fs::absolute(path_).parent_path());
 }
 
-void SampleLedger::write(std::int64_t step, std::int64_t epoch, std::int64_t num_virtual_ranks,
-                         const std::map<std::int64_t, std::vector<std::int64_t>>& samples) {
-  if (step <= last_step_) return;
-  std::string line = base::concat(step, ",", epoch, ",");
+std::int64_t SampleLedger::begin_after(std::int64_t step) {
+  const std::int64_t missing = std::max<std::int64_t>(0, step - last_step_);
+  last_step_ += missing;
+  return missing;
+}
+
+void SampleLedger::write(const LedgerLine& line, std::int64_t num_virtual_ranks) {
+  if (line.step <= last_step_) return;
+  if (line.step != last_step_ + 1) {
+    throw SystemError(
+        "train.elastic",
+        base::concat(path_.string(), " ends with step ", last_step_, ", and the next line is of step ",
+                     line.step, ": lines in between are lost"),
+        "the same command again: it resumes from the last checkpoint");
+  }
+  std::string text = base::concat(line.step, ",", line.epoch, ",");
   for (std::int64_t share = 0; share < num_virtual_ranks; ++share) {
-    if (share > 0) line += '|';
-    const auto found = samples.find(share);
-    if (found == samples.end()) continue;
+    if (share > 0) text += '|';
+    const auto found = line.samples.find(share);
+    if (found == line.samples.end()) continue;
     for (std::size_t i = 0; i < found->second.size(); ++i) {
-      if (i > 0) line += ' ';
-      line += std::to_string(found->second[i]);
+      if (i > 0) text += ' ';
+      text += std::to_string(found->second[i]);
     }
   }
   // In one piece, so that a crash leaves a line or none, mostly.
-  file_->write(line + "\n");
-  last_step_ = step;
+  file_->write(text + "\n");
+  last_step_ = line.step;
+}
+
+void SampleLedger::sync() {
+  file_->sync();
 }
 
 }  // namespace cohort::train

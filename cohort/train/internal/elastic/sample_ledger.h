@@ -10,6 +10,13 @@ namespace cohort::train {
 
 class AppendFile;
 
+/// A line of a SampleLedger.
+struct LedgerLine {
+  std::int64_t step = 0, epoch = 0;  ///< both from 1
+  std::map<std::int64_t, std::vector<std::int64_t>> samples =
+      {};  ///< indices in the data set, by virtual rank
+};
+
 /// The list of the samples of each step of an elastic run, `ledger.csv`: a line a step, in order, with its epoch
 /// (from 1) and, between bars, the indices of each virtual rank in the data set.
 ///
@@ -26,13 +33,17 @@ class SampleLedger {
   SampleLedger(const SampleLedger&) = delete;
   SampleLedger& operator=(const SampleLedger&) = delete;
 
-  /// The last step that has a line; 0: none.
+  /// The last step that has a line, or that needs none; 0: none.
   std::int64_t last_step() const { return last_step_; }
   /// Removes lines of steps after `step`, which are made again: a run resumes from a checkpoint.
   void truncate_after(std::int64_t step);
-  /// Writes the line of a step, unless it is there. `samples`: by virtual rank, of `num_virtual_ranks`.
-  void write(std::int64_t step, std::int64_t epoch, std::int64_t num_virtual_ranks,
-             const std::map<std::int64_t, std::vector<std::int64_t>>& samples);
+  /// Steps up to `step` need no line: the run has begun after it. Returns how many of the last ones have none, as of a run that
+  /// was not elastic.
+  std::int64_t begin_after(std::int64_t step);
+  /// Writes the line of a step, unless it is there. Throws: SystemError also where the step before it has none.
+  void write(const LedgerLine& line, std::int64_t num_virtual_ranks);
+  /// All lines are on disk when it returns.
+  void sync();
 
  private:
   void cut_after(std::int64_t step);

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kSnapshotVersion = 1;
+constexpr int kSnapshotVersion = 2;
 
 json layout_of_tensors(const checkpoint::TensorMap& tensors, std::vector<at::Tensor>& flats) {
   json layout = json::array();
@@ -40,6 +40,29 @@ checkpoint::TensorMap tensors_of(const json& layout, const std::vector<at::Tenso
   return tensors;
 }
 
+json to_json(const std::vector<LedgerLine>& lines) {
+  json list = json::array();
+  for (const LedgerLine& line : lines) {
+    json shares = json::array();
+    for (const auto& [share, indices] : line.samples) shares.push_back({share, indices});
+    list.push_back({line.step, line.epoch, shares});
+  }
+  return list;
+}
+
+std::vector<LedgerLine> lines_from_json(const json& from) {
+  std::vector<LedgerLine> lines;
+  for (const json& entry : from) {
+    LedgerLine& line = lines.emplace_back();
+    line.step = entry.at(0);
+    line.epoch = entry.at(1);
+    for (const json& share : entry.at(2)) {
+      line.samples[share.at(0).get<std::int64_t>()] = share.at(1).get<std::vector<std::int64_t>>();
+    }
+  }
+  return lines;
+}
+
 json to_json(const StepState& step) {
   return {{"num_saves", step.saves.num_saves},
           {"saved_step", step.saves.saved_step},
@@ -48,6 +71,7 @@ json to_json(const StepState& step) {
           {"stop_signal", step.agreed.stop_signal},
           {"num_saves_told", step.agreed.num_saves_told},
           {"words", step.words.to_text()},
+          {"unlisted", to_json(step.unlisted)},
           {"is_done", step.is_done}};
 }
 
@@ -60,6 +84,7 @@ StepState step_from_json(const json& from) {
   step.agreed.stop_signal = from.at("stop_signal");
   step.agreed.num_saves_told = from.at("num_saves_told");
   step.words = StepWords::of_all({from.at("words").get<std::string>()});
+  step.unlisted = lines_from_json(from.at("unlisted"));
   step.is_done = from.at("is_done");
   return step;
 }

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/elastic/session.h"
+#include "cohort/train/internal/elastic/sample_ledger.h"
 #include "cohort/train/internal/elastic/step_words.h"
 #include "cohort/train/internal/fit/fit_control.h"
 #include "cohort/train/internal/fit/run_state.h"
@@ -27,7 +29,9 @@ struct StepState {
   RunProgress run;
   SavePolicy::History saves;
   FitControl::Agreed agreed;
-  StepWords words;       ///< of the step
+  StepWords words;  ///< of the step, but for its samples
+  /// Of the steps whose lines may not be on disk yet. Each process keeps them: the first one may die before it can write.
+  std::vector<LedgerLine> unlisted = {};
   bool is_done = false;  ///< nothing is left: all processes have seen the end of the run
 };
 

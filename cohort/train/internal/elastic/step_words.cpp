@@ -16,7 +16,8 @@ std::string StepWords::to_text() const {
   for (const auto& [share, indices] : samples) shares.push_back({share, indices});
   return json{{"metrics", metrics},
               {"samples", shares},
-              {"requests", {requests.stop_signal, requests.save_now, requests.save_due}}}
+              {"requests", {requests.stop_signal, requests.save_now, requests.save_due}},
+              {"listed", num_listed}}
       .dump();
 }
 
@@ -37,6 +38,7 @@ StepWords StepWords::of_all(const std::vector<std::string>& texts) {
       words.requests.stop_signal = std::max(words.requests.stop_signal, asked.at(0).get<int>());
       words.requests.save_now |= asked.at(1).get<bool>();
       words.requests.save_due |= asked.at(2).get<bool>();
+      words.num_listed = std::max(words.num_listed, told.at("listed").get<std::int64_t>());
     }
   } catch (const json::exception& error) {
     throw CommError("train.elastic",

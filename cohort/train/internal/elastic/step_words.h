@@ -14,6 +14,7 @@ struct StepWords {
   RankCoordinator::MetricSums sums;                           ///< of the step's metrics
   std::map<std::int64_t, std::vector<std::int64_t>> samples;  ///< indices in the data set, by virtual rank
   RankCoordinator::ControlRequests requests;                  ///< made before the step
+  std::int64_t num_listed = 0;  ///< steps whose lines are on disk in the ledger, as the first process knows
 
   std::string to_text() const;
   /// Returns what all processes together say. Throws: CommError for a text that to_text() did not write.

@@ -113,8 +113,7 @@ bool WriterFence::write(std::uint64_t generation, const std::function<void()>& w
   }
   // Each step writes, and would wait anew.
   const base::Deadline deadline(is_blocked_ ? std::chrono::seconds(0) : kWriterTime);
-  is_blocked_ =
-      !base::poll_until([&] { return try_flock(writer_, LOCK_EX, folder_ / ".writer"); }, deadline);
+  is_blocked_ = !base::poll_until([&] { return try_flock(writer_, LOCK_EX, folder_ / ".writer"); }, deadline);
   if (is_blocked_) return false;
   struct Unlock {
     ~Unlock() {

@@ -18,8 +18,7 @@
 #include "cohort/elastic/session.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/train/internal/elastic/elastic_fit.h"
-#include "cohort/train/internal/elastic/sample_ledger.h"
-#include "cohort/train/internal/elastic/writer_fence.h"
+#include "cohort/train/internal/elastic/run_writer.h"
 #include "cohort/train/internal/fit/compatibility.h"
 #include "cohort/train/internal/fit/evaluation.h"
 #include "cohort/train/internal/fit/fit_control.h"
@@ -137,11 +136,11 @@ class FitLoop {
     evaluation_.try_it();
     describe_run(data);
     elastic_->begin();
-    if (saver_.saves()) fence_.emplace(options_.run_dir());
+    if (saver_.saves()) writer_.emplace(options_.run_dir(), *fit_ranks_.elastic());
     for (bool is_first_time = true; true;) {
       try {
         elastic_->enter();
-        if (fence_) fence_->claim(fit_ranks_.elastic()->entry().origin);
+        if (writer_) writer_->enter();
         control_.begin();  // a process that waits to enter ends by a signal
         if (elastic_->is_at_start()) start_together(data);
         begin_generation(std::exchange(is_first_time, false));
@@ -184,8 +183,9 @@ class FitLoop {
     }
     if (!elastic_->take_opening()) return;
     if (!is_first_time) reports_.start_anew(elastic_->describe_opening(start_info(false)));
+    owes_opening_ = false;
     saver_.forget_written();
-    ledger_.reset();
+    if (writer_) writer_->close_ledger();
   }
 
   /// Nothing was written so far, so that a run whose start is rejected, or fails in its first step, stays
@@ -193,26 +193,35 @@ class FitLoop {
   void count_start(data::Batch* batch = nullptr) {
     if (reports_.counts()) return;
     take_pending_step(batch);
-    as_writer("the files of the run are not opened", [&] {
-      // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
-      saver_.start_counts(resumed_from());
-      reports_.start_counts();
-      if (!elastic_ || !saver_.writes()) return;
-      ledger_.emplace(options_.run_dir() / "ledger.csv");
-      // Of an earlier start, which a checkpoint has gone back before.
-      if (!reports_.start().continues) ledger_->truncate_after(reports_.start().first_step);
-    });
+    owes_opening_ = true;
+    as_writer("the files of the run are not opened", [] {});
   }
 
-  /// Calls `write`, which writes to the run's folder. In an elastic run another process may have come to write, and this
-  /// one may not know it yet: then it throws elastic::GenerationEnded. `lost`: what a process that is stopped while it
-  /// writes makes undone.
+  void open_files() {
+    owes_opening_ = false;
+    // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
+    saver_.start_counts(resumed_from());
+    reports_.start_counts();
+    // Lines of an earlier start, which a checkpoint has gone back before, are cut.
+    if (is_writer()) writer_->open_ledger(elastic_->start().step, !reports_.start().continues);
+  }
+
+  /// This process writes to the folder of an elastic run.
+  bool is_writer() const { return writer_ && saver_.writes(); }
+
+  /// Calls `write`, which writes to the run's folder, after what had to be written before it. Returns whether it did: in an
+  /// elastic run a process that is stopped while it writes may keep this one out. `lost`: what is not done then. Throws:
+  /// elastic::GenerationEnded where another process has come to write, and this one does not know it yet.
   template <typename Write>
-  void as_writer(const char* lost, const Write& write) {
-    if (!elastic_ || !saver_.writes()) return write();
-    if (fence_->write(fit_ranks_.elastic()->entry().generation, write)) return;
-    base::log_warning(base::concat("after step ", progress_.state.step, " ", lost,
-                                   ": an earlier process 0 writes to the run's folder, and is stopped"));
+  bool as_writer(const char* lost, const Write& write) {
+    const auto write_all = [&] {
+      if (owes_opening_) open_files();
+      if (is_writer()) writer_->write_lines(elastic_->state().unlisted, num_virtual_ranks());
+      write();
+    };
+    if (is_writer()) return writer_->write(lost, progress_.state.step, write_all);
+    write_all();
+    return true;
   }
 
   /// The checkpoint that `last` goes back to when the start counts; empty: it stays.
@@ -306,14 +315,7 @@ class FitLoop {
 
   /// What follows a step, which took `seconds`.
   void end_step(double seconds) {
-    as_writer("a step is not reported", [&] {
-      const RunState& state = progress_.state;
-      if (ledger_ && saver_.writes()) {
-        ledger_->write(state.step, state.epoch + 1, num_virtual_ranks(),
-                       fit_ranks_.elastic()->heard().samples);
-      }
-      report_step(seconds);
-    });
+    as_writer("a step is not reported", [&] { report_step(seconds); });
     poll_control_requests();
     save_if_due();
   }
@@ -434,6 +436,7 @@ class FitLoop {
     progress_.total_meters();
     if (!saver_.writes()) return;
     as_writer("no checkpoint is saved", [&] {
+      if (is_writer()) writer_->sync_ledger();  // it must not be older than the checkpoint
       reports_.saving(progress_.state.step);
       saver_.write(task_, progress_.state, is_best);
     });
@@ -468,10 +471,10 @@ class FitLoop {
   RunSaver saver_;
   FitReports reports_;
   FitControl control_;
-  std::optional<ElasticFit> elastic_;   // of an elastic run
-  std::optional<WriterFence> fence_;    // likewise, where it has a folder
-  std::optional<SampleLedger> ledger_;  // likewise, of the process that writes
-  bool owes_step_ = false;              // what follows the last step is to be made, maybe once more
+  std::optional<ElasticFit> elastic_;  // of an elastic run
+  std::optional<RunWriter> writer_;    // likewise, where it has a folder
+  bool owes_step_ = false;             // what follows the last step is to be made, maybe once more
+  bool owes_opening_ = false;          // the start counts, and the files of the run are not open yet
 };
 
 }  // namespace

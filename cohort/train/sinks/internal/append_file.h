@@ -32,6 +32,10 @@ class AppendFile {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     }
   }
+  /// What was written is on disk when it returns.
+  void sync() {
+    if (::fdatasync(descriptor_) != 0) fail("cannot be brought to disk");
+  }
   const std::filesystem::path& path() const { return path_; }
 
  private:

@@ -1,0 +1,127 @@
+// A process 0 that is stopped in the middle of a write holds the lock of the run's folder. Others make steps meanwhile, and the
+// run leaves what an undisturbed one leaves, but for reports and checkpoints of the time when nobody could write.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "cohort/base/files/fd.h"
+#include "cohort/base/log.h"
+#include "tests/support/comes_true.h"
+#include "tests/train/elastic/elastic_job.h"
+
+namespace cohort::train {
+namespace {
+
+/// Takes the place of process 0 that is stopped while it writes: it holds the lock from step `from` on, until the run's log
+/// says `until`. Process 0 dies when the lock is taken, unless it is to live.
+class StoppedWriter {
+ public:
+  StoppedWriter(std::filesystem::path folder, std::int64_t from, std::string until, bool dies = true)
+      : folder_(std::move(folder)), from_(from), until_(std::move(until)), dies_(dies) {
+    base::set_log_sink([this](base::LogLevel, std::string_view line) {
+      if (line.find(" is not reported: ") != std::string_view::npos) ++num_lost_;
+      if (is_held_ && line.find(until_) != std::string_view::npos) {
+        is_held_ = false;
+        lock_.close();
+      }
+    });
+  }
+  ~StoppedWriter() {
+    base::set_log_sink({});
+    if (thread_.joinable()) thread_.join();
+  }
+
+  /// Called by process 0 while it writes.
+  void on_step(const StepReport& report) {
+    if (report.step != from_ || thread_.joinable()) return;
+    lock_ = base::Fd(::open((folder_ / ".writer").c_str(), O_RDWR | O_CLOEXEC));
+    thread_ = std::thread([this] {
+      EXPECT_EQ(::flock(lock_.get(), LOCK_EX), 0);  // when this write of process 0 ends
+      is_held_ = was_held_ = true;
+    });
+    has_begun_ = true;
+  }
+  test::FakeFault fault(int id) {
+    if (id != 0 || !has_begun_ || has_died_) return test::FakeFault::kNone;
+    has_died_ = true;
+    test::wait_until([this] { return was_held_.load(); });
+    return dies_ ? test::FakeFault::kDie : test::FakeFault::kNone;
+  }
+  /// Warnings of steps and epochs that are not reported.
+  int num_lost() const { return num_lost_; }
+  bool was_freed() const { return was_held_ && !is_held_; }
+
+ private:
+  const std::filesystem::path folder_;
+  const std::int64_t from_;
+  const std::string until_;
+  const bool dies_;
+  std::thread thread_;
+  base::Fd lock_;
+  std::atomic<int> num_lost_ = 0;
+  std::atomic<bool> has_begun_ = false, has_died_ = false, is_held_ = false, was_held_ = false;
+};
+
+ElasticEnd run_beside(StoppedWriter& stopped, const std::filesystem::path& folder) {
+  const ElasticSetting setting{.on_step = [&](const StepReport& report) { stopped.on_step(report); }};
+  return run_elastic(setting, [&](int id, int) { return stopped.fault(id); }, folder);
+}
+
+TEST(ElasticRunStoppedWriterTest, FilesThatCouldNotBeOpenedAreOpenedByTheNextWrite) {
+  const test::TempDir dir;
+  StoppedWriter stopped(dir.path(), 4, "the files of the run are not opened");
+  const ElasticEnd end = run_beside(stopped, dir.path());
+  EXPECT_TRUE(stopped.was_freed());
+  EXPECT_EQ(end.deaths, 1);
+  expect_same_files(end, undisturbed(), "the lock was free again before the step was reported");
+}
+
+/// Files that do not depend on when the folder could be written to.
+void expect_whole_end(const ElasticEnd& end) {
+  EXPECT_EQ(test::ledger_fault(end.files.at("ledger.csv"), 8, kElasticSamples), "");
+  for (const char* file :
+       {"ledger.csv", "checkpoints/epoch_0002/model.safetensors",
+        "checkpoints/epoch_0002/optimizer.safetensors", "checkpoints/epoch_0002/state.json"}) {
+    ASSERT_TRUE(end.files.contains(file)) << file;
+    EXPECT_TRUE(end.files.at(file) == undisturbed().files.at(file)) << file;
+  }
+  EXPECT_EQ(end.files.at("checkpoints/last"), "epoch_0002");
+}
+
+TEST(ElasticRunStoppedWriterTest, StepsThatCouldNotBeListedAreListedOnceTheFolderIsFree) {
+  for (const bool dies : {true, false}) {
+    SCOPED_TRACE(dies);
+    const test::TempDir dir;
+    StoppedWriter stopped(dir.path(), 2, "no checkpoint is saved", dies);
+    const ElasticEnd end = run_beside(stopped, dir.path());
+    EXPECT_TRUE(stopped.was_freed());
+    expect_whole_end(end);
+  }
+}
+
+// One process after the other is the first one while nobody can write. The last of them has copied its state.
+TEST(ElasticRunStoppedWriterTest, LinesThatADeadProcessCouldNotWriteAreNotLost) {
+  const test::TempDir dir;
+  StoppedWriter stopped(dir.path(), 1, "an epoch is not reported");
+  const ElasticSetting setting{.on_step = [&](const StepReport& report) { stopped.on_step(report); }};
+  std::atomic<int> num_killed = 0;
+  const ElasticEnd end = run_elastic(
+      setting,
+      [&](int id, int) {
+        const bool is_next = id == num_killed + 1 && id <= 2;
+        if (!is_next || stopped.num_lost() < id) return stopped.fault(id);
+        ++num_killed;
+        return test::FakeFault::kDie;
+      },
+      dir.path());
+  EXPECT_EQ(end.deaths, 3);
+  EXPECT_TRUE(stopped.was_freed());
+  expect_whole_end(end);
+}
+
+}  // namespace
+}  // namespace cohort::train
