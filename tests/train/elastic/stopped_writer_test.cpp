@@ -10,7 +10,9 @@
 
 #include "cohort/base/files/fd.h"
 #include "cohort/base/log.h"
+#include "cohort/train/internal/elastic/run_writer.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/throws.h"
 #include "tests/train/elastic/elastic_job.h"
 
 namespace cohort::train {
@@ -121,6 +123,29 @@ TEST(ElasticRunStoppedWriterTest, LinesThatADeadProcessCouldNotWriteAreNotLost) 
   EXPECT_EQ(end.deaths, 3);
   EXPECT_TRUE(stopped.was_freed());
   expect_whole_end(end);
+}
+
+TEST(ElasticRunStoppedWriterTest, TheEndOfARunWaitsForItsLastCheckpoint) {
+  const test::TempDir dir;
+  StoppedWriter stopped(dir.path(), 7, "the end of the run waits for it");
+  const ElasticEnd end = run_beside(stopped, dir.path());
+  EXPECT_TRUE(stopped.was_freed());
+  expect_whole_end(end);
+}
+
+TEST(ElasticRunStoppedWriterTest, ARunWhoseLastCheckpointCannotBeWrittenFails) {
+  const test::TempDir dir;
+  ElasticCoordinator ranks(nullptr);
+  RunWriter writer(dir.path(), ranks, std::chrono::milliseconds(1));
+  const base::Fd stopped(::open((dir / ".writer").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::flock(stopped.get(), LOCK_EX), 0);
+  COHORT_EXPECT_THROW_WITH(
+      writer.write_last(8, [] { FAIL(); }), SystemError,
+      "the end of the run, after step 8, cannot be written: a process that is stopped holds");
+  ASSERT_EQ(::flock(stopped.get(), LOCK_UN), 0);
+  bool is_written = false;
+  writer.write_last(8, [&] { is_written = true; });
+  EXPECT_TRUE(is_written);
 }
 
 }  // namespace

@@ -5,16 +5,19 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/threads/wait.h"
 
 namespace cohort::train {
 namespace {
 
 constexpr std::chrono::seconds kSyncPause(1);
+constexpr std::chrono::milliseconds kLastPause(100);
 
 }  // namespace
 
-RunWriter::RunWriter(const std::filesystem::path& folder, ElasticCoordinator& ranks)
-    : folder_(folder), ranks_(ranks), fence_(folder) {}
+RunWriter::RunWriter(const std::filesystem::path& folder, ElasticCoordinator& ranks,
+                     std::chrono::milliseconds last_time)
+    : folder_(folder), ranks_(ranks), last_time_(last_time), fence_(folder) {}
 
 bool RunWriter::write(const char* lost, std::int64_t step, const std::function<void()>& write) {
   if (fence_.write(ranks_.entry().generation, write)) {
@@ -26,6 +29,24 @@ bool RunWriter::write(const char* lost, std::int64_t step, const std::function<v
                                    ": an earlier process 0 writes to the run's folder, and is stopped"));
   }
   return false;
+}
+
+void RunWriter::write_last(std::int64_t step, const std::function<void()>& write) {
+  const auto try_to_write = [&] {
+    ranks_.check_members();
+    return fence_.write(ranks_.entry().generation, write);
+  };
+  if (try_to_write()) return;
+  base::log_warning(
+      base::concat("after step ", step,
+                   " an earlier process 0 writes to the run's folder, and is stopped: the end of "
+                   "the run waits for it"));
+  if (base::poll_until(try_to_write, base::Deadline(last_time_), kLastPause)) return;
+  throw SystemError(
+      "train.elastic",
+      base::concat("the end of the run, after step ", step,
+                   ", cannot be written: a process that is stopped holds ", (folder_ / ".writer").string()),
+      "to end that process, and the same command again: it resumes from the last checkpoint");
 }
 
 void RunWriter::open_ledger(std::int64_t start, bool is_new) {

@@ -18,8 +18,9 @@ namespace cohort::train {
 /// Writes to the folder of an elastic run, on the process that is the first one. Threads: one caller at a time.
 class RunWriter {
  public:
-  /// `ranks` must outlive this. Throws: SystemError where the folder cannot be made.
-  RunWriter(const std::filesystem::path& folder, ElasticCoordinator& ranks);
+  /// `ranks` must outlive this. `last_time`: of write_last(). Throws: SystemError where the folder cannot be made.
+  RunWriter(const std::filesystem::path& folder, ElasticCoordinator& ranks,
+            std::chrono::milliseconds last_time = std::chrono::seconds(60));
 
   /// This process is in a generation: the folder is that of its run. Throws: as WriterFence::claim().
   void enter() { fence_.claim(ranks_.entry().origin); }
@@ -27,6 +28,11 @@ class RunWriter {
   /// Calls `write`. Returns false where a process that is stopped holds the folder: nothing is written, and a warning says
   /// once what is `lost`. Throws: as WriterFence::write().
   bool write(const char* lost, std::int64_t step, const std::function<void()>& write);
+
+  /// The same at the end of the run, where nobody would write it later: waits `last_time` for a process that is stopped. Throws:
+  /// as write(); SystemError where that process holds the folder all the time; elastic::GenerationEnded where the processes of
+  /// the run change meanwhile.
+  void write_last(std::int64_t step, const std::function<void()>& write);
 
   // Within write().
 
@@ -45,6 +51,7 @@ class RunWriter {
 
   const std::filesystem::path folder_;
   ElasticCoordinator& ranks_;
+  const std::chrono::milliseconds last_time_;
   WriterFence fence_;
   std::optional<SampleLedger> ledger_;
   Clock::time_point last_sync_;

@@ -175,6 +175,7 @@ class FitLoop {
     evaluation_.set_logs(ranks_.is_first());
     steps_.read_lr();
     owes_step_ = elastic_->has_step();
+    owed_checkpoint_.reset();
     if (is_first_time) {
       if (progress_.is_over() && ranks_.is_first()) log_nothing_left(progress_.state, options_);
       reports_.fit_begins(elastic_->describe_opening(start_info(false)));
@@ -214,14 +215,17 @@ class FitLoop {
   /// elastic::GenerationEnded where another process has come to write, and this one does not know it yet.
   template <typename Write>
   bool as_writer(const char* lost, const Write& write) {
-    const auto write_all = [&] {
-      if (owes_opening_) open_files();
-      if (is_writer()) writer_->write_lines(elastic_->state().unlisted, num_virtual_ranks());
-      write();
-    };
+    const auto write_all = [&] { write_after_owed(write); };
     if (is_writer()) return writer_->write(lost, progress_.state.step, write_all);
     write_all();
     return true;
+  }
+
+  template <typename Write>
+  void write_after_owed(const Write& write) {
+    if (owes_opening_) open_files();
+    if (is_writer()) writer_->write_lines(elastic_->state().unlisted, num_virtual_ranks());
+    write();
   }
 
   /// The checkpoint that `last` goes back to when the start counts; empty: it stays.
@@ -342,6 +346,7 @@ class FitLoop {
   /// Returns the seconds of the update. The callbacks of a first step, and the writing of a trace, do not
   /// count.
   double run_step(data::Batch& batch) {
+    owed_checkpoint_.reset();
     reports_.batch_loaded(batch);
     const std::chrono::nanoseconds waited = train_.counters().wait;
     const Clock::time_point update_begin = Clock::now();
@@ -430,22 +435,26 @@ class FitLoop {
     if (!saver_.saves()) return;
     check_parameters(task_, progress_.state.step);
     count_start();
-    saver_.policy.saved(progress_.state.step);
     base::TimelineScope scope("checkpoint");
     // All ranks give their sums, also those that do not write.
     progress_.total_meters();
-    if (!saver_.writes()) return;
-    as_writer("no checkpoint is saved", [&] {
-      if (is_writer()) writer_->sync_ledger();  // it must not be older than the checkpoint
-      reports_.saving(progress_.state.step);
-      saver_.write(task_, progress_.state, is_best);
-    });
+    const bool is_saved =
+        !saver_.writes() || as_writer("no checkpoint is saved", [&] { write_checkpoint(is_best); });
+    owed_checkpoint_ = is_saved ? std::nullopt : std::optional(is_best);
+    if (is_saved) saver_.policy.saved(progress_.state.step);
+  }
+
+  void write_checkpoint(bool is_best) {
+    if (is_writer()) writer_->sync_ledger();  // it must not be older than the checkpoint
+    reports_.saving(progress_.state.step);
+    saver_.write(task_, progress_.state, is_best);
   }
 
   FitResult finish() {
     take_pending_step();
     const RunState& state = progress_.state;
-    if (control_.stopping() && saver_.policy.saved_step() != state.step) save(false);
+    const bool is_saved = saver_.policy.saved_step() == state.step || owed_checkpoint_;
+    if (control_.stopping() && !is_saved) save(false);
     reports_.trace.end();
     FitResult result;
     result.finished = !control_.stopping();
@@ -455,8 +464,18 @@ class FitLoop {
     result.steps = state.step;
     result.best = state.best;
     result.best_epoch = state.best_epoch;
-    result.last_checkpoint = saver_.last();
-    as_writer("the end is not reported", [&] { result = reports_.fit_ends(std::move(result)); });
+    const auto write_end = [&] {
+      if (owed_checkpoint_) write_checkpoint(*std::exchange(owed_checkpoint_, std::nullopt));
+      if (is_writer()) writer_->sync_ledger();
+      result.last_checkpoint = saver_.last();
+      result = reports_.fit_ends(std::move(result));
+    };
+    // Nobody else would write what is missing at the end.
+    if (is_writer() && !elastic_->is_done()) {
+      writer_->write_last(state.step, [&] { write_after_owed(write_end); });
+    } else {
+      as_writer("the end is not reported", write_end);
+    }
     return result;
   }
 
@@ -475,6 +494,8 @@ class FitLoop {
   std::optional<RunWriter> writer_;    // likewise, where it has a folder
   bool owes_step_ = false;             // what follows the last step is to be made, maybe once more
   bool owes_opening_ = false;          // the start counts, and the files of the run are not open yet
+  std::optional<bool>
+      owed_checkpoint_;  // of this state, which save() could not write: whether it is the best
 };
 
 }  // namespace
