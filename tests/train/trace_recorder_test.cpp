@@ -20,13 +20,13 @@ TEST(TraceRecorderTest, TheFirstStepsAreRecordedAndWritten) {
   EXPECT_FALSE(Timeline::enabled());
   trace.begin();
   EXPECT_TRUE(Timeline::enabled());
-  trace.step_made(1);
-  EXPECT_TRUE(Timeline::enabled());
+  EXPECT_FALSE(trace.is_over(1));
+  EXPECT_TRUE(trace.is_over(2));
   EXPECT_FALSE(std::filesystem::exists(dir / "trace.json"));
-  trace.step_made(2);
+  trace.end();
   EXPECT_FALSE(Timeline::enabled());
   EXPECT_TRUE(std::filesystem::remove(dir / "trace.json"));
-  trace.step_made(3);
+  EXPECT_FALSE(trace.is_over(3));
   trace.end();
   EXPECT_FALSE(std::filesystem::exists(dir / "trace.json")) << "it is written once";
 }
@@ -39,7 +39,6 @@ TEST(TraceRecorderTest, AFitThatEndsEarlierWritesWhatThereIsAndOneWithoutAFolder
   for (const TrainerOptions* options : {&in_folder, &without_folder}) {
     TraceRecorder trace(*options, ranks);
     trace.begin();
-    trace.step_made(1);
     trace.end();
     EXPECT_FALSE(Timeline::enabled());
   }
@@ -53,7 +52,6 @@ TEST(TraceRecorderTest, AFitThatThrowsRecordsNoMoreAndWritesNothing) {
   {
     TraceRecorder trace(options, ranks);
     trace.begin();
-    trace.step_made(1);
   }
   EXPECT_FALSE(Timeline::enabled());
   EXPECT_FALSE(std::filesystem::exists(dir / "trace.json"));
@@ -65,7 +63,6 @@ TEST(TraceRecorderTest, ARecordingThatSomebodyElseBeganIsLeftAlone) {
   TraceRecorder trace(options, ranks);
   Timeline::start();
   trace.begin();
-  trace.step_made(1);
   trace.end();
   EXPECT_TRUE(Timeline::enabled());
   Timeline::stop();

@@ -125,6 +125,18 @@ TEST(ElasticRunStoppedWriterTest, LinesThatADeadProcessCouldNotWriteAreNotLost) 
   expect_whole_end(end);
 }
 
+TEST(ElasticRunStoppedWriterTest, TheTraceIsWrittenOnlyByWhoeverMayWrite) {
+  const test::TempDir dir;
+  StoppedWriter stopped(dir.path(), 2, "the trace is not written", false);
+  const ElasticSetting setting{.processes = 1,
+                               .change = [](TrainerOptions& options) { options.trace_steps(3); },
+                               .on_step = [&](const StepReport& report) { stopped.on_step(report); }};
+  const ElasticEnd end = run_elastic(setting, [&](int id, int) { return stopped.fault(id); }, dir.path());
+  EXPECT_TRUE(stopped.was_freed());
+  EXPECT_TRUE(std::filesystem::exists(dir / "trace.json")) << "of three steps or more";
+  expect_whole_end(end);
+}
+
 TEST(ElasticRunStoppedWriterTest, TheEndOfARunWaitsForItsLastCheckpoint) {
   const test::TempDir dir;
   StoppedWriter stopped(dir.path(), 7, "the end of the run waits for it");

@@ -363,7 +363,9 @@ class FitLoop {
     }
     if (elastic_) elastic_->commit();
     count_start(&batch);
-    reports_.trace.step_made(progress_.steps_made());
+    if (reports_.trace.is_over(progress_.steps_made())) {
+      as_writer("the trace is not written", [&] { reports_.trace.end(); });
+    }
     return seconds;
   }
 
@@ -455,16 +457,9 @@ class FitLoop {
     const RunState& state = progress_.state;
     const bool is_saved = saver_.policy.saved_step() == state.step || owed_checkpoint_;
     if (control_.stopping() && !is_saved) save(false);
-    reports_.trace.end();
-    FitResult result;
-    result.finished = !control_.stopping();
-    result.signal = control_.stop_signal();
-    result.rank = ranks_.rank();
-    result.epochs = state.epoch;
-    result.steps = state.step;
-    result.best = state.best;
-    result.best_epoch = state.best_epoch;
+    FitResult result = result_of(state, control_.stop_signal(), ranks_.rank());
     const auto write_end = [&] {
+      reports_.trace.end();
       if (owed_checkpoint_) write_checkpoint(*std::exchange(owed_checkpoint_, std::nullopt));
       if (is_writer()) writer_->sync_ledger();
       result.last_checkpoint = saver_.last();

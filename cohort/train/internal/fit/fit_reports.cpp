@@ -8,6 +8,18 @@
 
 namespace cohort::train {
 
+FitResult result_of(const RunState& state, int stop_signal, int rank) {
+  FitResult result;
+  result.finished = stop_signal == 0;
+  result.signal = stop_signal;
+  result.rank = rank;
+  result.epochs = state.epoch;
+  result.steps = state.step;
+  result.best = state.best;
+  result.best_epoch = state.best_epoch;
+  return result;
+}
+
 void FitReports::fit_begins(const FitInfo& start) {
   start_ = start;
   notify([&](Callback& callback) { callback.on_fit_begin(start_); });

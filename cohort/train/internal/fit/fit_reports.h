@@ -15,6 +15,9 @@
 
 namespace cohort::train {
 
+/// Returns what a fit tells that has ended at `state`, by `stop_signal` unless it is 0; without metrics and the last checkpoint.
+FitResult result_of(const RunState& state, int stop_signal, int rank);
+
 /// Makes the reports of a fit, and gives them to the callbacks in their order.
 class FitReports {
  public:

@@ -26,10 +26,9 @@ class TraceRecorder {
     recording_ = options_.trace_steps() > 0;
     if (recording_) base::Timeline::start();
   }
-  /// So many steps were made since begin().
-  void step_made(std::int64_t steps) {
-    if (steps >= options_.trace_steps()) end();
-  }
+  /// So many steps were made since begin(): end() is to be called.
+  bool is_over(std::int64_t steps) const { return recording_ && steps >= options_.trace_steps(); }
+  /// Writes what was recorded, once.
   void end() {
     if (!recording_) return;  // the timeline may record for somebody else
     recording_ = false;
