@@ -154,6 +154,19 @@ void warn_unused(Config& config) {
   }
 }
 
+/// Processes of an elastic run have links of their own, and no process group.
+void warn_unused_by_elastic(Config& config) {
+  if (!config.distributed.elastic) return;
+  Config defaults;
+  for (const char* name : {"distributed.backend", "comm.check_consistency"}) {
+    if (same_value(*find_key(name), config, defaults)) continue;
+    const std::string warning = concat(name, " has no effect with distributed.elastic true");
+    if (std::ranges::find(config.warnings, warning) == config.warnings.end()) {
+      config.warnings.push_back(warning);
+    }
+  }
+}
+
 }  // namespace
 
 namespace {
@@ -223,6 +236,7 @@ void check_config(Config& config) {
   check_virtual_ranks(config.distributed);
   check_best(config.run);
   warn_unused(config);
+  warn_unused_by_elastic(config);
 }
 
 std::string dump_config(const Config& config) {

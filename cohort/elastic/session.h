@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -102,7 +103,9 @@ class Session {
   virtual Entry finish() = 0;
 };
 
-/// The session with the agent that has started this process (`cohort run --elastic`), or null where none has.
-std::shared_ptr<Session> session_of_process();
+/// The session with the agent that has started this process (`cohort run --elastic`), or null where none has. `timeout`: of
+/// each wait for other processes that live, above the longest step; of the first call, where several are made.
+std::shared_ptr<Session> session_of_process(
+    std::chrono::milliseconds timeout = std::chrono::milliseconds(600'000));
 
 }  // namespace cohort::elastic

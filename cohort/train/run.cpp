@@ -204,7 +204,7 @@ RunResult run_training(const config::Config& given, const std::string& command,
                        std::shared_ptr<elastic::Session> session) {
   config::Config asked = checked(given);
   check_names(asked);
-  if (session == nullptr) session = join_elastic_run(asked.distributed, command);
+  if (session == nullptr) session = join_elastic_run(asked.distributed, asked.comm, command);
   const bool is_elastic = session != nullptr;
   std::optional<RunFolder> folder;  // rank 0's, or of each process of an elastic run
   if (is_elastic) {

@@ -144,6 +144,15 @@ TEST(ConfigTest, ElasticRunsGoWithPlainModelsAndSumsOfGradients) {
   }
 }
 
+TEST(ConfigTest, KeysOfProcessGroupsHaveNoEffectInElasticRuns) {
+  const Config config =
+      load("distributed: {elastic: true, backend: gloo}\ncomm: {check_consistency: always}\n");
+  EXPECT_EQ(config.warnings,
+            (std::vector<std::string>{"distributed.backend has no effect with distributed.elastic true",
+                                      "comm.check_consistency has no effect with distributed.elastic true"}));
+  EXPECT_TRUE(load("distributed: {elastic: true}\ncomm: {timeout: 5}\n").warnings.empty());
+}
+
 TEST(ConfigTest, DumpOfTheDefaultsReadsBackWithoutWarnings) {
   const Config again = load(dump_config(Config()));
   EXPECT_EQ(again, Config());

@@ -307,7 +307,7 @@ Entry NetSession::finish() {
   return entry_;
 }
 
-std::shared_ptr<Session> session_of_process() {
+std::shared_ptr<Session> session_of_process(std::chrono::milliseconds timeout) {
   static std::mutex mutex;
   static std::weak_ptr<Session> session;
   const std::lock_guard lock(mutex);
@@ -321,6 +321,7 @@ std::shared_ptr<Session> session_of_process() {
   }
   SessionOptions options;
   options.virtual_ranks = static_cast<int>(*virtual_ranks);
+  options.timeout = timeout;
   const auto made = std::make_shared<NetSession>(*std::move(link), options);
   session = made;
   return made;

@@ -40,6 +40,10 @@ comm::ConsistencyCheck check_of(const std::string& name) {
   return base::choose<ConfigError>("train.run", "comm.check_consistency", name, kChecks);
 }
 
+std::chrono::milliseconds timeout_of(const config::CommConfig& config) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(config.timeout * 1000));
+}
+
 std::int64_t bucket_bytes(const config::DistributedConfig& config) {
   return static_cast<std::int64_t>(config.bucket_cap_mb * (1 << 20));
 }
@@ -95,7 +99,7 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
   }
   comm::InitOptions options;
   options.backend = config.backend;
-  options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(comm_config.timeout * 1000));
+  options.timeout = timeout_of(comm_config);
   options.check_consistency = check_of(comm_config.check_consistency);
   comm::Group group = comm::init_process_group(options);
   comm::require_same(group, "the configuration", same);
@@ -105,6 +109,7 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
 }
 
 std::shared_ptr<elastic::Session> join_elastic_run(const config::DistributedConfig& config,
+                                                   const config::CommConfig& comm_config,
                                                    const std::string& command) {
   if (!config.elastic && base::env_string("COHORT_AGENT_FD")) {
     throw ConfigError("train.run",
@@ -113,7 +118,7 @@ std::shared_ptr<elastic::Session> join_elastic_run(const config::DistributedConf
                       "distributed.elastic=true; or cohort run without --elastic");
   }
   if (!config.elastic) return nullptr;
-  std::shared_ptr<elastic::Session> session = elastic::session_of_process();
+  std::shared_ptr<elastic::Session> session = elastic::session_of_process(timeout_of(comm_config));
   if (session == nullptr) {
     throw ConfigError("train.run", "distributed.elastic is true, and no agent has started this process",
                       base::concat("cohort run --elastic --nnodes 1:4 --nproc-per-node 2 -- ", command));
