@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <torch/nn/init.h>
 #include <torch/nn/modules/linear.h>
 
 #include <random>
@@ -192,7 +193,8 @@ struct OwnTask : Task {
     optimizer->zero_grad();
     do {
       const at::Tensor loss = net->forward(batch.input().flatten(1)).square().mean();
-      metrics.emplace_back("loss", is_bad ? loss * std::nan("") : loss.detach(),
+      const bool is_bad_share = batch.number == bad_batch && batch.share == 3;
+      metrics.emplace_back("loss", is_bad || is_bad_share ? loss * std::nan("") : loss.detach(),
                            static_cast<double>(batch.size));
       loss.backward();
     } while (batch.advance());
@@ -210,6 +212,7 @@ struct OwnTask : Task {
       std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1));
   bool reports = true, is_bad = false, is_made = false;
   int averages = 1;
+  std::int64_t bad_batch = -1;  // whose last virtual rank has no finite loss
 };
 
 void train_own(OwnTask& task, std::int64_t virtual_ranks = kElasticRanks) {
@@ -274,6 +277,39 @@ TEST(ElasticRunTest, AReportedLossThatIsNotFiniteLeavesTheStepOut) {
   train_own(task);
   EXPECT_FALSE(task.is_made);
   EXPECT_TRUE(at::equal(task.net->weight, before));
+}
+
+TEST(ElasticRunTest, AStepWhoseLossIsNotFiniteOnOneProcessIsLeftOutByAll) {
+  const auto files_of = [](int processes) {
+    const test::TempDir dir;
+    test::FakeRun run(kElasticRanks, {}, [&](int, std::shared_ptr<elastic::Session> session) {
+      OwnTask task;
+      torch::nn::init::constant_(task.net->weight, 0.1);
+      torch::nn::init::constant_(task.net->bias, 0.2);
+      task.bad_batch = 1;
+      data::Loader loader(elastic_data(kElasticSamples), elastic_loader(true));
+      const auto sync = std::make_shared<parallel::VirtualRankSync>(
+          comm::Group(), parallel::VirtualRankOptions{.num_virtual_ranks = kElasticRanks});
+      Trainer(TrainerOptions()
+                  .stop_on_non_finite(false)
+                  .save_every_steps(1)
+                  .keep(0)
+                  .run_dir(dir.path())
+                  .gradient_sync(sync)
+                  .session(std::move(session)))
+          .fit(task, loader);
+    });
+    run.run(processes);
+    ElasticEnd end;
+    test::write_file(dir / "metrics.jsonl", "");
+    end.files = test::run_files(dir.path());
+    return end;
+  };
+  const ElasticEnd expected = files_of(1);
+  EXPECT_NE(expected.files.at("checkpoints/step_00000002/state.json").find(R"("non_finite_steps":1)"),
+            std::string::npos);
+  // The writer has computed finite losses alone.
+  for (const int processes : {2, 4}) expect_same_files(files_of(processes), expected, "several processes");
 }
 
 }  // namespace

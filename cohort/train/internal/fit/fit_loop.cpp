@@ -370,7 +370,9 @@ class FitLoop {
   }
 
   /// `batch`: that of the step, where it is at hand.
-  void take(const CheckedStep& checked, data::Batch* batch) {
+  void take(CheckedStep checked, data::Batch* batch) {
+    // Metrics are of this process's virtual ranks. All processes know the same of the average.
+    if (elastic_ && !task_.last_average().ok()) checked.loss_is_finite = false;
     if (checked.is_finite()) {
       if (elastic_) return progress_.add(fit_ranks_.elastic()->heard().sums);
       return progress_.add(checked.metrics);
