@@ -6,7 +6,9 @@
 #include <torch/nn/init.h>
 #include <torch/nn/modules/linear.h>
 
+#include <mutex>
 #include <random>
+#include <vector>
 
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
@@ -155,6 +157,49 @@ TEST(ElasticRunTest, ASignalAtOneProcessStopsTheRunAfterTheNextStep) {
   EXPECT_EQ(test::ledger_fault(rest.files.at("ledger.csv"), 8, kElasticSamples), "");
   EXPECT_TRUE(rest.files.at("checkpoints/epoch_0002/model.safetensors") ==
               undisturbed().files.at("checkpoints/epoch_0002/model.safetensors"));
+}
+
+TEST(ElasticRunTest, EachProcessOfARunThatWasStoppedTellsTheSignal) {
+  const auto results_of = [](int victim_point, int& points) {
+    const test::TempDir dir;
+    std::mutex mutex;
+    std::vector<FitResult> results;
+    const auto faults = [&](int id, int point) {
+      return id == 1 && point == victim_point ? test::FakeFault::kDie : test::FakeFault::kNone;
+    };
+    test::FakeRun run(kElasticRanks, faults, [&](int id, std::shared_ptr<elastic::Session> session) {
+      const ElasticSetting setting{
+          .change = [&](TrainerOptions& options) { options.handle_signals(id == 0); },
+          .on_step =
+              [](const StepReport& report) {
+                if (report.step == 2) ::raise(SIGTERM);
+              }};
+      const FitResult result = train_elastic(setting, dir.path(), std::move(session));
+      const std::lock_guard lock(mutex);
+      results.push_back(result);
+    });
+    run.run(2);
+    points = run.points(1);
+    return results;
+  };
+  int points = 0;
+  results_of(-1, points);
+  int num_copied = 0;
+  // The second process dies at one of its last points: its successor copies the state of the end, or makes it.
+  for (int point = points - 12; point < points; ++point) {
+    SCOPED_TRACE(base::concat("dies at point ", point, " of ", points));
+    int ignored = 0;
+    const std::vector<FitResult> results = results_of(point, ignored);
+    num_copied += results.size() == 2 ? 1 : 0;
+    for (const FitResult& result : results) {
+      if (result.rank < 0) continue;
+      EXPECT_FALSE(result.finished);
+      EXPECT_EQ(result.signal, SIGTERM);
+      EXPECT_EQ(result.steps, 3);
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(num_copied, 0);
 }
 
 TEST(ElasticRunTest, TwoRunsAtOnceInOneFolderAreRejected) {

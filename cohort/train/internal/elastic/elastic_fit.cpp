@@ -164,6 +164,11 @@ void ElasticFit::commit() {
 void ElasticFit::end() {
   // Process 0 takes part when it has written everything.
   parallel::all_gather_texts(parts_.ranks.session().exchange().get(), "end");
+  // A process that copies it tells the same result.
+  parts_.progress.total_meters();
+  state_.run = parts_.progress.state;
+  state_.saves = parts_.saver.policy.history();
+  state_.agreed = parts_.control.agreed();
   state_.is_done = true;
   parts_.ranks.session().commit(committed());
 }

@@ -462,7 +462,10 @@ class FitLoop {
     FitResult result = result_of(state, control_.stop_signal(), ranks_.rank());
     const auto write_end = [&] {
       reports_.trace.end();
-      if (owed_checkpoint_) write_checkpoint(*std::exchange(owed_checkpoint_, std::nullopt));
+      if (owed_checkpoint_) {
+        write_checkpoint(*std::exchange(owed_checkpoint_, std::nullopt));
+        saver_.policy.saved(state.step);
+      }
       if (is_writer()) writer_->sync_ledger();
       result.last_checkpoint = saver_.last();
       result = reports_.fit_ends(std::move(result));
