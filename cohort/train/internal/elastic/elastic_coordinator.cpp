@@ -3,11 +3,13 @@
 // an evaluation that one process has ended is not made again.
 #include "cohort/train/internal/elastic/elastic_coordinator.h"
 
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
 #include "cohort/base/timeline.h"
 #include "cohort/parallel/virtual_ranks/text_gather.h"
 #include "cohort/train/internal/fit/state_numbers.h"
@@ -16,6 +18,8 @@ namespace cohort::train {
 namespace {
 
 using nlohmann::json;
+
+constexpr const char* kWhereRanks = "train.elastic";
 
 /// Returns the first line of `text` that is not at its place in `other`, and that one.
 std::string first_difference(const std::string& text, const std::string& other) {
@@ -70,22 +74,42 @@ void ElasticCoordinator::keep_evaluation(std::int64_t step, const Metrics& metri
   evaluated_ = metrics;
 }
 
+void ElasticCoordinator::run_on_all(const std::string& what, const std::function<void()>& fn) const {
+  std::string own;
+  std::exception_ptr error;
+  try {
+    fn();
+  } catch (const Error& thrown) {
+    error = std::current_exception();
+    own = base::message_of(thrown);
+  }
+  const std::vector<std::string> texts = parallel::all_gather_texts(exchange(), own);
+  if (error != nullptr) std::rethrow_exception(error);
+  for (std::size_t process = 0; process < texts.size(); ++process) {
+    if (texts[process].empty()) continue;
+    throw PeerError(kWhereRanks, base::concat("process ", process, " cannot ", what, ": ", texts[process]));
+  }
+}
+
+// A process that died of its own error alone would have successors that die of it, one after the other.
 std::optional<checkpoint::LoadedCheckpoint> ElasticCoordinator::load(
     const std::function<std::optional<checkpoint::LoadedCheckpoint>()>& load) const {
+  constexpr const char* kRead = "read the checkpoint that the run resumes from";
   std::optional<checkpoint::LoadedCheckpoint> loaded;
   std::string text;
-  if (is_first()) {
-    loaded = load();
-    if (loaded) text = json{{"folder", loaded->folder.string()}, {"state", loaded->content.state}}.dump();
-  }
+  run_on_all(kRead, [&] {
+    if (is_first()) loaded = load();
+  });
+  if (loaded) text = json{{"folder", loaded->folder.string()}, {"state", loaded->content.state}}.dump();
   text = parallel::all_gather_texts(exchange(), text).front();
   if (text.empty()) return std::nullopt;
-  if (!is_first()) {
+  run_on_all(kRead, [&] {
+    if (is_first()) return;
     const json found = json::parse(text);
     const std::string folder = found.at("folder");
     loaded = {.folder = folder, .content = checkpoint::RunCheckpoints::load(folder)};
     loaded->content.state = found.at("state");  // process 0 may have taken the best out
-  }
+  });
   session_->begin_changes();
   return loaded;
 }

@@ -40,7 +40,8 @@ class ElasticCoordinator : public RankCoordinator {
   void run_on_first(const std::function<void()>& fn) const override {
     if (is_first()) fn();
   }
-  /// All read the files that process 0 has found: they share a file system. From here on the state changes.
+  /// All read the files that process 0 has found: they share a file system. From here on the state changes. Throws: what a
+  /// process throws, on that process; PeerError with its text on the others.
   std::optional<checkpoint::LoadedCheckpoint> load(
       const std::function<std::optional<checkpoint::LoadedCheckpoint>()>& load) const override;
 
@@ -66,6 +67,7 @@ class ElasticCoordinator : public RankCoordinator {
   void go_back_to(StepWords words);
 
  private:
+  void run_on_all(const std::string& what, const std::function<void()>& fn) const;
   parallel::SliceExchange* exchange() const { return exchange_.get(); }
 
   const std::shared_ptr<elastic::Session> session_;
