@@ -66,7 +66,8 @@ struct FitResult {
 };
 
 /// Hears what Trainer does. Called on the training thread, in the order of registration. In an elastic run
-/// (TrainerOptions::session) only process 0 calls, which may be another process after each change.
+/// (TrainerOptions::session) only process 0 calls, which may be another process after each change. A process that becomes it
+/// later is told of the begin and of its first batch then.
 class Callback {
  public:
   virtual ~Callback() = default;
@@ -77,7 +78,8 @@ class Callback {
   /// where nothing is left to do. In an elastic run it is called again when this process becomes the first one:
   /// what was written of steps after `first_step` and epochs after `first_epoch` is reported again.
   virtual void on_start_counts(const FitInfo&) {}
-  /// Before the first step only: the batch as the model will see it.
+  /// Before the first step only: the batch as the model will see it. In an elastic run before the first step that this process
+  /// makes as the first one, which may be after on_start_counts().
   virtual void on_first_batch(data::Batch&) {}
   /// After each step, logged or not.
   virtual void on_step_end(const StepReport&) {}

@@ -61,6 +61,38 @@ TEST_F(FitReportsTest, TheStartAndTheFirstBatchAreHeardOnce) {
   EXPECT_EQ(listener->saves, std::vector<std::int64_t>{6});
 }
 
+/// Process 0 of an elastic run, or another one.
+struct ElasticRank : GroupCoordinator {
+  ElasticRank() : GroupCoordinator(nullptr) {}
+  bool reports() const override { return is_first_now; }
+  bool is_first_now = false;
+};
+
+TEST_F(FitReportsTest, AProcessThatBecomesTheFirstOneLaterHearsTheBeginAndItsFirstBatch) {
+  const auto late = std::make_shared<Listener>();
+  const std::vector<std::shared_ptr<Callback>> heard{late};
+  ElasticRank rank;
+  FitReports elastic(options, heard, rank);
+  const auto load_batch = [&](std::int64_t number) {
+    data::Batch batch;
+    batch.number = number;
+    elastic.batch_loaded(batch);
+  };
+  elastic.fit_begins({.epochs = 3});
+  load_batch(0);
+  EXPECT_EQ(late->fit.epochs, 0) << "another process reports";
+  rank.is_first_now = true;
+  elastic.start_anew({.epochs = 3, .first_step = 7});
+  elastic.start_counts();
+  load_batch(8);
+  load_batch(9);
+  EXPECT_EQ(late->fit.first_step, 7);
+  EXPECT_EQ(late->counted_from, 7);
+  EXPECT_EQ(late->batches, std::vector<std::int64_t>{8});
+  elastic.start_anew({.epochs = 3, .first_step = 9});
+  EXPECT_EQ(late->fit.first_step, 7) << "the begin is heard once";
+}
+
 TEST_F(FitReportsTest, AStepThatIsLoggedHasAveragesAndRatesBeginAnewAfterIt) {
   progress.state.epoch = 1;
   progress.add({{"loss", 3.0, 8}});

@@ -22,6 +22,12 @@ FitResult result_of(const RunState& state, int stop_signal, int rank) {
 
 void FitReports::fit_begins(const FitInfo& start) {
   start_ = start;
+  tell_begin();
+}
+
+// Which rank reports may change.
+void FitReports::tell_begin() {
+  if (!ranks_.reports() || std::exchange(is_begin_told_, true)) return;
   notify([&](Callback& callback) { callback.on_fit_begin(start_); });
 }
 
@@ -34,10 +40,11 @@ void FitReports::start_anew(const FitInfo& start) {
   start_ = start;
   counts_ = false;
   told_step_ = told_epoch_step_ = -1;
+  tell_begin();
 }
 
 void FitReports::batch_loaded(data::Batch& batch) {
-  if (std::exchange(seen_first_batch_, true)) return;
+  if (!ranks_.reports() || std::exchange(seen_first_batch_, true)) return;
   notify([&](Callback& callback) { callback.on_first_batch(batch); });
 }
 

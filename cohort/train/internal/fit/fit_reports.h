@@ -31,6 +31,7 @@ class FitReports {
   /// The timeline of the first steps.
   TraceRecorder trace;
 
+  /// The callbacks hear it where this rank reports, else at a later start_anew(). They hear it once.
   void fit_begins(const FitInfo& start);
   /// The start counts from here on. The callbacks hear it once.
   void start_counts();
@@ -39,7 +40,7 @@ class FitReports {
   void start_anew(const FitInfo& start);
   const FitInfo& start() const { return start_; }
   bool counts() const { return counts_; }
-  /// Before a step. The callbacks hear the first one.
+  /// Before a step. The callbacks hear the first one of those that this rank reports.
   void batch_loaded(data::Batch& batch);
 
   /// Whether the report of `step` has averages: it follows from the number alone, so all ranks agree.
@@ -59,6 +60,7 @@ class FitReports {
   FitResult fit_ends(FitResult result);
 
  private:
+  void tell_begin();
   template <typename Fn>
   void notify(const Fn& fn) {
     if (!ranks_.reports()) return;
@@ -72,7 +74,7 @@ class FitReports {
   std::map<std::string, double> last_metrics_;
   std::int64_t told_step_ = -1, told_epoch_step_ = -1;  // the last ones of which callbacks heard a report
   bool counts_ = false;
-  bool seen_first_batch_ = false;
+  bool seen_first_batch_ = false, is_begin_told_ = false;
 };
 
 }  // namespace cohort::train
