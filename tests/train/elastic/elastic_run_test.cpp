@@ -6,8 +6,11 @@
 #include <torch/nn/init.h>
 #include <torch/nn/modules/linear.h>
 
+#include <atomic>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "cohort/base/env.h"
@@ -200,6 +203,26 @@ TEST(ElasticRunTest, EachProcessOfARunThatWasStoppedTellsTheSignal) {
     if (HasFailure()) return;
   }
   EXPECT_GT(num_copied, 0);
+}
+
+TEST(ElasticRunTest, CheckpointsDoNotTellWhoHasWrittenThem) {
+  std::atomic<int> num_processes = 0;
+  const ElasticSetting setting{.change = [&](TrainerOptions& options) {
+    options.description(base::concat("of process ", ++num_processes));
+  }};
+  const ElasticEnd end = run_elastic(setting, [](int id, int point) {
+    return id <= 2 && point == 40 + 30 * id ? test::FakeFault::kDie : test::FakeFault::kNone;
+  });
+  EXPECT_EQ(end.deaths, 3) << "all processes of the start";
+  std::set<std::string> descriptions, world_sizes;
+  for (const auto& [name, content] : end.files) {
+    if (!name.ends_with("state.json")) continue;
+    const nlohmann::json run = nlohmann::json::parse(content);
+    descriptions.insert(run.at("description").dump());
+    world_sizes.insert(run.at("world_size").dump());
+  }
+  EXPECT_EQ(descriptions.size(), 1U) << *descriptions.begin() << ", " << *descriptions.rbegin();
+  EXPECT_EQ(world_sizes, (std::set<std::string>{"1"}));
 }
 
 TEST(ElasticRunTest, TwoRunsAtOnceInOneFolderAreRejected) {

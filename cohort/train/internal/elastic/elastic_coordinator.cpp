@@ -101,7 +101,7 @@ std::optional<checkpoint::LoadedCheckpoint> ElasticCoordinator::load(
     if (is_first()) loaded = load();
   });
   if (loaded) text = json{{"folder", loaded->folder.string()}, {"state", loaded->content.state}}.dump();
-  text = parallel::all_gather_texts(exchange(), text).front();
+  text = text_of_first(text);
   if (text.empty()) return std::nullopt;
   run_on_all(kRead, [&] {
     if (is_first()) return;
@@ -122,12 +122,16 @@ void ElasticCoordinator::set_entry(const elastic::Entry& entry) {
 void ElasticCoordinator::compare() const {
   std::string own;
   for (const auto& [what, text] : same_) own += base::concat(what, "\n", text);
-  const std::string first = parallel::all_gather_texts(exchange(), own).front();
+  const std::string first = text_of_first(own);
   if (own == first) return;
   throw UsageError(
       "train.elastic",
       base::concat("this process has another run than process 0: ", first_difference(own, first)),
       "the same configuration on all nodes");
+}
+
+std::string ElasticCoordinator::text_of_first(const std::string& text) const {
+  return parallel::all_gather_texts(exchange(), text).front();
 }
 
 void ElasticCoordinator::add_part(const data::Batch& part) {

@@ -52,6 +52,9 @@ class ElasticCoordinator : public RankCoordinator {
   /// Collective.
   void compare() const;
 
+  /// Returns the text that process 0 gives. Collective.
+  std::string text_of_first(const std::string& text) const;
+
   /// A step begins.
   void begin_step() { own_.samples.clear(); }
   void add_part(const data::Batch& part);

@@ -181,10 +181,7 @@ elastic::StateSnapshot ElasticFit::save() const {
 
 void ElasticFit::load(const elastic::StateSnapshot& snapshot) {
   ElasticState state = from_snapshot(snapshot);
-  // Of this process's options, which are compared with those of process 0.
-  const RunState own = parts_.progress.state;
   parts_.progress.state = restore(parts_.task, state.content);
-  parts_.progress.state.description = own.description;
   state_ = std::move(state.step);
   state_.run = parts_.progress.state;
   start_ = std::move(state.start);

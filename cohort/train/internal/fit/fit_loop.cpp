@@ -118,7 +118,7 @@ class FitLoop {
     RunState& state = progress_.state;
     state.seed = options_.seed();
     state.threads = at::get_num_threads();
-    state.world_size = ranks_.size();
+    state.world_size = elastic_ ? 1 : ranks_.size();
     state.virtual_ranks = num_virtual_ranks();
     state.instruction_set = instruction_set();
     state.global_batch_size = global_batch_size();
@@ -166,9 +166,10 @@ class FitLoop {
 
   /// No process has made a step, and all have the state of one of them: they resume together, or begin.
   void start_together(const DataOfRun& data) {
-    if (!resume(data)) return;
-    describe_run(data);
-    elastic_->resume({progress_.state.step, progress_.state.epoch, saver_.last().string()});
+    const bool is_resumed = resume(data);
+    if (is_resumed) describe_run(data);
+    progress_.state.description = fit_ranks_.elastic()->text_of_first(options_.description());
+    if (is_resumed) elastic_->resume({progress_.state.step, progress_.state.epoch, saver_.last().string()});
   }
 
   void begin_generation(bool is_first_time) {

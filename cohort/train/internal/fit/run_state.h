@@ -40,7 +40,7 @@ struct RunProgress {
 struct RunState : RunProgress {
   std::uint64_t seed = 0;
   int threads = 0;
-  int world_size = 1;
+  int world_size = 1;              ///< ranks; 1 of an elastic run, whose processes change
   std::int64_t virtual_ranks = 0;  ///< 0: none
   std::string instruction_set;     ///< of LibTorch's kernels; empty: an older version wrote this
   std::int64_t global_batch_size = 0;
