@@ -20,6 +20,7 @@ struct FitInfo {
   bool resumed = false;          ///< from a checkpoint
   bool continues = false;        ///< of an elastic run: another process wrote its files up to here
   int processes = 1;             ///< that train now
+  std::string origin = {};       ///< of an elastic run: each of its starts has another one; else empty
 };
 
 /// One finished step. Rates are over the steps since the last report that was logged.

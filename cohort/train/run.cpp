@@ -127,7 +127,7 @@ class DescribeRun : public Callback {
   DescribeRun(const RunFolder& folder, config::Config config, std::string command)
       : folder_(folder), config_(std::move(config)), command_(std::move(command)) {}
   void on_start_counts(const FitInfo& info) override {
-    if (!info.continues) folder_.describe(config_, command_, info.processes);
+    if (!info.continues) folder_.describe(config_, command_, info.processes, info.origin);
   }
 
  private:

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
@@ -86,9 +87,16 @@ Chosen fresh_folder(const std::string& name) {
   }
 }
 
-/// Makes the folder `starts`/0001, or the one after the newest. A run that an older version began has none:
-/// what it left in `run` becomes the first.
-fs::path next_start(const fs::path& starts, const fs::path& run) {
+/// Returns whether `start` is of the start `origin` of an elastic run: another process of it may have died meanwhile.
+bool is_of_start(const fs::path& start, const std::string& origin) {
+  std::ifstream file(start / "run.json");
+  const nlohmann::json run = nlohmann::json::parse(file, nullptr, false);
+  return run.is_object() && run.contains("origin") && run["origin"] == origin;
+}
+
+/// Makes the folder `starts`/0001, or the one after the newest, unless that is of the same start. A run that an older version
+/// began has none: what it left in `run` becomes the first.
+fs::path next_start(const fs::path& starts, const fs::path& run, const std::string& origin) {
   const auto folder_of = [&](int number) {
     const std::string digits = std::to_string(number);
     return starts / (std::string(4 - std::min<std::size_t>(4, digits.size()), '0') + digits);
@@ -101,6 +109,8 @@ fs::path next_start(const fs::path& starts, const fs::path& run) {
   }
   int number = 1;
   while (fs::exists(folder_of(number))) ++number;
+  if (!origin.empty() && number > 1 && is_of_start(folder_of(number - 1), origin))
+    return folder_of(number - 1);
   fs::create_directories(folder_of(number));
   return folder_of(number);
 }
@@ -194,12 +204,13 @@ RunFolder RunFolder::join(const config::RunConfig& run) {
   }
 }
 
-void RunFolder::describe(config::Config config, const std::string& command, int world_size) const {
+void RunFolder::describe(config::Config config, const std::string& command, int world_size,
+                         const std::string& origin) const {
   // How this process began, not what the run is: the file must not resume by itself.
   config.run.resume.clear();
   utsname machine{};
   uname(&machine);
-  const nlohmann::json run = {
+  nlohmann::json run = {
       {"command", command},
       {"started", timestamp("%Y-%m-%dT%H:%M:%S%z")},
       {"cohort", base::version()},
@@ -213,10 +224,11 @@ void RunFolder::describe(config::Config config, const std::string& command, int 
       {"process", getpid()},
       {"world_size", world_size},
   };
+  if (!origin.empty()) run["origin"] = origin;
   // The command may name files whose names are not UTF-8.
   const std::string text = run.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
-    for (const fs::path& folder : {next_start(path_ / "starts", path_), path_}) {
+    for (const fs::path& folder : {next_start(path_ / "starts", path_, origin), path_}) {
       base::write_file_atomically(folder / "config.yaml", dump_config(config));
       base::write_file_atomically(folder / "run.json", text);
     }

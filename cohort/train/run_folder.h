@@ -36,8 +36,10 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
 
   /// Writes config.yaml (the effective configuration) and run.json (versions, machine, command, number of
-  /// ranks), and the same to starts/N/, which no later start overwrites. Throws: SystemError.
-  void describe(config::Config config, const std::string& command, int world_size = 1) const;
+  /// ranks), and the same to starts/N/, which no later start overwrites. A start with an `origin`, of an elastic run, has one
+  /// such folder, however many of its processes describe it. Throws: SystemError.
+  void describe(config::Config config, const std::string& command, int world_size = 1,
+                const std::string& origin = "") const;
 
  private:
   explicit RunFolder(std::filesystem::path path);

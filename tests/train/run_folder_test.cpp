@@ -142,6 +142,21 @@ TEST_F(RunFolderTest, EachStartIsKept) {
   }
 }
 
+TEST_F(RunFolderTest, AStartThatSeveralProcessesDescribeIsKeptOnce) {
+  config::Config config;
+  config.run.dir = "run";
+  const RunFolder folder = open_folder(config);
+  folder.describe(config, "first", 2, "a");
+  folder.describe(config, "again", 3, "a");
+  EXPECT_FALSE(fs::exists("run/starts/0002"));
+  EXPECT_NE(read_file("run/starts/0001/run.json").find("\"again\""), std::string::npos);
+  folder.describe(config, "next", 2, "b");
+  EXPECT_TRUE(fs::exists("run/starts/0002"));
+  folder.describe(config, "not elastic");
+  folder.describe(config, "not elastic");
+  EXPECT_TRUE(fs::exists("run/starts/0004"));
+}
+
 TEST_F(RunFolderTest, WhatARunOfAnOlderVersionLeftIsItsFirstStart) {
   write_file("run/config.yaml", "optim: {lr: 7}\n");
   config::Config config;

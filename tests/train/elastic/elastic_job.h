@@ -41,6 +41,7 @@ struct ElasticSetting {
   int processes = 3;
   std::function<void(TrainerOptions&)> change = [](TrainerOptions&) {};
   std::function<void(const StepReport&)> on_step = nullptr;
+  std::function<void(const FitInfo&)> on_start = nullptr;
 };
 
 inline std::shared_ptr<data::Dataset> elastic_data(std::int64_t samples) {
@@ -103,14 +104,16 @@ inline FitResult train_elastic(const ElasticSetting& setting, const std::filesys
   Trainer trainer(options);
   trainer.add_callback(std::make_shared<MetricsCallback>(folder, "elastic"));
   struct Listener : Callback {
-    void on_step_end(const StepReport& report) override { on_step(report); }
-    std::function<void(const StepReport&)> on_step;
+    explicit Listener(const ElasticSetting& setting) : hears(setting) {}
+    void on_step_end(const StepReport& report) override {
+      if (hears.on_step) hears.on_step(report);
+    }
+    void on_start_counts(const FitInfo& info) override {
+      if (hears.on_start) hears.on_start(info);
+    }
+    const ElasticSetting& hears;
   };
-  if (setting.on_step) {
-    const auto listener = std::make_shared<Listener>();
-    listener->on_step = setting.on_step;
-    trainer.add_callback(listener);
-  }
+  trainer.add_callback(std::make_shared<Listener>(setting));
   return trainer.fit(task, loader, &eval);
 }
 

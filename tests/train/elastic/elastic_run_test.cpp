@@ -225,6 +225,22 @@ TEST(ElasticRunTest, CheckpointsDoNotTellWhoHasWrittenThem) {
   EXPECT_EQ(world_sizes, (std::set<std::string>{"1"}));
 }
 
+TEST(ElasticRunTest, ProcessesOfAStartTellOneOrigin) {
+  std::set<std::string> origins;
+  for (const int victim_point : {20, 28, 36, 90}) {
+    std::vector<FitInfo> starts;
+    const ElasticSetting setting{.on_start = [&](const FitInfo& info) { starts.push_back(info); }};
+    run_elastic(setting, [&](int id, int point) {
+      return id == 0 && point == victim_point ? test::FakeFault::kDie : test::FakeFault::kNone;
+    });
+    for (const FitInfo& start : starts) EXPECT_EQ(start.origin, starts.front().origin);
+    EXPECT_EQ(starts.back().continues, victim_point == 90);
+    origins.insert(starts.front().origin);
+  }
+  EXPECT_EQ(origins.size(), 4U);
+  EXPECT_FALSE(origins.contains(""));
+}
+
 TEST(ElasticRunTest, TwoRunsAtOnceInOneFolderAreRejected) {
   const test::TempDir dir;
   const auto join = [&] {

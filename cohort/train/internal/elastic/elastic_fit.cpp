@@ -134,6 +134,7 @@ bool ElasticFit::take_opening() {
 
 FitInfo ElasticFit::describe_opening(FitInfo start) const {
   start.processes = parts_.ranks.size();
+  start.origin = parts_.ranks.entry().origin;
   start.first_epoch = start_.epoch;
   start.first_step = start_.step;
   start.resumed = !start_.resumed_from.empty();
