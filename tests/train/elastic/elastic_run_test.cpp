@@ -140,6 +140,27 @@ TEST(ElasticRunTest, ARunThatResumesHasTheSameFilesAndALedgerOfAllSteps) {
   EXPECT_EQ(until(0, {}).files, end.files) << "nothing is left to do";
 }
 
+TEST(ElasticRunTest, ACheckpointThatIsNamedIsGoneBackToByTheFirstStartAlone) {
+  const test::TempDir dir;
+  const auto first_step = [&](const std::string& resume, std::int64_t max_steps) {
+    std::int64_t first = 0;
+    run_elastic({.processes = 2,
+                 .change = [&](TrainerOptions& options) { options.resume(resume).max_steps(max_steps); },
+                 .on_step =
+                     [&](const StepReport& report) {
+                       if (first == 0) first = report.step;
+                     }},
+                {}, dir.path());
+    return first;
+  };
+  EXPECT_EQ(first_step("auto", 6), 1);
+  const std::string epoch = (dir / "checkpoints" / "epoch_0001").string();
+  EXPECT_EQ(first_step(epoch, 7), 5);
+  EXPECT_EQ(first_step(epoch, 0), 8) << "after a failure of all processes: the same command again";
+  EXPECT_EQ(first_step("step_00000003", 0), 4) << "another checkpoint";
+  EXPECT_EQ(first_step(epoch, 0), 5);
+}
+
 TEST(ElasticRunTest, ASignalAtOneProcessStopsTheRunAfterTheNextStep) {
   const test::TempDir dir;
   FitResult result;

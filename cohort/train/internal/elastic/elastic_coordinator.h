@@ -25,6 +25,7 @@ class ElasticCoordinator : public RankCoordinator {
   bool reports() const override { return is_first(); }
   bool agrees_late() const override { return true; }
   bool has_all_steps() const override { return true; }
+  bool begins_again() const override { return true; }
 
   void check_members() const override;
   /// This process's timeline, on process 0.

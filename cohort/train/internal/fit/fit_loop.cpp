@@ -124,6 +124,7 @@ class FitLoop {
     state.global_batch_size = global_batch_size();
     state.data = data;
     state.description = options_.description();
+    state.went_back_to = saver_.goes_back_to();
   }
 
   /// Makes the run with processes that come and go.

@@ -42,6 +42,9 @@ class RankCoordinator {
   /// Each rank has the metrics of the steps of all ranks.
   virtual bool has_all_steps() const { return false; }
 
+  /// A run that has failed is begun again by the same command: where it goes back to counts for its first start.
+  virtual bool begins_again() const { return false; }
+
   /// Throws: elastic::GenerationEnded where the processes of the run change.
   virtual void check_members() const {}
   /// Tells the ranks that a step of all of them is over.

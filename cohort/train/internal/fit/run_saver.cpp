@@ -59,9 +59,31 @@ std::optional<checkpoint::LoadedCheckpoint> RunSaver::find(const DataOfRun& eval
 
 std::optional<checkpoint::LoadedCheckpoint> RunSaver::load(const std::string& from) const {
   if (from == "auto") return checkpoints_->load_usable();
+  if (auto later = load_later_than_start()) return later;
   const std::optional<std::filesystem::path> folder = checkpoints_->find(from);
   if (!folder) return std::nullopt;
   return checkpoint::LoadedCheckpoint{*folder, checkpoint::RunCheckpoints::load(*folder)};
+}
+
+std::string RunSaver::goes_back_to() const {
+  const std::string& from = options_.resume();
+  return ranks_.begins_again() && from != "auto" && from != "last" ? from : "";
+}
+
+/// Returns the last checkpoint where an earlier start of the same command has gone back already, and made it.
+std::optional<checkpoint::LoadedCheckpoint> RunSaver::load_later_than_start() const {
+  const std::string from = goes_back_to();
+  if (from.empty()) return std::nullopt;
+  std::optional<checkpoint::LoadedCheckpoint> last;
+  try {
+    last = checkpoints_->load_usable();
+    if (!last || run_of(last->content.state).went_back_to != from) return std::nullopt;
+  } catch (const DataError&) {
+    return std::nullopt;  // the one that is named may be whole
+  }
+  base::log_info(base::concat("an earlier start has resumed from \"", from,
+                              "\" already: this one continues from ", last->folder.string()));
+  return last;
 }
 
 void RunSaver::start_counts(const std::filesystem::path& resumed_from) {

@@ -31,6 +31,9 @@ class RunSaver {
   /// The checkpoint that was written or resumed from last; empty: none.
   const std::filesystem::path& last() const { return last_; }
 
+  /// Where an elastic run goes back to, once: its options name another checkpoint than the last one. Else empty.
+  std::string goes_back_to() const;
+
   /// Returns the checkpoint that the options say to resume from, if any; its best is that of an evaluation on
   /// `eval_data`. Collective. Throws: UsageError without a run folder; DataError where it is not there or
   /// cannot be used; on other ranks than rank 0, as comm::run_on_rank0_and_broadcast() for what rank 0 threw.
@@ -48,6 +51,7 @@ class RunSaver {
 
  private:
   std::optional<checkpoint::LoadedCheckpoint> load(const std::string& from) const;
+  std::optional<checkpoint::LoadedCheckpoint> load_later_than_start() const;
 
   const TrainerOptions& options_;
   const RankCoordinator& ranks_;

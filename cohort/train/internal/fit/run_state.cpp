@@ -54,27 +54,30 @@ json to_json(const RunState& state) {
   }
   // No tensors here: this goes into state.json, which has limits on its size. Names never change, as older
   // checkpoints are still read.
-  return {{"epoch", state.epoch},
-          {"step", state.step},
-          {"loader", {{"epoch", state.loader.epoch}, {"samples_consumed", state.loader.samples_consumed}}},
-          {"meters", meters},
-          {"reported_step", state.reported_step},
-          {"epoch_seconds", state.epoch_seconds},
-          {"wait_seconds", state.wait_seconds},
-          {"best", number_to_json(state.best)},
-          {"best_epoch", state.best_epoch},
-          {"best_metric", state.best_metric},
-          {"best_is_highest", state.best_is_highest},
-          {"non_finite_steps", state.non_finite_steps},
-          {"seed", state.seed},
-          {"threads", state.threads},
-          {"world_size", state.world_size},
-          {"virtual_ranks", state.virtual_ranks},
-          {"instruction_set", state.instruction_set},
-          {"global_batch_size", state.global_batch_size},
-          {"data", to_json(state.data)},
-          {"eval_data", to_json(state.eval_data)},
-          {"description", text_to_json(state.description)}};
+  json data = {
+      {"epoch", state.epoch},
+      {"step", state.step},
+      {"loader", {{"epoch", state.loader.epoch}, {"samples_consumed", state.loader.samples_consumed}}},
+      {"meters", meters},
+      {"reported_step", state.reported_step},
+      {"epoch_seconds", state.epoch_seconds},
+      {"wait_seconds", state.wait_seconds},
+      {"best", number_to_json(state.best)},
+      {"best_epoch", state.best_epoch},
+      {"best_metric", state.best_metric},
+      {"best_is_highest", state.best_is_highest},
+      {"non_finite_steps", state.non_finite_steps},
+      {"seed", state.seed},
+      {"threads", state.threads},
+      {"world_size", state.world_size},
+      {"virtual_ranks", state.virtual_ranks},
+      {"instruction_set", state.instruction_set},
+      {"global_batch_size", state.global_batch_size},
+      {"data", to_json(state.data)},
+      {"eval_data", to_json(state.eval_data)},
+      {"description", text_to_json(state.description)}};
+  if (!state.went_back_to.empty()) data["went_back_to"] = text_to_json(state.went_back_to);
+  return data;
 }
 
 RunState from_json(const json& data) {
@@ -104,6 +107,7 @@ RunState from_json(const json& data) {
   state.global_batch_size = data.at("global_batch_size");
   if (data.contains("data")) state.data = data_from_json(data.at("data"));
   if (data.contains("eval_data")) state.eval_data = data_from_json(data.at("eval_data"));
+  if (data.contains("went_back_to")) state.went_back_to = text_from_json(data.at("went_back_to"));
   if (data.contains("description")) state.description = text_from_json(data.at("description"));
   return state;
 }
