@@ -90,6 +90,9 @@ class Session {
   /// Whether no step can be made in this generation: there is another one to enter, or will be, as a process is lost.
   /// Between two steps. Does not wait.
   virtual bool must_enter() const = 0;
+  /// The same, but false for a planned change while all processes of this generation are in it: what they do together between
+  /// two steps, as an evaluation, may be ended first. Does not wait.
+  virtual bool must_leave() const { return must_enter(); }
   /// Of the generation that this process is in. Its transfers throw GenerationEnded. Tensors that were given to a
   /// transfer that has thrown must not be written any more: another process may still read them.
   virtual std::shared_ptr<parallel::SliceExchange> exchange() const = 0;

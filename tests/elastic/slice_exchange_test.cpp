@@ -155,6 +155,7 @@ TEST(NetSliceExchangeTest, APlannedChangeWaitsForTheStep) {
   std::thread sender([&] { ring.exchanges[0]->broadcast(bytes)(); });
   const at::Tensor got = at::empty({10}, at::kByte);
   EXPECT_TRUE(ring.inboxes[1]->must_enter());
+  EXPECT_FALSE(ring.inboxes[1]->must_leave());
   ring.exchanges[1]->broadcast(got)();
   sender.join();
   EXPECT_TRUE(at::equal(got, bytes));
@@ -165,6 +166,7 @@ TEST(NetSliceExchangeTest, APlannedChangeWaitsForTheStep) {
   message.header = encode({.kind = Kind::kHello, .from = 0, .generation = 2, .number = 0, .value = 1});
   ring.inboxes[0]->peer_of(1)->send(std::move(message));
   COHORT_EXPECT_THROW_WITH(transfer(), GenerationEnded, "generation 2 follows");
+  EXPECT_TRUE(ring.inboxes[1]->must_leave());
 }
 
 TEST(NetSliceExchangeTest, ALostProcessEndsTransfersThatNeedIt) {

@@ -332,7 +332,7 @@ TEST(EvaluateBatchesTest, WhatAVirtualRankDrawsFollowsFromTheBatchAndTheVirtualR
     }
     std::map<std::pair<std::int64_t, std::int64_t>, double> drawn;
   };
-  const GroupCoordinator ranks(nullptr);
+  GroupCoordinator ranks(nullptr);
   data::Loader loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{at::ones({16, 2})}),
                       {.global_batch_size = 8, .world_size = 4, .num_shares = 4});
   Drawing all, some;

@@ -31,6 +31,7 @@ class NetSession : public Session {
   void set_state(StateAccess state) override { state_ = std::move(state); }
   Entry enter(std::uint64_t committed_steps) override;
   bool must_enter() const override { return inbox_->must_enter(); }
+  bool must_leave() const override { return inbox_->must_leave(); }
   std::shared_ptr<parallel::SliceExchange> exchange() const override { return exchange_; }
   void begin_changes() override;
   void commit(std::uint64_t steps) override;

@@ -173,6 +173,12 @@ bool ProcessInbox::must_enter() const {
          !change_.process();
 }
 
+bool ProcessInbox::must_leave() const {
+  const std::lock_guard lock(mutex_);
+  return change_.drops_step(committed_) || !lost_.empty() || order_.has_ended || !agent_end_.empty() ||
+         !change_.process();
+}
+
 void ProcessInbox::enter(const std::function<void(const membership::Generation&)>& on_entered) {
   const std::lock_guard lock(mutex_);
   change_.enter();

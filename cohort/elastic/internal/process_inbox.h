@@ -54,6 +54,8 @@ class ProcessInbox : public net::Handler {
   /// wait_for_next(), but not RunEnded where the run has succeeded.
   bool wait_for_end();
   bool must_enter() const;
+  /// As Session::must_leave().
+  bool must_leave() const;
   /// The next generation is that of this process from here on. Letters of the one before are dropped. `on_entered` runs
   /// before a link of the generation can be lost.
   void enter(const std::function<void(const membership::Generation&)>& on_entered);

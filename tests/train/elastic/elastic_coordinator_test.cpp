@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "tests/support/comes_true.h"
 #include "tests/train/elastic/fake_run.h"
 
 namespace cohort::train {
@@ -57,6 +59,58 @@ TEST(ElasticCoordinatorTest, ACheckpointThatAnotherProcessCannotReadIsAnErrorOfA
 TEST(ElasticCoordinatorTest, WithoutACheckpointNobodyReadsOne) {
   const std::vector<std::string> errors = errors_of([] { return std::nullopt; });
   EXPECT_EQ(errors, (std::vector<std::string>(3, "nothing")));
+}
+
+/// A process of a generation that another one is to follow.
+struct ChangingSession : elastic::Session {
+  int virtual_ranks() const override { return 4; }
+  void set_state(elastic::StateAccess) override {}
+  elastic::Entry enter(std::uint64_t) override { return {.generation = 1}; }
+  bool must_enter() const override { return is_planned || is_lost; }
+  bool must_leave() const override { return is_lost; }
+  std::shared_ptr<parallel::SliceExchange> exchange() const override { return nullptr; }
+  void begin_changes() override {}
+  void commit(std::uint64_t) override {}
+  elastic::Entry finish() override { return {}; }
+  bool is_planned = false, is_lost = false;
+};
+
+TEST(ElasticCoordinatorTest, APlannedChangeWaitsForAnEvaluationForAWhile) {
+  const auto session = std::make_shared<ChangingSession>();
+  ElasticCoordinator patient(session), hasty(session, std::chrono::milliseconds(0));
+  for (ElasticCoordinator* const ranks : {&patient, &hasty}) {
+    ranks->set_entry(session->enter(0));
+    EXPECT_FALSE(ranks->find_evaluation(8));
+    EXPECT_NO_THROW(ranks->check_evaluation());
+  }
+  session->is_planned = true;
+  EXPECT_NO_THROW(patient.check_evaluation());
+  EXPECT_THROW(patient.check_members(), elastic::GenerationEnded) << "between two steps it does not wait";
+  EXPECT_THROW(hasty.check_evaluation(), elastic::GenerationEnded) << "its time is over";
+  session->is_lost = true;
+  EXPECT_THROW(patient.check_evaluation(), elastic::GenerationEnded);
+}
+
+TEST(ElasticCoordinatorTest, AnEvaluationThatIsMadeAnewIsWaitedForLonger) {
+  const auto session = std::make_shared<ChangingSession>();
+  session->is_planned = true;
+  ElasticCoordinator ranks(session, std::chrono::milliseconds(300));
+  ranks.set_entry(session->enter(0));
+  const auto time_of = [&] {
+    EXPECT_FALSE(ranks.find_evaluation(8));
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_TRUE(test::comes_true([&] {
+      try {
+        ranks.check_evaluation();
+        return false;
+      } catch (const elastic::GenerationEnded&) {
+        return true;
+      }
+    }));
+    return std::chrono::steady_clock::now() - begin;
+  };
+  EXPECT_GE(time_of(), std::chrono::milliseconds(300));
+  EXPECT_GE(time_of(), std::chrono::milliseconds(600));
 }
 
 }  // namespace

@@ -131,6 +131,10 @@ class FakeSession : public elastic::Session {
     const std::lock_guard lock(run_.mutex_);
     return run_.round_ == nullptr || run_.round_->has_ended || run_.has_joiner();
   }
+  bool must_leave() const override {
+    const std::lock_guard lock(run_.mutex_);
+    return run_.round_ == nullptr || run_.round_->has_ended;
+  }
   std::shared_ptr<parallel::SliceExchange> exchange() const override { return exchange_; }
   void begin_changes() override { run_.reach_point(id_, false); }
   void commit(std::uint64_t steps) override {

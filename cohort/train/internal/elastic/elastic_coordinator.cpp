@@ -42,6 +42,15 @@ void ElasticCoordinator::check_members() const {
   throw elastic::GenerationEnded("train.elastic", "the processes of the run change");
 }
 
+void ElasticCoordinator::check_evaluation() {
+  if (entry_.process < 0 || !session_->must_enter()) return;
+  if (!session_->must_leave()) {
+    if (!change_limit_) change_limit_.emplace(change_wait_ * num_begun_);
+    if (!change_limit_->expired()) return;
+  }
+  check_members();
+}
+
 void ElasticCoordinator::write_trace(const std::filesystem::path& path) const {
   if (is_first()) base::Timeline::write(path);
 }
@@ -60,7 +69,9 @@ RankCoordinator::MetricSums ElasticCoordinator::total(MeterSet& meters) const {
   return StepWords::of_all(parallel::all_gather_texts(exchange(), own.to_text())).sums;
 }
 
-std::optional<RankCoordinator::Metrics> ElasticCoordinator::find_evaluation(std::int64_t step) const {
+std::optional<RankCoordinator::Metrics> ElasticCoordinator::find_evaluation(std::int64_t step) {
+  num_begun_ = std::exchange(begun_step_, step) == step ? num_begun_ + 1 : 1;
+  change_limit_.reset();
   std::string own;
   if (evaluated_step_ == step) own = numbers_to_json(evaluated_).dump();
   for (const std::string& text : parallel::all_gather_texts(exchange(), own)) {

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cohort/base/threads/deadline.h"
 #include "cohort/elastic/session.h"
 #include "cohort/train/internal/elastic/step_words.h"
 #include "cohort/train/internal/fit/rank_coordinator.h"
@@ -16,7 +19,11 @@ namespace cohort::train {
 /// within the step's transaction, so that each process that has the step has that too.
 class ElasticCoordinator : public RankCoordinator {
  public:
-  explicit ElasticCoordinator(std::shared_ptr<elastic::Session> session) : session_(std::move(session)) {}
+  /// `change_wait`: how long a planned change waits for an evaluation. It waits twice as long for one that is made for the second
+  /// time, and so on: nodes that come and go cannot keep the run from ending it.
+  explicit ElasticCoordinator(std::shared_ptr<elastic::Session> session,
+                              std::chrono::milliseconds change_wait = std::chrono::seconds(30))
+      : session_(std::move(session)), change_wait_(change_wait) {}
 
   /// -1 before the first entry.
   int rank() const override { return entry_.process; }
@@ -28,6 +35,7 @@ class ElasticCoordinator : public RankCoordinator {
   bool begins_again() const override { return true; }
 
   void check_members() const override;
+  void check_evaluation() override;
   /// This process's timeline, on process 0.
   void write_trace(const std::filesystem::path& path) const override;
   /// Keeps the text: processes compare it when they enter a generation.
@@ -36,7 +44,7 @@ class ElasticCoordinator : public RankCoordinator {
   MetricSums total(MeterSet& meters) const override;
   /// This process's own.
   double mean(double value) const override { return value; }
-  std::optional<Metrics> find_evaluation(std::int64_t step) const override;
+  std::optional<Metrics> find_evaluation(std::int64_t step) override;
   void keep_evaluation(std::int64_t step, const Metrics& metrics) override;
   void run_on_first(const std::function<void()>& fn) const override {
     if (is_first()) fn();
@@ -75,6 +83,7 @@ class ElasticCoordinator : public RankCoordinator {
   parallel::SliceExchange* exchange() const { return exchange_.get(); }
 
   const std::shared_ptr<elastic::Session> session_;
+  const std::chrono::milliseconds change_wait_;
   elastic::Entry entry_{.process = -1};
   std::shared_ptr<parallel::SliceExchange> exchange_;  // null: not in a generation
   std::map<std::string, std::string> same_;
@@ -82,6 +91,9 @@ class ElasticCoordinator : public RankCoordinator {
   bool is_answered_ = true;  // agree_on() has told the requests of heard_
   std::int64_t evaluated_step_ = -1;
   Metrics evaluated_;
+  std::int64_t begun_step_ = -1;                // of the evaluation that was begun last
+  int num_begun_ = 0;                           // how often it was begun
+  std::optional<base::Deadline> change_limit_;  // of the planned change that waits for it
 };
 
 }  // namespace cohort::train

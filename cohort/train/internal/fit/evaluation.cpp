@@ -66,7 +66,7 @@ std::optional<std::uint64_t> evaluation_seed(const TrainerOptions& options,
   return gradient_sync.virtual_ranks() != nullptr ? std::optional(options.seed()) : std::nullopt;
 }
 
-std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, const RankCoordinator& ranks,
+std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, RankCoordinator& ranks,
                                                const EvaluateOptions& options) {
   at::NoGradGuard no_grad;
   task.set_training(false);
@@ -75,7 +75,7 @@ std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader,
   MeterSet meters;
   const std::int64_t max_batches = options.max_batches;
   for (std::int64_t batches = 0; max_batches == 0 || batches < max_batches; ++batches) {
-    ranks.check_members();
+    ranks.check_evaluation();
     std::optional<data::Batch> batch = loader.next();
     // stop() is a collective on several ranks. Shares have equally many batches, so all call it equally
     // often.

@@ -34,7 +34,7 @@ struct EvaluateOptions {
 };
 
 /// Returns means of `eval_step` over all ranks. Collective.
-std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, const RankCoordinator& ranks,
+std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, RankCoordinator& ranks,
                                                const EvaluateOptions& options);
 
 /// Returns the seed of an evaluation with `gradient_sync`: of `options` where it has virtual ranks.

@@ -47,6 +47,9 @@ class RankCoordinator {
 
   /// Throws: elastic::GenerationEnded where the processes of the run change.
   virtual void check_members() const {}
+  /// Between two batches of an evaluation, which find_evaluation() has begun. Throws: as check_members(), but a planned change
+  /// waits for the evaluation for a while.
+  virtual void check_evaluation() { check_members(); }
   /// Tells the ranks that a step of all of them is over.
   virtual void step_done() const {}
   /// Writes the timelines of all ranks into one file, on rank 0.
@@ -62,7 +65,7 @@ class RankCoordinator {
   /// The mean over ranks; of a figure that is only shown.
   virtual double mean(double value) const = 0;
   /// The metrics of the evaluation after `step`, where a rank has made it already.
-  virtual std::optional<Metrics> find_evaluation(std::int64_t /*step*/) const { return std::nullopt; }
+  virtual std::optional<Metrics> find_evaluation(std::int64_t /*step*/) { return std::nullopt; }
   virtual void keep_evaluation(std::int64_t /*step*/, const Metrics& /*metrics*/) {}
 
   /// Runs `fn` on rank 0. Throws: on rank 0 what `fn` throws; on the others an error with its text.
