@@ -13,6 +13,7 @@
 #include "cohort/base/error.h"
 #include "fake_agents.h"
 #include "mlp_process.h"
+#include "tests/elastic/mlp.h"
 #include "tests/support/throws.h"
 
 namespace cohort::elastic {

@@ -1,0 +1,106 @@
+#include "tests/elastic/mlp.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randn.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include "cohort/base/env.h"
+#include "cohort/base/random.h"
+#include "cohort/elastic/run.h"
+#include "cohort/elastic/state_of.h"
+#include "cohort/optim/sgd.h"
+
+namespace cohort::test {
+namespace {
+
+constexpr std::uint64_t kSeed = 7;
+
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(int hidden)
+      : in(register_module("in", torch::nn::Linear(16, hidden))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(hidden))),
+        dropout(register_module("dropout", torch::nn::Dropout(0.3))),
+        middle(register_module("middle", torch::nn::Linear(hidden, hidden))),
+        out(register_module("out", torch::nn::Linear(hidden, 4))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return out->forward(middle->forward(dropout->forward(norm->forward(in->forward(x)).relu())).tanh());
+  }
+  torch::nn::Linear in;
+  torch::nn::BatchNorm1d norm;
+  torch::nn::Dropout dropout;
+  torch::nn::Linear middle, out;
+};
+
+void append_bytes(std::string& bytes, const at::Tensor& tensor) {
+  const at::Tensor plain = tensor.detach().contiguous();
+  bytes.append(static_cast<const char*>(plain.const_data_ptr()), static_cast<std::size_t>(plain.nbytes()));
+}
+
+std::string bytes_of(const MlpImpl& net, optim::SGD& optimizer) {
+  std::string bytes;
+  for (const at::Tensor& tensor : net.parameters()) append_bytes(bytes, tensor);
+  for (const at::Tensor& tensor : net.buffers()) append_bytes(bytes, tensor);
+  for (const auto& [name, tensor] : optimizer.state().tensors) append_bytes(bytes, tensor);
+  return bytes;
+}
+
+}  // namespace
+
+std::string run_mlp(const MlpRun& run) {
+  at::set_num_threads(1);
+  // Drawn differently in each process: the session gives all the same.
+  at::manual_seed(run.session == nullptr ? kSeed : base::env_int("TEST_INITIAL_SEED").value_or(kSeed));
+  const auto net = std::make_shared<MlpImpl>(run.hidden);
+  const auto optimizer =
+      std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.05).momentum(0.9));
+  parallel::VirtualRankSync sync({}, {.num_virtual_ranks = run.virtual_ranks, .bucket_bytes = 8'192});
+  sync.begin({.modules = {{"", net}}, .optimizers = {{"", optimizer, nullptr}}});
+  std::uint64_t steps = 0;
+  elastic::StateAccess state = elastic::state_of(net, optimizer);
+  if (base::env_string("TEST_PLANT") == "no load") state.load = [](const elastic::StateSnapshot&) {};
+  elastic::run(
+      {.total_steps = run.total_steps,
+       .session = run.session,
+       .sync = &sync,
+       .on_enter =
+           [&](const elastic::Entry& entry) {
+             steps = entry.steps;
+             if (run.on_enter) run.on_enter(entry);
+           },
+       .on_commit =
+           [&](std::uint64_t committed) {
+             if (run.on_commit) run.on_commit(committed, [&] { return bytes_of(*net, *optimizer); });
+           }},
+      state, [&](elastic::StepContext& context) {
+        if (run.before_step) run.before_step();
+        sync.begin_step();
+        const parallel::ShareRange shares = sync.shares();
+        double last = 0;
+        for (std::int64_t share = shares.first; share < shares.first + shares.count; ++share) {
+          const auto samples =
+              static_cast<std::int64_t>(6 + (static_cast<std::uint64_t>(share) + context.step()) % 3);
+          at::manual_seed(base::generator_seed(kSeed, context.step(), static_cast<std::uint64_t>(share)));
+          sync.begin_share(share, samples);
+          last = static_cast<double>(samples);
+          const at::Tensor loss =
+              at::mse_loss(net->forward(at::randn({samples, 16})), at::randn({samples, 4}));
+          if (share + 1 == shares.first + shares.count) {
+            sync.end_shares();
+            sync.prepare(*optimizer, last, true);
+          }
+          loss.backward();
+        }
+        sync.average(*optimizer, last, true);
+        context.begin_changes();
+        optimizer->step();
+        steps = context.step() + 1;
+      });
+  if (steps < run.total_steps) return "";
+  return bytes_of(*net, *optimizer);
+}
+
+}  // namespace cohort::test
