@@ -207,7 +207,8 @@ int run_member(MemberLink& member, const MakeAgent& make_agent) {
 
 int run_elastic(const RunOptions& options, const AgentParts& parts,
                 const std::optional<base::Secret>& secret) {
-  membership::NetStoreServerOptions store_options{.listen = listen_address(options)};
+  membership::NetStoreServerOptions store_options{.listen = listen_address(options),
+                                                  .host = own_host(options)};
   if (secret) store_options.secret = secret->for_ranks();
   store_options.tls = net::TlsOptions::of_process();  // as its ranks have
   const membership::NetStoreServer store(std::move(store_options));

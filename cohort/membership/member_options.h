@@ -25,6 +25,7 @@ struct MemberOptions {
   /// Where it does so, as on all of its interfaces: "0.0.0.0:29400". Empty: at `endpoint` itself.
   std::string endpoint_listen;
   std::string listen = "127.0.0.1:0";  ///< where this agent listens, if it is another one
+  std::string host;  ///< by which others reach it there, where `listen` is all addresses of this host
   std::optional<base::Secret> secret;
   std::optional<net::TlsOptions> tls;
   std::shared_ptr<RecordStore>

@@ -231,7 +231,7 @@ class Server {
   explicit Server(NetStoreServerOptions options)
       : table_(std::make_shared<ServerTable>()),
         node_(node_options("store", std::move(options.secret), std::move(options.tls)), table_),
-        address_(node_.listen(options.listen)) {}
+        address_(node_.listen(options.listen, options.host)) {}
 
   const std::string& address() const { return address_; }
   std::size_t num_keys() const { return table_->num_keys(); }

@@ -33,7 +33,8 @@ class StaleGeneration : public CommError {
 
 /// Where a store listens, and who may use it.
 struct NetStoreServerOptions {
-  std::string listen = "127.0.0.1:0";       ///< as net::Node::listen() takes it
+  std::string listen = "127.0.0.1:0";       ///< as net::Node::listen() takes it, and the next
+  std::string host = {};                    ///< by which others reach this one
   std::optional<base::Secret> secret = {};  ///< that ranks have (base::Secret::for_ranks())
   std::optional<net::TlsOptions> tls = {};
 };

@@ -27,8 +27,8 @@ Node::~Node() {
   loop_->stop();
 }
 
-std::string Node::listen(const std::string& address) {
-  return loop_->listen(address);
+std::string Node::listen(const std::string& address, const std::string& host) {
+  return loop_->listen(address, host);
 }
 
 const std::string& Node::incarnation() const {

@@ -143,6 +143,32 @@ TEST_F(RunNetnsTest, NodesThatComeAndGoMeetByAddressAndByName) {
   }
 }
 
+// Ranks of both hosts exchange bytes, and read the store of their generation.
+TEST_F(RunNetnsTest, RanksOfAnElasticRunReachEachOtherByAddressAndByName) {
+  write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");
+  write_file("/etc/netns/" + host('b') + "/hosts",
+             std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
+  const std::filesystem::path secret = dir / "secret";
+  write_file(secret, "a secret of the tests");
+  std::filesystem::permissions(secret, std::filesystem::perms::owner_read);
+  for (const std::string& address :
+       {std::string(kAddress), std::string("[") + kAddress6 + "]", std::string("first")}) {
+    const std::filesystem::path folder = dir / ("run at " + address);
+    write_file(folder / "fast", "");
+    const auto start = [&](char side) {
+      return Job(folder,
+                 {"--elastic", "--nnodes=2:2", "--virtual-ranks=4", "--rdzv-endpoint=" + address,
+                  "--bind-to=none", "--secret-file=" + secret.string(), "--rdzv-conf=join_timeout=60", "--",
+                  COHORT_MLP_PROGRAM, "30", "4", std::string(1, side)},
+                 {"ip", "netns", "exec", host(side)});
+    };
+    Job second = start('b'), first = start('a');
+    EXPECT_EQ(first.wait(), 0) << address << first.err();
+    EXPECT_EQ(second.wait(), 0) << address << second.err();
+    EXPECT_FALSE(read_file(folder / "steps").empty());
+  }
+}
+
 // By hand, with the least that an environment can say, and the default backend.
 TEST_F(RunNetnsTest, TwoHostsMeetWithoutALauncher) {
   write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");

@@ -20,6 +20,7 @@
 #include "cohort/base/text/bounded_json.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/membership/net_store.h"
 
 namespace cohort::elastic {
@@ -50,8 +51,16 @@ ProcessEntry parse_entry(const std::string& text, int process) {
   return entry;
 }
 
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address.starts_with("localhost:") || address.starts_with("[::1]");
+/// Listens for processes of other hosts, at all addresses of this one: its agent's may be a name that leads this host to
+/// itself. By that name or address the others have reached the agent. Returns the address for them.
+std::string listen_beside_agent(net::Node& node, const std::string& agent_address) {
+  std::string host = agent_address.substr(0, agent_address.rfind(':'));
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  const bool is_ipv6 = host.find(':') != std::string::npos;
+  // By its text: a name that leads this host to 127.0.1.1 leads others here.
+  if (base::is_this_host(host) || host.starts_with("127."))
+    return node.listen(is_ipv6 ? "[::1]:0" : "127.0.0.1:0");
+  return node.listen(is_ipv6 ? "[::]:0" : "0.0.0.0:0", host);
 }
 
 }  // namespace
@@ -141,12 +150,11 @@ Connections::~Connections() {
 
 std::string Connections::own_entry(const membership::Generation& generation, int process) {
   if (remote_.empty() && generation.members.size() > 1) {
-    // Where the agent is reached, its ranks are.
     const membership::MemberInfo* own = nullptr;
     for (const membership::MemberInfo& member : generation.members) {
       if (generation.first_process(member.id) <= process) own = &member;
     }
-    remote_ = node_->listen(is_loopback(own->address) ? "127.0.0.1:0" : "0.0.0.0:0");
+    remote_ = listen_beside_agent(*node_, own->address);
   }
   return json({{"incarnation", node_->incarnation()},
                {"machine", base::machine_id()},

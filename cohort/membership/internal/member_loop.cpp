@@ -108,7 +108,7 @@ MemberLoop::MemberLoop(MemberOptions options)
   node_ = std::make_shared<net::Node>(node_options_of(options_), events_);
   const bool is_embedded = !options_.endpoint.empty();
   if (!options_.is_endpoint) {
-    address_ = node_->listen(options_.listen);
+    address_ = node_->listen(options_.listen, options_.host);
   } else if (options_.endpoint_listen.empty()) {
     address_ = node_->listen(options_.endpoint);
   } else {

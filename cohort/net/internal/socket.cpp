@@ -84,22 +84,22 @@ void set_options(int fd) {
   static_cast<void>(::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes));
 }
 
-std::string text_of(const sockaddr_storage& storage, socklen_t size) {
+std::string text_of(const sockaddr_storage& storage, socklen_t size, const std::string& own_host = "") {
   char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
   ::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), size, host, sizeof host, port, sizeof port,
                 NI_NUMERICHOST | NI_NUMERICSERV);
   std::string name = host;
-  if (name == "0.0.0.0" || name == "::") name = base::host_name();  // all of this host's
+  if (name == "0.0.0.0" || name == "::") name = own_host.empty() ? base::host_name() : own_host;
   if (name.find(':') != std::string::npos) name = "[" + name + "]";
   return name + ":" + port;
 }
 
-std::string bound_address(int fd, const SocketAddress& wanted) {
+std::string bound_address(int fd, const SocketAddress& wanted, const std::string& host) {
   if (wanted.is_unix()) return wanted.text;
   sockaddr_storage storage{};
   socklen_t size = sizeof storage;
   ::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &size);
-  return text_of(storage, size);
+  return text_of(storage, size, host);
 }
 
 bool read_peer(int socket, ucred& peer) {
@@ -136,7 +136,7 @@ SocketAddress resolve(const std::string& text) {
   return resolve_all(text).front();
 }
 
-base::Fd listen_at(const SocketAddress& address, std::string& bound) {
+base::Fd listen_at(const SocketAddress& address, std::string& bound, const std::string& host) {
   base::Fd fd = open_socket(address);
   // A restarted process can listen at its port while old connections are in TIME_WAIT.
   const int on = 1;
@@ -146,7 +146,7 @@ base::Fd listen_at(const SocketAddress& address, std::string& bound) {
     throw RendezvousError("net.listen",
                           base::concat("cannot listen at ", address.text, ": ", std::strerror(errno)));
   }
-  bound = bound_address(fd.get(), address);
+  bound = bound_address(fd.get(), address, host);
   return fd;
 }
 

@@ -28,9 +28,9 @@ SocketAddress resolve(const std::string& text);
 /// All that the name has, the one that the system prefers first. Throws: as resolve().
 std::vector<SocketAddress> resolve_all(const std::string& text);
 
-/// A socket that listens and does not block; `bound` gets its address, with the port that it was given.
-/// Throws: RendezvousError.
-base::Fd listen_at(const SocketAddress& address, std::string& bound);
+/// A socket that listens and does not block; `bound` gets its address, with the port that it was given. Where that is all
+/// addresses of this host, `bound` has `host` in its place; empty: the host's name. Throws: RendezvousError.
+base::Fd listen_at(const SocketAddress& address, std::string& bound, const std::string& host = "");
 
 /// The next connection, which does not block. Empty, with an errno, where there is none now, or it is of a
 /// process of another user (EACCES).

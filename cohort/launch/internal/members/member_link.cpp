@@ -50,6 +50,7 @@ std::unique_ptr<membership::Member> make_member(const RunOptions& options,
   using membership::Member;
   const RendezvousOptions& rendezvous = options.rendezvous;
   member_options.listen = listen_address(options);
+  member_options.host = own_host(options);
   if (auto store = make_record_store(options)) {
     member_options.store = std::move(store);
     return std::make_unique<Member>(std::move(member_options));

@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
 
 }  // namespace
 
-std::string Listeners::listen(const std::string& text) {
+std::string Listeners::listen(const std::string& text, const std::string& host) {
   const SocketAddress address = resolve(text);
   if (!core_.options.secret && !address.is_unix() && !address.is_loopback()) {
     throw UsageError("net.listen",
@@ -34,7 +34,7 @@ std::string Listeners::listen(const std::string& text) {
                      "COHORT_SECRET_FILE, or a loopback address");
   }
   std::string bound;
-  base::Fd fd = listen_at(address, bound);
+  base::Fd fd = listen_at(address, bound, host);
   const std::lock_guard lock(core_.lock.mutex);
   if (core_.lock.is_closing) throw UsageError("net.listen", "this node has been closed");
   listeners_.push_back(std::make_shared<asio::posix::stream_descriptor>(core_.io, fd.release()));

@@ -21,7 +21,7 @@ class Listeners {
 
   /// Without the mutex. Listens at an address, and returns the address for callers. Throws: UsageError where
   /// strangers can reach it and there is no secret; RendezvousError.
-  std::string listen(const std::string& address);
+  std::string listen(const std::string& address, const std::string& host);
   /// Nobody listens any more.
   void stop();
 

@@ -31,7 +31,9 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void stop();
 
   const std::string& incarnation() const { return core_.self.incarnation; }
-  std::string listen(const std::string& address) { return listeners_.listen(address); }
+  std::string listen(const std::string& address, const std::string& host) {
+    return listeners_.listen(address, host);
+  }
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline,
                                 bool gives_up_if_rejected);
   std::vector<std::string> close(base::Deadline deadline);
