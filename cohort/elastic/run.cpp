@@ -1,5 +1,5 @@
 // The loop of Session's header. A step that throws GenerationEnded has changed nothing but buffers, which abandon_step() restores
-// before enter() shows the state to others. Always: entry_.steps is the number of steps whose changes are complete here.
+// before enter() shows the state to others, whether the step has its average or not. Always: entry_.steps is the number of steps whose changes are complete here.
 #include "cohort/elastic/run.h"
 
 #include <optional>
@@ -45,6 +45,7 @@ class Runner {
         enter();
         continue;
       }
+      if (options_.sync != nullptr) options_.sync->commit_step();
       session.commit(++entry_.steps);
       tell_commit();
     }

@@ -65,7 +65,7 @@ struct VirtualRankSync::Step {
   std::optional<std::int64_t> bad;      // first one that is not finite
   double own_samples = 0;               // of all virtual ranks so far
   bool is_ended = false, is_averaged = false;
-  std::size_t num_averages = 0;            // that are done, of one for each optimizer
+  bool is_committed = false;               // nothing gives it up any more
   at::Tensor header;                       // [1 + the virtual rank that is not finite | samples of each]
   double* weights;                         // in it
   at::Tensor headers;                      // of all processes
@@ -106,10 +106,14 @@ void VirtualRankSync::set_exchange(std::shared_ptr<SliceExchange> exchange) {
 }
 
 void VirtualRankSync::abandon_step() {
-  if (step_ == nullptr || step_->num_averages >= reducers_.size()) return;
+  if (step_ == nullptr || step_->is_committed) return;
   buffers_->restore();
   for (auto& [optimizer, reducer] : reducers_) reducer->abandon();
   step_.reset();
+}
+
+void VirtualRankSync::commit_step() {
+  if (step_ != nullptr) step_->is_committed = true;
 }
 
 ShareRange VirtualRankSync::shares() const {
@@ -323,7 +327,6 @@ AverageReport VirtualRankSync::average(const optim::Optimizer& optimizer, double
   if (texts) hooks_.before_changes(texts->receive());
   if (is_first && report.ok()) buffers_->set_result();
   if (is_first && !report.ok()) buffers_->restore();
-  ++step_->num_averages;
   return report;
 }
 

@@ -70,9 +70,11 @@ class VirtualRankSync : public GradientSync {
   int process() const { return exchange_ == nullptr ? 0 : exchange_->rank(); }
   int num_processes() const { return exchange_ == nullptr ? 1 : exchange_->size(); }
 
-  /// A transfer of the step under way has thrown, so nobody finishes the step: buffers are those of its begin again, and
-  /// parameters have no gradient. Does nothing where all optimizers of the step have their averages. Other processes may
-  /// still read memory of the step, so set_exchange() must follow before the next one.
+  /// The step counts from here on: abandon_step() does nothing until the next begin_step().
+  void commit_step();
+  /// The step under way is given up, also one that has its average: buffers are those of its begin again, and parameters
+  /// have no gradient. Does nothing after commit_step(), and where no step has begun. Other processes may still read
+  /// memory of the step, so set_exchange() must follow before the next one.
   void abandon_step();
 
   /// From the next step on the processes of `exchange` compute the virtual ranks; null: this one alone.

@@ -105,6 +105,7 @@ TEST(AbandonedStepTest, NothingHasChangedAndTheStepIsMadeAgain) {
       } catch (const CommError&) {
         has_failed = true;
       }
+      if (!has_failed) sync.commit_step();
       sync.abandon_step();
       const at::Tensor mean = steps.net->norm->running_mean;
       if (!has_failed) {  // there are no more transfers: the step stays
@@ -122,6 +123,38 @@ TEST(AbandonedStepTest, NothingHasChangedAndTheStepIsMadeAgain) {
     });
     EXPECT_TRUE(number > 3 || !has_ended) << "a header, covers, sums and buffers travel";
   }
+}
+
+// What the caller exchanges after average() may fail too.
+TEST(AbandonedStepTest, AStepThatHasItsAverageIsGivenUpUntilItIsCommitted) {
+  VirtualRankSync sync({}, {.num_virtual_ranks = 2});
+  NormedStep steps(sync);
+  const at::Tensor begin = steps.net->norm->running_mean.clone();
+  steps.run();
+  const at::Tensor end = steps.net->norm->running_mean.clone();
+  ASSERT_FALSE(at::equal(begin, end));
+  sync.abandon_step();
+  EXPECT_TRUE(at::equal(steps.net->norm->running_mean, begin));
+  sync.abandon_step();
+  steps.run();
+  sync.commit_step();
+  sync.abandon_step();
+  EXPECT_TRUE(at::equal(steps.net->norm->running_mean, end));
+}
+
+// As a GAN does, whose optimizers take turns.
+TEST(AbandonedStepTest, AStepWithTheAverageOfOneOptimizerOfTwoIsCommittedAsAWhole) {
+  VirtualRankSync sync({}, {.num_virtual_ranks = 1});
+  NormedStep steps(sync);
+  const auto other = std::make_shared<torch::nn::LinearImpl>(2, 2);
+  const auto second = std::make_shared<optim::SGD>(other->parameters(), optim::SGDOptions(0.1));
+  sync.begin({.modules = {{"", steps.net}},
+              .optimizers = {{"", steps.optimizer, nullptr}, {"second", second, nullptr}}});
+  steps.run();
+  const at::Tensor end = steps.net->norm->running_mean.clone();
+  sync.commit_step();
+  sync.abandon_step();
+  EXPECT_TRUE(at::equal(steps.net->norm->running_mean, end));
 }
 
 }  // namespace

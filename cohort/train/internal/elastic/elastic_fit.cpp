@@ -148,6 +148,7 @@ FitInfo ElasticFit::describe_opening(FitInfo start) const {
 }
 
 void ElasticFit::commit() {
+  parts_.sync.commit_step();
   parts_.progress.total_meters();
   const RunState& run = parts_.progress.state;
   StepWords words = parts_.ranks.heard();
