@@ -19,39 +19,45 @@ class Runner {
     entry_.steps = options.first_step;
   }
 
-  void run_alone() {
+  Entry run_alone() {
     if (options_.sync != nullptr) options_.sync->set_exchange(nullptr);
     if (options_.on_enter) options_.on_enter(entry_);
     while (entry_.steps < options_.total_steps) {
       make_step();
       ++entry_.steps;
-      tell_commit();
+      report_commit();
     }
+    return entry_;
   }
 
-  void run_with_session() {
+  Entry run_with_session() {
     Session& session = *options_.session;
-    enter();
-    while (entry_.steps < options_.total_steps) {
-      if (session.must_enter()) {
-        enter();
-        continue;
-      }
+    bool is_in_generation = false;
+    while (!is_in_generation || entry_.steps < options_.total_steps) {
       try {
+        if (!is_in_generation || session.must_enter()) {
+          is_in_generation = false;
+          enter();
+          is_in_generation = true;
+          continue;
+        }
         make_step();
-      } catch (const GenerationEnded& ended) {
+        if (options_.sync != nullptr) options_.sync->commit_step();
+        session.commit(++entry_.steps);
+        report_commit();
+      } catch (const GenerationEnded& ended) {  // also of what the caller's functions exchange
         base::log_debug(ended.what());
         if (options_.sync != nullptr) options_.sync->abandon_step();
-        enter();
-        continue;
+        is_in_generation = false;
       }
-      if (options_.sync != nullptr) options_.sync->commit_step();
-      session.commit(++entry_.steps);
-      tell_commit();
     }
-    // Who was to tell the last step may have died.
-    entry_.process = session.finish().process;
-    tell_commit();
+    const Entry last = session.finish();
+    entry_.generation = last.generation;
+    entry_.process = last.process;
+    entry_.num_processes = last.num_processes;
+    // Process 0 of before may have died.
+    report_commit();
+    return entry_;
   }
 
  private:
@@ -70,20 +76,19 @@ class Runner {
       options_.sync->set_exchange(entry_.num_processes > 1 ? options_.session->exchange() : nullptr);
     }
     if (options_.on_enter) options_.on_enter(entry_);
-    // The process that should have told it may be gone.
-    tell_commit();
+    report_commit();  // process 0 of before may be gone
   }
 
-  void tell_commit() {
-    if (!options_.on_commit || entry_.process != 0 || entry_.steps == told_) return;
-    told_ = entry_.steps;
+  void report_commit() {
+    if (!options_.on_commit || entry_.process != 0 || entry_.steps == reported_) return;
     if (entry_.steps > options_.first_step) options_.on_commit(entry_.steps);
+    reported_ = entry_.steps;
   }
 
   const RunOptions& options_;
   const std::function<void(StepContext&)>& step_;
   Entry entry_;
-  std::uint64_t told_ = 0;
+  std::uint64_t reported_ = 0;  // steps
 };
 
 }  // namespace
@@ -97,16 +102,17 @@ void StepContext::begin_changes() {
   if (session_ != nullptr) session_->begin_changes();
 }
 
-void run(const RunOptions& options, const StateAccess& state,
-         const std::function<void(StepContext& context)>& step) {
+std::optional<Entry> run(const RunOptions& options, const StateAccess& state,
+                         const std::function<void(StepContext& context)>& step) {
   Runner runner(options, step);
   if (options.session == nullptr) return runner.run_alone();
   options.session->set_state(state);
   try {
-    runner.run_with_session();
+    return runner.run_with_session();
   } catch (const RunEnded& ended) {
-    // It waited in reserve, or had the last steps' state, when the run succeeded.
+    // The run succeeded while it was in no generation.
     if (!ended.has_succeeded()) throw;
+    return std::nullopt;
   }
 }
 

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "cohort/elastic/session.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
@@ -17,10 +19,11 @@ struct RunOptions {
   std::shared_ptr<Session> session = session_of_process();
   /// Gets the processes of each generation; may be null. It must outlive run().
   parallel::VirtualRankSync* sync = nullptr;
-  /// Called after each change, before the next step: to set what the loader reads, for instance.
+  /// Called after each change, before the next step: to set what the loader reads, for instance. The end of the run is no
+  /// change: the result of run() has the last entry.
   std::function<void(const Entry& entry)> on_enter = {};
-  /// Called on the process that writes what is written once, with the number of steps that are committed, before the next step
-  /// begins. A step may come twice, from two processes, where the first one dies. None is left out.
+  /// Called on process 0 with the number of steps that are committed, before the next step begins: to write what is written
+  /// once. A step may come twice, from two processes, where the first one dies. None is left out.
   std::function<void(std::uint64_t steps)> on_commit = {};
 };
 
@@ -47,9 +50,13 @@ class StepContext {
 };
 
 /// Makes steps until there are `total_steps`, through all changes of the run's processes, and returns on each process
-/// once the run has ended. The step function makes step `step()` for the virtual ranks of this process. It is called again for
-/// a step where processes have changed meanwhile: so it must depend on nothing but the state and the step's number, with
-/// generators seeded by (seed, step, virtual rank). What it throws ends the process's part in the run.
+/// once the run has ended. A process makes one run with its session. The step function makes step `step()` for the virtual
+/// ranks of this process. It is called again for a step where processes have changed meanwhile: so it must depend on nothing
+/// but the state and the step's number, with generators seeded by (seed, step, virtual rank). What it throws ends the
+/// process's part in the run. GenerationEnded, also of on_enter and on_commit, makes the process enter the next generation.
+///
+/// Returns the process's last entry, with the final state. Nothing where the run has ended while the process was in no
+/// generation: it has an earlier state.
 ///
 ///     parallel::VirtualRankSync sync({}, {.num_virtual_ranks = 4});
 ///     sync.begin({.modules = {{"", net.ptr()}}, .optimizers = {{"", optimizer, nullptr}}});
@@ -62,8 +69,8 @@ class StepContext {
 ///                    optimizer->step();
 ///                  });
 ///
-/// Throws: as Session::enter(); UsageError where a step did not call begin_changes().
-void run(const RunOptions& options, const StateAccess& state,
-         const std::function<void(StepContext& context)>& step);
+/// Throws: as Session::enter(); UsageError where a step did not call begin_changes(), and for a second run with one session.
+std::optional<Entry> run(const RunOptions& options, const StateAccess& state,
+                         const std::function<void(StepContext& context)>& step);
 
 }  // namespace cohort::elastic

@@ -31,7 +31,7 @@ class RunEnded : public CommError {
       : CommError("elastic.session", base::concat("the run has ended", cause.empty() ? "" : ": ", cause),
                   has_succeeded ? "" : "the same command again: it resumes from the last checkpoint"),
         has_succeeded_(has_succeeded) {}
-  /// A process that waited in reserve to the end has nothing to do, and no fault.
+  /// A process that was in no generation at the end has nothing to do, and no fault.
   bool has_succeeded() const { return has_succeeded_; }
 
  private:
@@ -62,8 +62,8 @@ struct Entry {
   std::string origin = {};             ///< the same on all processes of the run; another run has another one
 };
 
-/// The run as a process sees it. elastic::run (run.h) is the loop below, and abandons steps of a VirtualRankSync. Threads: one
-/// caller.
+/// The run as a process sees it. elastic::run (run.h) is the loop below, and abandons steps of a VirtualRankSync. A process has one
+/// session, and one run with it. Threads: one caller.
 ///
 ///     elastic::Entry entry = session->enter(0);              // blocks until there is a generation
 ///     while (entry.steps < total) {
@@ -85,7 +85,7 @@ class Session {
   /// Enters the newest generation with so many committed steps, and has the newest state when it returns. Where
   /// generations end meanwhile it enters the next one. Before the first step all have the state of one process.
   /// Blocks until there is a generation that this process is in. Throws: RunEnded; CommError where the agent is gone;
-  /// TimeoutError that names the processes that did not come.
+  /// TimeoutError that names the processes that did not come; UsageError after the run's end was told.
   virtual Entry enter(std::uint64_t committed_steps) = 0;
   /// Whether no step can be made in this generation: there is another one to enter, or will be, as a process is lost.
   /// Between two steps. Does not wait.
@@ -100,14 +100,16 @@ class Session {
   virtual void begin_changes() = 0;
   /// The state is that after so many steps.
   virtual void commit(std::uint64_t steps) = 0;
-  /// All steps are made. Stays in the run, so that others can have the state, until it has ended. Where another
-  /// process was given up, the state is of later processes too. Throws: as enter(), but not where the run has succeeded.
+  /// All steps are made. Stays in the run, so that others can have the state, until it has ended. Where processes change
+  /// meanwhile it enters further generations: save() is called, and load() where this process's last state was not complete.
+  /// Throws: as enter(), but not where the run has succeeded.
   /// Returns its place at the end: process 0 writes what another one may not have written any more.
   virtual Entry finish() = 0;
 };
 
 /// The session with the agent that has started this process (`cohort run --elastic`), or null where none has. `timeout`: of
-/// each wait for other processes that live, above the longest step; of the first call, where several are made.
+/// each wait for other processes that live, above the longest step; of the first call, where several are made. Throws:
+/// UsageError where the process's session is destroyed already.
 std::shared_ptr<Session> session_of_process(
     std::chrono::milliseconds timeout = std::chrono::milliseconds(600'000));
 

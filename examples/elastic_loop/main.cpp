@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <optional>
 
 #include "cohort/base/random.h"
 #include "cohort/elastic/run.h"
@@ -68,14 +69,11 @@ void train(std::uint64_t steps) {
                   loss_of_share);
     }
   };
-  bool is_first = true;
-  const elastic::RunOptions options{
-      .total_steps = steps, .session = session, .sync = &sync, .on_enter = [&](const elastic::Entry& entry) {
-        is_first = entry.process == 0;
-      }};
-  elastic::run(options, elastic::state_of(net, optimizer), make_step);
+  const elastic::RunOptions options{.total_steps = steps, .session = session, .sync = &sync};
+  const std::optional<elastic::Entry> last =
+      elastic::run(options, elastic::state_of(net, optimizer), make_step);
 
-  if (!is_first) return;
+  if (!last || last->process != 0) return;  // nothing: it was not needed at the end, and lacks the final state
   double sum = 0;
   for (const at::Tensor& parameter : net->parameters()) sum += parameter.sum().item<double>();
   std::printf("%llu steps, sum of the parameters %.9f\n", static_cast<unsigned long long>(steps), sum);

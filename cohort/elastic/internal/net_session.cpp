@@ -92,6 +92,10 @@ Entry NetSession::enter(std::uint64_t committed_steps) {
   if (!state_.save || !state_.load) {
     throw UsageError("elastic.session", "a session without a state enters", "Session::set_state()");
   }
+  if (has_ended_) {
+    throw UsageError("elastic.session", "the run of this process has ended, and a session is of one run",
+                     "one elastic::run or Trainer::fit for each process that cohort run has started");
+  }
   const base::TimelineScope scope("elastic change");
   committed_ = committed_steps;
   inbox_->set_committed(committed_steps);
@@ -100,7 +104,12 @@ Entry NetSession::enter(std::uint64_t committed_steps) {
   // Time since the last step was committed: nobody will finish what was computed in it.
   if (exchange_ != nullptr) times.redo_ms = ms_between(step_began_, times.begin);
   for (;;) {
-    inbox_->wait_for_next();
+    try {
+      inbox_->wait_for_next();
+    } catch (const RunEnded&) {
+      has_ended_ = true;
+      throw;
+    }
     times.heard = Clock::now();
     exchange_.reset();
     say_goodbye();
@@ -304,14 +313,20 @@ Entry NetSession::finish() {
     }
     say_finished();
   }
+  has_ended_ = true;
   return entry_;
 }
 
 std::shared_ptr<Session> session_of_process(std::chrono::milliseconds timeout) {
   static std::mutex mutex;
   static std::weak_ptr<Session> session;
+  static bool was_made = false;
   const std::lock_guard lock(mutex);
   if (auto existing = session.lock()) return existing;
+  if (was_made) {
+    throw UsageError("elastic.session", "the session of this process is destroyed, and a process has one",
+                     "one elastic::run or Trainer::fit for each process that cohort run has started");
+  }
   auto link = membership::RankLink::of_process();
   if (!link) return nullptr;
   const auto virtual_ranks = base::env_int("COHORT_VIRTUAL_RANKS", 1, 1 << 20);
@@ -324,6 +339,7 @@ std::shared_ptr<Session> session_of_process(std::chrono::milliseconds timeout) {
   options.timeout = timeout;
   const auto made = std::make_shared<NetSession>(*std::move(link), options);
   session = made;
+  was_made = true;
   return made;
 }
 

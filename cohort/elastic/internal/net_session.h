@@ -56,6 +56,7 @@ class NetSession : public Session {
   Entry entry_;  // of the generation that it is in, or was in last
   std::uint64_t committed_ = 0;
   bool is_changing_ = false;  // the state is of no use
+  bool has_ended_ = false;    // the run, and this process was told
   base::Deadline::Clock::time_point step_began_;
 };
 

@@ -147,7 +147,7 @@ void ProcessInbox::throw_if_over() const {
 
 void ProcessInbox::wait_for_next() {
   std::unique_lock lock(mutex_);
-  // A process in reserve waits as long as the run lasts. The agent's end ends it.
+  // A process that is in no generation waits as long as the run lasts. The agent's end ends it.
   base::wait(
       changed_, lock,
       [&] { return change_.has_next() || order_.has_ended || has_left_with_node() || !agent_end_.empty(); },

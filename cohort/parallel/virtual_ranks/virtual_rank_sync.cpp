@@ -95,7 +95,7 @@ void VirtualRankSync::check_processes(int count) const {
 }
 
 void VirtualRankSync::set_exchange(std::shared_ptr<SliceExchange> exchange) {
-  if (step_ != nullptr && !step_->is_averaged) {
+  if (step_ != nullptr && !step_->is_averaged && !step_->is_committed) {
     throw UsageError(kWhereVirtual, "processes change within a step", "set_exchange() between two steps");
   }
   check_processes(exchange == nullptr ? 1 : exchange->size());
