@@ -1,6 +1,6 @@
 // A text goes in packets of 32 KiB, as a packet socket takes no message above its buffer. The first byte of a packet says whether
 // another one follows. A text that has begun always ends; one that has not may be replaced, as texts are whole each time. So a
-// rank that is stopped costs its agent no more than two texts.
+// rank that is stopped costs its agent no more than two texts. A descriptor goes in a packet of its own, which is not replaced.
 #include "cohort/membership/rank_link.h"
 
 #include <fcntl.h>
@@ -22,11 +22,53 @@ namespace {
 constexpr const char* kWhereLink = "membership.rank_link";
 constexpr std::size_t kPacketBytes = std::size_t{32} << 10;
 constexpr std::size_t kMaxTextBytes = std::size_t{32} << 20;  // as parse_json()
-constexpr char kMore = 'm', kLast = 'l';
+constexpr char kMore = 'm', kLast = 'l', kFile = 'f';
 
 [[noreturn]] void throw_gone(const char* why) {
   throw CommError(kWhereLink, base::concat("the other side of the link is gone: ", why),
                   "the log of the agent, or of the rank");
+}
+
+union FileControl {
+  cmsghdr head;  // aligns the bytes
+  std::array<char, CMSG_SPACE(sizeof(int))> bytes;
+};
+
+ssize_t send_packet(int fd, const std::string& bytes, const base::Fd& file) {
+  iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+  FileControl control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (file.is_open()) {
+    message.msg_control = control.bytes.data();
+    message.msg_controllen = control.bytes.size();
+    cmsghdr* const head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof(int));
+    const int number = file.get();
+    std::memcpy(CMSG_DATA(head), &number, sizeof number);
+  }
+  return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+ssize_t receive_packet(int fd, std::string& bytes, base::Fd& file) {
+  iovec part{bytes.data(), bytes.size()};
+  FileControl control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes.data();
+  message.msg_controllen = control.bytes.size();
+  const ssize_t size = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (size <= 0) return size;
+  const cmsghdr* const head = CMSG_FIRSTHDR(&message);
+  if (head == nullptr || head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) return size;
+  int number = -1;
+  std::memcpy(&number, CMSG_DATA(head), sizeof number);
+  file = base::Fd(number);
+  return size;
 }
 
 }  // namespace
@@ -66,27 +108,35 @@ bool RankLink::send(const std::string& text, base::Deadline deadline) {
     throw UsageError(kWhereLink,
                      base::concat("a text has ", text.size(), " bytes, expected 1 to ", kMaxTextBytes));
   }
-  // What has begun ends, and nothing older than this text follows.
-  if (!is_first_begun_) {
-    unsent_.clear();
-  } else {
-    const auto last =
-        std::ranges::find_if(unsent_, [](const std::string& packet) { return packet[0] == kLast; });
-    unsent_.erase(last + 1, unsent_.end());
+  // What has begun ends, and no text that is older than this one follows.
+  std::deque<Packet> kept;
+  for (bool is_begun = is_first_begun_; Packet & packet : unsent_) {
+    const char kind = packet.bytes[0];
+    if (kind == kFile || is_begun) kept.push_back(std::move(packet));
+    if (kind == kLast) is_begun = false;
   }
+  unsent_ = std::move(kept);
   for (std::size_t begin = 0; begin < text.size(); begin += kPacketBytes) {
     const std::size_t size = std::min(kPacketBytes, text.size() - begin);
-    unsent_.push_back((begin + size < text.size() ? kMore : kLast) + text.substr(begin, size));
+    unsent_.push_back({(begin + size < text.size() ? kMore : kLast) + text.substr(begin, size)});
   }
+  return flush(deadline);
+}
+
+bool RankLink::send_file(const base::Fd& file, base::Deadline deadline) {
+  base::Fd copy(::fcntl(file.get(), F_DUPFD_CLOEXEC, 3));
+  if (!copy.is_open()) {
+    throw SystemError(kWhereLink, base::concat("cannot give a rank a descriptor: ", std::strerror(errno)));
+  }
+  unsent_.push_back({std::string(1, kFile), std::move(copy)});
   return flush(deadline);
 }
 
 bool RankLink::flush(base::Deadline deadline) {
   while (!unsent_.empty()) {
-    const std::string& packet = unsent_.front();
-    const ssize_t sent = ::send(fd_.get(), packet.data(), packet.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent >= 0) {
-      is_first_begun_ = packet[0] == kMore;
+    const auto& [bytes, file] = unsent_.front();
+    if (send_packet(fd_.get(), bytes, file) >= 0) {
+      is_first_begun_ = bytes[0] == kMore;
       unsent_.pop_front();
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       if (!wait_for(POLLOUT, deadline) && deadline.expired()) return false;
@@ -100,7 +150,8 @@ bool RankLink::flush(base::Deadline deadline) {
 std::optional<std::string> RankLink::receive(base::Deadline deadline) {
   std::string packet(kPacketBytes + 1, '\0');
   for (;;) {
-    const ssize_t size = ::recv(fd_.get(), packet.data(), packet.size(), MSG_DONTWAIT);
+    base::Fd file;
+    const ssize_t size = receive_packet(fd_.get(), packet, file);
     if (size == 0) throw_gone("it has closed its end");
     if (size < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -108,6 +159,10 @@ std::optional<std::string> RankLink::receive(base::Deadline deadline) {
       } else if (errno != EINTR) {
         throw_gone(std::strerror(errno));
       }
+      continue;
+    }
+    if (packet[0] == kFile) {
+      file_ = std::move(file);
       continue;
     }
     received_.append(packet, 1, static_cast<std::size_t>(size) - 1);

@@ -78,23 +78,33 @@ class RankLink {
   /// flush(). As texts are whole each time, a newer one takes the place of one that has not begun.
   /// Throws: CommError where the other side is gone.
   bool send(const std::string& text, base::Deadline deadline);
+  /// Gives the other side a descriptor of its own for `file`. It comes before texts that are sent later. Returns and throws: as
+  /// send().
+  bool send_file(const base::Fd& file, base::Deadline deadline);
   /// Sends what is left. Returns and throws: as send().
   bool flush(base::Deadline deadline);
   bool has_unsent() const { return !unsent_.empty(); }
   /// The next text; nothing where the deadline passes first. Throws: CommError where the other side is gone.
   std::optional<std::string> receive(base::Deadline deadline);
+  /// The last descriptor that came before what receive() has returned, closed by exec; once. Not open: none came.
+  base::Fd take_file() { return std::move(file_); }
   /// Both sides see the link's end, also one that waits in receive().
   void shutdown();
   /// Readable where there is something to receive, or the other side is gone.
   int fd() const { return fd_.get(); }
 
  private:
+  struct Packet {
+    std::string bytes;
+    base::Fd file = base::Fd();
+  };
   bool wait_for(short events, base::Deadline deadline) const;
 
   base::Fd fd_;
-  std::deque<std::string> unsent_;  // packets
-  bool is_first_begun_ = false;     // of the message in unsent_ a packet is sent
-  std::string received_;            // packets of a message that is not whole
+  std::deque<Packet> unsent_;
+  bool is_first_begun_ = false;  // of the text in unsent_ a packet is sent
+  std::string received_;         // packets of a text that is not whole
+  base::Fd file_;                // that came
 };
 
 }  // namespace cohort::membership

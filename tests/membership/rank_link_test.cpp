@@ -1,9 +1,11 @@
 #include "cohort/membership/rank_link.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -103,6 +105,44 @@ TEST(RankLinkTest, ANewerTextTakesThePlaceOfOneThatHasNotBegun) {
   EXPECT_EQ(rank.receive(patience()), "third");
   sender.join();
   EXPECT_FALSE(agent.has_unsent());
+}
+
+TEST(RankLinkTest, ADescriptorArrivesBeforeTheTextsAfterIt) {
+  auto [agent, rank] = RankLink::make_pair();
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe(pipe.data()), 0);
+  const base::Fd read_end(pipe[0]);
+  base::Fd write_end(pipe[1]);
+  EXPECT_TRUE(agent.send_file(write_end, patience()));
+  write_end.close();
+  EXPECT_EQ(rank.receive(no_time()), std::nullopt);
+  EXPECT_TRUE(agent.send("text", patience()));
+  EXPECT_EQ(rank.receive(patience()), "text");
+  const base::Fd file = rank.take_file();
+  ASSERT_TRUE(file.is_open());
+  EXPECT_FALSE(rank.take_file().is_open());
+  EXPECT_EQ(::fcntl(file.get(), F_GETFD), FD_CLOEXEC);
+  ASSERT_EQ(::write(file.get(), "x", 1), 1);
+  char byte = 0;
+  EXPECT_EQ(::read(read_end.get(), &byte, 1), 1);
+}
+
+// A rank that reads nothing, as one that is stopped: texts take each other's place, and the descriptor stays.
+TEST(RankLinkTest, ANewerTextTakesNoDescriptorsPlace) {
+  auto [agent, rank] = RankLink::make_pair();
+  const std::string longest(4'000'000, 'x');
+  const base::Fd file(::dup(2));
+  EXPECT_FALSE(agent.send(longest, no_time()));
+  EXPECT_FALSE(agent.send("second", no_time()));
+  EXPECT_FALSE(agent.send_file(file, no_time()));
+  EXPECT_FALSE(agent.send("third", no_time()));
+  EXPECT_FALSE(agent.send("fourth", no_time()));
+  std::thread sender([&agent = agent] { EXPECT_TRUE(agent.flush(patience())); });
+  EXPECT_EQ(rank.receive(patience()), longest);
+  EXPECT_FALSE(rank.take_file().is_open());
+  EXPECT_EQ(rank.receive(patience()), "fourth");
+  EXPECT_TRUE(rank.take_file().is_open());
+  sender.join();
 }
 
 TEST(RankLinkTest, TheOtherSidesEndIsTold) {
