@@ -76,7 +76,7 @@ std::string run_mlp(const MlpRun& run) {
              if (run.on_commit) run.on_commit(committed, [&] { return bytes_of(*net, *optimizer); });
            }},
       state, [&](elastic::StepContext& context) {
-        if (run.before_step) run.before_step();
+        if (run.before_step) run.before_step(context.step());
         sync.begin_step();
         const parallel::ShareRange shares = sync.shares();
         double last = 0;

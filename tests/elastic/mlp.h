@@ -18,7 +18,7 @@ struct MlpRun {
   std::function<void(const elastic::Entry& entry)> on_enter = {};
   /// As elastic::RunOptions::on_commit. `bytes` returns those of the state after so many steps.
   std::function<void(std::uint64_t steps, const std::function<std::string()>& bytes)> on_commit = {};
-  std::function<void()> before_step = {};
+  std::function<void(std::uint64_t step)> before_step = {};
 };
 
 /// Returns the bytes of parameters, buffers and momentum after all steps; empty where the run ended without this process.

@@ -3,7 +3,8 @@
 //   steps           "STEP HASH" for each committed step, by process 0. A step may stand there twice
 //   entered/        a file "GENERATION PROCESS NUM_PROCESSES HOST PID" for each entry, with the seconds since 1970 as it sees them
 //   ended/          a file "HOST PID" with the hash of the last state
-//   fast            once it is there steps take no longer than they must; before, 20 ms at least
+//   fast            once it is there steps take no longer than they must; before, 40 ms at least, and the last third 400 ms: a test that is
+//                   held up finds the run still there
 //   points/         a file "HOST POINT": the first rank of that host at that point removes it, and does what it says: "kill rank", "stop
 //                   rank", "kill agent", "stop agent"
 #include <fcntl.h>
@@ -32,7 +33,7 @@ namespace {
 using namespace cohort;
 using base::concat;
 
-constexpr int kStepMs = 20;
+constexpr int kStepMs = 40, kLateStepMs = 400;
 
 class Notes {
  public:
@@ -99,8 +100,9 @@ int main(int argc, char** argv) {
     run.hidden = 16;
     run.on_enter = [&](const elastic::Entry& entry) { notes.add_entry(entry); };
     run.on_commit = [&](std::uint64_t steps, const auto& bytes) { notes.add_step(steps, bytes()); };
-    run.before_step = [&] {
-      if (run.session != nullptr && !notes.is_fast()) ::poll(nullptr, 0, kStepMs);
+    run.before_step = [&](std::uint64_t step) {
+      if (run.session == nullptr || notes.is_fast()) return;
+      ::poll(nullptr, 0, step * 3 < run.total_steps * 2 ? kStepMs : kLateStepMs);
     };
     const std::string bytes = run_mlp(run);
     if (!bytes.empty()) notes.add_end(bytes);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -34,16 +35,28 @@ inline std::string etcd_program() {
       "there is no etcd here, and this test needs it: ./test --setup-only unpacks it (package etcd-server)");
 }
 
-/// Members of a cluster of etcd on the loopback, as processes with data in a temporary folder. Killed when this goes.
+/// Members of a cluster of etcd, as processes with data in a temporary folder. Killed when this goes.
 class EtcdCluster {
  public:
   using Arguments = std::vector<std::string>;
 
-  /// `more`: arguments for each member. `scheme` of clients: "http" or "https".
+  /// Where members are, each on a host of its own.
+  struct Places {
+    std::vector<std::string> addresses;
+    /// Calls a function that starts a member on its host.
+    std::function<void(int member, const std::function<void()>& start)> enter;
+  };
+
+  /// On the loopback. `more`: arguments for each member. `scheme` of clients: "http" or "https".
   explicit EtcdCluster(int num_members = 1, Arguments more = {}, std::string scheme = "http")
       : program_(etcd_program()), more_(std::move(more)), scheme_(std::move(scheme)) {
-    for (int i = 0; i < num_members; ++i) members_.push_back({free_port(), free_port(), -1});
+    for (int i = 0; i < num_members; ++i) members_.push_back({"127.0.0.1", free_port(), free_port(), -1});
     for (int i = 0; i < num_members; ++i) start(i);
+  }
+  explicit EtcdCluster(Places places)
+      : program_(etcd_program()), scheme_("http"), enter_(std::move(places.enter)) {
+    for (std::string& address : places.addresses) members_.push_back({std::move(address), 2379, 2380, -1});
+    for (int i = 0; i < size(); ++i) start(i);
   }
   ~EtcdCluster() {
     for (int i = 0; i < size(); ++i) kill(i);
@@ -53,7 +66,7 @@ class EtcdCluster {
 
   int size() const { return static_cast<int>(members_.size()); }
   std::uint16_t port(int i) const { return member(i).client_port; }
-  std::string endpoint(int i) const { return "127.0.0.1:" + std::to_string(port(i)); }
+  std::string endpoint(int i) const { return member(i).address + ":" + std::to_string(port(i)); }
   std::vector<std::string> endpoints() const {
     std::vector<std::string> all;
     for (int i = 0; i < size(); ++i) all.push_back(endpoint(i));
@@ -68,16 +81,18 @@ class EtcdCluster {
     arguments.push_back(nullptr);
     const std::string log = log_path(i);
     const pid_t parent = ::getpid();
-    const pid_t pid = ::fork();
-    if (pid < 0) throw std::runtime_error("fork failed");
-    if (pid == 0) {
+    pid_t pid = -1;
+    enter_(i, [&] {
+      pid = ::fork();
+      if (pid != 0) return;
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
       if (::getppid() != parent || out < 0 || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0) ::_exit(126);
       ::setenv("GOMAXPROCS", "1", 1);
       ::execv(arguments[0], arguments.data());
       ::_exit(127);
-    }
+    });
+    if (pid < 0) throw std::runtime_error("fork failed");
     members_.at(static_cast<std::size_t>(i)).pid = pid;
   }
   void kill(int i) {
@@ -99,22 +114,23 @@ class EtcdCluster {
 
  private:
   struct Member {
+    std::string address;
     std::uint16_t client_port, peer_port;
     pid_t pid;
   };
   const Member& member(int i) const { return members_.at(static_cast<std::size_t>(i)); }
   std::string log_path(int i) const { return folder_ / ("log " + std::to_string(i)); }
-  static std::string url(const std::string& scheme, std::uint16_t port) {
-    return scheme + "://127.0.0.1:" + std::to_string(port);
+  std::string url(const std::string& scheme, int i, std::uint16_t port) const {
+    return scheme + "://" + member(i).address + ":" + std::to_string(port);
   }
 
   std::vector<std::string> command(int i) const {
     std::string cluster;
     for (int k = 0; k < size(); ++k) {
-      cluster += (k == 0 ? "m" : ",m") + std::to_string(k) + "=" + url("http", member(k).peer_port);
+      cluster += (k == 0 ? "m" : ",m") + std::to_string(k) + "=" + url("http", k, member(k).peer_port);
     }
-    const std::string name = "m" + std::to_string(i), clients = url(scheme_, port(i)),
-                      peers = url("http", member(i).peer_port);
+    const std::string name = "m" + std::to_string(i), clients = url(scheme_, i, port(i)),
+                      peers = url("http", i, member(i).peer_port);
     std::vector<std::string> words{program_,
                                    "--name=" + name,
                                    "--data-dir=" + (folder_ / name).string(),
@@ -134,6 +150,9 @@ class EtcdCluster {
   const std::string program_;
   const Arguments more_;
   const std::string scheme_;
+  const std::function<void(int, const std::function<void()>&)> enter_ = [](int, const auto& start) {
+    start();
+  };
   std::vector<Member> members_;
 };
 
