@@ -38,6 +38,17 @@ class RunEnded : public CommError {
   bool has_succeeded_;
 };
 
+/// What may be set of a session.
+struct SessionOptions {
+  /// Of each wait for another process that lives: above the longest step. A process from which nothing has come by then counts
+  /// as lost: the agents make a generation with new links, or without it.
+  std::chrono::milliseconds timeout{600'000};
+  /// Bytes of the state that are asked for at once.
+  std::uint64_t chunk_bytes = std::uint64_t{4} << 20;
+
+  bool operator==(const SessionOptions&) const = default;
+};
+
 /// All that a process needs to make the next step. It has the same bits on each process after the same step.
 struct StateSnapshot {
   std::string text;  ///< counters, rates and the like
@@ -62,8 +73,8 @@ struct Entry {
   std::string origin = {};             ///< the same on all processes of the run; another run has another one
 };
 
-/// The run as a process sees it. elastic::run (run.h) is the loop below, and abandons steps of a VirtualRankSync. A process has one
-/// session, and one run with it. Threads: one caller.
+/// The run as a process sees it. elastic::run (run.h) is the loop below, with VirtualRankSync::commit_step() and abandon_step(). A
+/// process has one session, and one run with it. Threads: one caller.
 ///
 ///     elastic::Entry entry = session->enter(0);              // blocks until there is a generation
 ///     while (entry.steps < total) {
@@ -84,8 +95,9 @@ class Session {
   virtual void set_state(StateAccess state) = 0;
   /// Enters the newest generation with so many committed steps, and has the newest state when it returns. Where
   /// generations end meanwhile it enters the next one. Before the first step all have the state of one process.
-  /// Blocks until there is a generation that this process is in. Throws: RunEnded; CommError where the agent is gone;
-  /// TimeoutError that names the processes that did not come; UsageError after the run's end was told.
+  /// Blocks until there is a generation that this process is in. Throws: RunEnded; CommError where the agent is gone, or where
+  /// processes have different states after the same step; TimeoutError that names the processes of the same agent that did not
+  /// come; UsageError where the processor has other instructions than that of the run's first process, and for a second run.
   virtual Entry enter(std::uint64_t committed_steps) = 0;
   /// Whether no step can be made in this generation: there is another one to enter, or will be, as a process is lost.
   /// Between two steps. Does not wait.
@@ -107,10 +119,10 @@ class Session {
   virtual Entry finish() = 0;
 };
 
-/// The session with the agent that has started this process (`cohort run --elastic`), or null where none has. `timeout`: of
-/// each wait for other processes that live, above the longest step; of the first call, where several are made. Throws:
-/// UsageError where the process's session is destroyed already.
-std::shared_ptr<Session> session_of_process(
-    std::chrono::milliseconds timeout = std::chrono::milliseconds(600'000));
+/// The session with the agent that has started this process (`cohort run --elastic`), or null where none has. Throws: UsageError
+/// where the process's session is destroyed already.
+std::shared_ptr<Session> session_of_process();
+/// The same with options. Throws: UsageError also where the process has its session with other ones.
+std::shared_ptr<Session> session_of_process(const SessionOptions& options);
 
 }  // namespace cohort::elastic

@@ -73,7 +73,8 @@ void train(std::uint64_t steps) {
   const std::optional<elastic::Entry> last =
       elastic::run(options, elastic::state_of(net, optimizer), make_step);
 
-  if (!last || last->process != 0) return;  // nothing: it was not needed at the end, and lacks the final state
+  if (!last || last->process != 0)
+    return;  // nothing: it was not needed at the end, and lacks the final state
   double sum = 0;
   for (const at::Tensor& parameter : net->parameters()) sum += parameter.sum().item<double>();
   std::printf("%llu steps, sum of the parameters %.9f\n", static_cast<unsigned long long>(steps), sum);

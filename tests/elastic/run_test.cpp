@@ -79,10 +79,30 @@ TEST(ElasticRunTest, AStepWhoseOwnTransferFailsIsMadeAgainFromItsBegin) {
   const auto expected = train([](const StepContext&) {});
   bool has_failed = false;
   const auto got = train([&](const StepContext& context) {
-    if (context.step() == 2 && !std::exchange(has_failed, true)) throw GenerationEnded("test", "a process is lost");
+    if (context.step() == 2 && !std::exchange(has_failed, true))
+      throw GenerationEnded("test", "a process is lost");
   });
   EXPECT_TRUE(has_failed);
   expect_same(got, expected);
+}
+
+TEST(ElasticRunTest, AGenerationThatEndsInACallbackIsEnteredAgain) {
+  const auto expected = train([](const StepContext&) {});
+  std::vector<std::uint64_t> entered, committed;
+  bool has_failed_on_enter = false, has_failed_on_commit = false;
+  RunOptions options;
+  options.on_enter = [&](const Entry& entry) {
+    entered.push_back(entry.generation);
+    if (!std::exchange(has_failed_on_enter, true)) throw GenerationEnded("test", "a process is lost");
+  };
+  options.on_commit = [&](std::uint64_t steps) {
+    if (steps == 3 && !std::exchange(has_failed_on_commit, true))
+      throw GenerationEnded("test", "a process is lost");
+    committed.push_back(steps);
+  };
+  expect_same(train([](const StepContext&) {}, options), expected);
+  EXPECT_EQ(entered, (std::vector<std::uint64_t>{1, 2, 3}));
+  EXPECT_EQ(committed, (std::vector<std::uint64_t>{1, 2, 3, 4, 5}));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "cohort/base/env.h"
@@ -46,7 +47,8 @@ struct NetSession::Times {
   std::size_t num_holders = 0;
 };
 
-NetSession::NetSession(membership::RankLink link, const SessionOptions& options) : options_(options) {
+NetSession::NetSession(membership::RankLink link, int virtual_ranks, const SessionOptions& options)
+    : virtual_ranks_(virtual_ranks), options_(options) {
   // Attempts to connect may outlive the session.
   const auto agent = std::make_shared<std::weak_ptr<AgentLink>>();
   inbox_ = std::make_shared<ProcessInbox>([agent](membership::MemberId member) {
@@ -154,11 +156,11 @@ std::optional<Entry> NetSession::enter_generation(Times& times) {
   });
   const Generation generation = inbox_->generation();
   const int process = *inbox_->process();
-  if (generation.virtual_ranks != options_.virtual_ranks) {
-    throw UsageError("elastic.session",
-                     concat("the run has ", generation.virtual_ranks, " virtual ranks, and this process ",
-                            options_.virtual_ranks),
-                     "COHORT_VIRTUAL_RANKS as the agent sets it");
+  if (generation.virtual_ranks != virtual_ranks_) {
+    throw UsageError(
+        "elastic.session",
+        concat("the run has ", generation.virtual_ranks, " virtual ranks, and this process ", virtual_ranks_),
+        "COHORT_VIRTUAL_RANKS as the agent sets it");
   }
   const base::Deadline until = deadline();
   reach_fault_point("entered");
@@ -256,6 +258,7 @@ bool NetSession::recover(const Generation& generation, int process, Times& times
                             .process = process,
                             .holders = recovery.holders(),
                             .behind = recovery.behind(),
+                            .chunk_bytes = options_.chunk_bytes,
                             .deadline = deadline};
   times.num_holders = place.holders.size();
   if (recovery.has_newest(process)) {
@@ -317,12 +320,18 @@ Entry NetSession::finish() {
   return entry_;
 }
 
-std::shared_ptr<Session> session_of_process(std::chrono::milliseconds timeout) {
+namespace {
+
+std::shared_ptr<Session> session_with(const std::optional<SessionOptions>& options) {
   static std::mutex mutex;
-  static std::weak_ptr<Session> session;
+  static std::weak_ptr<NetSession> session;
   static bool was_made = false;
   const std::lock_guard lock(mutex);
-  if (auto existing = session.lock()) return existing;
+  if (auto existing = session.lock()) {
+    if (!options || *options == existing->options()) return existing;
+    throw UsageError("elastic.session", "the session of this process is there already, with other options",
+                     "one session_of_process(options), before others ask for the session");
+  }
   if (was_made) {
     throw UsageError("elastic.session", "the session of this process is destroyed, and a process has one",
                      "one elastic::run or Trainer::fit for each process that cohort run has started");
@@ -334,13 +343,26 @@ std::shared_ptr<Session> session_of_process(std::chrono::milliseconds timeout) {
     throw UsageError("elastic.session", "COHORT_AGENT_FD is set, and COHORT_VIRTUAL_RANKS is not",
                      "cohort run --elastic sets both");
   }
-  SessionOptions options;
-  options.virtual_ranks = static_cast<int>(*virtual_ranks);
-  options.timeout = timeout;
-  const auto made = std::make_shared<NetSession>(*std::move(link), options);
+  const auto made = std::make_shared<NetSession>(*std::move(link), static_cast<int>(*virtual_ranks),
+                                                 options.value_or(SessionOptions()));
   session = made;
   was_made = true;
   return made;
+}
+
+}  // namespace
+
+std::shared_ptr<Session> session_of_process() {
+  return session_with(std::nullopt);
+}
+
+std::shared_ptr<Session> session_of_process(const SessionOptions& options) {
+  if (options.timeout <= std::chrono::milliseconds(0) || options.chunk_bytes == 0) {
+    throw UsageError("elastic.session",
+                     concat("timeout: got ", options.timeout.count(), " ms, chunk_bytes: got ",
+                            options.chunk_bytes, ", expected above 0"));
+  }
+  return session_with(options);
 }
 
 }  // namespace cohort::elastic

@@ -14,20 +14,14 @@
 
 namespace cohort::elastic {
 
-/// What a session may take.
-struct SessionOptions {
-  int virtual_ranks = 1;
-  /// Of each wait for other processes that live: above the longest step.
-  std::chrono::milliseconds timeout{600'000};
-};
-
 /// The session over a link to an agent and net.
 class NetSession : public Session {
  public:
-  NetSession(membership::RankLink link, const SessionOptions& options);
+  NetSession(membership::RankLink link, int virtual_ranks, const SessionOptions& options);
   ~NetSession() override;
 
-  int virtual_ranks() const override { return options_.virtual_ranks; }
+  int virtual_ranks() const override { return virtual_ranks_; }
+  const SessionOptions& options() const { return options_; }
   void set_state(StateAccess state) override { state_ = std::move(state); }
   Entry enter(std::uint64_t committed_steps) override;
   bool must_enter() const override { return inbox_->must_enter(); }
@@ -47,6 +41,7 @@ class NetSession : public Session {
   void log_change(const membership::Generation& generation, int process, const Times& times) const;
   base::Deadline deadline() const { return base::Deadline(options_.timeout); }
 
+  const int virtual_ranks_;
   const SessionOptions options_;
   std::shared_ptr<ProcessInbox> inbox_;
   std::unique_ptr<Connections> connections_;

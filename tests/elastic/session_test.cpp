@@ -1,0 +1,93 @@
+// Sessions over net, each with an agent that the test plays.
+#include "cohort/elastic/session.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/base/secret.h"
+#include "cohort/elastic/run.h"
+#include "cohort/elastic/writer_fence.h"
+#include "cohort/net/node.h"
+#include "cohort/parallel/virtual_ranks/text_gather.h"
+#include "played_agents.h"
+#include "ring.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::elastic {
+namespace {
+
+using test::PlayedAgents;
+using Rank = PlayedAgents::Rank;
+using std::chrono::milliseconds;
+
+/// A state of one number for each step that has made it.
+struct Counted {
+  explicit Counted(double first = 0) : value(at::full({1000}, first)) {}
+  StateAccess access() {
+    return {.save = [this] { return StateSnapshot{"", {value}}; },
+            .load = [this](const StateSnapshot& state) { value = state.tensors.at(0); }};
+  }
+  double number() const { return value[7].item<double>(); }
+  at::Tensor value;
+};
+
+RunOptions options_of(const Rank& rank, std::uint64_t total_steps, std::uint64_t first_step = 0) {
+  RunOptions options;
+  options.total_steps = total_steps;
+  options.first_step = first_step;
+  options.session = rank.session;
+  return options;
+}
+
+// All processes take part in each step, which adds one to the state.
+std::optional<Entry> run_counted(const RunOptions& options, Counted& state) {
+  return run(options, state.access(), [&](StepContext& context) {
+    parallel::all_gather_texts(context.exchange().get(), "a part of the step");
+    context.begin_changes();
+    state.value += 1;
+  });
+}
+
+TEST(ElasticSessionTest, ASecondRunIsAnError) {
+  PlayedAgents agents;
+  Rank &member = agents.add(), &idle = agents.add();
+  for (Rank* const rank : {&member, &idle}) {
+    agents.start(*rank, [&, rank](Session&) {
+      Counted state;
+      const std::optional<Entry> last = run_counted(options_of(*rank, 3), state);
+      EXPECT_EQ(last.has_value(), rank == &member);
+      if (last) EXPECT_EQ(last->steps, 3U);
+      if (last) EXPECT_EQ(last->process, 0);
+      EXPECT_EQ(state.number(), rank == &member ? 3 : 0);
+      COHORT_EXPECT_THROW_WITH(run_counted(options_of(*rank, 6, 3), state), UsageError,
+                               "a session is of one run");
+    });
+  }
+  agents.wait_until_ready();
+  agents.decide({&member});
+  agents.wait_until([&] { return member.status.is_finished; });
+  agents.end_run();
+  agents.join(member);
+  agents.join(idle);
+}
+
+/// Takes connections, and answers nothing.
+struct Deaf : net::Handler {
+  void on_message(const std::shared_ptr<net::Peer>&, net::Message) override { ++num_messages; }
+  std::atomic<int> num_messages{0};
+};
+
+}  // namespace
+}  // namespace cohort::elastic
