@@ -1,6 +1,8 @@
 // The bytes of all tensors, one after the other, are cut into chunks. Who lacks the state asks each process that has it for two
 // chunks, and for the next one when a chunk has come: a process that is slow gives fewer. All that have the state have the same bits, so it
-// does not matter who gives what. Each chunk has a hash, which is made where it is sent and checked where it has been copied to.
+// does not matter who gives what. First it asks each of them for sizes, text and hash, and compares: a step that depends on more
+// than the state would else mix two states without a word.
+// Each chunk has a hash, which is made where it is sent and checked where it has been copied to.
 //
 // Both sides wait meanwhile: the state that is sent must not change. Bytes of a tensor on the CPU whose memory has no holes go
 // from there. Any other tensor is copied first.
@@ -34,6 +36,8 @@ using nlohmann::json;
 constexpr const char* kWhereState = "elastic.state";
 constexpr std::uint32_t kAskChannel = 2, kStateChannel = net::kAnswerChannels + 2;
 constexpr int kChunksAtOnce = 2, kMaxTries = 3;
+constexpr const char* kSameStateHint =
+    "a step that depends on nothing but the state and its number, and the same program on all hosts";
 
 // A tensor whose memory has each of its bytes once.
 at::Tensor plain(const at::Tensor& tensor) {
@@ -128,11 +132,9 @@ ProcessInbox::WaitEnd wait_end(const TransferPlace& place, std::string what) {
 }
 
 void send_chunk(ProcessInbox& inbox, const TransferPlace& place, const FlatState& flat, const Wire& asked) {
-  if (asked.number > asked.value || asked.value > flat.num_bytes()) {
-    reject_state(concat("process ", asked.from, " asks for bytes ", asked.number, " to ", asked.value, " of ",
-                        flat.num_bytes()));
-  }
-  const auto pieces = flat.pieces(asked.number, asked.value);
+  // Without bytes: who asks has the sizes of another state.
+  const bool is_here = asked.number <= asked.value && asked.value <= flat.num_bytes();
+  const auto pieces = is_here ? flat.pieces(asked.number, asked.value) : std::vector<FlatState::Piece>();
   std::vector<net::Payload> payloads;
   for (const FlatState::Piece& piece : pieces) {
     payloads.push_back({std::make_shared<at::Tensor>(piece.tensor), piece.bytes, false});
@@ -189,6 +191,12 @@ class Puller {
       reject_state(concat("process ", from, " sent bytes of the state that it was not asked for"));
     }
     asked_.erase(asked);
+    if (letter.message.payloads.empty()) {
+      throw CommError(kWhereState,
+                      concat("process ", from, " has no bytes ", begin, " to ", end_of(begin),
+                             ": its state is not that of process ", place_.holders.front()),
+                      kSameStateHint);
+    }
     const auto pieces = flat_.pieces(begin, end_of(begin));
     if (!copy(pieces, letter.message) || hash_of_pieces(pieces) != letter.wire.hash) {
       if (++num_wrong_ >= kMaxTries) {
@@ -223,11 +231,14 @@ class Puller {
 
 std::uint64_t hash_of(const StateSnapshot& state) {
   std::vector<std::uint64_t> hashes{checkpoint::checksum(std::as_bytes(std::span(state.text)))};
+  std::vector<at::Tensor> tensors;
   for (const at::Tensor& tensor : state.tensors) {
-    const at::Tensor bytes = plain(tensor);
-    const auto* const data = static_cast<const std::byte*>(bytes.const_data_ptr());
-    hashes.push_back(checkpoint::checksum({data, static_cast<std::size_t>(bytes.nbytes())}));
+    tensors.push_back(plain(tensor));
+    const auto* const data = static_cast<const std::byte*>(tensors.back().const_data_ptr());
+    hashes.push_back(checkpoint::checksum({data, static_cast<std::size_t>(tensors.back().nbytes())}));
   }
+  const std::string layout = json_of_tensors(tensors).dump();
+  hashes.push_back(checkpoint::checksum(std::as_bytes(std::span(layout))));
   return checkpoint::checksum(std::as_bytes(std::span(hashes)));
 }
 
@@ -235,11 +246,13 @@ void serve_state(ProcessInbox& inbox, const TransferPlace& place, const StateSna
   std::vector<at::Tensor> tensors;
   for (const at::Tensor& tensor : state.tensors) tensors.push_back(plain(tensor));
   const FlatState flat(tensors);
+  // The only one has nobody to differ from.
+  const std::uint64_t hash = place.holders.size() > 1 ? hash_of({state.text, tensors}) : 0;
   std::vector<int> missing = place.behind;
   while (!missing.empty()) {
-    const auto letters =
-        inbox.take({Kind::kAskState, Kind::kAskChunk, Kind::kHasState},
-                   wait_end(place, concat("the state to be copied by process ", base::join(missing))));
+    const auto letters = inbox.take(
+        {Kind::kAskState, Kind::kAskChunk, Kind::kHasState},
+        wait_end(place, concat("the state to be copied by process ", base::join(missing))));
     for (const Letter& letter : letters) {
       const int from = static_cast<int>(letter.wire.from);
       if (letter.wire.kind == Kind::kHasState) {
@@ -248,6 +261,7 @@ void serve_state(ProcessInbox& inbox, const TransferPlace& place, const StateSna
         send_chunk(inbox, place, flat, letter.wire);
       } else {
         Wire wire = wire_of(place, Kind::kState);
+        wire.hash = hash;
         wire.text = json_of_tensors(tensors).dump();
         const auto text = std::make_shared<const std::string>(state.text);
         send_wire(inbox, from, kStateChannel, wire, {{text, std::as_bytes(std::span(*text)), false}});
@@ -256,14 +270,39 @@ void serve_state(ProcessInbox& inbox, const TransferPlace& place, const StateSna
   }
 }
 
+namespace {
+
+// What the state consists of, by the first process that has it. Throws: CommError where another one has another state.
+Letter ask_for_state(ProcessInbox& inbox, const TransferPlace& place) {
+  for (const int holder : place.holders) {
+    send_wire(inbox, holder, kAskChannel, wire_of(place, Kind::kAskState));
+  }
+  std::map<int, Letter> answers;
+  while (answers.size() < place.holders.size()) {
+    std::vector<int> missing = place.holders;
+    std::erase_if(missing, [&](int holder) { return answers.contains(holder); });
+    auto letters =
+        inbox.take({Kind::kState},
+                   wait_end(place, concat("the state's sizes from process ", base::join(missing))));
+    for (Letter& letter : letters) answers[static_cast<int>(letter.wire.from)] = std::move(letter);
+  }
+  Letter& first = answers.at(place.holders.front());
+  for (const int holder : place.holders) {
+    const Wire& wire = answers.at(holder).wire;
+    if (wire.hash == first.wire.hash && wire.text == first.wire.text) continue;
+    throw CommError(kWhereState,
+                    concat("processes ", place.holders.front(), " and ", holder,
+                           " have different states after the same step"),
+                    kSameStateHint);
+  }
+  return std::move(first);
+}
+
+}  // namespace
+
 PulledState pull_state(ProcessInbox& inbox, const TransferPlace& place, const StateSnapshot& own,
                        const std::function<void()>& before_writing) {
-  send_wire(inbox, place.holders.front(), kAskChannel, wire_of(place, Kind::kAskState));
-  const Letter letter =
-      std::move(inbox
-                    .take({Kind::kState},
-                          wait_end(place, concat("the state's sizes from process ", place.holders.front())))
-                    .front());
+  const Letter letter = ask_for_state(inbox, place);
   const std::optional<json> list = base::parse_bounded_json(letter.wire.text);
   if (!list || letter.message.payloads.size() != 1) reject_state("the sizes of the state cannot be read");
   PulledState pulled;

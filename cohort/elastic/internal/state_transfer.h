@@ -21,7 +21,7 @@ struct TransferPlace {
   base::Deadline deadline;
 };
 
-/// XXH3 of a state, its text included.
+/// XXH3 of a state, its text and the tensors' sizes included.
 std::uint64_t hash_of(const StateSnapshot& state);
 
 /// Gives the state to all that lack it. Blocks until each has it. Throws: as ProcessInbox::wait().
@@ -32,8 +32,8 @@ struct PulledState {
   std::uint64_t bytes = 0;
 };
 /// Gets the state, from all that have it at once. Chunks go to the tensors of `own`, if these are as the other process's,
-/// and to new ones else: `before_writing` is called first. Throws: as ProcessInbox::wait(); CommError for bytes that are
-/// wrong three times.
+/// and to new ones else: `before_writing` is called first. Throws: as ProcessInbox::wait(); CommError where processes that have
+/// the state have different ones, and for bytes that are wrong three times.
 PulledState pull_state(ProcessInbox& inbox, const TransferPlace& place, const StateSnapshot& own,
                        const std::function<void()>& before_writing);
 /// Tells all that gave it that this process has the state.

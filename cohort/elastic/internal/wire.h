@@ -13,9 +13,9 @@ enum class Kind : std::uint32_t {
   kSlice,     ///< bytes of an exchange; number: which one, value: 1 where the sender waits for kTaken
   kTaken,     ///< the bytes are read; number: the exchange
   kAskState,  ///< what does the state consist of?
-  kState,     ///< text: that
+  kState,     ///< text: that; hash: of the whole state, where several processes have it
   kAskChunk,  ///< bytes [number, value) of the state
-  kChunk,     ///< the same, and hash
+  kChunk,     ///< the same, and hash; no bytes: the sender's state has not so many
   kHasState,  ///< the sender has the newest state now
   kNewLink,   ///< never sent: the process has connected again, so what was sent to it before may not come
 };

@@ -178,6 +178,7 @@ void ElasticFit::end() {
 elastic::StateSnapshot ElasticFit::save() const {
   RunState run = parts_.progress.state;
   static_cast<RunProgress&>(run) = state_.run;
+  run.description.clear();  // each process keeps its own, and states are compared
   return to_snapshot({.content = capture(parts_.task, run), .start = start_, .step = state_});
 }
 
