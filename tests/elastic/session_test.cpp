@@ -83,6 +83,20 @@ TEST(ElasticSessionTest, ASecondRunIsAnError) {
   agents.join(idle);
 }
 
+// Nobody waits for an agent to change the generation: it would not.
+TEST(ElasticSessionTest, AStuckProcessOfTheSameMemberIsATimeout) {
+  ProcessInbox inbox([](membership::MemberId) {});
+  membership::RankOrder order = test::order_of(1, 0, 1);
+  order.generation.members.front().num_processes = 2;
+  inbox.on_order(order);
+  inbox.enter([](const membership::Generation&) {});
+  COHORT_EXPECT_THROW_WITH(inbox.wait([] { return false; }, {.generation = 1,
+                                                             .needed = {1},
+                                                             .deadline = base::Deadline(milliseconds(1)),
+                                                             .what = "the hello of process 1"}),
+                           TimeoutError, "for the hello of process 1");
+}
+
 /// Takes connections, and answers nothing.
 struct Deaf : net::Handler {
   void on_message(const std::shared_ptr<net::Peer>&, net::Message) override { ++num_messages; }

@@ -186,8 +186,9 @@ TEST(NetSliceExchangeTest, ATimeoutNamesWhoDidNotSend) {
   Ring ring(3, "local", milliseconds(50));
   const at::Tensor own = at::arange(10, at::kByte), all = at::empty({30}, at::kByte);
   ring.exchanges[1]->all_gather(at::empty({30}, at::kByte), own);
-  COHORT_EXPECT_THROW_WITH(ring.exchanges[0]->all_gather(all, own)(), TimeoutError,
+  COHORT_EXPECT_THROW_WITH(ring.exchanges[0]->all_gather(all, own)(), GenerationEnded,
                            "all_gather 0 of generation 1, in which process 0 waits for 2");
+  EXPECT_TRUE(ring.inboxes[0]->must_enter());
 }
 
 TEST(NetSliceExchangeTest, OtherSizesAreAnError) {

@@ -216,7 +216,7 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
     const auto letters = inbox_->take({Kind::kHello, Kind::kNewLink},
                                       {.generation = generation.number,
                                        .is_in_step = false,
-                                       .needed = {},
+                                       .needed = missing,
                                        .deadline = deadline,
                                        .what = concat("the hello of process ", base::join(missing))});
     for (const Letter& letter : letters) {

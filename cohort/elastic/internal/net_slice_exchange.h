@@ -24,8 +24,8 @@ struct ExchangePlace {
   std::chrono::milliseconds timeout{600'000};  ///< of each transfer
 };
 
-/// The exchange of one generation, over its links. Transfers throw GenerationEnded, within milliseconds of the news; TimeoutError
-/// that names the processes whose bytes did not come.
+/// The exchange of one generation, over its links. Transfers throw GenerationEnded, within milliseconds of the news, or where bytes
+/// did not come in time: it names the processes. Where all those are of the same member, TimeoutError.
 ///
 /// After such an error tensors that were given to it must not be written any more: another process may still read them.
 class NetSliceExchange : public parallel::SliceExchange,

@@ -4,9 +4,13 @@
 // A wait ends at once where it would be in vain. Within enter() each newer generation and each lost link is such news. Within a
 // step it is news that nobody will finish the step (GenerationChange), or that a process is lost whose bytes have not come. What
 // has come already is used first: a process that has the whole sum finishes its step, whoever is gone.
+//
+// A process that is stuck keeps its links. Whoever has waited for it for the session's whole timeout takes it for lost, and waits
+// for the agents: they make new links, and then leave the process's member out.
 #include "cohort/elastic/internal/process_inbox.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "cohort/base/exception_text.h"
@@ -284,8 +288,31 @@ void ProcessInbox::wait(const std::function<bool()>& condition, const WaitEnd& e
     if (!is_there) throw_if_ended(end);
     return is_there;
   };
-  if (base::wait(changed_, lock, is_over, end.deadline)) return;
-  end.deadline.check("elastic.session", end.what, "the log of those processes: are they alive?");
+  if (!base::wait(changed_, lock, is_over, end.deadline)) throw_late(end);
+}
+
+void ProcessInbox::give_up(const WaitEnd& end) {
+  const std::lock_guard lock(mutex_);
+  throw_if_ended(end);
+  throw_late(end);
+}
+
+void ProcessInbox::throw_late(const WaitEnd& end) {
+  const membership::Generation& generation = change_.generation();
+  const auto own = change_.process() ? member_of_process(generation, *change_.process()) : std::nullopt;
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(end.deadline.elapsed()).count();
+  const std::string what = concat("waited ", waited, " ms for ", end.what);
+  bool will_change = false;
+  for (const int process : end.needed) {
+    // A member has no link to itself that its agent could report.
+    if (member_of_process(generation, process) == own) continue;
+    lose(process, what);
+    will_change = true;
+  }
+  constexpr const char* kHint = "the log of those processes: are they alive?";
+  if (!will_change) throw TimeoutError("elastic.session", what, kHint);
+  base::log_warning(concat(what, ": asks for another generation"));
+  throw_ended(what);
 }
 
 std::vector<Letter> ProcessInbox::extract(const std::set<Kind>& kinds) {

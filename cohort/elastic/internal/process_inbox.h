@@ -84,14 +84,17 @@ class ProcessInbox : public net::Handler {
   struct WaitEnd {
     std::uint64_t generation = 0;  ///< that the caller is in
     bool is_in_step = false;       ///< a planned change does not end it
-    /// A lost link ends it; in a step only those of `needed` processes do.
+    /// Whose messages it waits for. A lost link ends it; in a step only those of these processes do.
     std::vector<int> needed = {};
     base::Deadline deadline;
     std::string what = {};  ///< for the message: "the covers of processes 1, 2"
   };
   /// Waits until `condition()`, which is called under the inbox's lock. Throws: GenerationEnded, RunEnded, CommError where
-  /// the agent is gone, TimeoutError.
+  /// the agent is gone; after the deadline as give_up().
   void wait(const std::function<bool()>& condition, const WaitEnd& end);
+  /// The deadline has passed. Processes of `needed` are lost from here on. Throws: GenerationEnded where agents will change the
+  /// generation; TimeoutError where none of them is of another member, so that they will not.
+  [[noreturn]] void give_up(const WaitEnd& end);
   /// Waits for letters of these kinds, and takes all of them.
   std::vector<Letter> take(const std::set<Kind>& kinds, const WaitEnd& end);
   /// The same without waiting: may be none.
@@ -101,6 +104,7 @@ class ProcessInbox : public net::Handler {
   bool has_left_with_node() const;
   void throw_if_over() const;
   void throw_if_ended(const WaitEnd& end) const;
+  [[noreturn]] void throw_late(const WaitEnd& end);
   [[noreturn]] void throw_ended(const std::string& why) const;
   std::vector<Letter> extract(const std::set<Kind>& kinds);
   void lose(int process, const std::string& why);

@@ -17,6 +17,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -123,10 +124,10 @@ Wire wire_of(const TransferPlace& place, Kind kind) {
   return {.kind = kind, .from = static_cast<std::uint32_t>(place.process), .generation = place.generation};
 }
 
-ProcessInbox::WaitEnd wait_end(const TransferPlace& place, std::string what) {
+ProcessInbox::WaitEnd wait_end(const TransferPlace& place, std::vector<int> needed, std::string what) {
   return {.generation = place.generation,
           .is_in_step = false,
-          .needed = {},
+          .needed = std::move(needed),
           .deadline = place.deadline,
           .what = std::move(what)};
 }
@@ -160,9 +161,12 @@ class Puller {
       for (const int holder : place_.holders) ask(holder);
     }
     while (!asked_.empty()) {
-      for (const Letter& letter : inbox_.take(
-               {Kind::kChunk},
-               wait_end(place_, concat("the state from ", base::format_list("processe", place_.holders))))) {
+      std::set<int> givers;
+      for (const auto& [begin, holder] : asked_) givers.insert(holder);
+      const std::vector<int> needed(givers.begin(), givers.end());
+      const auto letters = inbox_.take(
+          {Kind::kChunk}, wait_end(place_, needed, concat("the state from process ", base::join(needed))));
+      for (const Letter& letter : letters) {
         reach_fault_point("state copy");
         accept(letter);
       }
@@ -252,7 +256,7 @@ void serve_state(ProcessInbox& inbox, const TransferPlace& place, const StateSna
   while (!missing.empty()) {
     const auto letters = inbox.take(
         {Kind::kAskState, Kind::kAskChunk, Kind::kHasState},
-        wait_end(place, concat("the state to be copied by process ", base::join(missing))));
+        wait_end(place, missing, concat("the state to be copied by process ", base::join(missing))));
     for (const Letter& letter : letters) {
       const int from = static_cast<int>(letter.wire.from);
       if (letter.wire.kind == Kind::kHasState) {
@@ -283,7 +287,7 @@ Letter ask_for_state(ProcessInbox& inbox, const TransferPlace& place) {
     std::erase_if(missing, [&](int holder) { return answers.contains(holder); });
     auto letters =
         inbox.take({Kind::kState},
-                   wait_end(place, concat("the state's sizes from process ", base::join(missing))));
+                   wait_end(place, missing, concat("the state's sizes from process ", base::join(missing))));
     for (Letter& letter : letters) answers[static_cast<int>(letter.wire.from)] = std::move(letter);
   }
   Letter& first = answers.at(place.holders.front());
