@@ -83,6 +83,41 @@ TEST(ElasticSessionTest, ASecondRunIsAnError) {
   agents.join(idle);
 }
 
+// Its links are fine: a thread of net's answers.
+TEST(ElasticSessionTest, AProcessThatIsStuckIsReportedAndTheOthersGoOn) {
+  PlayedAgents agents;
+  std::promise<void> release;
+  Rank &first = agents.add({.timeout = milliseconds(300)}),
+       &stuck = agents.add({.timeout = milliseconds(300)});
+  Counted state, other;
+  agents.start(first, [&](Session&) {
+    const std::optional<Entry> last = run_counted(options_of(first, 5), state);
+    ASSERT_TRUE(last);
+    EXPECT_EQ(last->num_processes, 1);
+  });
+  agents.start(stuck, [&](Session& session) {
+    session.set_state(other.access());
+    session.enter(0);
+    release.get_future().wait();
+  });
+  agents.wait_until_ready();
+  agents.decide({&first, &stuck});
+  const auto has_lost = [&] {
+    return first.status.entered == agents.generation().number &&
+           first.status.lost_links == std::vector{stuck.id};
+  };
+  agents.wait_until(has_lost);  // in a step
+  agents.decide({&first, &stuck});
+  agents.wait_until(has_lost);  // as it does not enter
+  agents.decide({&first});
+  agents.wait_until([&] { return first.status.is_finished; });
+  agents.end_run();
+  agents.join(first);
+  EXPECT_EQ(state.number(), 5);
+  release.set_value();
+  agents.join(stuck);
+}
+
 // Nobody waits for an agent to change the generation: it would not.
 TEST(ElasticSessionTest, AStuckProcessOfTheSameMemberIsATimeout) {
   ProcessInbox inbox([](membership::MemberId) {});
@@ -102,6 +137,28 @@ struct Deaf : net::Handler {
   void on_message(const std::shared_ptr<net::Peer>&, net::Message) override { ++num_messages; }
   std::atomic<int> num_messages{0};
 };
+
+// A client's requests end after two seconds.
+TEST(ElasticSessionTest, AStoreThatDoesNotAnswerIsAskedAgain) {
+  const std::string address = "unix:@cohort-" + base::random_word();
+  const auto deaf = std::make_shared<Deaf>();
+  net::NodeOptions options;
+  options.name = "store";
+  std::optional<net::Node> silent(std::in_place, options, deaf);
+  silent->listen(address);
+  PlayedAgents agents;
+  Rank& rank = agents.add();
+  Counted state;
+  agents.start(rank, [&](Session&) { EXPECT_TRUE(run_counted(options_of(rank, 2), state)); });
+  agents.wait_until_ready();
+  agents.decide({&rank}, false, address);
+  test::wait_until([&] { return deaf->num_messages >= 2; });
+  silent.reset();
+  const membership::NetStoreServer store({.listen = address});
+  agents.wait_until([&] { return rank.status.is_finished; });
+  agents.end_run();
+  agents.join(rank);
+}
 
 }  // namespace
 }  // namespace cohort::elastic

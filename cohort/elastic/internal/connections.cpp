@@ -2,8 +2,9 @@
 // connected already stays so. Of two others the one with the lower number connects. Processes of one host use a local socket, and
 // so shared memory.
 //
-// To reach a store or a process may take long, where its host is gone. So a pool does it, and the training thread waits in the
-// inbox, where it hears of the next generation. Work that is left behind owns what it uses, and ends with its deadline.
+// To reach a store or a process may take long, where its host is gone. So other threads do it, and the training thread waits in
+// the inbox, where it hears of the next generation. Work that is left behind owns what it uses, and ends with its deadline. It
+// takes no thread from the work of the next generation: what has not begun is dropped, and what runs is abandoned.
 #include "cohort/elastic/internal/connections.h"
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -119,21 +121,41 @@ struct ConnectAttempt {
     to = process;
     return !has_ended;
   }
+  /// A thread has come to it. False: nobody needs it any more.
+  bool begin() {
+    const std::lock_guard lock(mutex);
+    has_begun = !has_ended;
+    return has_begun;
+  }
   std::pair<std::uint64_t, int> end() {
     const std::lock_guard lock(mutex);
     has_ended = true;
     return {generation, to};
   }
-  std::mutex mutex;  // of all below
+  bool is_over() {
+    const std::lock_guard lock(mutex);
+    return has_ended;
+  }
+  /// The process has left the run. An attempt that has begun ends by itself, and another thread takes the place of its own.
+  void cancel() {
+    {
+      const std::lock_guard lock(mutex);
+      has_ended = has_ended || !has_begun;
+    }
+    future.abandon();
+  }
+  base::Future<void> future;  // of the thread that makes attempts
+  std::mutex mutex;           // of all below
   std::uint64_t generation;
   int to;
-  bool has_ended = false;
+  bool has_begun = false, has_ended = false;
 };
 
 Connections::Connections(std::shared_ptr<ProcessInbox> inbox)
     : inbox_(std::move(inbox)),
       secret_(base::Secret::of_process()),
       store_(std::make_shared<StoreClient>(secret_)),
+      store_thread_({.name = "elastic addresses"}),
       pool_({.name = "elastic connect", .max_threads = 8}) {
   net::NodeOptions options;
   options.name = "rank";
@@ -145,6 +167,7 @@ Connections::Connections(std::shared_ptr<ProcessInbox> inbox)
 
 Connections::~Connections() {
   node_->close(base::Deadline(kGoodbyeTime));
+  store_thread_.stop(std::chrono::milliseconds(0));
   pool_.stop(std::chrono::milliseconds(0));
 }
 
@@ -168,6 +191,7 @@ std::vector<std::string> Connections::exchange_entries(const membership::Generat
   struct Job {
     bool is_done = false;  // these under the inbox's lock
     std::vector<std::string> entries;
+    std::vector<int> missing;  // processes that have left no address in time
     std::string failure;
     std::atomic<bool> is_left{false};  // nobody waits for it any more
   };
@@ -177,44 +201,62 @@ std::vector<std::string> Connections::exchange_entries(const membership::Generat
   };
   std::vector<std::string> keys;
   for (int of = 0; of < generation.num_processes(); ++of) keys.push_back(key(of));
-  pool_.submit("addresses", [job, keys, inbox = inbox_, store = store_, address = generation.store,
-                             own_key = key(process), own = own_entry(generation, process), deadline] {
-    std::vector<std::string> entries;
-    std::string failure;
-    const auto is_over = [&] { return job->is_left || deadline.expired(); };
-    std::shared_ptr<membership::NetStore> client;
-    do {
-      failure.clear();
-      client.reset();
-      try {
-        client = connect_store(*store, address, is_over);
-        client->set(own_key, own);
-        if (client->wait(keys, deadline)) entries = client->get_all(keys);
-      } catch (const membership::StaleGeneration& error) {
-        failure = base::message_of(error);
-        break;
-      } catch (const Error& error) {
-        failure = base::message_of(error);
-      }
-      // A store that has given this process up, which was stopped, takes it again.
-    } while (!failure.empty() && client != nullptr && client->is_down() && !is_over());
-    inbox->post([&] {
-      job->is_done = true;
-      job->entries = std::move(entries);
-      job->failure = std::move(failure);
-    });
-  });
-  const auto leave = [&](void*) { job->is_left = true; };
+  const auto future = store_thread_.submit(
+      "addresses", [job, keys, inbox = inbox_, store = store_, address = generation.store,
+                    own_key = key(process), own = own_entry(generation, process), deadline] {
+        std::vector<std::string> entries;
+        std::vector<int> missing;
+        std::string failure;
+        const auto is_over = [&] { return job->is_left || deadline.expired(); };
+        do {
+          if (!failure.empty()) std::this_thread::sleep_for(kStorePause);
+          failure.clear();
+          try {
+            const auto client = connect_store(*store, address, is_over);
+            client->set(own_key, own);
+            // In pieces, as nobody may wait for it any more.
+            bool has_all = false;
+            while (!has_all && !is_over())
+              has_all = client->wait(keys, deadline.sooner(base::Deadline(kStoreTime)));
+            if (has_all) {
+              entries = client->get_all(keys);
+            } else if (!job->is_left) {
+              for (std::size_t of = 0; of < keys.size(); ++of) {
+                if (!client->has(keys[of])) missing.push_back(static_cast<int>(of));
+              }
+            }
+          } catch (const membership::StaleGeneration& error) {
+            failure = base::message_of(error);
+            break;
+          } catch (const Error& error) {
+            failure = base::message_of(error);
+          }
+          // The store may have given this process up, which was stopped, or be slow: it may take the next request.
+        } while (!failure.empty() && !is_over());
+        inbox->post([&] {
+          job->is_done = true;
+          job->entries = std::move(entries);
+          job->missing = std::move(missing);
+          job->failure = std::move(failure);
+        });
+      });
+  const auto leave = [&](void*) {
+    job->is_left = true;
+    future.abandon();  // the next one has a thread at once
+  };
   const std::unique_ptr<Job, decltype(leave)> guard(job.get(), leave);
+  ProcessInbox::WaitEnd end{
+      .generation = generation.number,
+      .deadline = deadline.later(2 * kStoreTime),  // who is missing is asked for when the deadline has passed
+      .what =
+          concat("the addresses of generation ", generation.number, " in the store at ", generation.store)};
   // A store that fails is news of its agent's end: the next generation has another one.
-  inbox_->wait([&] { return job->is_done && job->failure.empty(); },
-               {.generation = generation.number,
-                .deadline = deadline,
-                .what = concat("the addresses of generation ", generation.number, " in the store at ",
-                               generation.store)});
+  inbox_->wait([&] { return job->is_done && job->failure.empty(); }, end);
   if (job->entries.size() != keys.size()) {
-    throw TimeoutError(kWhereConnect, concat("not all ", keys.size(), " processes of generation ",
-                                             generation.number, " came to the store at ", generation.store));
+    end.needed = job->missing;
+    end.what =
+        concat("the address of process ", base::join(job->missing), " of generation ", generation.number);
+    inbox_->give_up(end);
   }
   return job->entries;
 }
@@ -225,7 +267,8 @@ void Connections::connect(const std::string& incarnation, const std::string& add
   std::shared_ptr<ConnectAttempt>& attempt = attempts_[incarnation];
   if (attempt != nullptr && attempt->continues_for(generation, to)) return;
   attempt = std::make_shared<ConnectAttempt>(generation, to);
-  pool_.submit("connect", [node = node_, inbox = inbox_, attempt, incarnation, address] {
+  attempt->future = pool_.submit("connect", [node = node_, inbox = inbox_, attempt, incarnation, address] {
+    if (!attempt->begin()) return;
     std::string failure = concat("nobody listens at ", address);
     std::shared_ptr<net::Peer> peer;
     try {
@@ -252,6 +295,10 @@ void Connections::connect_all(const membership::Generation& generation, int proc
     incarnations.push_back(entries.back().incarnation);
   }
   inbox_->set_processes(incarnations);
+  std::erase_if(attempts_, [](const auto& entry) { return entry.second->is_over(); });
+  for (const auto& [incarnation, attempt] : attempts_) {
+    if (std::ranges::find(incarnations, incarnation) == incarnations.end()) attempt->cancel();
+  }
   for (int to = process + 1; to < generation.num_processes(); ++to) {
     const ProcessEntry& entry = entries[static_cast<std::size_t>(to)];
     if (inbox_->find_peer(entry.incarnation) != nullptr) continue;
@@ -259,16 +306,18 @@ void Connections::connect_all(const membership::Generation& generation, int proc
     connect(entry.incarnation, is_here ? entry.local : entry.remote, generation.number, to);
   }
   // Those with lower numbers connect to this one.
+  ProcessInbox::WaitEnd end{.generation = generation.number,
+                            .deadline = deadline,
+                            .what = concat("the connections of generation ", generation.number)};
   const auto has_all = [&] {
+    end.needed.clear();  // to be lost when the deadline passes
     for (int other = 0; other < generation.num_processes(); ++other) {
       const std::string& incarnation = incarnations[static_cast<std::size_t>(other)];
-      if (other != process && inbox_->find_peer_locked(incarnation) == nullptr) return false;
+      if (other != process && inbox_->find_peer_locked(incarnation) == nullptr) end.needed.push_back(other);
     }
-    return true;
+    return end.needed.empty();
   };
-  inbox_->wait(has_all, {.generation = generation.number,
-                         .deadline = deadline,
-                         .what = concat("the connections of generation ", generation.number)});
+  inbox_->wait(has_all, end);
 }
 
 }  // namespace cohort::elastic

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,6 +33,8 @@ class Connections {
   void connect_all(const membership::Generation& generation, int process, base::Deadline deadline);
 
   const std::shared_ptr<net::Node>& node() const { return node_; }
+  /// Attempts to connect that are kept: those under way, and those that have ended since connect_all().
+  std::size_t num_attempts() const { return attempts_.size(); }
 
  private:
   std::string own_entry(const membership::Generation& generation, int process);
@@ -45,7 +48,7 @@ class Connections {
   std::shared_ptr<net::Node> node_;
   std::string local_, remote_;  // addresses; `remote_` is empty until a generation has two members
   std::map<std::string, std::shared_ptr<ConnectAttempt>> attempts_;  // by incarnation
-  base::ThreadPool pool_;
+  base::ThreadPool store_thread_, pool_;
 };
 
 }  // namespace cohort::elastic
