@@ -72,6 +72,7 @@ class Runner {
 
   void enter() {
     entry_ = options_.session->enter(entry_.steps);
+    has_copied_ = has_copied_ || entry_.has_copied;
     if (options_.sync != nullptr) {
       options_.sync->set_exchange(entry_.num_processes > 1 ? options_.session->exchange() : nullptr);
     }
@@ -81,7 +82,9 @@ class Runner {
 
   void report_commit() {
     if (!options_.on_commit || entry_.process != 0 || entry_.steps == reported_) return;
-    if (entry_.steps > options_.first_step) options_.on_commit(entry_.steps);
+    // The state at the start is of no step of this run, unless it came from another process.
+    const bool is_start = entry_.steps == 0 || (entry_.steps == options_.first_step && !has_copied_);
+    if (!is_start) options_.on_commit(entry_.steps);
     reported_ = entry_.steps;
   }
 
@@ -89,6 +92,7 @@ class Runner {
   const std::function<void(StepContext&)>& step_;
   Entry entry_;
   std::uint64_t reported_ = 0;  // steps
+  bool has_copied_ = false;
 };
 
 }  // namespace

@@ -17,7 +17,6 @@
 
 #include "cohort/base/secret.h"
 #include "cohort/elastic/run.h"
-#include "cohort/elastic/writer_fence.h"
 #include "cohort/net/node.h"
 #include "cohort/parallel/virtual_ranks/text_gather.h"
 #include "played_agents.h"
@@ -158,6 +157,59 @@ TEST(ElasticSessionTest, AStoreThatDoesNotAnswerIsAskedAgain) {
   agents.wait_until([&] { return rank.status.is_finished; });
   agents.end_run();
   agents.join(rank);
+}
+
+// It has read a checkpoint of another run, for instance.
+TEST(ElasticSessionTest, AProcessThatIsNewToTheRunDoesNotTakeItOver) {
+  PlayedAgents agents;
+  Rank &joining = agents.add(), &first = agents.add();  // it will be process 0
+  Counted state, other(999);
+  std::vector<std::uint64_t> committed;
+  std::promise<void> gate;
+  agents.start(first, [&](Session&) {
+    const auto last = run(options_of(first, 20), state.access(), [&](StepContext& context) {
+      if (context.step() == 3 && context.entry().generation == 1) gate.get_future().wait();
+      parallel::all_gather_texts(context.exchange().get(), "a part of the step");
+      context.begin_changes();
+      state.value += 1;
+    });
+    EXPECT_EQ(last.value().process, 1);
+  });
+  agents.start(joining, [&](Session&) {
+    RunOptions options = options_of(joining, 20, 50);
+    options.on_commit = [&](std::uint64_t steps) { committed.push_back(steps); };
+    run_counted(options, other);
+  });
+  agents.wait_until_ready();
+  agents.decide({&first});
+  agents.wait_until([&] { return first.status.committed_steps == 3; });
+  agents.decide({&first, &joining}, /*is_planned=*/true);
+  gate.set_value();
+  agents.wait_until([&] { return first.status.is_finished && joining.status.is_finished; });
+  agents.end_run();
+  agents.join(first);
+  agents.join(joining);
+  EXPECT_EQ(state.number(), 20);
+  EXPECT_EQ(other.number(), 20);
+  ASSERT_FALSE(committed.empty());
+  EXPECT_LE(committed.front(), 4U) << "the last step of process 0 of before";
+  EXPECT_EQ(committed.back(), 20U);
+}
+
+TEST(ElasticSessionTest, ProcessesThatResumeFromDifferentFilesHaveTheStateOfTheFirstOne) {
+  PlayedAgents agents;
+  Rank &first = agents.add(), &second = agents.add();
+  Counted state(7), other(8);
+  agents.start(first, [&](Session&) { run_counted(options_of(first, 10, 7), state); });
+  agents.start(second, [&](Session&) { run_counted(options_of(second, 10, 7), other); });
+  agents.wait_until_ready();
+  agents.decide({&first, &second});
+  agents.wait_until([&] { return first.status.is_finished && second.status.is_finished; });
+  agents.end_run();
+  agents.join(first);
+  agents.join(second);
+  EXPECT_EQ(state.number(), 10);
+  EXPECT_EQ(other.number(), 10);
 }
 
 }  // namespace

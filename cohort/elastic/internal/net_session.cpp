@@ -32,6 +32,29 @@ using membership::Recovery;
 using Clock = base::Deadline::Clock;
 
 constexpr std::uint32_t kHelloChannel = 1;
+constexpr std::uint64_t kIsWhole = 1, kIsOfRun = 2;  // in the value of a hello
+
+// Which processes have the state that they say. One that is new to the run may have that of another run, with more steps: where
+// there are others it has a say only if it has their bits. Where all are new, those count that have the bits of the first one.
+Recovery recovery_of(const Generation& generation, const std::map<int, Wire>& hellos) {
+  const auto is_whole_of_run = [](const Wire& wire) { return wire.value == (kIsWhole | kIsOfRun); };
+  const bool has_run =
+      std::ranges::any_of(hellos, [&](const auto& hello) { return is_whole_of_run(hello.second); });
+  std::map<std::uint64_t, std::uint64_t> hashes;  // by steps
+  for (const auto& [from, wire] : hellos) {
+    const bool is_trusted = has_run ? is_whole_of_run(wire) : (wire.value & kIsWhole) != 0;
+    if (is_trusted && wire.hash != 0) hashes.try_emplace(wire.number, wire.hash);
+  }
+  Recovery recovery(generation);
+  for (const auto& [from, wire] : hellos) {
+    const auto hash = hashes.find(wire.number);
+    const bool is_same = hash != hashes.end() && wire.hash == hash->second;
+    const bool is_known = hash == hashes.end() || wire.hash == 0 || is_same;
+    const bool counts = (wire.value & kIsWhole) != 0 && (is_whole_of_run(wire) ? is_known : is_same);
+    recovery.on_hello(from, counts ? std::optional(wire.number) : std::nullopt);
+  }
+  return recovery;
+}
 
 double ms_between(Clock::time_point begin, Clock::time_point end) {
   return std::round(std::chrono::duration<double, std::milli>(end - begin).count() * 10) / 10;
@@ -100,6 +123,7 @@ Entry NetSession::enter(std::uint64_t committed_steps) {
   }
   const base::TimelineScope scope("elastic change");
   committed_ = committed_steps;
+  if (!first_committed_) first_committed_ = committed_steps;
   inbox_->set_committed(committed_steps);
   agent_->update([&](RankStatus& status) { status.is_ready = true; });
   Times times;
@@ -168,6 +192,7 @@ std::optional<Entry> NetSession::enter_generation(Times& times) {
   times.connected = Clock::now();
   const bool has_copied = recover(generation, process, times, until);
   times.recovered = Clock::now();
+  has_state_of_run_ = true;
   inbox_->set_committed(committed_);
   agent_->update([&](RankStatus& status) {
     status.recovered = generation.number;
@@ -188,17 +213,15 @@ std::optional<Entry> NetSession::enter_generation(Times& times) {
 }
 
 Recovery NetSession::exchange_hellos(const Generation& generation, int process, base::Deadline deadline) {
-  Recovery recovery(generation);
-  // Initial states may differ, where a program draws its parameters without a seed. Later ones cannot.
-  const bool is_initial = !is_changing_ && committed_ == 0;
-  const std::uint64_t own_hash = is_initial ? hash_of(state_.save()) : 0;
+  // Initial states may differ, where a program draws its parameters without a seed, or reads another checkpoint. Later ones cannot.
+  const bool is_initial = !is_changing_ && committed_ == first_committed_;
   const auto self = static_cast<std::uint32_t>(process);
   const Wire hello{.kind = Kind::kHello,
                    .from = self,
                    .generation = generation.number,
                    .number = committed_,
-                   .value = is_changing_ ? 0U : 1U,
-                   .hash = own_hash};
+                   .value = (is_changing_ ? 0 : kIsWhole) | (has_state_of_run_ ? kIsOfRun : 0),
+                   .hash = is_initial ? hash_of(state_.save()) : 0};
   const auto send_hello = [&](int to) {
     net::Message message;
     message.channel = kHelloChannel;
@@ -229,15 +252,7 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
     }
   }
   inbox_->keep_links();
-  // Where no step was made yet, the state is that of the first process which has one.
-  std::optional<std::uint64_t> first_hash;
-  for (const auto& [from, wire] : hellos) {
-    const bool is_first_state = wire.value == 1 && wire.number == 0;
-    if (is_first_state && !first_hash) first_hash = wire.hash;
-    const bool is_whole = wire.value == 1 && (!is_first_state || wire.hash == *first_hash);
-    recovery.on_hello(from, is_whole ? std::optional(wire.number) : std::nullopt);
-  }
-  return recovery;
+  return recovery_of(generation, hellos);
 }
 
 // Returns whether the state came from others.

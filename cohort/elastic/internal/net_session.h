@@ -50,8 +50,10 @@ class NetSession : public Session {
   std::shared_ptr<NetSliceExchange> exchange_;
   Entry entry_;  // of the generation that it is in, or was in last
   std::uint64_t committed_ = 0;
-  bool is_changing_ = false;  // the state is of no use
-  bool has_ended_ = false;    // the run, and this process was told
+  std::optional<std::uint64_t> first_committed_;  // of the first enter()
+  bool has_state_of_run_ = false;                 // it had the newest state in some generation
+  bool is_changing_ = false;                      // the state is of no use
+  bool has_ended_ = false;                        // the run, and this process was told
   base::Deadline::Clock::time_point step_began_;
 };
 
