@@ -212,5 +212,29 @@ TEST(ElasticSessionTest, ProcessesThatResumeFromDifferentFilesHaveTheStateOfTheF
   EXPECT_EQ(other.number(), 10);
 }
 
+TEST(ElasticSessionTest, AllProcessesComputeWithTheThreadsOfTheFirstOne) {
+  PlayedAgents agents;
+  Rank &first = agents.add(), &second = agents.add();
+  Counted state, other;
+  agents.start(first, [&](Session&) {
+    at::set_num_threads(1);
+    run_counted(options_of(first, 2), state);
+    EXPECT_EQ(at::get_num_threads(), 1);
+  });
+  agents.wait_until([&] { return first.status.is_ready; });
+  agents.start(second, [&](Session&) {
+    at::set_num_threads(2);
+    run_counted(options_of(second, 2), other);
+    EXPECT_EQ(at::get_num_threads(), 1);
+  });
+  agents.wait_until_ready();
+  agents.decide({&first, &second});
+  agents.wait_until([&] { return first.status.is_finished && second.status.is_finished; });
+  agents.end_run();
+  agents.join(first);
+  agents.join(second);
+  at::set_num_threads(1);
+}
+
 }  // namespace
 }  // namespace cohort::elastic

@@ -19,6 +19,7 @@
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/timeline.h"
+#include "cohort/elastic/internal/arithmetic.h"
 #include "cohort/elastic/internal/fault_points.h"
 
 namespace cohort::elastic {
@@ -54,6 +55,14 @@ Recovery recovery_of(const Generation& generation, const std::map<int, Wire>& he
     recovery.on_hello(from, counts ? std::optional(wire.number) : std::nullopt);
   }
   return recovery;
+}
+
+// The first one that is in the run; where all are new, the first one.
+int process_to_compute_as(const std::map<int, Wire>& hellos) {
+  for (const auto& [from, wire] : hellos) {
+    if ((wire.value & kIsOfRun) != 0) return from;
+  }
+  return hellos.begin()->first;
 }
 
 double ms_between(Clock::time_point begin, Clock::time_point end) {
@@ -221,7 +230,8 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
                    .generation = generation.number,
                    .number = committed_,
                    .value = (is_changing_ ? 0 : kIsWhole) | (has_state_of_run_ ? kIsOfRun : 0),
-                   .hash = is_initial ? hash_of(state_.save()) : 0};
+                   .hash = is_initial ? hash_of(state_.save()) : 0,
+                   .text = Arithmetic::of_thread().to_text()};
   const auto send_hello = [&](int to) {
     net::Message message;
     message.channel = kHelloChannel;
@@ -252,6 +262,9 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
     }
   }
   inbox_->keep_links();
+  if (const int other = process_to_compute_as(hellos); other != process) {
+    compute_as(Arithmetic::parse(hellos.at(other).text), other);
+  }
   return recovery_of(generation, hellos);
 }
 

@@ -9,7 +9,7 @@ namespace cohort::elastic {
 
 enum class Kind : std::uint32_t {
   kHello,  ///< the sender has entered the generation; number: its committed steps, value: 1 where its state is whole, and 2 where it
-           ///< is in the run already, hash: of its first state
+           ///< is in the run already, hash: of its first state, text: Arithmetic
   kGoodbye,   ///< it has left it, for another one or none; number: its committed steps
   kSlice,     ///< bytes of an exchange; number: which one, value: 1 where the sender waits for kTaken
   kTaken,     ///< the bytes are read; number: the exchange
