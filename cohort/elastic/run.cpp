@@ -84,7 +84,7 @@ class Runner {
     if (!options_.on_commit || entry_.process != 0 || entry_.steps == reported_) return;
     // The state at the start is of no step of this run, unless it came from another process.
     const bool is_start = entry_.steps == 0 || (entry_.steps == options_.first_step && !has_copied_);
-    if (!is_start) options_.on_commit(entry_.steps);
+    if (!is_start) options_.on_commit(entry_);
     reported_ = entry_.steps;
   }
 

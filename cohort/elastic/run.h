@@ -22,9 +22,10 @@ struct RunOptions {
   /// Called after each change, before the next step: to set what the loader reads, for instance. The end of the run is no
   /// change: the result of run() has the last entry.
   std::function<void(const Entry& entry)> on_enter = {};
-  /// Called on process 0 with the number of steps that are committed, before the next step begins: to write what is written
-  /// once. A step may come twice, from two processes, where the first one dies. None is left out.
-  std::function<void(std::uint64_t steps)> on_commit = {};
+  /// Called on process 0 when `entry.steps` are committed, before the next step begins: to write what is written once. A step may
+  /// come twice, from two processes, where the first one dies. None is left out. A process that was stopped may come late, when
+  /// another one is process 0, and would write over what is newer: WriterFence (writer_fence.h) keeps it out.
+  std::function<void(const Entry& entry)> on_commit = {};
 };
 
 /// What a step function is given.

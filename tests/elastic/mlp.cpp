@@ -72,8 +72,8 @@ std::string run_mlp(const MlpRun& run) {
              if (run.on_enter) run.on_enter(entry);
            },
        .on_commit =
-           [&](std::uint64_t committed) {
-             if (run.on_commit) run.on_commit(committed, [&] { return bytes_of(*net, *optimizer); });
+           [&](const elastic::Entry& entry) {
+             if (run.on_commit) run.on_commit(entry.steps, [&] { return bytes_of(*net, *optimizer); });
            }},
       state, [&](elastic::StepContext& context) {
         if (run.before_step) run.before_step(context.step());

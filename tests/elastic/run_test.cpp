@@ -95,10 +95,10 @@ TEST(ElasticRunTest, AGenerationThatEndsInACallbackIsEnteredAgain) {
     entered.push_back(entry.generation);
     if (!std::exchange(has_failed_on_enter, true)) throw GenerationEnded("test", "a process is lost");
   };
-  options.on_commit = [&](std::uint64_t steps) {
-    if (steps == 3 && !std::exchange(has_failed_on_commit, true))
+  options.on_commit = [&](const Entry& entry) {
+    if (entry.steps == 3 && !std::exchange(has_failed_on_commit, true))
       throw GenerationEnded("test", "a process is lost");
-    committed.push_back(steps);
+    committed.push_back(entry.steps);
   };
   expect_same(train([](const StepContext&) {}, options), expected);
   EXPECT_EQ(entered, (std::vector<std::uint64_t>{1, 2, 3}));

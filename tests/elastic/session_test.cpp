@@ -17,6 +17,7 @@
 
 #include "cohort/base/secret.h"
 #include "cohort/elastic/run.h"
+#include "cohort/elastic/writer_fence.h"
 #include "cohort/net/node.h"
 #include "cohort/parallel/virtual_ranks/text_gather.h"
 #include "played_agents.h"
@@ -177,7 +178,7 @@ TEST(ElasticSessionTest, AProcessThatIsNewToTheRunDoesNotTakeItOver) {
   });
   agents.start(joining, [&](Session&) {
     RunOptions options = options_of(joining, 20, 50);
-    options.on_commit = [&](std::uint64_t steps) { committed.push_back(steps); };
+    options.on_commit = [&](const Entry& entry) { committed.push_back(entry.steps); };
     run_counted(options, other);
   });
   agents.wait_until_ready();
@@ -194,6 +195,46 @@ TEST(ElasticSessionTest, AProcessThatIsNewToTheRunDoesNotTakeItOver) {
   ASSERT_FALSE(committed.empty());
   EXPECT_LE(committed.front(), 4U) << "the last step of process 0 of before";
   EXPECT_EQ(committed.back(), 20U);
+}
+
+// Process 0 is stopped between a step and what is written after it. The other one goes on without it.
+TEST(ElasticSessionTest, AProcessThatComesLateDoesNotWriteOverWhatIsNewer) {
+  PlayedAgents agents;
+  const test::TempDir dir;
+  Rank &late = agents.add(), &other = agents.add();
+  std::promise<void> has_come, gate;
+  std::atomic<std::uint64_t> written{0};
+  const auto body = [&](Rank& rank) {
+    Counted state;
+    WriterFence fence(dir.path());
+    RunOptions options = options_of(rank, 6);
+    bool is_first_time = &rank == &late;
+    options.on_enter = [&](const Entry& entry) { fence.claim(entry.origin); };
+    options.on_commit = [&](const Entry& entry) {
+      if (entry.steps == 2 && std::exchange(is_first_time, false)) {
+        has_come.set_value();
+        gate.get_future().wait();
+      }
+      fence.write(entry.generation, [&] { written = entry.steps; });
+    };
+    const auto last = run_counted(options, state);
+    EXPECT_EQ(last.has_value(), &rank == &other);
+  };
+  agents.start(late, [&](Session&) { body(late); });
+  agents.start(other, [&](Session&) { body(other); });
+  agents.wait_until_ready();
+  agents.decide({&late, &other});
+  const std::future<void> come = has_come.get_future();
+  agents.wait_until([&] { return come.wait_for(milliseconds(0)) == std::future_status::ready; });
+  agents.decide({&other});
+  agents.wait_until([&] { return other.status.is_finished; });
+  EXPECT_EQ(written, 6U);
+  gate.set_value();
+  agents.wait_until([&] { return late.status.left == 2; });
+  EXPECT_EQ(written, 6U);
+  agents.end_run();
+  agents.join(late);
+  agents.join(other);
 }
 
 TEST(ElasticSessionTest, ProcessesThatResumeFromDifferentFilesHaveTheStateOfTheFirstOne) {

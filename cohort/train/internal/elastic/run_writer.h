@@ -11,7 +11,7 @@
 
 #include "cohort/train/internal/elastic/elastic_coordinator.h"
 #include "cohort/train/internal/elastic/sample_ledger.h"
-#include "cohort/train/internal/elastic/writer_fence.h"
+#include "cohort/elastic/writer_fence.h"
 
 namespace cohort::train {
 
@@ -52,7 +52,7 @@ class RunWriter {
   const std::filesystem::path folder_;
   ElasticCoordinator& ranks_;
   const std::chrono::milliseconds last_time_;
-  WriterFence fence_;
+  elastic::WriterFence fence_;
   std::optional<SampleLedger> ledger_;
   Clock::time_point last_sync_;
   std::set<std::string> warned_;  // of what was lost since write() has written last

@@ -1,4 +1,4 @@
-#include "cohort/train/internal/elastic/writer_fence.h"
+#include "cohort/elastic/writer_fence.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
-namespace cohort::train {
+namespace cohort::elastic {
 namespace {
 
 TEST(WriterFenceTest, AnEarlierGenerationWritesNoMore) {
@@ -28,7 +28,7 @@ TEST(WriterFenceTest, AnEarlierGenerationWritesNoMore) {
   EXPECT_TRUE(first.write(3, write));
   EXPECT_TRUE(first.write(3, [&] { EXPECT_TRUE(first.write(3, write)) << "within another one"; }));
   EXPECT_TRUE(second.write(4, write));
-  COHORT_EXPECT_THROW_WITH(first.write(3, write), elastic::GenerationEnded,
+  COHORT_EXPECT_THROW_WITH(first.write(3, write), GenerationEnded,
                            "generation 4 has written to the run's folder, and this process is in 3");
   EXPECT_EQ(writes, 3);
   EXPECT_TRUE(first.write(5, write));
@@ -138,4 +138,4 @@ TEST(WriterFenceTest, AFolderThatCannotBeMadeIsAnError) {
 }
 
 }  // namespace
-}  // namespace cohort::train
+}  // namespace cohort::elastic

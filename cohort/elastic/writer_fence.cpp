@@ -3,7 +3,7 @@
 // by the origin of its record: a run that begins takes the folder over where no process of another run lives. A file system
 // without locks cannot tell who lives: there the run that has begun last has the folder, and the other one ends at its next
 // write.
-#include "cohort/train/internal/elastic/writer_fence.h"
+#include "cohort/elastic/writer_fence.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -21,13 +21,14 @@
 #include "cohort/base/threads/wait.h"
 #include "cohort/elastic/session.h"
 
-namespace cohort::train {
+namespace cohort::elastic {
 namespace {
 
+constexpr const char* kWhereFence = "elastic.writer_fence";
 constexpr std::chrono::seconds kWriterTime(2);
 
 [[noreturn]] void fail_fence(const std::filesystem::path& path, const char* what) {
-  throw SystemError("train.elastic",
+  throw SystemError(kWhereFence,
                     base::concat(path.string(), " cannot be ", what, ": ", std::strerror(errno)),
                     "free space there, or another run.dir");
 }
@@ -87,7 +88,7 @@ WriterFence::WriterFence(const std::filesystem::path& folder)
 void WriterFence::claim(const std::string& origin) {
   if (origin_ == origin) return;
   if (!base::poll_until([&] { return try_claim(origin); }, base::Deadline(kWriterTime))) {
-    throw SystemError("train.elastic", base::concat(folder_.string(), " is in use by another elastic run"),
+    throw SystemError(kWhereFence, base::concat(folder_.string(), " is in use by another elastic run"),
                       "another run.dir, or the same command when that run has ended");
   }
   origin_ = origin;
@@ -131,7 +132,7 @@ bool WriterFence::write(std::uint64_t generation, const std::function<void()>& w
 
 void WriterFence::check_newest(std::uint64_t generation) const {
   if (read_fence_file(claim_, folder_ / ".origin") != origin_) {
-    throw SystemError("train.elastic",
+    throw SystemError(kWhereFence,
                       base::concat("another elastic run has begun in ", folder_.string(),
                                    ", and this process is of an earlier one"),
                       "a run.dir for each run");
@@ -139,8 +140,8 @@ void WriterFence::check_newest(std::uint64_t generation) const {
   const Newest newest = read_newest();
   const bool is_of_run = newest.origin == origin_;
   if (is_of_run && newest.generation > generation) {
-    throw elastic::GenerationEnded(
-        "train.elastic",
+    throw GenerationEnded(
+        kWhereFence,
         base::concat("generation ", newest.generation,
                      " has written to the run's folder, and this process is in ", generation));
   }
@@ -162,4 +163,4 @@ WriterFence::Newest WriterFence::read_newest() const {
   return newest;
 }
 
-}  // namespace cohort::train
+}  // namespace cohort::elastic

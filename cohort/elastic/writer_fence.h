@@ -7,10 +7,16 @@
 
 #include "cohort/base/files/fd.h"
 
-namespace cohort::train {
+namespace cohort::elastic {
 
 /// Keeps out of an elastic run's folder who writes there no more, and may not know it yet: a process that was process 0, and
 /// a process of another run.
+///
+///     elastic::WriterFence fence("runs/7");
+///     options.on_enter = [&](const elastic::Entry& entry) { fence.claim(entry.origin); };
+///     options.on_commit = [&](const elastic::Entry& entry) {
+///       fence.write(entry.generation, [&] { save_checkpoint("runs/7/last", entry.steps); });
+///     };
 ///
 /// The file `.origin` there says whose the folder is, by the origin of the run's record. Each process of the run holds a shared
 /// lock of it, so no other run gets the folder meanwhile. The file `.writer` has the number of the generation that has written
@@ -29,7 +35,7 @@ class WriterFence {
 
   /// Calls `write`, also from within another call. Waits two seconds at most for a process that writes. Returns false
   /// where that has not ended: it is stopped, and nothing is written. Later calls do not wait, until one has written.
-  /// Throws: elastic::GenerationEnded where a later generation has written; SystemError where another run has claimed the
+  /// Throws: GenerationEnded where a later generation has written; SystemError where another run has claimed the
   /// folder; what `write` throws.
   bool write(std::uint64_t generation, const std::function<void()>& write);
 
@@ -49,4 +55,4 @@ class WriterFence {
   bool is_writing_ = false, is_blocked_ = false;
 };
 
-}  // namespace cohort::train
+}  // namespace cohort::elastic
