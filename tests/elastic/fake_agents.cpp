@@ -10,6 +10,7 @@
 #include <array>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -78,6 +79,8 @@ FakeAgents::Child& FakeAgents::start(const std::string& point, const std::string
       zygote_.start({{"TEST_FOLDER", folder_.path().string()},
                      {"TEST_STEPS", std::to_string(options_.total_steps)},
                      {"TEST_HIDDEN", std::to_string(options_.hidden)},
+                     {"TEST_BUCKET_BYTES", std::to_string(options_.bucket_bytes)},
+                     {"TEST_CHUNK_BYTES", std::to_string(options_.chunk_bytes)},
                      {"TEST_PLANT", options_.plant.empty() ? "none" : options_.plant},
                      {"TEST_POINT", point.empty() ? "none" : point},
                      {"TEST_INITIAL_SEED", initial_seed.empty() ? "7" : initial_seed},
@@ -86,6 +89,7 @@ FakeAgents::Child& FakeAgents::start(const std::string& point, const std::string
                     {{"COHORT_AGENT_FD", theirs.fd()}, {"TEST_CONTROL_FD", control_of_child.get()}}, output);
   std::filesystem::create_symlink(output, folder_ / concat("output ", child.pid));
   child.process = base::open_process(child.pid);
+  child.agent = number;
   child.incarnation = concat("agent ", number);
   tell(concat("process ", child.pid, " starts", point.empty() ? "" : ", with the point ", point));
   return child;
@@ -124,7 +128,7 @@ void FakeAgents::send_order(Child& child) {
   order.has_ended = has_run_ended_;
   order.has_succeeded = has_succeeded_;
   order.end_cause = has_run_ended_ && !has_succeeded_ ? "a test ends it" : "";
-  if (child.is_member) order.process = generation_.first_process(child.id);
+  if (child.is_member) order.process = generation_.first_process(child.id) + child.index;
   try {
     child.link.send(to_text(order), base::Deadline(milliseconds(0)));
   } catch (const CommError&) {  // it has died
@@ -139,15 +143,24 @@ void FakeAgents::decide(const std::vector<Child*>& members, bool is_planned, con
   generation_.store = store_.address();
   generation_.cause = cause;
   generation_.members.clear();
+  std::map<std::size_t, membership::MemberInfo> infos;  // by agent
   for (const auto& child : children_) {
     const bool was_member = child->is_member;
     child->is_member = std::ranges::find(members, child.get()) != members.end();
-    // An id is never used again.
-    if (child->is_member && !was_member) child->id = next_id_++;
+    if (!child->is_member) continue;
+    const bool is_new = !infos.contains(child->agent);
+    membership::MemberInfo& info = infos[child->agent];
+    if (is_new) info.num_processes = 0;
+    if (was_member) info.id = child->id;
+    child->index = info.num_processes++;
   }
-  for (Child* const child : members) {
-    generation_.members.push_back({child->id, child->incarnation, "127.0.0.1:1", 1});
+  for (auto& [agent, info] : infos) {
+    if (info.id == 0) info.id = next_id_++;  // an id is never used again
+    info.incarnation = concat("agent ", agent);
+    info.address = "127.0.0.1:1";
+    generation_.members.push_back(info);
   }
+  for (Child* const child : members) child->id = infos.at(child->agent).id;
   std::ranges::sort(generation_.members, {}, &membership::MemberInfo::id);
   ++revision_;
   ++counts.generations;
@@ -223,26 +236,39 @@ void FakeAgents::kill(Child& child) {
 
 // Some of those that are ready, one of which has the state.
 void FakeAgents::choose_members(bool is_planned, const std::string& cause) {
-  std::vector<Child*> ready = living();
-  std::erase_if(ready, [](const Child* child) {
-    return !child->status.is_ready || child->is_stopped || child->is_killed;
-  });
+  using Group = std::vector<Child*>;  // of an agent
+  std::map<std::size_t, Group> groups;
+  for (Child* const child : living()) {
+    if (!child->is_killed) groups[child->agent].push_back(child);
+  }
+  std::vector<Group> ready;
+  for (const auto& [agent, group] : groups) {
+    const auto is_ready = [](const Child* child) { return child->status.is_ready && !child->is_stopped; };
+    if (std::ranges::all_of(group, is_ready)) ready.push_back(group);
+  }
   if (ready.empty()) return;
+  const auto is_member = [](const Group& group) { return group.front()->is_member; };
   std::ranges::shuffle(ready, random_);
   // Holders first: none of them is left out but by notice, which a planned change is.
   if (generation_.number > 0) {
-    if (!is_planned)
-      std::ranges::stable_partition(ready, [](const Child* child) { return child->is_member; });
-    const auto holder = std::ranges::find_if(ready, [&](const Child* child) { return has_state(*child); });
+    if (!is_planned) std::ranges::stable_partition(ready, is_member);
+    const auto holder = std::ranges::find_if(ready, [&](const Group& group) {
+      return std::ranges::any_of(group, [&](const Child* child) { return has_state(*child); });
+    });
     // Of an unplanned change all survivors are members, and one of them has the state.
     if (holder == ready.end() && is_planned) return;
     if (is_planned) std::iter_swap(ready.begin(), holder);
   }
-  std::size_t count = 1 + pick(4);
-  if (generation_.number > 0 && !is_planned) count = std::max(count, members().size());
-  ready.resize(std::min({ready.size(), count, static_cast<std::size_t>(options_.virtual_ranks)}));
+  const std::size_t count = 1 + pick(4);
+  Group chosen;
+  for (const Group& group : ready) {
+    const bool is_survivor = generation_.number > 0 && !is_planned && is_member(group);
+    if (chosen.size() >= count && !is_survivor) break;
+    if (chosen.size() + group.size() > static_cast<std::size_t>(options_.virtual_ranks)) continue;
+    chosen.insert(chosen.end(), group.begin(), group.end());
+  }
   must_decide_ = false;
-  decide(ready, is_planned, cause);
+  decide(chosen, is_planned, cause);
 }
 
 void FakeAgents::make_event() {
@@ -255,11 +281,17 @@ void FakeAgents::make_event() {
   } else if (kind < 7) {
     choose_members(/*is_planned=*/true, "another number of processes");
   } else if (kind < 8) {
-    if (!may_lose(victim) || victim.is_stopped) return;
-    tell(concat("process ", victim.pid, " is stopped"));
+    const auto is_other_with_state = [&](const Child* child) {
+      return child->agent != victim.agent && has_state(*child);
+    };
+    if (!std::ranges::any_of(list, is_other_with_state) || victim.is_stopped) return;
     ++counts.stops;
-    ::kill(victim.pid, SIGSTOP);
-    victim.is_stopped = true;
+    for (Child* const child : living()) {
+      if (child->agent != victim.agent || child->is_killed) continue;
+      tell(concat("process ", child->pid, " is stopped"));
+      ::kill(child->pid, SIGSTOP);
+      child->is_stopped = true;
+    }
     must_decide_ = true;
   } else {
     for (Child* const child : living()) {
@@ -272,10 +304,44 @@ void FakeAgents::make_event() {
   }
 }
 
+void FakeAgents::let_go(Child& child) {
+  child.is_asking = false;
+  child.held_in = 0;
+  static_cast<void>(::send(child.control.get(), "g", 1, MSG_NOSIGNAL));
+}
+
+// At its point a process is killed, continues, or waits there until others have left its generation.
+void FakeAgents::answer(Child& child) {
+  if (!child.is_asking || child.is_stopped || child.is_killed) return;
+  if (child.held_in != 0) {
+    if (child.held_until.expired() || (generation_.number > child.held_in && pick(3) == 0)) let_go(child);
+    return;
+  }
+  const std::uint64_t kind = pick(5);
+  if (kind == 0) return let_go(child);
+  if (kind < 3) {
+    tell(concat("process ", child.pid, " waits at its point"));
+    ++counts.holds;
+    child.held_in = std::max<std::uint64_t>(generation_.number, 1);
+    child.held_until = base::Deadline(milliseconds(100 + pick(200)));
+    return;
+  }
+  if (!may_lose(child)) return let_go(child);
+  tell(concat("process ", child.pid, " is at its point"));
+  ++counts.kills_at_points;
+  kill(child);
+}
+
 std::string FakeAgents::run() {
   const auto start_any = [&] {
-    const bool has_point = pick(2) == 0;
-    start(has_point ? concat(kPoints.at(pick(kPoints.size())), ":", 1 + pick(pick(2) == 0 ? 3 : 30)) : "");
+    const auto max_ranks = static_cast<std::uint64_t>(options_.max_ranks);
+    const std::uint64_t num_ranks = max_ranks == 1 ? 1 : 1 + pick(max_ranks);
+    const std::size_t agent = children_.size() + 1;
+    for (std::uint64_t i = 0; i < num_ranks; ++i) {
+      const bool has_point = pick(2) == 0;
+      start(has_point ? concat(kPoints.at(pick(kPoints.size())), ":", 1 + pick(pick(2) == 0 ? 3 : 30)) : "")
+          .agent = agent;
+    }
   };
   for (std::uint64_t i = 0; i < 2 + pick(3); ++i) start_any();
   try {
@@ -298,17 +364,7 @@ std::string FakeAgents::run() {
       deadline.check("test.agents", "the end of the run");
       handle(milliseconds(std::min<int>(20, next_event.remaining_ms())));
       if (!failure_.empty()) return failure_;
-      for (Child* const child : living()) {
-        if (!child->is_asking || child->is_stopped || child->is_killed) continue;
-        child->is_asking = false;
-        if (may_lose(*child) && pick(4) != 0) {
-          tell(concat("process ", child->pid, " is at its point"));
-          ++counts.kills_at_points;
-          kill(*child);
-        } else {
-          static_cast<void>(::send(child->control.get(), "g", 1, MSG_NOSIGNAL));
-        }
-      }
+      for (Child* const child : living()) answer(*child);
       // A death is known before others decide.
       if (must_decide_) choose_members(false, "a process is gone");
       if (living().size() < 2 || (living().size() < 6 && pick(40) == 0)) {

@@ -20,8 +20,8 @@
 
 namespace cohort::test {
 
-/// Plays the agents of a run, one for each process. They decide generations, as the seed says, and start, kill and stop
-/// processes. Always: some living process has the state, as far as anybody can know.
+/// Plays the agents of a run, each of which has one process or some. They decide generations, as the seed says, and start, kill
+/// and stop processes. Always: some living process has the state, as far as anybody can know.
 class FakeAgents {
  public:
   struct Options {
@@ -31,6 +31,9 @@ class FakeAgents {
     int num_events = 12;    ///< changes of the run by the seed
     int max_event_ms = 25;  ///< about the most time between two of them
     int hidden = 64;
+    std::int64_t bucket_bytes = 8'192;
+    std::uint64_t chunk_bytes = std::uint64_t{4} << 20;
+    int max_ranks = 1;       ///< of an agent, where the seed decides
     std::string plant = {};  ///< a fault that tests must find: TEST_PLANT
   };
   FakeAgents(Zygote& zygote, const Options& options);
@@ -43,11 +46,15 @@ class FakeAgents {
     pid_t pid = -1;
     membership::RankLink link;
     base::Fd process{}, control{};
+    std::size_t agent = 0;  // number
     membership::MemberId id = 0;
+    int index = 0;  // among the processes of the member
     std::string incarnation = {};
     membership::RankStatus status = {};
     bool is_member = false, is_asking = false, is_stopped = false, is_killed = false, has_ended = false;
     int exit_status = 0;
+    std::uint64_t held_in = 0;  // generation in which it was told to wait at its point; 0: it was not
+    base::Deadline held_until = base::Deadline::never();
   };
 
   /// Runs it all. Returns what does not hold; empty: nothing.
@@ -60,6 +67,8 @@ class FakeAgents {
   // For tests that decide by themselves.
 
   Child& start(const std::string& point = "", const std::string& initial_seed = "");
+  /// A process that asks at its point continues.
+  void let_go(Child& child);
   /// Handles what comes until the condition holds. Throws: TimeoutError.
   void handle_until(const std::function<bool()>& condition, const std::string& what);
   void decide(const std::vector<Child*>& members, bool is_planned, const std::string& cause);
@@ -70,7 +79,7 @@ class FakeAgents {
   std::vector<Child*> members();
 
   struct Counts {
-    int generations = 0, planned = 0, kills = 0, kills_at_points = 0, stops = 0, joins = 0;
+    int generations = 0, planned = 0, kills = 0, kills_at_points = 0, holds = 0, stops = 0, joins = 0;
   };
   Counts counts;
 
@@ -81,6 +90,7 @@ class FakeAgents {
   void send_order(Child& child);
   bool has_state(const Child& child) const;
   bool may_lose(const Child& child);
+  void answer(Child& child);
   void make_event();
   void choose_members(bool is_planned, const std::string& cause);
   std::uint64_t pick(std::uint64_t below) { return random_() % below; }

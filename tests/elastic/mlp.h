@@ -15,6 +15,7 @@ struct MlpRun {
   int virtual_ranks = 4;
   std::uint64_t total_steps = 60;
   int hidden = 64;
+  std::int64_t bucket_bytes = 8'192;
   std::function<void(const elastic::Entry& entry)> on_enter = {};
   /// As elastic::RunOptions::on_commit. `bytes` returns those of the state after so many steps.
   std::function<void(std::uint64_t steps, const std::function<std::string()>& bytes)> on_commit = {};
@@ -22,7 +23,8 @@ struct MlpRun {
 };
 
 /// Returns the bytes of parameters, buffers and momentum after all steps; empty where the run ended without this process.
-/// TEST_INITIAL_SEED: of the first parameters; TEST_PLANT, "no load": it ignores the state that it is given.
+/// TEST_INITIAL_SEED: of the first parameters; TEST_PLANT, "no load" (it ignores the state that it is given)
+/// or "memory is written again" (of a step that has ended).
 std::string run_mlp(const MlpRun& run);
 
 }  // namespace cohort::test

@@ -27,7 +27,11 @@ int run_mlp_child() {
     stop_at_test_point();
     const std::string folder = *base::env_string("TEST_FOLDER");
     MlpRun run;
-    run.session = elastic::session_of_process();
+    elastic::SessionOptions options;
+    options.chunk_bytes = static_cast<std::uint64_t>(*base::env_int("TEST_CHUNK_BYTES"));
+    run.session = elastic::session_of_process(options);
+    run.virtual_ranks = run.session->virtual_ranks();
+    run.bucket_bytes = *base::env_int("TEST_BUCKET_BYTES");
     run.total_steps = static_cast<std::uint64_t>(*base::env_int("TEST_STEPS"));
     run.hidden = static_cast<int>(base::env_int("TEST_HIDDEN").value_or(run.hidden));
     run.on_commit = [ledger = folder + "/ledger"](std::uint64_t committed, const auto&) {
