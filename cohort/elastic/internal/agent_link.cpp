@@ -1,6 +1,7 @@
 // One thread reads orders and writes statuses, so that neither the training thread nor net's ever waits for an agent. It sleeps in
 // poll(2) on the link and on an eventfd, which update() writes. A step takes a status, and steps may take less than a
-// millisecond: what is not urgent is sent every 20 ms at most.
+// millisecond: what is not urgent is sent every 20 ms at most. The first such change wakes the thread, which then sleeps for the
+// rest of the time; those after it wake nobody.
 #include "cohort/elastic/internal/agent_link.h"
 
 #include <sys/eventfd.h>
@@ -10,6 +11,8 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
+#include <string>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -57,17 +60,25 @@ void AgentLink::update(const std::function<void(membership::RankStatus&)>& chang
   {
     const std::lock_guard lock(mutex_);
     change(status_);
-    is_dirty_ = true;
-    const auto now = base::Deadline::Clock::now();
-    if (when == When::kSoon && now - last_sent_ < kStatusPause) return;
-    last_sent_ = now;
+    const bool was_dirty = std::exchange(is_dirty_, true);
+    if (when == When::kSoon && was_dirty) return;
+    is_urgent_ = is_urgent_ || when == When::kNow;
   }
   static_cast<void>(::eventfd_write(wake_.get(), 1));
 }
 
+base::Deadline AgentLink::next_status() {
+  const std::lock_guard lock(mutex_);
+  if (!is_dirty_) return base::Deadline::never();  // an agent may have nothing to say
+  return base::Deadline(last_sent_ + kStatusPause - base::Deadline::Clock::now());
+}
+
 void AgentLink::send_status() {
   std::unique_lock lock(mutex_);
-  if (std::exchange(is_dirty_, false)) {
+  const auto now = base::Deadline::Clock::now();
+  if (is_dirty_ && (is_urgent_ || is_stopping_ || now - last_sent_ >= kStatusPause)) {
+    is_dirty_ = is_urgent_ = false;
+    last_sent_ = now;
     const std::string text = to_text(status_);
     lock.unlock();
     link_.send(text, at_once());
@@ -82,7 +93,7 @@ void AgentLink::run() {
     for (;;) {
       const short events = link_.has_unsent() ? POLLIN | POLLOUT : POLLIN;
       std::array<pollfd, 2> files{pollfd{link_.fd(), events, 0}, pollfd{wake_.get(), POLLIN, 0}};
-      base::wait_for_files(files, base::Deadline::never());  // an agent may have nothing to say
+      base::wait_for_files(files, next_status());
       eventfd_t count = 0;
       static_cast<void>(::eventfd_read(wake_.get(), &count));
       send_status();
@@ -99,8 +110,10 @@ void AgentLink::run() {
         listener_.on_order(std::move(order));
       }
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     listener_.on_end(base::message_of(error));
+  } catch (...) {
+    listener_.on_end("an unknown error");
   }
 }
 

@@ -17,7 +17,7 @@ class AgentLink {
   /// Called on the link's thread. Must neither wait nor throw.
   struct Listener {
     std::function<void(membership::RankOrder order)> on_order;
-    /// The last call: the agent is gone, or what it said cannot be read.
+    /// The last call: the agent is gone, what it said cannot be read, or the other function has thrown.
     std::function<void(std::string why)> on_end;
   };
   AgentLink(membership::RankLink link, Listener listener);
@@ -28,7 +28,7 @@ class AgentLink {
   /// When the agent hears of a change.
   enum class When : std::uint8_t {
     kNow,
-    kSoon,  ///< with the next change, 20 ms after the last one at the earliest
+    kSoon,  ///< within 20 ms
   };
   /// Changes what the agent is told of this process. Does not wait.
   void update(const std::function<void(membership::RankStatus&)>& change, When when = When::kNow);
@@ -36,15 +36,16 @@ class AgentLink {
  private:
   void run();
   void send_status();
+  base::Deadline next_status();
 
   membership::RankLink link_;  // of the thread, but for shutdown()
   const Listener listener_;
   const base::Fd wake_;
   std::uint64_t heard_ = 0;  // of the thread: the newest generation of an order
 
-  std::mutex mutex_;  // of the three below
+  std::mutex mutex_;  // of all below but the thread
   membership::RankStatus status_;
-  bool is_dirty_ = false, is_stopping_ = false;
+  bool is_dirty_ = false, is_urgent_ = false, is_stopping_ = false;
   base::Deadline::Clock::time_point last_sent_;
 
   base::SerialQueue thread_;
