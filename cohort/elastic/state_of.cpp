@@ -2,6 +2,10 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <bit>
+#include <cstdint>
+#include <exception>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -31,18 +35,42 @@ StateSnapshot save_state(const torch::nn::Module& module, optim::Optimizer& opti
     names.push_back(name);
     snapshot.tensors.push_back(tensor);
   }
-  snapshot.text = json({{"module", num_module}, {"names", names}, {"scalars", state.scalars}}).dump();
+  // As bits: JSON has no NaN and no infinity.
+  json scalars = json::object();
+  for (const auto& [name, value] : state.scalars) scalars[name] = std::bit_cast<std::uint64_t>(value);
+  snapshot.text = json({{"module", num_module}, {"names", names}, {"scalars", scalars}}).dump();
   return snapshot;
+}
+
+/// What a text of save_state() says.
+struct StateText {
+  std::size_t num_module = 0;
+  std::vector<std::string> names;
+  std::map<std::string, double> scalars;
+};
+
+StateText read_text(const std::string& text) {
+  const auto value = base::parse_bounded_json(text);
+  StateText state;
+  try {
+    state.num_module = value.value().at("module");
+    state.names = value->at("names").get<std::vector<std::string>>();
+    for (const auto& [name, bits] : value->at("scalars").items()) {
+      state.scalars[name] = std::bit_cast<double>(bits.get<std::uint64_t>());
+    }
+  } catch (const std::exception& error) {
+    throw DataError("elastic.state", base::concat("the text of a state cannot be read: ", error.what()),
+                    "the same program, and the same version of Cohort, on all hosts");
+  }
+  return state;
 }
 
 void load_snapshot(const StateSnapshot& snapshot, const torch::nn::Module& module,
                    optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> own = tensors_of(module);
-  const auto text = base::parse_bounded_json(snapshot.text);
-  const bool fits = text && text->value("module", std::size_t{0}) == own.size() &&
-                    own.size() + text->at("names").size() == snapshot.tensors.size();
-  if (!fits) {
+  const StateText text = read_text(snapshot.text);
+  if (text.num_module != own.size() || own.size() + text.names.size() != snapshot.tensors.size()) {
     throw DataError(
         "elastic.state",
         base::concat("a state of ", snapshot.tensors.size(), " tensors came, for a module of ", own.size()),
@@ -50,14 +78,20 @@ void load_snapshot(const StateSnapshot& snapshot, const torch::nn::Module& modul
   }
   for (std::size_t i = 0; i < own.size(); ++i) {
     at::Tensor to = own[i];
+    const at::Tensor& from = snapshot.tensors[i];
+    if (to.sizes() != from.sizes()) {
+      throw DataError(
+          "elastic.state",
+          base::concat("tensor ", i, " of a state has the sizes ", from.sizes(), ", expected ", to.sizes()),
+          "the same model on all processes");
+    }
     // In many cases it has been written already.
-    if (to.const_data_ptr() != snapshot.tensors[i].const_data_ptr()) to.copy_(snapshot.tensors[i]);
+    if (to.const_data_ptr() != from.const_data_ptr()) to.copy_(from);
   }
   optim::OptimizerState state;
-  state.scalars = text->at("scalars").get<std::map<std::string, double>>();
-  std::size_t next = own.size();
-  for (const json& name : text->at("names")) {
-    state.tensors.emplace(name.get<std::string>(), snapshot.tensors[next++]);
+  state.scalars = text.scalars;
+  for (std::size_t i = 0; i < text.names.size(); ++i) {
+    state.tensors.emplace(text.names[i], snapshot.tensors[own.size() + i]);
   }
   optimizer.load_state(state);
 }

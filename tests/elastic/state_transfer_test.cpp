@@ -177,6 +177,27 @@ TEST(StateTransferTest, WhoIsAskedForBytesThatItDoesNotHaveSaysSoAndGoesOn) {
   });
 }
 
+TEST(StateTransferTest, SizesThatNoTensorHasAreAnError) {
+  for (const char* const sizes :
+       {"", "7", "[7]", R"([{"sizes":[8],"strides":[1]}])", R"([{"sizes":[8],"strides":[],"type":6}])",
+        R"([{"sizes":[-8],"strides":[1],"type":6}])", R"([{"sizes":[8],"strides":[1],"type":1000}])",
+        R"([{"sizes":[1000000000000000000],"strides":[1],"type":6}])"}) {
+    Ring ring(2, "local");
+    std::thread liar([&] {
+      ring.inboxes[0]->take({Kind::kAskState}, {.generation = 1, .deadline = patience()});
+      net::Message message;
+      message.channel = net::kAnswerChannels + 2;
+      message.header = encode({.kind = Kind::kState, .generation = 1, .text = sizes});
+      const auto text = std::make_shared<std::vector<std::byte>>(1);
+      message.payloads.push_back({text, *text, false});
+      ring.inboxes[0]->peer_of(1)->send(std::move(message));
+    });
+    COHORT_EXPECT_THROW_WITH(pull_state(*ring.inboxes[1], place_of(1, {0}, {1}), {}, [] {}), CommError,
+                             "of the state");
+    liar.join();
+  }
+}
+
 TEST(StateTransferTest, ANewerGenerationEndsACopy) {
   Ring ring(2, "local");
   const StateSnapshot state = some_state();

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -104,7 +105,12 @@ std::vector<at::Tensor> make_tensors(const json& list) {
   for (const json& entry : list) {
     const auto sizes = entry.at("sizes").get<std::vector<std::int64_t>>();
     const auto strides = entry.at("strides").get<std::vector<std::int64_t>>();
-    const auto type = static_cast<at::ScalarType>(entry.at("type").get<int>());
+    const int number = entry.at("type").get<int>();
+    const auto type = static_cast<at::ScalarType>(number);
+    if (number < 0 || number >= static_cast<int>(at::ScalarType::NumOptions) ||
+        type == at::ScalarType::Undefined) {
+      reject_state(concat("a tensor of the state has type ", number));
+    }
     tensors.push_back(at::empty_strided(sizes, strides, at::TensorOptions().dtype(type)));
     if (!tensors.back().is_non_overlapping_and_dense()) reject_state("a tensor of the state has holes");
   }
@@ -319,7 +325,9 @@ PulledState pull_state(ProcessInbox& inbox, const TransferPlace& place, const St
                     json_of_tensors(own.tensors) == *list;
   try {
     if (!fits) pulled.state.tensors = make_tensors(*list);
-  } catch (const json::exception& error) {
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {  // of JSON, or of LibTorch: sizes that no tensor has
     reject_state(concat("the sizes of the state cannot be read: ", error.what()));
   }
   before_writing();
