@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,6 +29,9 @@ struct Message {
   /// Of a message that came: while it lives, the bytes count towards what the sender may have on its way. Drop it once
   /// the message is in the hands of whom it is for.
   std::shared_ptr<void> credit;
+  /// Called each time that the message begins to be written: once it has room, and again over another link. So its header can
+  /// say what is true then. Must be quick, must not throw, and calls nothing of the node, whose mutex is held.
+  std::function<void(std::span<char> header)> on_begin;
 
   /// Size of the header and all payloads.
   std::size_t num_bytes() const {

@@ -27,6 +27,7 @@
 #include "cohort/rpc/context_id.h"
 #include "cohort/rpc/internal/agent/agent_messages.h"
 #include "cohort/rpc/internal/agent/member_protocol.h"
+#include "cohort/rpc/internal/agent/running_calls.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_state.h"
 #include "cohort/rpc/internal/idle_reports.h"
@@ -138,8 +139,10 @@ void read_value(Reader& in) {
 }
 
 void read_call(Reader& in, bool is_make) {
-  in.text();
+  CallArrivals arrivals;
   in.number<std::int64_t>();
+  if (!is_make) arrivals.add(in.number<std::uint64_t>());
+  in.text();
   if (is_make) {
     in.number<std::uint64_t>();
     in.number<std::uint64_t>();
@@ -233,6 +236,9 @@ void read_message(const Encoded& encoded) {
       return read_value<FuzzedArguments>(in);
     case static_cast<int>(MessageKind::kError):
       return read_error(in);
+    case static_cast<int>(MessageKind::kCancel):
+      CallArrivals().cancel(in.number<std::uint64_t>());
+      return;
     case static_cast<int>(MessageKind::kReference):
       return read_reference_messages(in);
     case static_cast<int>(MessageKind::kContext):

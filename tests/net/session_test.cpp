@@ -112,6 +112,32 @@ TEST(OutboxTest, TheWindowHoldsBackWhatHasNotBegun) {
   EXPECT_EQ(receiver.messages.size(), 1U);
 }
 
+// The header of a message that waited says what is true as it goes, over each link.
+TEST(OutboxTest, AMessageIsToldWhenItBegins) {
+  Outbox box(1'000'000);
+  int num_begun = 0;
+  const auto tell = [&num_begun](std::span<char> header) {
+    ++num_begun;
+    header[0] = static_cast<char>('0' + num_begun);
+  };
+  box.push(message_of(1, 900'000));
+  Message waits = message_of(2, 300'000, "?");
+  waits.on_begin = tell;
+  box.push(std::move(waits));
+  Receiver receiver(1'000'000);
+  receiver.feed(take(box));
+  EXPECT_EQ(num_begun, 0) << "it waits for the window";
+  receiver.messages.clear();
+  box.on_peer_state(receiver.box.acknowledged(), receiver.released->bytes);
+  take(box);  // which is lost with the link
+  EXPECT_EQ(num_begun, 1) << "for all its pieces";
+  receiver.box.restart();
+  box.restart(receiver.box.acknowledged());
+  receiver.feed(take(box));
+  ASSERT_EQ(receiver.messages.size(), 1U);
+  EXPECT_EQ(receiver.messages[0].header, "2");
+}
+
 // The receiver has asked for them: its handlers may wait for them while calls fill the window.
 TEST(OutboxTest, AnswersDoNotWaitForTheWindow) {
   Outbox box(1'000'000);

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <future>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -41,9 +40,8 @@ inline std::vector<nlohmann::json> words_of_workers(base::KeyValueStore& store, 
 
 /// A call of a function, without a deadline.
 inline rpc::Encoded call_message(const char* function, std::uint64_t call, rpc::Encoded arguments) {
-  rpc::Writer out = rpc::begin_message(rpc::MessageKind::kCall, call);
+  rpc::Writer out = rpc::begin_call_message(rpc::MessageKind::kCall, call, base::Deadline::never());
   out.text(function);
-  out.number(std::numeric_limits<std::int64_t>::max());
   rpc::encode(out, std::optional<std::string>());  // channel
   rpc::encode(out, std::optional<rpc::RecordedPlace>());
   rpc::encode(out, rpc::CallerState());

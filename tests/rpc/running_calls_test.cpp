@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <random>
+#include <set>
 #include <stop_token>
 #include <string>
 #include <utility>
@@ -47,23 +50,59 @@ TEST(RunningCallsTest, TheEndOfACallerDoesNotConcernWhatOthersMayNeed) {
   EXPECT_EQ(calls.stop_sources().size(), 4U);
 }
 
-TEST(RunningCallsTest, ACallThatIsCancelledBeforeItComesIsKnownOnce) {
-  RunningCalls calls;
-  calls.remember_cancelled({"w1", 5});
-  calls.remember_cancelled({"w1", 5});
-  EXPECT_FALSE(calls.take_cancelled({"w2", 5}));
-  EXPECT_TRUE(calls.take_cancelled({"w1", 5}));
-  EXPECT_FALSE(calls.take_cancelled({"w1", 5}));
+TEST(CallArrivalsTest, ACallThatIsCancelledBeforeItComesIsKnownOnce) {
+  CallArrivals arrivals;
+  arrivals.cancel(2);
+  arrivals.cancel(2);
+  EXPECT_FALSE(arrivals.add(1));
+  EXPECT_TRUE(arrivals.add(2));
+  EXPECT_FALSE(arrivals.add(2));
+  EXPECT_EQ(arrivals.size(), 0U);
 }
 
-TEST(RunningCallsTest, TheOldestCancelledCallsAreForgotten) {
-  RunningCalls calls;
-  constexpr std::uint64_t kNumCalls = 5000;
-  for (std::uint64_t id = 1; id <= kNumCalls; ++id) calls.remember_cancelled({"w1", id});
-  EXPECT_FALSE(calls.take_cancelled({"w1", 1}));
-  EXPECT_FALSE(calls.take_cancelled({"w1", kNumCalls - 4096}));
-  EXPECT_TRUE(calls.take_cancelled({"w1", kNumCalls - 4095}));
-  EXPECT_TRUE(calls.take_cancelled({"w1", kNumCalls}));
+TEST(CallArrivalsTest, EachCancelledCallIsKnownHoweverManyThereAre) {
+  CallArrivals arrivals;
+  constexpr std::uint64_t kNumCalls = 10'000;
+  for (std::uint64_t i = 1; i <= kNumCalls; ++i) arrivals.cancel(i);
+  for (std::uint64_t i = 1; i <= kNumCalls; ++i) EXPECT_TRUE(arrivals.add(i));
+  EXPECT_EQ(arrivals.size(), 0U);
+}
+
+TEST(CallArrivalsTest, ACancelThatComesAfterItsCallTakesNoMemory) {
+  CallArrivals arrivals;
+  for (std::uint64_t i = 2; i <= 10'000; ++i) {  // the first one is long, and still on its way
+    EXPECT_FALSE(arrivals.add(i));
+    arrivals.cancel(i);
+  }
+  arrivals.cancel(1);
+  EXPECT_EQ(arrivals.size(), 10'000U);
+  EXPECT_TRUE(arrivals.add(1));
+  EXPECT_EQ(arrivals.size(), 0U);
+}
+
+// Calls, and what cancels some of them, come in any order.
+TEST(CallArrivalsTest, InAnyOrderACallIsCancelledWhereItsCancelCameFirst) {
+  std::mt19937_64 random(1);
+  for (int program = 0; program < 200; ++program) {
+    CallArrivals arrivals;
+    std::vector<std::pair<std::uint64_t, bool>> events;  // sequence, whether the call itself
+    const std::uint64_t num_calls = 1 + random() % 40;
+    for (std::uint64_t i = 1; i <= num_calls; ++i) {
+      events.emplace_back(i, true);
+      if (random() % 2 == 0) events.emplace_back(i, false);
+    }
+    std::shuffle(events.begin(), events.end(), random);
+    std::set<std::uint64_t> cancelled;
+    for (const auto& [sequence, is_call] : events) {
+      if (is_call) {
+        EXPECT_EQ(arrivals.add(sequence), cancelled.count(sequence) > 0) << "program " << program;
+      } else {
+        arrivals.cancel(sequence);
+        cancelled.insert(sequence);
+      }
+    }
+    EXPECT_EQ(arrivals.size(), 0U) << "program " << program;
+  }
 }
 
 }  // namespace

@@ -165,6 +165,7 @@ void Outbox::append_bytes(std::vector<iovec>& parts, const Begun& begun, std::si
 void Outbox::cut(std::uint64_t number, std::uint64_t acknowledged, std::uint64_t released) {
   Begun& begun = begun_.at(number);
   const bool begins = begun.position == 0 && begun.frames == 0;
+  if (begins && begun.message.on_begin) begun.message.on_begin(begun.message.header);
   if (begins) lend_payloads(begun);
   const std::size_t end = std::min(begun.size, begun.position + kPieceBytes);
   const std::string table = begins ? table_of(begun) : std::string();

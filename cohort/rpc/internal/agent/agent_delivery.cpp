@@ -49,7 +49,7 @@ void AgentState::take(const std::string& from, net::Message message) {
       case MessageKind::kError:
         return client_.on_error(id, decode<RemoteException>(in));
       case MessageKind::kCancel:
-        return server_.on_cancel({from, id});
+        return server_.on_cancel({from, id}, in.number<std::uint64_t>());
       case MessageKind::kReference:
         return on_reference(from, in);
       case MessageKind::kContext:
@@ -144,6 +144,7 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
     const std::string& name = core_.tables.workers.worker_of(*worker).info.name;
     calls = core_.tables.pending.of_worker(name);
     handlers = core_.tables.running.of_caller(name);
+    core_.tables.running.forget_arrivals_of(name);
   }
   for (const auto& [id, what] : calls)
     client_.fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
 #include "cohort/rpc/encoded.h"
 #include "cohort/rpc/internal/protocol/context_protocol.h"
 #include "cohort/rpc/internal/protocol/reference_protocol.h"
@@ -11,11 +15,11 @@
 namespace cohort::rpc {
 
 enum class MessageKind : std::uint8_t {
-  kCall = 1,  ///< function, nanoseconds left, channel, place in a context, CallerState, arguments
-  kMake,    ///< the same up to the time left, object, fork, line, and the rest: a reference keeps the result
-  kResult,  ///< value
-  kError,   ///< RemoteException
-  kCancel,  ///< nobody waits for the call any more
+  kCall = 1,  ///< time left, sequence, function, channel, place in a context, CallerState, arguments
+  kMake,      ///< time left, function, object, fork, line, channel and the rest: a reference keeps the result
+  kResult,    ///< value
+  kError,     ///< RemoteException
+  kCancel,    ///< sequence: nobody waits for the call any more
   kReference,  ///< ReferenceMessage
   kContext,    ///< ContextMessage
   kLeaving,    ///< this worker has come to shutdown(), or has given up; or IdleReport: and has nothing to do
@@ -38,6 +42,24 @@ inline Writer begin_message(MessageKind kind, std::uint64_t call = 0) {
   Writer out;
   out.number(static_cast<std::uint8_t>(kind));
   out.number(call);
+  return out;
+}
+
+/// Where the time left stands in kCall and kMake: nanoseconds, kForever for a call without a deadline. A message that waits has the
+/// end of the caller's deadline there. What is left of it is filled in as the message goes.
+inline constexpr std::size_t kTimeLeftOffset = sizeof(MessageKind) + sizeof(std::uint64_t);
+inline constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
+/// Where kCall has its sequence: its number among the calls to this worker, from 1 on, in the order in which they were sent. It is
+/// filled in as the message is sent.
+inline constexpr std::size_t kSequenceOffset = kTimeLeftOffset + sizeof(std::int64_t);
+
+/// The beginning of kCall or kMake.
+inline Writer begin_call_message(MessageKind kind, std::uint64_t call, base::Deadline deadline) {
+  Writer out = begin_message(kind, call);
+  out.number(deadline.is_never()
+                 ? kForever
+                 : std::int64_t{std::chrono::nanoseconds(deadline.end().time_since_epoch()).count()});
+  if (kind == MessageKind::kCall) out.number(std::uint64_t{0});
   return out;
 }
 

@@ -9,7 +9,7 @@
 // its deadline fails here at once; kCancel then asks the worker to stop its handler.
 //
 // Calls that have an order are sent in it (MessageSender). The worker that is called has them run in the order in
-// which they come (Note [Order of calls], call_server.cpp). So nothing is numbered, and a call that is never sent
+// which they come (Note [Order of calls], call_server.cpp). So the order needs no numbers, and a call that is never sent
 // leaves no gap.
 //
 // Always: a call of a context that is not sent is taken back from the context, and a call that failed has no part in a backward.
@@ -17,7 +17,6 @@
 
 #include <atomic>
 #include <functional>
-#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -30,12 +29,6 @@ namespace cohort::rpc {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::nanoseconds;
-
-std::int64_t nanoseconds_left(base::Deadline deadline) {
-  if (deadline.is_never()) return std::numeric_limits<std::int64_t>::max();
-  return std::chrono::duration_cast<nanoseconds>(deadline.remaining()).count();
-}
 
 // What the handler takes over from this thread. Calls of the module itself are the same from anywhere, and take no seed.
 CallerState state_for(std::string_view function) {
@@ -121,9 +114,8 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
     pending.fail(std::make_exception_ptr(PeerError("rpc.call", pending.describe(id) + ": " + down)));
     return future;
   }
-  Writer out = begin_message(MessageKind::kCall, id);
+  Writer out = begin_call_message(MessageKind::kCall, id, deadline);
   out.text(function);
-  out.number(nanoseconds_left(deadline));
   encode(out, target.channel);
   encode(out, place);
   encode(out, state_for(function));
@@ -182,9 +174,9 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
   const std::shared_ptr<Reference> reference =
       core_.references->create(owner, asked_at + " by " + function, is_used);
   const WireReference wire = core_.references->describe(*reference);
-  Writer out = begin_message(MessageKind::kMake, id);
+  Writer out =
+      begin_call_message(MessageKind::kMake, id, deadline_of(target.timeout.value_or(milliseconds(0))));
   out.text(function);
-  out.number(nanoseconds_left(deadline_of(target.timeout.value_or(milliseconds(0)))));
   out.number(wire.object.number);
   out.number(wire.fork.number);
   out.text(asked_at);
@@ -367,18 +359,24 @@ base::Future<Encoded> CallClient::send_gradients(const std::string& worker, std:
   return call(Target(worker), kBackwardPart, out.take());
 }
 
+// A call that is not sent yet needs no kCancel. If it goes all the same, no time is left in it.
 void CallClient::expire(std::uint64_t id) {
   std::string worker, text;
+  std::uint64_t sequence = 0;
   {
     const std::lock_guard lock(tables_.mutex);
     const PendingCall* const call = tables_.pending.find(id);
     if (call == nullptr) return;
     worker = call->worker;
+    sequence = call->sequence;
     text = base::concat(call->describe(id), ": no answer within ", call->timeout.count(),
                         " ms, or what was left of the call that it belongs to");
   }
   fail(id, std::make_exception_ptr(TimeoutError("rpc.call", text)));
-  sender_.send(worker, begin_message(MessageKind::kCancel, id).take());
+  if (sequence == 0) return;
+  Writer out = begin_message(MessageKind::kCancel, id);
+  out.number(sequence);
+  sender_.send(worker, out.take());
 }
 
 }  // namespace cohort::rpc

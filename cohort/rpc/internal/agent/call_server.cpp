@@ -1,8 +1,8 @@
-// A call stands in CallTables::running until its answer is on its way. A caller that gave up or is gone takes it
-// out, and asks the handler to stop; its answer is dropped then. A call that waits for the window comes after its
-// kCancel, which is remembered, so that its handler does not begin. A call made by remote() is no caller's alone,
-// so it continues when its caller is gone: others may hold its result. References that came as arguments may have
-// to wait for their owners before the handler begins.
+// A call stands in CallTables::running until its answer is on its way. A caller that gave up or is gone takes it out,
+// and asks the handler to stop; its answer is dropped then. A call may come after its kCancel, which is remembered
+// (CallArrivals), or with no time left, as it has waited for the window: its handler does not begin then. A call made by
+// remote() is no caller's alone, so it continues when its caller is gone: others may hold its result. References that
+// came as arguments may have to wait for their owners before the handler begins.
 //
 // Note [Order of calls]: calls of one caller and one channel come in the order in which they were made.
 // `channels_` has each wait until the handler before it has answered: also one that its caller has given
@@ -21,7 +21,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <functional>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -44,6 +43,10 @@ constexpr std::chrono::microseconds kPatience(1'000);  // until another thread t
 void invoke_and_keep(const RemoteFunction& function, Encoded arguments, const Keep& keep) {
   if (!function.invoke_and_keep) throw UsageError("rpc.remote", "the function has no result to keep");
   function.invoke_and_keep(std::move(arguments), keep);
+}
+
+std::exception_ptr did_not_begin(const std::string& function) {
+  return std::make_exception_ptr(TimeoutError("rpc.remote", function + " did not begin in time"));
 }
 
 // The next call of the channel begins.
@@ -108,8 +111,13 @@ void CallServer::on_call(const std::string& caller, std::uint64_t id, Reader& in
                          std::shared_ptr<void> credit) {
   Job job;
   job.key = {caller, id};
-  job.function = in.text();
   const auto left = in.number<std::int64_t>();
+  {
+    const auto sequence = in.number<std::uint64_t>();
+    const std::lock_guard lock(tables_.mutex);
+    job.is_cancelled = tables_.running.arrivals_of(caller).add(sequence);
+  }
+  job.function = in.text();
   job.channel = decode<std::optional<std::string>>(in);
   job.place = decode<std::optional<RecordedPlace>>(in);
   job.state = decode<CallerState>(in);
@@ -121,8 +129,8 @@ void CallServer::on_make(const std::string& caller, std::uint64_t id, Reader& in
                          std::shared_ptr<void> credit) {
   Job job;
   job.key = {caller, id};
-  job.function = in.text();
   const auto left = in.number<std::int64_t>();
+  job.function = in.text();
   WireReference asked;
   asked.owner = core_.self.id;
   asked.object.creator = asked.fork.maker = core_.id_of(caller);
@@ -140,16 +148,13 @@ void CallServer::on_make(const std::string& caller, std::uint64_t id, Reader& in
 void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments,
                        std::shared_ptr<void> credit) {
   job.call.caller = job.key.first;
-  if (nanoseconds_left != std::numeric_limits<std::int64_t>::max()) {
-    job.call.deadline = base::Deadline(nanoseconds(nanoseconds_left));
-  }
+  if (nanoseconds_left != kForever) job.call.deadline = base::Deadline(nanoseconds(nanoseconds_left));
+  if (job.is_cancelled || nanoseconds_left <= 0) return skip(job);
   const auto now = base::Deadline::Clock::now();
   {
     const std::lock_guard lock(tables_.mutex);  // Note [One mutex]
     // The count is last, as AgentState::take() counts what throws.
     const std::int32_t caller = tables_.workers.id_of(job.key.first);
-    if (job.result == nullptr && tables_.running.take_cancelled(job.key))
-      return tables_.shutdown.count_received(caller);
     RunningCalls::Call running;
     running.is_kept = job.result != nullptr;
     job.call.stop = running.stop.get_token();
@@ -179,6 +184,13 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
                   });
 }
 
+// Its caller has given it up, or its time was over before it was sent. The count is last, as in begin().
+void CallServer::skip(const Job& job) {
+  if (job.result != nullptr) core_.references->set_value(*job.result, {}, did_not_begin(job.function));
+  const std::lock_guard lock(tables_.mutex);
+  tables_.shutdown.count_received(tables_.workers.id_of(job.key.first));
+}
+
 // A handler that may begin.
 void CallServer::start(const Job& job, Encoded arguments, std::shared_ptr<void> credit) {
   if (arguments.references.empty()) {
@@ -202,8 +214,7 @@ void CallServer::run(const Job& job, Encoded arguments) {
   const HandlerThreads::OnThread on_thread(threads_);
   if (job.call.stop.stop_requested()) {  // nobody waits any more: it does not begin
     if (job.result == nullptr) return unlock_channel(job.channel_lock);
-    return keep(job, {},
-                std::make_exception_ptr(TimeoutError("rpc.remote", job.function + " did not begin in time")));
+    return keep(job, {}, did_not_begin(job.function));
   }
   const RunTimer timer(job.key);
   try {
@@ -350,10 +361,10 @@ bool CallServer::cancel(const Key& key) {
   return true;
 }
 
-void CallServer::on_cancel(const Key& key) {
+void CallServer::on_cancel(const Key& key, std::uint64_t sequence) {
   if (cancel(key)) return;
   const std::lock_guard lock(tables_.mutex);
-  tables_.running.remember_cancelled(key);
+  tables_.running.arrivals_of(key.first).cancel(sequence);
 }
 
 bool CallServer::may_run_here(const std::string& function) const {

@@ -31,7 +31,7 @@ class CallServer {
   /// The same for one that asks for an object.
   void on_make(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   /// The caller has given up a call, which may have yet to come.
-  void on_cancel(const Key& key);
+  void on_cancel(const Key& key, std::uint64_t sequence);
   /// Drops a call, and asks its handler to stop. False where no such call runs.
   bool cancel(const Key& key);
   /// At the end of the agent: handlers that wait for their channel do not begin, nor those that come.
@@ -49,12 +49,14 @@ class CallServer {
     ContextProtocol::CopyId copy = ContextProtocol::kNoCopy;    // of this context, in which the handler runs
     CallerState state;                                          // of the thread that made the call
     std::optional<std::string> channel;                         // of calls that have an order
+    bool is_cancelled = false;                                  // before it came
     std::shared_ptr<base::KeyedAsyncMutex::Lock> channel_lock;  // from start() on
   };
 
   ContextProtocol::CopyId count_in_context(const std::string& caller,
                                            const std::optional<RecordedPlace>& place);
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
+  void skip(const Job& job);
   void start(const Job& job, Encoded arguments, std::shared_ptr<void> credit);
   bool may_run_here(const std::string& function) const;
   void run_here(const Job& job, Encoded arguments);

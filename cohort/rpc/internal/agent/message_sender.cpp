@@ -3,9 +3,13 @@
 // keeps the order of the messages of its own channel.
 #include "cohort/rpc/internal/agent/message_sender.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "cohort/rpc/internal/agent/agent_messages.h"
@@ -23,6 +27,24 @@ constexpr std::uint32_t kLongChannels = 1'000'000;
 // Names that meet in one channel are in order too.
 std::uint32_t net_channel_of(const std::string& channel) {
   return 1 + kLongChannels + static_cast<std::uint32_t>(std::hash<std::string>()(channel) % kLongChannels);
+}
+
+template <typename T>
+void write_number(char* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+// A message may wait for long until it goes. In front of the last `num_bytes` of its header are its tables.
+void fill_in_time_left(net::Message& message, std::size_t num_bytes) {
+  std::int64_t end = 0;
+  const std::size_t offset = message.header.size() - num_bytes + kTimeLeftOffset;
+  std::memcpy(&end, message.header.data() + offset, sizeof end);
+  if (end == kForever) return;
+  message.on_begin = [offset, end](std::span<char> header) {
+    const auto now = base::Deadline::Clock::now().time_since_epoch();
+    write_number(header.data() + offset,
+                 std::max<std::int64_t>(0, end - std::chrono::nanoseconds(now).count()));
+  };
 }
 
 }  // namespace
@@ -83,8 +105,18 @@ void MessageSender::send(const std::string& worker, Encoded encoded, const Chann
     message.channel = static_cast<std::uint32_t>(1 + call % kLongChannels);
   }
   if (is_answer(kind)) message.channel += net::kAnswerChannels;
+  if (kind == MessageKind::kCall || kind == MessageKind::kMake) {
+    char* const fields = message.header.data() + message.header.size() - encoded.bytes.size();
+    fill_in_time_left(message, encoded.bytes.size());
+    if (kind == MessageKind::kCall) {
+      const std::lock_guard lock(core_.tables.mutex);
+      write_number(fields + kSequenceOffset, core_.tables.pending.on_sent(call, worker));
+    }
+  }
   if (peer != nullptr) return peer->send(std::move(message));
-  if (worker == core_.self.name) deliver_(std::move(message));
+  if (worker != core_.self.name) return;
+  if (message.on_begin) message.on_begin(message.header);
+  deliver_(std::move(message));
 }
 
 void MessageSender::send_effects(Contexts::Effects effects) {

@@ -18,6 +18,12 @@ const PendingCall* PendingCalls::find(std::uint64_t id) const {
   return found == calls_.end() ? nullptr : &found->second;
 }
 
+std::uint64_t PendingCalls::on_sent(std::uint64_t id, const std::string& worker) {
+  const std::uint64_t sequence = ++num_sent_[worker];
+  if (const auto found = calls_.find(id); found != calls_.end()) found->second.sequence = sequence;
+  return sequence;
+}
+
 PendingCalls::Node PendingCalls::take(std::uint64_t id) {
   Node call = calls_.extract(id);
   if (!call.empty()) ++num_finishing_;

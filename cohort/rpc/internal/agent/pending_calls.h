@@ -29,6 +29,7 @@ struct PendingCall {
 
   base::Promise<Encoded> promise;
   std::string worker, function;
+  std::uint64_t sequence = 0;  ///< kSequenceOffset; 0: it is not sent
   std::chrono::milliseconds timeout{0};
   CallStatistics::Time begun;
   CallStatistics::Function* statistics = nullptr;
@@ -59,6 +60,8 @@ class PendingCalls {
   }
   /// A number that no call or object of this agent has had.
   std::uint64_t next_number() { return next_number_++; }
+  /// A call to the worker is sent now, whether it has ended or not. Returns its sequence (kSequenceOffset).
+  std::uint64_t on_sent(std::uint64_t id, const std::string& worker);
   void add(std::uint64_t id, PendingCall call) { calls_.emplace(id, std::move(call)); }
   /// Null where it has ended.
   const PendingCall* find(std::uint64_t id) const;
@@ -83,6 +86,7 @@ class PendingCalls {
  private:
   std::uint64_t next_number_ = 1;
   std::map<std::uint64_t, PendingCall> calls_;
+  std::map<std::string, std::uint64_t> num_sent_;  // by worker
   int num_finishing_ = 0;  // calls that are answered, but whose callbacks may not have run yet
 };
 

@@ -4,24 +4,24 @@
 #include "cohort/rpc/internal/agent/pending_calls.h"
 
 namespace cohort::rpc {
-namespace {
 
-constexpr std::size_t kMaxCancelled = 4096;  // calls that were cancelled and have not come
+bool CallArrivals::add(std::uint64_t sequence) {
+  if (sequence >= next_) early_.insert(sequence);
+  while (!early_.empty() && *early_.begin() == next_) {
+    early_.erase(early_.begin());
+    ++next_;
+  }
+  return cancelled_.erase(sequence) > 0;
+}
 
-}  // namespace
+void CallArrivals::cancel(std::uint64_t sequence) {
+  if (sequence >= next_ && early_.count(sequence) == 0) cancelled_.insert(sequence);
+}
 
 std::optional<RunningCalls::Call> RunningCalls::take(const Key& key) {
   auto call = calls_.extract(key);
   if (call.empty()) return std::nullopt;
   return std::move(call.mapped());
-}
-
-void RunningCalls::remember_cancelled(const Key& key) {
-  if (!cancelled_.insert(key).second) return;
-  cancelled_order_.push_back(key);
-  if (cancelled_order_.size() <= kMaxCancelled) return;
-  cancelled_.erase(cancelled_order_.front());
-  cancelled_order_.pop_front();
 }
 
 std::vector<RunningCalls::Key> RunningCalls::of_caller(const std::string& caller) const {

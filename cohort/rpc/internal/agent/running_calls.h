@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -14,6 +13,24 @@
 #include "cohort/rpc/internal/timers.h"
 
 namespace cohort::rpc {
+
+/// Which calls of a worker have come, and which of those that have not are cancelled. Calls have their numbers in the order in
+/// which they were sent, and may overtake each other. So it takes memory for the calls that are on their way, however many
+/// there were. Threads: one at a time.
+class CallArrivals {
+ public:
+  /// Returns whether the call has been cancelled.
+  bool add(std::uint64_t sequence);
+  /// Does nothing where the call has come.
+  void cancel(std::uint64_t sequence);
+  /// What it takes memory for.
+  std::size_t size() const { return early_.size() + cancelled_.size(); }
+
+ private:
+  std::uint64_t next_ = 1;         // all calls before it have come
+  std::set<std::uint64_t> early_;  // came, though not all before them have
+  std::set<std::uint64_t> cancelled_;
+};
 
 /// The calls that an agent answers, from their arrival until their answer is on its way, and those that were cancelled before
 /// they came. Threads: one at a time.
@@ -30,10 +47,9 @@ class RunningCalls {
   /// Takes a call out; none where it has ended.
   std::optional<Call> take(const Key& key);
 
-  /// A call was cancelled that is not here: it has yet to come, or has just ended by itself. The latter are forgotten in time.
-  void remember_cancelled(const Key& key);
-  /// Whether a call that comes has been cancelled. Forgets it.
-  bool take_cancelled(const Key& key) { return cancelled_.erase(key) > 0; }
+  CallArrivals& arrivals_of(const std::string& caller) { return arrivals_[caller]; }
+  /// The caller is gone.
+  void forget_arrivals_of(const std::string& caller) { arrivals_.erase(caller); }
 
   /// Those of a caller that nobody else needs.
   std::vector<Key> of_caller(const std::string& caller) const;
@@ -45,8 +61,7 @@ class RunningCalls {
 
  private:
   std::map<Key, Call> calls_;
-  std::set<Key> cancelled_;
-  std::deque<Key> cancelled_order_;
+  std::map<std::string, CallArrivals> arrivals_;  // by caller
 };
 
 }  // namespace cohort::rpc

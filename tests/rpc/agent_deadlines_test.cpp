@@ -1,0 +1,91 @@
+// What becomes of calls whose callers give them up while they wait for the worker that they call.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/rpc/call_context.h"
+#include "cohort/rpc/function.h"
+#include "tests/rpc/faults.h"
+#include "tests/rpc/job.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/gate.h"
+
+namespace cohort::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::unique_ptr<Gate> handlers_gate;
+std::atomic<int> num_begun{0}, num_blocked{0};
+
+void block_handler(const at::Tensor&) {
+  ++num_blocked;
+  handlers_gate->wait();
+}
+COHORT_REMOTE(block_handler);
+
+void count_begun(const at::Tensor&) {
+  ++num_begun;
+}
+COHORT_REMOTE(count_begun);
+
+std::int64_t ms_left() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(rpc::remaining_deadline().remaining()).count();
+}
+COHORT_REMOTE(ms_left);
+
+// 164 MB of calls, of which 64 MiB are on their way at a time.
+TEST(AgentDeadlinesTest, OfManyCallsThatWereGivenUpNoneBeginsLater) {
+  rpc::AgentOptions options;
+  options.num_threads = 2;
+  Job job(2, options);
+  handlers_gate = std::make_unique<Gate>();
+  num_begun = num_blocked = 0;
+  std::vector<rpc::Future<void>> blocked, calls;
+  const at::Tensor small = at::zeros({1}), argument = at::zeros({4096});
+  for (int i = 0; i < options.num_threads; ++i) {
+    blocked.push_back(job[0].rpc_async<block_handler>(rpc::Target("w1").within(0ms), small));
+  }
+  ASSERT_TRUE(comes_true([&] { return num_blocked == options.num_threads; }));
+  for (int i = 0; i < 10'000; ++i) {
+    calls.push_back(job[0].rpc_async<count_begun>(rpc::Target("w1").within(1s), argument));
+  }
+  for (rpc::Future<void>& call : calls) EXPECT_THROW(call.get(), TimeoutError);
+  handlers_gate->open();
+  for (rpc::Future<void>& call : blocked) call.get();
+  EXPECT_TRUE(has_nothing_left(job[0]));
+  EXPECT_TRUE(has_nothing_left(job[1]));
+  EXPECT_EQ(num_begun, 0);
+  job.shutdown();
+}
+
+TEST(AgentDeadlinesTest, TheTimeLeftIsThatOfTheMomentWhenTheCallGoes) {
+  rpc::AgentOptions options;
+  options.num_threads = 1;
+  Job job(2, options);
+  handlers_gate = std::make_unique<Gate>();
+  num_blocked = 0;
+  std::vector<rpc::Future<void>> blocked;
+  blocked.push_back(job[0].rpc_async<block_handler>(rpc::Target("w1").within(0ms), at::zeros({1})));
+  ASSERT_TRUE(comes_true([] { return num_blocked == 1; }));
+  // It fills the window until its handler begins.
+  blocked.push_back(job[0].rpc_async<block_handler>(rpc::Target("w1").within(0ms), at::zeros({16 << 20})));
+  const base::Deadline call_time(100s);
+  rpc::Future<std::int64_t> left = job[0].rpc_async<ms_left>(rpc::Target("w1").within(100s));
+  EXPECT_TRUE(comes_true([&] { return job[0].metrics().messages_queued == 1; }));
+  EXPECT_TRUE(comes_true([&] { return call_time.elapsed() > 300ms; }));
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(call_time.elapsed());
+  handlers_gate->open();
+  EXPECT_LE(left.get(), 100'000 - waited.count());
+  for (rpc::Future<void>& call : blocked) call.get();
+  job.shutdown();
+}
+
+}  // namespace
+}  // namespace cohort::test
