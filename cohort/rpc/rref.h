@@ -56,8 +56,9 @@ using Kept = typename KeptType<R>::Type;
 /// A reference to a `T` on some worker. The object lives as long as any worker has a reference to it. An empty one refers to
 /// nothing. Threads: as a shared_ptr.
 ///
-/// What waits ends at the agent's timeout, or at within()'s (zero: none), and no later than the call that this thread answers. What needs
-/// the owner throws OwnerLostError where it is gone, and what the function threw that was to make the object.
+/// What waits ends at the agent's timeout, or at within()'s (zero: none), and no later than the call that this thread answers. In a
+/// handler whose call has a deadline local_value() without within() waits until then. What needs the owner throws OwnerLostError
+/// where it is gone, and what the function threw that was to make the object.
 template <typename T>
 class RRef {
  public:

@@ -58,6 +58,19 @@ std::shared_ptr<SlowBox> make_box_after_gate() {
   return std::make_shared<SlowBox>();
 }
 
+// Answers once the test has set it, and holds no thread meanwhile.
+std::unique_ptr<Promise<at::Tensor>> promised_tensor;
+Future<at::Tensor> tensor_of_promise() {
+  return promised_tensor->future();
+}
+std::atomic<int> num_in_value{0};
+at::Tensor value_on_owner(const RRef<at::Tensor>& x) {
+  ++num_in_value;
+  return *x.local_value();
+}
+
+COHORT_REMOTE(tensor_of_promise);
+COHORT_REMOTE(value_on_owner);
 COHORT_REMOTE(ones_after_gate);
 COHORT_REMOTE(negated);
 COHORT_REMOTE(double_of);
@@ -198,6 +211,36 @@ TEST_F(RRefTimeoutTest, AReferenceThatArrivesIsConfirmed) {
     }
   }
   finish();
+}
+
+// The call that the handler answers has no deadline, so the handler has the agent's.
+TEST_F(RRefTimeoutTest, AHandlerWithoutADeadlineWaitsForAnObjectForTheAgentsTimeout) {
+  promised_tensor = std::make_unique<Promise<at::Tensor>>();
+  {
+    const RRef<at::Tensor> never = job[0].remote<tensor_of_promise>(to("w1").within(milliseconds(0)));
+    job[1].set_timeout(milliseconds(200));
+    const auto begin = std::chrono::steady_clock::now();
+    COHORT_EXPECT_THROW_WITH(job[0].rpc_sync<value_on_owner>(to("w1").within(milliseconds(0)), never),
+                             TimeoutError, "the value of a remote object");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(200) + test::deadline_slack());
+    promised_tensor->set_value(at::ones({2}));
+  }
+  finish();
+}
+
+// Its pool gives threads that run on five seconds.
+TEST(RRefTimeoutStopTest, AnAgentThatStopsLeavesNoHandlerThatWaitsForAnObject) {
+  promised_tensor = std::make_unique<Promise<at::Tensor>>();
+  num_in_value = 0;
+  Job job(2);
+  const RRef<at::Tensor> never = job[0].remote<tensor_of_promise>(to("w1").within(milliseconds(0)));
+  const Future<at::Tensor> value = job[0].rpc_async<value_on_owner>(to("w1").within(milliseconds(0)), never);
+  EXPECT_TRUE(comes_true([] { return num_in_value == 1; }));
+  const auto begin = std::chrono::steady_clock::now();
+  job.drop(1);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(1000) + test::deadline_slack());
+  EXPECT_THROW(Future<at::Tensor>(value).get(), PeerError);
+  promised_tensor.reset();
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ void References::mark_lost(const Reference& reference, std::exception_ptr error)
   run([&](auto& effects) {
     errors_[reference.hold_] = error;
     if (const auto found = objects_.find(reference.object_); found != objects_.end()) {
-      unmade = std::move(found->second);
+      if (!std::exchange(found->second->is_set, true)) unmade = std::move(found->second);
       objects_.erase(found);
     }
     protocol_.mark_lost(reference.hold_, effects);
@@ -121,8 +121,24 @@ void References::mark_lost(const Reference& reference, std::exception_ptr error)
   if (unmade != nullptr) unmade->promise.set_error(std::move(error));
 }
 
+void References::fail_unset() {
+  std::vector<std::pair<ObjectId, std::shared_ptr<Object>>> unset;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, object] : objects_) {
+      if (!std::exchange(object->is_set, true)) unset.emplace_back(id, object);
+    }
+  }
+  for (const auto& [id, object] : unset) {
+    object->promise.set_error(std::make_exception_ptr(UsageError(
+        "rpc.rref", base::concat("object ", id.creator, '.', id.number, ", made at ", object->made_at,
+                                 ", was not made yet, and its agent has been stopped"))));
+  }
+}
+
 // The locals are declared before the lock, so objects are destroyed after it: they may hold references.
 void References::clear() {
+  fail_unset();
   std::map<ObjectId, std::shared_ptr<Object>> objects;
   std::multimap<ReferenceProtocol::HoldId, std::shared_ptr<Waiter>> waiters;
   const std::lock_guard lock(mutex_);
@@ -356,11 +372,12 @@ ObjectValue Reference::value(Timeout timeout) const {
   if (!object->ready.ready()) {
     // Another function of the pool may run meanwhile: the value may be what that function makes.
     const base::ThreadPool::Waiting waiting;
-    // A handler has the time of the call that it answers.
-    const base::Deadline deadline = timeout                     ? deadline_of(*timeout)
-                                    : current_call() != nullptr ? base::Deadline::never()
-                                                                : deadline_of(host()->timeout());
-    base::Future<void>(object->ready).get(deadline.sooner(remaining_deadline()));
+    // A handler has the time of the call that it answers. The call may have none.
+    const base::Deadline of_call = remaining_deadline();
+    const base::Deadline deadline = timeout              ? deadline_of(*timeout)
+                                    : of_call.is_never() ? deadline_of(host()->timeout())
+                                                         : of_call;
+    base::Future<void>(object->ready).get(deadline.sooner(of_call));
   } else {
     base::Future<void>(object->ready).get(base::Deadline::never());
   }

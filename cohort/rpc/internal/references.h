@@ -67,6 +67,8 @@ class References : public std::enable_shared_from_this<References> {
   void on_message(std::int32_t from, const ReferenceMessage& message);
   void on_down(std::int32_t worker, const std::string& why);
 
+  /// At the end of the agent: those that wait for objects which are not made yet get an error.
+  void fail_unset();
   /// Frees all objects, which may have references of their own, and forgets who waits.
   void clear();
 

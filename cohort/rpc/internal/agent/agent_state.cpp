@@ -111,6 +111,7 @@ void AgentState::end_calls() {
     call.fail(
         std::make_exception_ptr(UsageError("rpc.call", call.describe(id) + ": this agent has been stopped")));
   }
+  if (core_.references) core_.references->fail_unset();
 }
 
 void AgentState::send_reference_message(std::int32_t to, const ReferenceMessage& message) {
