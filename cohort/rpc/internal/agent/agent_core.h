@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "cohort/base/threads/thread_pool.h"
 #include "cohort/net/node.h"
@@ -25,6 +26,20 @@ namespace cohort::rpc {
 
 class AgentState;
 
+/// A message that is still to be sent, and that no table knows of any more: a worker of a dynamic group does not leave before. Made
+/// before the table forgets it. Each copy counts. Threads: any.
+class UnsentMessage {
+ public:
+  using Count = std::shared_ptr<std::atomic<int>>;
+  explicit UnsentMessage(Count count) : count_(std::move(count)) { ++*count_; }
+  UnsentMessage(const UnsentMessage& other) : UnsentMessage(other.count_) {}
+  UnsentMessage& operator=(const UnsentMessage&) = delete;
+  ~UnsentMessage() { --*count_; }
+
+ private:
+  const Count count_;
+};
+
 /// What an agent knows of workers and calls, and the mutex of all of it.
 ///
 /// Note [One mutex]: shutdown() asks whether no call is under way, and what was counted. So whoever adds a call to `pending` or
@@ -40,6 +55,7 @@ struct CallTables {
   RunningCalls running;
   ShutdownState shutdown;
   CallStatistics statistics;
+  const UnsentMessage::Count num_unsent = std::make_shared<std::atomic<int>>(0);  ///< needs no mutex
 };
 
 /// What an agent runs on. Its parts hold a reference to it, and call each other by way of functions that hold share().

@@ -69,14 +69,17 @@ void AgentMembers::leave(base::Deadline deadline) {
 
 // Under the mutex.
 bool AgentMembers::may_leave() const {
-  return tables_.pending.is_idle() && tables_.running.is_idle() && protocol_.may_leave();
+  return tables_.pending.is_idle() && tables_.running.is_idle() && *tables_.num_unsent == 0 &&
+         protocol_.may_leave();
 }
 
 std::vector<std::string> AgentMembers::describe_missing() const {
   std::vector<std::string> missing = tables_.pending.describe();
   for (std::string& handler : tables_.running.describe()) missing.push_back(std::move(handler));
   if (tables_.pending.is_finishing()) missing.emplace_back("a function that a result of a call leads to");
-  if (missing.empty() && !tables_.running.is_idle()) missing.emplace_back("a call that is answered");
+  if (*tables_.num_unsent > 0) {
+    missing.emplace_back("a message that is sent once the owners of its references know of them");
+  }
   for (std::string& part : protocol_.describe_missing()) missing.push_back(std::move(part));
   return missing;
 }

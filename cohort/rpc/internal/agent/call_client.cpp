@@ -184,6 +184,7 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
   encode(out, place);
   encode(out, state_for(function));
   out.append(std::move(arguments));
+  const UnsentMessage unsent(tables_.num_unsent);
   std::string down;
   bool is_leaving = false;
   {
@@ -204,7 +205,7 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
   sender_.send_when_resolved(
       target.worker, out.take(),
       [self = core_.share(this), worker = target.worker, reference, in_context,
-       recorded](const std::exception_ptr& error) {
+       recorded, unsent](const std::exception_ptr& error) {
         self->count_unsent(worker);
         self->forget(in_context, recorded);
         self->core_.references->mark_lost(*reference, error);

@@ -320,6 +320,7 @@ void CallServer::keep(const Job& job, ObjectValue value, const std::exception_pt
 void CallServer::answer(const Key& key, Encoded result, std::exception_ptr error,
                         std::optional<bool> is_late) {
   RunTimer::end(key);
+  const UnsentMessage unsent(tables_.num_unsent);
   if (!end(key)) return;
   {
     const std::lock_guard lock(tables_.mutex);
@@ -330,7 +331,7 @@ void CallServer::answer(const Key& key, Encoded result, std::exception_ptr error
     References::mark_used(result.references);
   });
   // Also for a result that cannot travel: the caller learns why.
-  const auto send_error = [self = core_.share(this), key](const std::exception_ptr& thrown) {
+  const auto send_error = [self = core_.share(this), key, unsent](const std::exception_ptr& thrown) {
     Writer out = begin_message(MessageKind::kError, key.second);
     encode(out, describe_exception(thrown));
     self->sender_.send(key.first, out.take());
