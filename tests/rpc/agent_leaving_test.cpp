@@ -4,10 +4,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/agent.h"
@@ -37,6 +39,19 @@ RRef<at::Tensor> give_waiting_object() {
   ++num_objects_given;
   return std::exchange(waiting_object, {});
 }
+std::size_t num_of_tensors(const RRef<at::Tensor>&, const std::vector<at::Tensor>& tensors) {
+  return tensors.size();
+}
+std::size_t num_of_letters(const RRef<at::Tensor>&, const std::string& text) {
+  return text.size();
+}
+std::pair<RRef<at::Tensor>, std::vector<at::Tensor>> reference_beside_tensors(const RRef<at::Tensor>& x,
+                                                                              std::size_t num_tensors) {
+  return {x, std::vector<at::Tensor>(num_tensors, at::ones({1}))};
+}
+COHORT_REMOTE(num_of_tensors);
+COHORT_REMOTE(num_of_letters);
+COHORT_REMOTE(reference_beside_tensors);
 COHORT_REMOTE(twice_for_leaver);
 COHORT_REMOTE(takes_reference);
 COHORT_REMOTE(give_waiting_object);
@@ -82,6 +97,26 @@ TEST_F(AgentLeavingTest, ALeaverWaitsForAnAnswerThatWaitsForTheOwnerOfItsReferen
       test::comes_true([&] { return num_objects_given == 1 && leaver->metrics().calls_unanswered == 0; }));
   expect_to_wait_for_references(*leaver, owner);
   EXPECT_FALSE(answer.ready());
+}
+
+// No reference is passed on with it, so nobody waits for the one who would have it.
+TEST_F(AgentLeavingTest, AMessageThatIsTooLargeIsAnErrorAndPassesNoReferenceOn) {
+  const auto caller = join("w0"), callee = join("w1");
+  {
+    const RRef<at::Tensor> object = caller->make_rref(at::ones({2}));
+    const std::vector<at::Tensor> tensors(16'001, at::ones({1}));
+    const std::string text(std::size_t{64} << 20, 'x');
+    COHORT_EXPECT_THROW_WITH(caller->rpc_sync<num_of_tensors>("w1", object, tensors), UsageError,
+                             " to w1 has 16001 tensors, expected at most 16000");
+    COHORT_EXPECT_THROW_WITH(caller->remote<num_of_tensors>("w1", object, tensors).to_here(), UsageError,
+                             " to w1 has 16001 tensors");
+    COHORT_EXPECT_THROW_WITH(caller->rpc_sync<num_of_letters>("w1", object, text), UsageError,
+                             " bytes beside its tensors, expected at most 67108864");
+    COHORT_EXPECT_THROW_WITH(caller->rpc_sync<reference_beside_tensors>("w1", object, std::size_t{16'001}),
+                             UsageError, " of w0 has 16001 tensors");
+  }
+  caller->shutdown(patience());
+  callee->shutdown(patience());
 }
 
 }  // namespace

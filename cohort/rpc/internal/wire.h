@@ -23,6 +23,10 @@ enum class Memory : std::uint8_t { kShared, kOwn };
 /// meta device, sparse with an index outside of its sizes.
 net::Message to_message(std::uint32_t channel, const Encoded& encoded, Memory memory = Memory::kShared);
 void add_references(net::Message& message, const std::vector<WireReference>& references);
+/// Bytes of the header that add_references() adds for so many, at most.
+inline std::size_t most_bytes_of_references(std::size_t count) {
+  return 10 + count * (3 * sizeof(std::int32_t) + 2 * sizeof(std::uint64_t));
+}
 
 /// A value without its references, and those. The tensors share the memory that the message was read into.
 /// Throws: CommError for what to_message() and add_references() do not write.

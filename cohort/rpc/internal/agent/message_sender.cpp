@@ -9,9 +9,12 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
+#include "cohort/base/error.h"
 #include "cohort/rpc/internal/agent/agent_messages.h"
 #include "cohort/rpc/internal/wire.h"
 
@@ -45,6 +48,21 @@ void fill_in_time_left(net::Message& message, std::size_t num_bytes) {
     write_number(header.data() + offset,
                  std::max<std::int64_t>(0, end - std::chrono::nanoseconds(now).count()));
   };
+}
+
+// Why module net would reject the message, and what to do; none where it takes it.
+std::optional<std::pair<std::string, const char*>> find_excess(const net::Message& message,
+                                                               std::size_t num_references) {
+  if (message.payloads.size() > net::kMaxPayloads) {
+    return std::pair(base::concat(message.payloads.size(), " tensors, expected at most ", net::kMaxPayloads,
+                                  " (a sparse one counts twice)"),
+                     "torch::stack or torch::cat, or several calls");
+  }
+  const std::size_t num_bytes = message.header.size() + most_bytes_of_references(num_references);
+  if (num_bytes <= net::kMaxHeaderBytes) return std::nullopt;
+  return std::pair(
+      base::concat(num_bytes, " bytes beside its tensors, expected at most ", net::kMaxHeaderBytes),
+      "a tensor in place of a vector or a string, or several calls");
 }
 
 }  // namespace
@@ -98,6 +116,13 @@ void MessageSender::send(const std::string& worker, Encoded encoded, const Chann
   const auto call = reader.number<std::uint64_t>();
   // In a call of itself both sides have values of their own, as anywhere else.
   net::Message message = to_message(kShortChannel, encoded, peer == nullptr ? Memory::kOwn : Memory::kShared);
+  // Before forks are made: nobody would receive those of a message that is not sent.
+  if (const auto excess = find_excess(message, encoded.references.size())) {
+    throw UsageError("rpc.send",
+                     base::concat(is_answer(kind) ? "the answer to call " : "call ", shown_number(call),
+                                  is_answer(kind) ? " of " : " to ", worker, " has ", excess->first),
+                     excess->second);
+  }
   add_references(message, core_.references->send(encoded.references, id));
   if (channel) {
     message.channel = net_channel_of(*channel);
