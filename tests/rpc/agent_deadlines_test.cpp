@@ -87,5 +87,32 @@ TEST(AgentDeadlinesTest, TheTimeLeftIsThatOfTheMomentWhenTheCallGoes) {
   job.shutdown();
 }
 
+// It waits for its channel, or for a thread, behind a handler that takes longer.
+TEST(AgentDeadlinesTest, ACallThatIsGivenUpBeforeItBeginsTakesNoMemoryAndNoRoom) {
+  rpc::AgentOptions options;
+  options.num_threads = 1;
+  Job job(2, options);
+  for (const bool has_channel : {false, true}) {
+    handlers_gate = std::make_unique<Gate>();
+    num_begun = num_blocked = 0;
+    rpc::Target target("w1");
+    if (has_channel) target = target.in_order("of the test");
+    rpc::Future<void> blocked = job[0].rpc_async<block_handler>(target.within(0ms), at::zeros({1}));
+    ASSERT_TRUE(comes_true([] { return num_blocked == 1; }));
+    EXPECT_THROW(job[0].rpc_sync<count_begun>(target.within(200ms), at::zeros({8 << 20})), TimeoutError);
+    rpc::AgentMetrics metrics;
+    EXPECT_TRUE(comes_true([&] {
+      metrics = job[0].metrics();
+      return metrics.bytes_on_the_way == 0 && metrics.shared_bytes_in_use == 0;
+    })) << metrics.bytes_on_the_way
+        << " bytes are on the way, " << metrics.shared_bytes_in_use << " shared";
+    handlers_gate->open();
+    blocked.get();
+    job[0].rpc_sync<count_begun>(target, at::zeros({1}));  // the place is free again
+    EXPECT_EQ(num_begun, 1);
+  }
+  job.shutdown();
+}
+
 }  // namespace
 }  // namespace cohort::test

@@ -9,7 +9,7 @@
 // up, as two handlers of a channel never run at a time. A call that waits keeps its place while the owners
 // of its references are asked, and its room in the caller's window. So the window bounds the memory of
 // calls that wait. None of them can take the room of an earlier one of its channel, for that one has come
-// before.
+// before. A call that is given up drops its arguments and its room (WaitingArguments), and keeps its place.
 //
 // Waking a thread costs more than a short call, so a function whose last runs were quick runs on the node's thread.
 // Should it be long this time, nothing else is read meanwhile; so another thread takes the node's place: as the function
@@ -150,6 +150,7 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
   job.call.caller = job.key.first;
   if (nanoseconds_left != kForever) job.call.deadline = base::Deadline(nanoseconds(nanoseconds_left));
   if (job.is_cancelled || nanoseconds_left <= 0) return skip(job);
+  job.arguments = std::make_shared<WaitingArguments>(std::move(arguments), std::move(credit));
   const auto now = base::Deadline::Clock::now();
   {
     const std::lock_guard lock(tables_.mutex);  // Note [One mutex]
@@ -157,6 +158,7 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     const std::int32_t caller = tables_.workers.id_of(job.key.first);
     RunningCalls::Call running;
     running.is_kept = job.result != nullptr;
+    running.arguments = job.arguments;
     job.call.stop = running.stop.get_token();
     if (!job.call.deadline.is_never()) {
       std::function<void()> expire = [self = core_.share_weakly(this), key = job.key] {
@@ -174,14 +176,13 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     threads_.on_queued();
     tables_.shutdown.count_received(caller);
   }
-  if (!job.channel) return start(job, std::move(arguments), std::move(credit));
+  if (!job.channel) return start(job);
   const base::KeyedAsyncMutex::Key key(job.key.first, *job.channel);
-  channels_->lock(key,
-                  [self = core_.share(this), job = std::move(job), arguments = std::move(arguments),
-                   credit = std::move(credit)](std::shared_ptr<base::KeyedAsyncMutex::Lock> lock) mutable {
-                    job.channel_lock = std::move(lock);
-                    self->start(job, std::move(arguments), std::move(credit));
-                  });
+  channels_->lock(key, [self = core_.share(this),
+                        job = std::move(job)](std::shared_ptr<base::KeyedAsyncMutex::Lock> lock) mutable {
+    job.channel_lock = std::move(lock);
+    self->start(job);
+  });
 }
 
 // Its caller has given it up, or its time was over before it was sent. The count is last, as in begin().
@@ -192,30 +193,23 @@ void CallServer::skip(const Job& job) {
 }
 
 // A handler that may begin.
-void CallServer::start(const Job& job, Encoded arguments, std::shared_ptr<void> credit) {
-  if (arguments.references.empty()) {
-    if (may_run_here(job.function)) {
-      credit.reset();
-      return run_here(job, std::move(arguments));
-    }
-    return run_on_pool(job, std::move(arguments), std::move(credit));
-  }
-  const References::List references = arguments.references;
+void CallServer::start(const Job& job) {
+  const References::List references = job.arguments->references();
+  if (references.empty()) return may_run_here(job.function) ? run_here(job) : run_on_pool(job);
   // What their owners answer needs no room of the window.
   core_.references->when_resolved(references,
-                                  [self = core_.share(this), job, arguments = std::move(arguments),
-                                   credit = std::move(credit)]() mutable {
-                                    self->run_on_pool(job, std::move(arguments), std::move(credit));
-                                  });
+                                  [self = core_.share(this), job, references] { self->run_on_pool(job); });
 }
 
-void CallServer::run(const Job& job, Encoded arguments) {
+void CallServer::run(const Job& job) {
   const auto self = core_.share(this);
   const HandlerThreads::OnThread on_thread(threads_);
-  if (job.call.stop.stop_requested()) {  // nobody waits any more: it does not begin
+  std::optional<Encoded> waiting = job.arguments->take();
+  if (!waiting || job.call.stop.stop_requested()) {  // nobody waits any more: it does not begin
     if (job.result == nullptr) return unlock_channel(job.channel_lock);
     return keep(job, {}, did_not_begin(job.function));
   }
+  Encoded arguments = *std::move(waiting);
   const RunTimer timer(job.key);
   try {
     const RemoteFunction& found = find_function(job.function);
@@ -306,6 +300,7 @@ std::optional<std::stop_source> CallServer::end(const Key& key) {
   }
   if (!call) return std::nullopt;
   core_.timers->remove(call->timer);
+  call->arguments->drop();
   return call->stop;
 }
 
@@ -374,23 +369,19 @@ bool CallServer::may_run_here(const std::string& function) const {
   return threads_.is_quick(function);
 }
 
-void CallServer::run_here(const Job& job, Encoded arguments) {
+void CallServer::run_here(const Job& job) {
   const auto replace = [self = core_.share_weakly(this)] {
     if (const auto server = self.lock()) server->core_.node->replace_thread();
   };
   const HandlerThreads::OnNodeThread runs(threads_);
   const Timers::Key timer = core_.timers->add(base::Deadline::Clock::now() + kPatience, replace);
-  run(job, std::move(arguments));
+  run(job);
   core_.timers->remove(timer);
 }
 
-void CallServer::run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<void> credit) {
+void CallServer::run_on_pool(const Job& job) {
   try {
-    core_.pool->submit("remote call", [self = core_.share(this), job, arguments = std::move(arguments),
-                                       credit = std::move(credit)]() mutable {
-      credit.reset();
-      self->run(job, std::move(arguments));
-    });
+    core_.pool->submit("remote call", [self = core_.share(this), job] { self->run(job); });
   } catch (...) {  // no thread can be had
     threads_.on_dropped();
     fail_job(job, std::current_exception());

@@ -51,17 +51,18 @@ class CallServer {
     std::optional<std::string> channel;                         // of calls that have an order
     bool is_cancelled = false;                                  // before it came
     std::shared_ptr<base::KeyedAsyncMutex::Lock> channel_lock;  // from start() on
+    std::shared_ptr<WaitingArguments> arguments;                // until it begins
   };
 
   ContextProtocol::CopyId count_in_context(const std::string& caller,
                                            const std::optional<RecordedPlace>& place);
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
   void skip(const Job& job);
-  void start(const Job& job, Encoded arguments, std::shared_ptr<void> credit);
+  void start(const Job& job);
   bool may_run_here(const std::string& function) const;
-  void run_here(const Job& job, Encoded arguments);
-  void run_on_pool(const Job& job, Encoded arguments, std::shared_ptr<void> credit);
-  void run(const Job& job, Encoded arguments);
+  void run_here(const Job& job);
+  void run_on_pool(const Job& job);
+  void run(const Job& job);
   void run_fetch(const Job& job, const Encoded& arguments, const RemoteFunction& function);
   void run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function);
   void fail_job(const Job& job, const std::exception_ptr& error);

@@ -1,5 +1,7 @@
 #include "cohort/rpc/internal/agent/running_calls.h"
 
+#include <utility>
+
 #include "cohort/base/error.h"
 #include "cohort/rpc/internal/agent/pending_calls.h"
 
@@ -16,6 +18,18 @@ bool CallArrivals::add(std::uint64_t sequence) {
 
 void CallArrivals::cancel(std::uint64_t sequence) {
   if (sequence >= next_ && early_.count(sequence) == 0) cancelled_.insert(sequence);
+}
+
+std::optional<Encoded> WaitingArguments::take() {
+  std::shared_ptr<void> credit;  // without the mutex
+  const std::lock_guard lock(mutex_);
+  credit = std::move(credit_);
+  return std::exchange(arguments_, std::nullopt);
+}
+
+std::vector<std::shared_ptr<Reference>> WaitingArguments::references() const {
+  const std::lock_guard lock(mutex_);
+  return arguments_ ? arguments_->references : std::vector<std::shared_ptr<Reference>>();
 }
 
 std::optional<RunningCalls::Call> RunningCalls::take(const Key& key) {

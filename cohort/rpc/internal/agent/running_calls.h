@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <stop_token>
@@ -10,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/rpc/encoded.h"
 #include "cohort/rpc/internal/timers.h"
 
 namespace cohort::rpc {
@@ -32,6 +35,25 @@ class CallArrivals {
   std::set<std::uint64_t> cancelled_;
 };
 
+/// What a call brings, while it waits until its handler begins. Threads: any.
+class WaitingArguments {
+ public:
+  /// `credit`: their room in the caller's window.
+  WaitingArguments(Encoded arguments, std::shared_ptr<void> credit)
+      : arguments_(std::move(arguments)), credit_(std::move(credit)) {}
+  /// Takes the arguments out, and gives the room back. None where they were taken or dropped.
+  std::optional<Encoded> take();
+  /// None where the arguments were taken or dropped.
+  std::vector<std::shared_ptr<Reference>> references() const;
+  /// The handler will not begin. Frees tensors, and gives references up, on this thread.
+  void drop() { take(); }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<Encoded> arguments_;
+  std::shared_ptr<void> credit_;
+};
+
 /// The calls that an agent answers, from their arrival until their answer is on its way, and those that were cancelled before
 /// they came. Threads: one at a time.
 class RunningCalls {
@@ -40,6 +62,7 @@ class RunningCalls {
   struct Call {
     std::stop_source stop;
     Timers::Key timer;
+    std::shared_ptr<WaitingArguments> arguments;
     bool is_kept = false;  ///< others than the caller may need what it makes
   };
 
