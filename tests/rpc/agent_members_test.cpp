@@ -87,6 +87,17 @@ class AgentMembersTest : public testing::Test {
   std::unique_ptr<Agent> join(const std::string& name) {
     return std::make_unique<Agent>(name, store, options);
   }
+  // Worker 0 hears one whose address is of no use to a third one.
+  void expect_not_to_be_skipped(const std::string& address) {
+    const auto first = join("w0");
+    FakeMember cut_off("w1", store);
+    cut_off.join();
+    cut_off.publish(address);
+    options.silence = milliseconds(400);
+    options.join_timeout = milliseconds(700);
+    COHORT_EXPECT_THROW_WITH(join("w2"), RendezvousError, "w1 (worker 1)");
+    EXPECT_FALSE(store.has("rpc/dynamic/1/gone"));
+  }
   MapStore store;
   AgentOptions options;
 };
@@ -382,6 +393,34 @@ TEST_F(AgentMembersTest, AWorkerThatOnlyTheNewOneCannotReachIsNotSkipped) {
   options.join_timeout = milliseconds(700);
   COHORT_EXPECT_THROW_WITH(join("w2"), RendezvousError, "w1 (worker 1)");
   EXPECT_FALSE(store.has("rpc/dynamic/1/gone"));
+}
+
+// At which nobody listens.
+std::string rejected_address() {
+  std::string address;
+  net::listen_at(net::resolve("127.0.0.1:0"), address);
+  return address;
+}
+constexpr const char* kUnresolved = "no..host:1";
+
+TEST_F(AgentMembersTest, AWorkerWhoseTcpAddressRejectsIsNotSkippedWhileOthersHearIt) {
+  expect_not_to_be_skipped(rejected_address());
+}
+
+TEST_F(AgentMembersTest, AWorkerWhoseHostHasNoAddressIsNotSkippedWhileOthersHearIt) {
+  expect_not_to_be_skipped(kUnresolved);
+}
+
+TEST_F(AgentMembersTest, AWorkerWhoseAddressIsRejectedOrUnknownIsSkippedWhereNobodyHearsIt) {
+  options.silence = milliseconds(400);
+  for (const std::string& address : {rejected_address(), std::string(kUnresolved)}) {
+    FakeMember dead("w0", store);
+    dead.publish(address);
+  }
+  const auto first = join("w1"), second = join("w2");
+  EXPECT_EQ(names_of_members(*second), (MemberNames{"w1", "w2"}));
+  EXPECT_TRUE(store.has("rpc/dynamic/0/gone"));
+  EXPECT_TRUE(store.has("rpc/dynamic/1/gone"));
 }
 
 TEST_F(AgentMembersTest, AJoinWaitsUntilOthersHaveSeenADeath) {

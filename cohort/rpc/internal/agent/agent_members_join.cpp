@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <string_view>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
@@ -32,10 +33,18 @@ constexpr const char* kDynamicKey = "rpc/dynamic";
 constexpr const char* kGivenUp = "this worker was too slow: other workers have skipped it each time";
 // A peer that is down wakes nobody.
 constexpr milliseconds kLookAtPeers(10);
+// Of an address on the worker's own host: only its process listens there.
+constexpr const char* kLocal = "unix:";
+constexpr milliseconds kBetweenLookups(100);
 // Of a worker that has not answered for the silence.
 constexpr milliseconds kLastTry(100);
 // One that does not hear it sees a silence.
 constexpr milliseconds kGoodbyeTime(200);
+
+// Whether the name of a host has no address, as that of a container which has ended.
+bool is_unresolved(const RendezvousError& error) {
+  return std::string_view(error.what()).starts_with("[net.address]");
+}
 
 std::string member_key(std::int32_t id, const char* what) {
   return base::concat(kDynamicKey, '/', id, '/', what);
@@ -227,7 +236,9 @@ std::optional<AgentMembers::Entry> AgentMembers::read_entry(std::int32_t id, bas
   return entry;
 }
 
-// Null without `why`: nobody listens there, or another process. Null with it: nobody has answered within AgentOptions::silence.
+// Null without `why`: its process is not there. Null with it: it could not be reached, which proves nothing. An address of TCP may
+// lead elsewhere, or be closed to this host alone. What does not answer, or has no address any more, is tried for
+// AgentOptions::silence.
 AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline deadline,
                                          std::string& why) const {
   if (entry.address.empty()) {
@@ -236,14 +247,24 @@ AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline dead
         "the job's secret on all workers");
   }
   const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
-  try {
-    Peer peer = core_.node->connect(entry.address, attempt, net::WhenRejected::kGiveUp);
-    return peer != nullptr && peer->incarnation() == entry.worker.incarnation ? peer : nullptr;
-  } catch (const RendezvousError& error) {
-    if (!attempt.expired()) throw;  // it runs: another secret, certificate or version keeps this worker out
-    why = base::message_of(error);
+  while (true) {
+    try {
+      why.clear();
+      Peer peer = core_.node->connect(entry.address, attempt, net::WhenRejected::kGiveUp);
+      if (peer != nullptr && peer->incarnation() == entry.worker.incarnation) return peer;
+      if (!entry.address.starts_with(kLocal)) {
+        why = base::concat(peer == nullptr ? "nobody listens at " : "another process listens at ",
+                           entry.address);
+      }
+      return nullptr;
+    } catch (const RendezvousError& error) {
+      why = base::message_of(error);
+      if (attempt.expired()) return nullptr;
+      if (!is_unresolved(error))
+        throw;  // it runs: another secret, certificate or version keeps this worker out
+    }
+    base::sleep(kBetweenLookups, attempt);
   }
-  return nullptr;
 }
 
 MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Entry& entry, base::Deadline deadline) {
