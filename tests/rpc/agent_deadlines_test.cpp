@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <vector>
 
 #include "cohort/base/error.h"
@@ -14,6 +15,7 @@
 #include "tests/rpc/faults.h"
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
 
 namespace cohort::test {
@@ -34,6 +36,24 @@ void count_begun(const at::Tensor&) {
   ++num_begun;
 }
 COHORT_REMOTE(count_begun);
+
+Gate* stopping_gate = nullptr;
+std::atomic<int> num_stopping{0}, num_stopped{0};
+void blocks_as_it_stops() {
+  const std::stop_callback callback(rpc::stop_token(), [] {
+    ++num_stopping;
+    stopping_gate->wait();
+  });
+  handlers_gate->wait();
+}
+COHORT_REMOTE(blocks_as_it_stops);
+
+void waits_for_stop() {
+  const std::stop_token token = rpc::stop_token();
+  wait_until([&] { return token.stop_requested(); });
+  ++num_stopped;
+}
+COHORT_REMOTE(waits_for_stop);
 
 std::int64_t ms_left() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(rpc::remaining_deadline().remaining()).count();
@@ -111,6 +131,34 @@ TEST(AgentDeadlinesTest, ACallThatIsGivenUpBeforeItBeginsTakesNoMemoryAndNoRoom)
     job[0].rpc_sync<count_begun>(target, at::zeros({1}));  // the place is free again
     EXPECT_EQ(num_begun, 1);
   }
+  job.shutdown();
+}
+
+// Functions that the program gives futures and stop tokens run as a deadline passes.
+TEST(AgentDeadlinesTest, AFunctionOfTheProgramThatTakesLongMakesNoOtherErrorLate) {
+  rpc::AgentOptions options;
+  options.num_threads = 4;
+  Job job(2, options);
+  handlers_gate = std::make_unique<Gate>();
+  num_blocked = num_stopping = 0;
+  Gate functions_gate;
+  stopping_gate = &functions_gate;
+  std::atomic<int> num_waiting{0};
+  rpc::Future<void> first = job[0].rpc_async<blocks_as_it_stops>(rpc::Target("w1").within(50ms));
+  rpc::Future<void> after = first.then([&](const rpc::Future<void>&) {
+    ++num_waiting;
+    functions_gate.wait();
+  });
+  ASSERT_TRUE(comes_true([&] { return num_waiting == 1 && num_stopping == 1; }));
+  for (int i = 0; i < 3; ++i) {
+    const base::Deadline begin(100ms);
+    EXPECT_THROW(job[0].rpc_sync<waits_for_stop>(rpc::Target("w1").within(100ms)), TimeoutError);
+    EXPECT_LT(begin.elapsed(), 100ms + deadline_slack());
+  }
+  EXPECT_TRUE(comes_true([] { return num_stopped == 3; })) << "handlers are asked to stop";
+  functions_gate.open();
+  handlers_gate->open();
+  after.get();
   job.shutdown();
 }
 

@@ -11,6 +11,7 @@
 #include "cohort/base/threads/wait.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
+#include "tests/support/gate.h"
 
 namespace cohort::rpc {
 namespace {
@@ -64,6 +65,30 @@ TEST(TimersTest, OneThatWasRemovedDoesNotRunAndIsDropped) {
   timers.add(Clock::now() + milliseconds(60), [&] { is_later = true; });
   EXPECT_TRUE(test::comes_true([&] { return is_later.load(); }));
   EXPECT_FALSE(has_run);
+}
+
+TEST(TimersTest, FunctionsThatTakeLongDoNotHoldUpOthers) {
+  test::Gate gate;
+  std::atomic<int> num_waiting{0}, num_past_gate{0}, num_called{0};
+  {
+    Timers timers;
+    for (int i = 1; i <= 3; ++i) {
+      timers.add(Clock::now(), [&] {
+        ++num_waiting;
+        gate.wait();
+        ++num_past_gate;
+      });
+      ASSERT_TRUE(test::comes_true([&] { return num_waiting == i; }));
+      const auto begin = Clock::now();
+      timers.add(begin + milliseconds(20), [&] { ++num_called; });
+      ASSERT_TRUE(test::comes_true([&] { return num_called == i; }));
+      EXPECT_LT(Clock::now() - begin, milliseconds(20) + test::deadline_slack());
+    }
+    EXPECT_EQ(num_past_gate, 0);
+    timers.add(Clock::now(), [&] { gate.open(); });
+    ASSERT_TRUE(test::comes_true([&] { return num_past_gate > 0; }));
+  }
+  EXPECT_EQ(num_past_gate, 3) << "their owner is destroyed now";
 }
 
 TEST(TimersTest, AFunctionMayDestroyTheTimers) {
