@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/gate.h"
 #include "tests/support/patience.h"
 #include "tests/support/throws.h"
@@ -253,14 +254,68 @@ TEST(ThreadPoolTest, CanBeDestroyedByItsOwnFunction) {
   EXPECT_EQ(future.get(patience()), 5);
 }
 
+// Counts threads that have run a function of the pool, and live.
+std::atomic<int> num_pool_threads{0};
+struct CountsThread {
+  CountsThread() { ++num_pool_threads; }
+  ~CountsThread() { --num_pool_threads; }
+};
+void count_thread() {
+  thread_local const CountsThread counts;
+  static_cast<void>(counts);
+}
+
+TEST(ThreadPoolTest, ThreadsThatItCanDoWithoutEnd) {
+  ASSERT_TRUE(test::comes_true([] { return num_pool_threads == 0; }));
+  ThreadPool pool({.name = "t", .max_threads = 8, .idle_time = 20ms, .num_kept = 2});
+  for (int round = 0; round < 2; ++round) {
+    test::Gate gate;
+    std::vector<Future<void>> futures;
+    for (int i = 0; i < 8; ++i) {
+      futures.push_back(pool.submit("wait", [&] {
+        count_thread();
+        gate.wait();
+      }));
+    }
+    EXPECT_TRUE(test::comes_true([] { return num_pool_threads == 8; }));
+    gate.open();
+    for (Future<void>& future : futures) future.get(patience());
+    EXPECT_TRUE(test::comes_true([] { return num_pool_threads <= 2; })) << num_pool_threads;
+    std::this_thread::sleep_for(100ms);
+    EXPECT_EQ(num_pool_threads, 2);
+  }
+  EXPECT_EQ(pool.stop(60s), 0);
+  EXPECT_EQ(num_pool_threads, 0);
+}
+
+// One function at a time needs one thread, though all that are idle take turns.
+TEST(ThreadPoolTest, ThreadsThatTakeTurnsUnderASmallLoadEndToo) {
+  ThreadPool pool({.name = "t", .max_threads = 8, .idle_time = 50ms, .num_kept = 1});
+  test::Gate gate;
+  std::vector<Future<void>> futures;
+  for (int i = 0; i < 8; ++i) {
+    futures.push_back(pool.submit("wait", [&] {
+      count_thread();
+      gate.wait();
+    }));
+  }
+  EXPECT_TRUE(test::comes_true([] { return num_pool_threads == 8; }));
+  gate.open();
+  for (Future<void>& future : futures) future.get(patience());
+  EXPECT_TRUE(test::comes_true([&] {
+    pool.submit("short", count_thread).get(patience());
+    return num_pool_threads <= 2;
+  }));
+}
+
 // Random functions: short, long, failing, given up before they began or while they run, with a stop at any
 // time.
 TEST(ThreadPoolTest, ARandomScheduleLosesNothingAndKeepsItsLimit) {
   std::mt19937 random(7);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 40; ++round) {
     std::atomic<int> ran{0}, running{0}, given_up{0}, too_many{0};
     const int threads = 1 + static_cast<int>(random() % 3);
-    ThreadPool pool({.name = "t", .max_threads = threads});
+    ThreadPool pool({.name = "t", .max_threads = threads, .idle_time = std::chrono::milliseconds(round % 2)});
     std::vector<Future<int>> futures;
     constexpr int kFunctions = 60;
     const int stops_after = static_cast<int>(random() % (2 * kFunctions));
@@ -276,6 +331,7 @@ TEST(ThreadPoolTest, ARandomScheduleLosesNothingAndKeepsItsLimit) {
         if (fails) throw DataError("test", "broken");
         return i;
       }));
+      if (random() % 8 == 0) std::this_thread::sleep_for(2ms);  // threads may end
       if (random() % 4 == 0) {
         ++given_up;  // one that runs has a successor
         futures.back().abandon();

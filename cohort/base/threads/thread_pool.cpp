@@ -1,12 +1,15 @@
 // One queue, under the pool's mutex, feeds all threads. A thread is made where more functions wait than
 // threads are idle, up to the limit. A function that waits for another one of the pool does not count: so
 // there may be more threads than the limit, and those above it stay idle. A function that was abandoned while
-// it runs raises the limit by one; its thread ends after it and lowers the limit again. A task's mutex may be
+// it runs raises the limit by one; its thread ends after it and lowers the limit again.
+// Idle threads take turns, so under a small load none is idle for long. The pool counts how many were idle all the time of
+// a period, and lets so many end in the next one, whichever comes by. A task's mutex may be
 // held when the pool's is taken, never the other way round. Functions run and are destroyed under neither.
 #include "cohort/base/threads/thread_pool.h"
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -32,7 +35,10 @@ struct Shared : std::enable_shared_from_this<Shared> {
   void start_if_needed() noexcept;
   void start();
   void run();
-  std::shared_ptr<PooledTask> take();
+  std::shared_ptr<PooledTask> take(bool& has_ended);
+  void end_thread(bool was_stuck);
+  bool wait_for_function(std::unique_lock<std::mutex>& lock);
+  bool is_surplus();
   int stop(std::chrono::milliseconds patience);
 
   const ThreadPool::Options options;
@@ -45,6 +51,9 @@ struct Shared : std::enable_shared_from_this<Shared> {
   std::size_t num_idle = 0;
   int num_waiting = 0;  // of the threads that are alive: their functions wait for others
   int limit;
+  // Idle threads: the fewest of this period, and how many of them may end.
+  std::size_t least_idle = 0, num_surplus = 0;
+  Deadline::Clock::time_point period_end = Deadline::Clock::time_point::min();
   bool stopping = false;
   bool has_stopped = false;
 };
@@ -134,19 +143,59 @@ void Shared::end_wait() noexcept {
   --num_waiting;
 }
 
-std::shared_ptr<PooledTask> Shared::take() {
-  std::unique_lock lock(mutex);
-  ++num_idle;
+// Of an idle thread, under the mutex. Whether one of them may end: the pool has not needed it for a period.
+bool Shared::is_surplus() {
+  const auto now = Deadline::Clock::now();
+  if (now >= period_end) {
+    num_surplus = least_idle > options.num_kept ? least_idle - options.num_kept : 0;
+    least_idle = num_idle;
+    period_end = now + options.idle_time;
+  }
+  if (num_surplus == 0 || stopping) return false;
+  --num_surplus;
+  return true;
+}
+
+// False where the thread may end.
+bool Shared::wait_for_function(std::unique_lock<std::mutex>& lock) {
   // Where functions have waited there are threads above the limit.
-  wait_for_task(changed, lock, [this] {
+  const auto has_function = [this] {
     if (queue.empty()) return stopping;
     return alive - static_cast<int>(num_idle) - num_waiting < limit;
-  });
+  };
+  if (options.idle_time.count() == 0) {
+    wait_for_task(changed, lock, has_function);
+    return true;
+  }
+  while (!has_function()) {
+    if (is_surplus()) return false;
+    wait(changed, lock, has_function, Deadline(options.idle_time));
+  }
+  return true;
+}
+
+// Null where the thread is to end. `has_ended`: it does not count any more.
+std::shared_ptr<PooledTask> Shared::take(bool& has_ended) {
+  std::unique_lock lock(mutex);
+  ++num_idle;
+  has_ended = !wait_for_function(lock);
   --num_idle;
-  if (queue.empty()) return nullptr;
+  least_idle = std::min(least_idle, num_idle);
+  if (has_ended) end_thread(false);  // at once: post() may need another one
+  if (has_ended || queue.empty()) return nullptr;
   std::shared_ptr<PooledTask> task = std::move(queue.front());
   queue.pop_front();
   return task;
+}
+
+// Under the mutex, by the thread. stop() joins those that are left.
+void Shared::end_thread(bool was_stuck) {
+  --alive;
+  if (was_stuck) --limit;
+  const auto self = threads.find(std::this_thread::get_id());
+  if (self == threads.end() || (stopping && !was_stuck)) return;
+  self->second.detach();
+  threads.erase(self);
 }
 
 void Shared::run() {
@@ -154,22 +203,16 @@ void Shared::run() {
   ::pthread_setname_np(::pthread_self(), options.name.substr(0, 15).c_str());
   Timeline::name_thread(options.name);
   if (options.start) options.start();
-  bool was_stuck = false;
+  bool was_stuck = false, has_ended = false;
   while (!was_stuck) {
-    const std::shared_ptr<PooledTask> task = take();
+    const std::shared_ptr<PooledTask> task = take(has_ended);
     if (task == nullptr) break;
     task->run();
     was_stuck = task->is_stuck_;
   }
-  {
+  if (!has_ended) {
     const std::lock_guard lock(mutex);
-    --alive;
-    if (was_stuck) --limit;
-    // stop() joins those that are left.
-    if (const auto self = threads.find(std::this_thread::get_id()); was_stuck && self != threads.end()) {
-      self->second.detach();
-      threads.erase(self);
-    }
+    end_thread(was_stuck);
   }
   changed.notify_all();
   thread_ended.notify_all();

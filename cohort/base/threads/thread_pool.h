@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -38,7 +39,7 @@ class PooledTask : public future_detail::Task {
 
 }  // namespace thread_pool_detail
 
-/// Threads are made when they are needed, and stay. Threads: any.
+/// Threads are made when they are needed, and stay, or end once they have been idle (Options::idle_time). Threads: any.
 class ThreadPool {
  public:
   /// How many threads there may be, and how each begins.
@@ -48,6 +49,9 @@ class ThreadPool {
     /// get() that timed out, does not count: another thread takes its place.
     int max_threads = 1;
     std::function<void()> start = nullptr;  ///< runs first on each thread; must not throw
+    /// Threads above `num_kept` that the pool could do without for so long end, within twice that time. Zero: they stay.
+    std::chrono::milliseconds idle_time{0};
+    std::size_t num_kept = 0;
   };
 
   /// Throws: UsageError for max_threads below 1.

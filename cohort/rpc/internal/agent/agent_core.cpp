@@ -4,6 +4,13 @@
 #include <utility>
 
 namespace cohort::rpc {
+namespace {
+
+// Nested calls may have made many threads.
+constexpr std::chrono::seconds kIdleTime(5);
+constexpr std::size_t kNumKept = 4;
+
+}  // namespace
 
 AgentCore::AgentCore(WorkerInfo self, AgentOptions options)
     : self(std::move(self)),
@@ -15,8 +22,8 @@ AgentCore::AgentCore(WorkerInfo self, AgentOptions options)
 void AgentCore::start(const std::shared_ptr<AgentState>& agent, std::shared_ptr<References> its_references) {
   owner = agent;
   references = std::move(its_references);
-  pool = std::make_unique<base::ThreadPool>(
-      base::ThreadPool::Options{.name = "rpc", .max_threads = options.num_threads});
+  pool = std::make_unique<base::ThreadPool>(base::ThreadPool::Options{
+      .name = "rpc", .max_threads = options.num_threads, .idle_time = kIdleTime, .num_kept = kNumKept});
   timers = std::make_unique<Timers>();
 }
 
