@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -180,7 +181,7 @@ TEST_P(AgentFaultsProcessesTest, AKilledCalleeEndsTheCallAndFreesWhatItHeld) {
       const base::Deadline begin(kSilence);
       job.send(SIGKILL);
       COHORT_EXPECT_THROW_WITH(call.result.get(), PeerError, call.name + "w1 died (process ");
-      EXPECT_LT(begin.elapsed(), kSilence / 8);
+      EXPECT_LT(begin.elapsed(), milliseconds(10) + test::deadline_slack());
       EXPECT_TRUE(test::comes_true([&] { return agent.metrics().objects.empty(); })) << "w1 held it";
       COHORT_EXPECT_THROW_WITH(there.to_here(), OwnerLostError, " of w1: w1 died (process ");
       COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {y.sum()}), PeerError,
@@ -190,6 +191,21 @@ TEST_P(AgentFaultsProcessesTest, AKilledCalleeEndsTheCallAndFreesWhatItHeld) {
     EXPECT_NO_THROW(agent.shutdown(base::Deadline(seconds(5)))) << "it does not wait for the dead";
     EXPECT_EQ(job.wait(), -1);
   }
+}
+
+// The soonest of several deaths: on a machine that is busy each may be seen later.
+TEST_P(AgentFaultsProcessesTest, ADeathOnThisHostIsSeenWithin10Ms) {
+  base::Deadline::Clock::duration soonest = seconds(1);
+  for (int death = 0; death < 10 && soonest > milliseconds(10); ++death) {
+    TwoProcesses job(GetParam(), seconds(20));
+    HangingCall call = job.hanging_call();
+    const base::Deadline begin(seconds(20));
+    job.send(SIGKILL);
+    EXPECT_THROW(call.result.get(), PeerError);
+    soonest = std::min(soonest, begin.elapsed());
+    EXPECT_EQ(job.wait(), -1);
+  }
+  EXPECT_LE(soonest, milliseconds(10));
 }
 
 TEST_P(AgentFaultsProcessesTest, AStoppedCalleeIsGivenUpAfterItsSilence) {

@@ -3,12 +3,14 @@
 // agent_faults_processes_test.cpp. COHORT_FAULTS: how often each fault is injected.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -162,6 +164,47 @@ TEST_P(AgentFaultsTest, ACutConnectionIsMadeAgainAndEachCallRunsOnce) {
     for (std::size_t id = 0; id < 3; ++id) EXPECT_TRUE(has_nothing_left(job[id]));
     job.shutdown();
   }
+}
+
+// Ends the local sockets of this process, and returns how many there were. The memory beside them stays as it is.
+int cut_local_sockets() {
+  int num_cut = 0;
+  for (int fd = 3; fd < 1024; ++fd) {
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 || peer.ss_family != AF_UNIX)
+      continue;
+    if (::shutdown(fd, SHUT_RDWR) == 0) ++num_cut;
+  }
+  return num_cut;
+}
+
+// Through the relay no descriptor passes, so its workers share no memory. These do: some calls go through the ring, which is smaller
+// than they are together, others by handle.
+TEST(AgentRingFaultsTest, ALinkInSharedMemoryThatIsCutIsMadeAgainAndEachCallRunsOnce) {
+  Job job(2);
+  std::mt19937 random(1);
+  constexpr int kCalls = 60;
+  for (int round = 0; round < 20 * test::num_faults(); ++round) {
+    num_echoes = 0;
+    std::vector<at::Tensor> arguments;
+    std::vector<Future<at::Tensor>> results;
+    const auto cut_at = static_cast<std::size_t>(random() % kCalls);
+    while (arguments.size() < kCalls) {
+      const bool is_long = arguments.size() % 10 == 9;
+      const auto size = static_cast<std::int64_t>(is_long ? 1 << 20 : 1 + random() % 8192);
+      arguments.push_back(at::full({size}, static_cast<float>(arguments.size())));
+      results.push_back(job[0].rpc_async<echo_and_count>(to("w1").within(seconds(20)), arguments.back()));
+      if (arguments.size() == cut_at + 1) EXPECT_GE(cut_local_sockets(), 2) << "round " << round;
+    }
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      EXPECT_TRUE(at::equal(results[i].get(), arguments[i])) << "round " << round << ", call " << i;
+    }
+    EXPECT_EQ(num_echoes, kCalls) << "round " << round;
+  }
+  EXPECT_EQ(job[0].metrics().traffic.at(0).transport, "shared memory");
+  for (std::size_t id = 0; id < 2; ++id) EXPECT_TRUE(has_nothing_left(job[id]));
+  job.shutdown();
 }
 
 TEST_P(AgentFaultsTest, CallsToASlowReaderEndAtTheirDeadlines) {
