@@ -54,10 +54,15 @@ struct StateSnapshot {
   std::string text;  ///< counters, rates and the like
   std::vector<at::Tensor>
       tensors;  ///< contiguous, on the CPU or a device; aliases of the process's own where it can be
+  /// By tensor: whether it changes between begin_changes() and commit() alone, as parameters do, and running statistics do
+  /// not. Such a tensor moves, once, to memory that outlives the process; the others are copied there at each commit. Empty:
+  /// the state dies with the process.
+  std::vector<bool> in_place = {};
 };
 
 /// Where a session takes a process's state from, and puts that of another process.
 struct StateAccess {
+  /// Called at each commit, too.
   std::function<StateSnapshot()> save;
   /// Of another process: what its save() gave. Where all tensors were as this process's own in number, sizes, strides and
   /// types, and lie on the CPU, they are those that save() gave here, already written.
@@ -69,8 +74,8 @@ struct Entry {
   std::uint64_t generation = 0;
   int process = 0, num_processes = 1;  ///< process 0 writes what is written once
   std::uint64_t steps = 0;             ///< that are committed: the next step to make
-  bool has_copied = false;             ///< the state came from another process
-  std::string origin = {};             ///< the same on all processes of the run; another run has another one
+  bool has_copied = false;  ///< the state came from another process, or from the one before in its place
+  std::string origin = {};  ///< the same on all processes of the run; another run has another one
 };
 
 /// The run as a process sees it. elastic::run (run.h) is the loop below, with VirtualRankSync::commit_step() and abandon_step(). A
@@ -110,7 +115,8 @@ class Session {
   virtual std::shared_ptr<parallel::SliceExchange> exchange() const = 0;
   /// The state is being changed from here on: it is of no use to others until commit().
   virtual void begin_changes() = 0;
-  /// The state is that after so many steps.
+  /// The state is that after so many steps. A process that follows this one in its place, when it has died, continues from here,
+  /// where nothing has changed the state since.
   virtual void commit(std::uint64_t steps) = 0;
   /// All steps are made. Stays in the run, so that others can have the state, until it has ended. Where processes change
   /// meanwhile it enters further generations: save() is called, and load() where this process's last state was not complete.
