@@ -128,6 +128,11 @@ std::shared_ptr<PlacementWorker> PlacementWorker::of(const base::Placement& plac
   return worker;
 }
 
+int PlacementWorker::num_queued() const {
+  const std::lock_guard lock(mutex_);
+  return thread_->num_queued();
+}
+
 bool PlacementWorker::is_current() const {
   const std::lock_guard lock(mutex_);
   return thread_->is_current();

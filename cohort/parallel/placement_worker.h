@@ -76,6 +76,9 @@ class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
   /// Whether the calling thread is this one.
   bool is_current() const;
 
+  /// How many functions the thread has not come to.
+  int num_queued() const;
+
   /// Has the thread run `fn` after all that it was given before; `what`, a literal or interned, names it in
   /// the timeline and in messages. A thread that is still busy with a function whose deadline has passed is
   /// left behind: this starts a new one.

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/comm/text_collectives.h"
 
 namespace cohort::parallel {
@@ -86,8 +87,8 @@ at::Tensor gather_rows(const comm::Group& group, const at::Tensor& message) {
 void require_more_than_one(double total, int ranks) {
   if (total > 1) return;
   throw UsageError(kWhereSyncBatchNorm,
-                   base::concat("got ", total, " value per channel over ", ranks,
-                                " ranks, expected more than 1 in training"),
+                   base::concat("got ", total, " value per channel over ", base::format_count(ranks, "rank"),
+                                ", expected more than 1 in training"),
                    "a larger batch, or eval()");
 }
 

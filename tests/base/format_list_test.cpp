@@ -21,6 +21,12 @@ TEST(FormatListTest, NamesEachUpToTwenty) {
   EXPECT_TRUE(text.ends_with(", 18, 19 and 3 more")) << text;
 }
 
+TEST(FormatListTest, CountsInTheSingularAndThePlural) {
+  EXPECT_EQ(format_count(0, "rank"), "0 ranks");
+  EXPECT_EQ(format_count(1, "rank"), "1 rank");
+  EXPECT_EQ(format_count(-2, "virtual rank"), "-2 virtual ranks");
+}
+
 TEST(FormatListTest, JoinsTexts) {
   EXPECT_EQ(join({}), "");
   EXPECT_EQ(join({"a"}), "a");

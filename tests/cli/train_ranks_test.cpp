@@ -338,7 +338,7 @@ TEST_F(TrainRanksTest, ARunContinuesWithAnotherNumberOfRanksAndKeepsItsGlobalBat
     EXPECT_EQ(again.status, 0) << again.err;  // the same command once more
     const Outcome three = run(train_on(3, folder, with({"--resume", "auto"})));
     EXPECT_EQ(three.status, 0) << three.err;
-    EXPECT_TRUE(message_contains(three.err, "was made by 1 ranks, and continues with 3"));
+    EXPECT_TRUE(message_contains(three.err, "was made by 1 rank, and continues with 3"));
     EXPECT_TRUE(message_contains(read_file(dir / folder / "metrics.csv"), "\n5,20,"));
     return alone.err;
   };

@@ -218,7 +218,7 @@ TEST(SyncBatchNormTest, OneRankIsPlainBatchNorm) {
     EXPECT_TRUE(at::equal(got.input_gradient, want.input_gradient));
     EXPECT_TRUE(at::equal(got.var, want.var));
     COHORT_EXPECT_THROW_WITH(norm->forward(x.narrow(0, 0, 1).narrow(2, 0, 1).narrow(3, 0, 1)), UsageError,
-                             "got 1 value per channel over 1 ranks, expected more than 1 in training");
+                             "got 1 value per channel over 1 rank, expected more than 1 in training");
   });
 }
 

@@ -18,6 +18,7 @@
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/balance.h"
 #include "tests/pipeline/held_job.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
@@ -289,7 +290,8 @@ TEST(TimeoutsTest, AStepWhosePlacementGetsANewThreadEndsAtOnce) {
     end = std::chrono::steady_clock::now();
   });
   is_first_done->wait();
-  std::this_thread::sleep_for(100ms);  // the step of the second placement waits in the queue
+  // The step of the second placement waits behind it.
+  ASSERT_TRUE(cohort::test::comes_true([&] { return worker->num_queued() == 1; }));
   const auto begin = std::chrono::steady_clock::now();
   stuck.abandon();
   worker->submit("another one", [] {}).get(base::Deadline(10s));  // on a new thread

@@ -15,6 +15,10 @@ std::string format_list(std::string_view noun, const std::vector<int>& numbers) 
   return text;
 }
 
+std::string format_count(std::int64_t count, std::string_view noun) {
+  return concat(count, " ", noun, count == 1 ? "" : "s");
+}
+
 std::string join(const std::vector<std::string>& texts, std::string_view separator) {
   return join<std::vector<std::string>>(texts, separator);
 }

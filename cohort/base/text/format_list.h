@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,6 +12,9 @@ namespace cohort::base {
 
 /// Returns "rank 3", "ranks 1, 2 and 5"; after twenty, how many more there are. No LibTorch.
 std::string format_list(std::string_view noun, const std::vector<int>& numbers);
+
+/// Returns "1 rank", "3 ranks". `noun`: one of them.
+std::string format_count(std::int64_t count, std::string_view noun);
 
 /// Returns the texts with `separator` between them.
 std::string join(const std::vector<std::string>& texts, std::string_view separator = ", ");

@@ -309,6 +309,10 @@ bool SerialQueue::is_current() const {
 bool SerialQueue::shares_cores() const {
   return shared_->shares_cores;
 }
+int SerialQueue::num_queued() const {
+  return shared_->queued.load(std::memory_order_acquire);
+}
+
 bool SerialQueue::is_late() const {
   return shared_->num_late > 0;
 }

@@ -87,6 +87,8 @@ class SerialQueue {
   bool is_current() const;
   /// Whether another SerialQueue may run on one of its cores; of those that were given cores.
   bool shares_cores() const;
+  /// How many functions the thread has not come to.
+  int num_queued() const;
   /// Whether there is a function, begun or not, that it has not ended and that nobody waits for any more: a
   /// get() timed out, or it was abandoned.
   bool is_late() const;

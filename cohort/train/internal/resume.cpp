@@ -13,6 +13,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/config/keys.h"
@@ -91,9 +92,9 @@ bool keep_step(config::TrainConfig& train, const Origin& origin, const config::T
   if (changed || (before == nullptr && gradient_sync.size() == origin.world_size)) return false;
   train.global_batch_size = origin.global_batch_size;
   if (gradient_sync.rank() == 0) {
-    base::log_info(base::concat("the run was made by ", origin.world_size, " ranks, and continues with ",
-                                gradient_sync.size(), ": a step keeps its ", origin.global_batch_size,
-                                " samples"));
+    base::log_info(base::concat("the run was made by ", base::format_count(origin.world_size, "rank"),
+                                ", and continues with ", gradient_sync.size(), ": a step keeps its ",
+                                origin.global_batch_size, " samples"));
   }
   return true;
 }

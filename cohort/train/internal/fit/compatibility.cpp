@@ -11,6 +11,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::train {
 namespace {
@@ -254,13 +255,15 @@ void check_resumable(const Task& task, const RunState& state, const std::filesys
   }
   if (state.virtual_ranks > 0) return;  // check_same_bits()
   if (state.world_size != world_size) {
-    base::log_warning(base::concat("the checkpoint was made by ", state.world_size, " ranks, this run has ",
+    base::log_warning(base::concat("the checkpoint was made by ",
+                                   base::format_count(state.world_size, "rank"), ", this run has ",
                                    world_size, ": ", nearness(task)));
   }
   const int threads = at::get_num_threads();
   if (state.threads != threads) {
-    base::log_warning(base::concat("the checkpoint was made with ", state.threads, " threads, this run has ",
-                                   threads, ": results continue within rounding, not bit for bit"));
+    base::log_warning(base::concat("the checkpoint was made with ",
+                                   base::format_count(state.threads, "thread"), ", this run has ", threads,
+                                   ": results continue within rounding, not bit for bit"));
   }
 }
 
