@@ -68,7 +68,9 @@ struct MemoryUse {
   std::optional<std::int64_t> activations = {};
   std::optional<std::int64_t> gradients = {};  ///< after backward
   std::optional<std::int64_t> averages = {};   ///< buffers of gradients besides: `average`'s chunks
-  std::optional<std::int64_t> peak = {};       ///< the most at any time of a step
+  /// Sums of virtual ranks, what comes of them from other processes, and copies of buffers.
+  std::optional<std::int64_t> virtual_ranks = {};
+  std::optional<std::int64_t> peak = {};  ///< the most at any time of a step
 };
 
 /// What the plain runner takes for a step, and the step itself: what another runner's plan is made from. Its

@@ -5,6 +5,7 @@
 #include "cohort/planner/memory_plan.h"
 
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -113,7 +114,7 @@ MemoryUse sum_of(const std::vector<PlaceMemory>& places) {
   for (const PlaceMemory& place : places) {
     for (const auto kind :
          {&MemoryUse::model, &MemoryUse::optimizer, &MemoryUse::batch, &MemoryUse::activations,
-          &MemoryUse::gradients, &MemoryUse::averages, &MemoryUse::peak}) {
+          &MemoryUse::gradients, &MemoryUse::averages, &MemoryUse::virtual_ranks, &MemoryUse::peak}) {
       if (const auto bytes = place.predicted.*kind) sum.*kind = (sum.*kind).value_or(0) + *bytes;
     }
   }
@@ -144,15 +145,24 @@ train::ExampleStepOptions step_options(const config::Config& config, const train
           .plan = sizes};
 }
 
+std::optional<PlannedVirtualRanks> virtual_ranks_of(const config::DistributedConfig& config,
+                                                    const train::ExampleStep& step) {
+  if (config.virtual_ranks == 0) return std::nullopt;
+  return PlannedVirtualRanks{.options = step.virtual_rank_options(),
+                             .num_processes = static_cast<int>(config.nproc_per_node),
+                             .is_elastic = config.elastic};
+}
+
 // What the runner of the run says that it keeps.
 parallel::RunnerMemory ask_runner(MemoryPlan& plan, const parallel::ModelRunnerType& type,
                                   const MemoryOptions& options, const train::ExampleStep& step,
-                                  const train::BatchPlan& sizes) {
+                                  const train::BatchPlan& sizes,
+                                  const std::optional<PlannedVirtualRanks>& virtual_ranks) {
   // DeviceMapped layers would be seen on other threads: what is kept is the same without.
   PlannedModel model(step);
   StepMemory memory = probe(step, model);
-  const auto inputs =
-      std::make_shared<const PlanInputs>(PlanInputs{step, std::move(model), std::move(memory), sizes});
+  const auto inputs = std::make_shared<const PlanInputs>(
+      PlanInputs{step, std::move(model), std::move(memory), sizes, virtual_ranks});
   const parallel::PlainMemory plain = plain_memory(plan, inputs);
   plan.parameters = plain.parameters;
   plan.buffers = plain.buffers;
@@ -170,7 +180,8 @@ void measure_plan(MemoryPlan& plan, const MeasureInputs& inputs) {
   }
   measure(plan, inputs);
   // The buffers of averages are not there without the other ranks.
-  if (plan.gradients != "none") plan.places.back().measured.peak.reset();
+  const bool is_whole = plan.gradients == "none" || inputs.virtual_ranks.has_value();
+  if (!is_whole) plan.places.back().measured.peak.reset();
 }
 
 }  // namespace
@@ -187,6 +198,12 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
     plan.note = base::concat("model runner ", config.distributed.model,
                              " does not say what it keeps; planned as plain");
   }
+  const bool has_virtual_ranks = config.distributed.virtual_ranks > 0;
+  if (has_virtual_ranks) plan.gradients = "virtual_ranks";
+  if (config.distributed.elastic && !has_virtual_ranks) {
+    plan.note =
+        "an elastic run: planned without sums of virtual ranks, whose number distributed.virtual_ranks says";
+  }
   plan.model = config.model.name;
   plan.runner = config.distributed.model;
   plan.num_ranks = plan.gradients != "none" ? int(config.distributed.nproc_per_node) : 1;
@@ -195,16 +212,21 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
       train::batch_plan(config.train, config.distributed, config.data, plan.num_ranks);
   plan.batch_size = sizes.micro_batch;
   const train::ExampleStep step(step_options(config, sizes));
+  const std::optional<PlannedVirtualRanks> virtual_ranks = virtual_ranks_of(config.distributed, step);
   MemoryOptions options = given;
   if (type.plans_placed_layers && type.reads_device_map) {
     options.place.merge(step.runner_options().device_map);
   }
   if (options.measure) check_measurable(type, step.runner_options(), options);
-  const parallel::RunnerMemory memory = ask_runner(plan, type, options, step, sizes);
+  const parallel::RunnerMemory memory = ask_runner(plan, type, options, step, sizes, virtual_ranks);
   add_places(plan, memory, sizes.part);
   // A runner that reads the device map places the layers itself, as in a run.
   if (type.reads_device_map) options.place.clear();
-  if (options.measure) measure_plan(plan, {step, options.place, sizes, memory});
+  // Other processes are not started.
+  const bool is_alone = virtual_ranks && virtual_ranks->num_processes == 1 && !virtual_ranks->is_elastic;
+  const std::optional<parallel::VirtualRankOptions> measured_virtual_ranks =
+      is_alone ? std::optional(virtual_ranks->options) : std::nullopt;
+  if (options.measure) measure_plan(plan, {step, options.place, sizes, memory, measured_virtual_ranks});
   return plan;
 }
 

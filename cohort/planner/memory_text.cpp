@@ -17,12 +17,13 @@ struct MemoryColumn {
   std::optional<std::int64_t> MemoryUse::*bytes;
 };
 
-constexpr std::array<MemoryColumn, 7> kColumns{{{"model", &MemoryUse::model},
+constexpr std::array<MemoryColumn, 8> kColumns{{{"model", &MemoryUse::model},
                                                 {"optimizer", &MemoryUse::optimizer},
                                                 {"batch", &MemoryUse::batch},
                                                 {"activations", &MemoryUse::activations},
                                                 {"gradients", &MemoryUse::gradients},
                                                 {"averages", &MemoryUse::averages},
+                                                {"virtual_ranks", &MemoryUse::virtual_ranks},
                                                 {"peak", &MemoryUse::peak}}};
 
 template <typename... Args>

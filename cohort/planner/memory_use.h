@@ -24,7 +24,7 @@ struct PlaceMemory {
 struct MemoryPlan {
   std::string model;      ///< its name
   std::string runner;     ///< distributed.model
-  std::string gradients;  ///< distributed.gradients, never auto
+  std::string gradients;  ///< distributed.gradients, never auto; "virtual_ranks"
   int num_ranks = 1;
   /// Samples of one forward: a part, where a step accumulates; a pipeline's micro-batch.
   std::int64_t batch_size = 0;

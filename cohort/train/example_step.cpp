@@ -9,6 +9,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/train/internal/config_choices.h"
+#include "cohort/train/internal/distributed_setup.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/input_fields.h"
 #include "cohort/train/internal/model_runners.h"
@@ -62,6 +63,10 @@ at::Tensor ExampleStep::criterion(const at::Tensor& logits, const at::Tensor& ta
   // As ClassificationTask does it: the loss is float32 also under autocast, which takes a copy of the logits.
   return at::cross_entropy_loss(logits.to(at::kFloat), target, {}, at::Reduction::Mean, -100,
                                 options_.train.label_smoothing);
+}
+
+parallel::VirtualRankOptions ExampleStep::virtual_rank_options() const {
+  return train::virtual_rank_options(options_.distributed);
 }
 
 at::Tensor ExampleStep::loss(const std::function<at::Tensor(const at::Tensor&)>& forward,

@@ -13,6 +13,7 @@
 #include "cohort/optim/autocast.h"
 #include "cohort/optim/optimizer.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/train/batch_plan.h"
 
 /// A step of a configured run, without the run.
@@ -56,6 +57,8 @@ class ExampleStep {
   std::shared_ptr<optim::Optimizer> make_optimizer(const torch::nn::Module& model) const;
   /// Returns how the run runs its model. Throws: ConfigError for a placement that is not there.
   parallel::ModelRunnerOptions runner_options() const;
+  /// Returns the run's virtual ranks; a number of 0 where it has none.
+  parallel::VirtualRankOptions virtual_rank_options() const;
 
   /// Runs forward and loss, in the run's precision, and returns the mean loss with its graph.
   at::Tensor loss(const std::function<at::Tensor(const at::Tensor&)>& forward, const at::Tensor& input,

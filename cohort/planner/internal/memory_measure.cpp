@@ -6,6 +6,7 @@
 #include "cohort/planner/internal/memory_measure.h"
 
 #include <algorithm>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -63,9 +64,14 @@ class Measurement {
     const at::Tensor input = inputs_.step.input(sizes.loaded), target = inputs_.step.target(sizes.loaded);
     all.batch = profiler_.total().now - *all.model;
     activations_ = counts();
+    if (inputs_.virtual_ranks) {
+      sync_ = std::make_unique<parallel::VirtualRankSync>(comm::Group(), *inputs_.virtual_ranks);
+      sync_->begin({.modules = {{"", model.any.ptr()}}, .optimizers = {{"", model.optimizer, nullptr}}});
+    }
     step(model, call, input, target);
     all.optimizer = optimizer_bytes_;
     model.optimizer->zero_grad();
+    if (sync_) all.virtual_ranks = profiler_.total().now - *all.model - *all.batch - *all.optimizer;
     profiler_.begin();
     before_ = counts();
     activations_ = before_;
@@ -117,19 +123,34 @@ class Measurement {
 
   void step(const PlannedModel& model, const parallel::ModelRunner& call, const at::Tensor& input,
             const at::Tensor& target) {
-    const train::BatchPlan& sizes = inputs_.sizes;
+    const auto samples = static_cast<double>(inputs_.sizes.step);
+    const std::int64_t shares = sync_ ? sync_->num_virtual_ranks() : 1;
     model.optimizer->zero_grad();
+    if (sync_) sync_->begin_step();
+    for (std::int64_t share = 0; share < shares; ++share) {
+      if (sync_) sync_->begin_share(share, inputs_.sizes.step);
+      compute_share(call, input, target, share == 0);
+    }
+    gradients_ = counts();
+    if (sync_) {
+      sync_->end_shares();
+      sync_->average(*model.optimizer, samples, true);
+    }
+    optimizer_bytes_ -= profiler_.total().now;
+    model.optimizer->step();
+    optimizer_bytes_ += profiler_.total().now;
+  }
+
+  void compute_share(const parallel::ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
+                     bool is_first) {
+    const train::BatchPlan& sizes = inputs_.sizes;
     for (std::int64_t begin = 0; begin < sizes.step; begin += sizes.part) {
       const std::int64_t count = std::min(sizes.part, sizes.step - begin);
       const std::int64_t from = begin % sizes.loaded;  // each part is a batch of its own, or lies in the one
       inputs_.step.run(call, input.narrow(0, from, count), target.narrow(0, from, count), [&] {
-        if (begin == 0) activations_ = counts();
+        if (is_first && begin == 0) activations_ = counts();
       });
     }
-    gradients_ = counts();
-    optimizer_bytes_ -= profiler_.total().now;
-    model.optimizer->step();
-    optimizer_bytes_ += profiler_.total().now;
   }
 
   MemoryPlan& plan_;
@@ -139,6 +160,7 @@ class Measurement {
   const std::vector<std::thread::id>& threads_ = placement_threads_.ids();
   std::vector<std::int64_t> before_, activations_, gradients_;
   std::int64_t optimizer_bytes_ = 0;
+  std::unique_ptr<parallel::VirtualRankSync> sync_;  // null: there are no virtual ranks
   memory::AllocationProfiler profiler_;
 };
 

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "cohort/parallel/model_runner.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/planner/memory_use.h"
 #include "cohort/train/example_step.h"
 
@@ -16,6 +18,8 @@ struct MeasureInputs {
   const std::map<std::string, base::Placement>& place;  ///< layers that the runner does not place
   const train::BatchPlan& sizes;
   const parallel::RunnerMemory& planned;  ///< whose places are the first of the plan's; with `measured`
+  std::optional<parallel::VirtualRankOptions>
+      virtual_ranks;  ///< that one process computes; none: there are none
 };
 
 /// Runs two steps of the whole batch, and writes what they took beside what is planned. Throws: UsageError

@@ -2,11 +2,14 @@
 // part of it. Activations and peak come from the lines that two small steps gave.
 #include "cohort/planner/internal/plain_memory.h"
 
+#include <algorithm>
 #include <unordered_map>
+#include <vector>
 
 #include "cohort/base/error.h"
 #include "cohort/parallel/device_mapped.h"
 #include "cohort/parallel/gradient_sync.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_memory.h"
 
 namespace cohort::planner {
 namespace {
@@ -52,6 +55,32 @@ MemoryUse part_of(const PlanInputs& in, const IsWanted& is_wanted) {
   return use;
 }
 
+// The most of any process.
+std::int64_t virtual_rank_bytes(const PlannedModel& model, const PlannedVirtualRanks& planned) {
+  std::vector<at::Tensor> parameters;
+  for (const optim::ParamGroup& group : model.optimizer->param_groups()) {
+    parameters.insert(parameters.end(), group.params.begin(), group.params.end());
+  }
+  const std::vector<parallel::NamedModule> modules{{"", model.any.ptr()}};
+  std::int64_t most = 0;
+  const auto add = [&](int num_processes) {
+    for (int process = 0; process < num_processes; ++process) {
+      most = std::max(
+          most,
+          parallel::plan_virtual_ranks(parameters, modules, planned.options, process, num_processes).total());
+    }
+  };
+  if (!planned.is_elastic) {
+    add(planned.num_processes);
+    return most;
+  }
+  // With more processes a process has fewer sums, so few numbers of them decide.
+  constexpr std::int64_t kMaxProcesses = 16;
+  const std::int64_t v = planned.options.num_virtual_ranks;
+  for (std::int64_t count = 1; count <= std::min(v, kMaxProcesses); ++count) add(static_cast<int>(count));
+  return most;
+}
+
 }  // namespace
 
 PlannedModel::PlannedModel(const train::ExampleStep& step,
@@ -64,7 +93,8 @@ PlannedModel::PlannedModel(const train::ExampleStep& step,
 parallel::PlainMemory plain_memory(const MemoryPlan& plan, const std::shared_ptr<const PlanInputs>& inputs) {
   const PlanInputs& in = *inputs;
   const ModelBytes bytes = model_bytes(in.model, [](const std::string&) { return true; });
-  const bool ranks = plan.gradients != "none";
+  const bool has_virtual_ranks = in.virtual_ranks.has_value();
+  const bool ranks = plan.gradients != "none" && !has_virtual_ranks;
   parallel::PlainMemory plain{
       .parameters = bytes.parameters,
       .buffers = bytes.buffers,
@@ -80,7 +110,11 @@ parallel::PlainMemory plain_memory(const MemoryPlan& plan, const std::shared_ptr
             step.run(runner, step.input(samples), step.target(samples));
           },
       .batch_bytes = [inputs](std::int64_t samples) { return inputs->step.batch_bytes(samples); }};
-  if (ranks) plain.place = base::concat("each of ", plan.num_ranks, " ranks");
+  if (has_virtual_ranks && in.virtual_ranks->is_elastic) {
+    plain.place = "each process";
+  } else if (plan.num_ranks > 1) {
+    plain.place = base::concat("each of ", plan.num_ranks, " ranks");
+  }
   MemoryUse& use = plain.use;
   use.model = bytes.parameters + bytes.buffers;
   use.optimizer = bytes.optimizer;
@@ -92,8 +126,13 @@ parallel::PlainMemory plain_memory(const MemoryPlan& plan, const std::shared_ptr
   // While later parts are computed the gradients of the first are there.
   if (plain.adds_gradients) *use.peak += bytes.gradients;
   // The buckets of ddp are the gradients, and stay; the chunks of average are copies.
-  if (parallel::gradient_sync_type(plan.gradients).copies_gradients) use.averages = bytes.gradients;
+  if (ranks && parallel::gradient_sync_type(plan.gradients).copies_gradients) use.averages = bytes.gradients;
   if (ranks) *use.peak += bytes.gradients;
+  // They stay from step to step, beside the gradients that backward makes.
+  if (has_virtual_ranks) {
+    use.virtual_ranks = virtual_rank_bytes(in.model, *in.virtual_ranks);
+    *use.peak += *use.virtual_ranks;
+  }
   return plain;
 }
 

@@ -4,10 +4,12 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cohort/optim/optimizer.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/planner/internal/memory_probe.h"
 #include "cohort/planner/memory_use.h"
 #include "cohort/train/example_step.h"
@@ -24,12 +26,20 @@ struct PlannedModel {
   std::shared_ptr<optim::Optimizer> optimizer;
 };
 
+/// Virtual ranks of a run, and who computes them.
+struct PlannedVirtualRanks {
+  parallel::VirtualRankOptions options;
+  int num_processes = 1;
+  bool is_elastic = false;  ///< any number of processes, up to that of virtual ranks
+};
+
 /// What a plan is made from.
 struct PlanInputs {
   const train::ExampleStep& step;  ///< must outlive this
   PlannedModel model;
   StepMemory memory;  ///< of the model on one placement
   train::BatchPlan sizes;
+  std::optional<PlannedVirtualRanks> virtual_ranks;
 };
 
 /// Returns what the plain runner takes in the run of `plan`. The functions in it share `inputs`: a runner may

@@ -27,7 +27,6 @@
 #include "cohort/comm/text_collectives.h"
 #include "cohort/core/device.h"
 #include "cohort/parallel/model_runner.h"
-#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/train/internal/fit/compatibility.h"
 
 namespace cohort::train {
@@ -50,9 +49,7 @@ std::int64_t bucket_bytes(const config::DistributedConfig& config) {
 
 std::shared_ptr<parallel::GradientSync> virtual_rank_sync(comm::Group group,
                                                           const config::DistributedConfig& config) {
-  return std::make_shared<parallel::VirtualRankSync>(
-      std::move(group), parallel::VirtualRankOptions{.num_virtual_ranks = config.virtual_ranks,
-                                                     .bucket_bytes = bucket_bytes(config)});
+  return std::make_shared<parallel::VirtualRankSync>(std::move(group), virtual_rank_options(config));
 }
 
 parallel::ReducerOptions reducer_options(const config::DistributedConfig& config) {
@@ -65,6 +62,10 @@ parallel::ReducerOptions reducer_options(const config::DistributedConfig& config
 }
 
 }  // namespace
+
+parallel::VirtualRankOptions virtual_rank_options(const config::DistributedConfig& config) {
+  return {.num_virtual_ranks = config.virtual_ranks, .bucket_bytes = bucket_bytes(config)};
+}
 
 std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConfig& config,
                                                    const config::CommConfig& comm_config,

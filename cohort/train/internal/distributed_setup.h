@@ -10,10 +10,14 @@
 #include "cohort/config/types.h"
 #include "cohort/elastic/session.h"
 #include "cohort/parallel/gradient_sync.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 
 /// The ranks of a run that `cohort train` makes: who takes part, and what each of them computes on.
 /// Internal to this module.
 namespace cohort::train {
+
+/// Virtual ranks of a configuration that has them.
+parallel::VirtualRankOptions virtual_rank_options(const config::DistributedConfig& config);
 
 /// Meets the other ranks, where a launcher has started several, and returns the gradient sync of `config`.
 /// With distributed.elastic it is one process's, and the session says who the others are.

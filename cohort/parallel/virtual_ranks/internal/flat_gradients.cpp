@@ -61,6 +61,11 @@ std::int64_t FlatGradients::bytes() const {
   return bytes;
 }
 
+std::int64_t FlatGradients::sum_itemsize(std::size_t bucket) const {
+  const at::ScalarType type = type_of_sum(parameters_[buckets_[bucket].parameters.front()]);
+  return static_cast<std::int64_t>(c10::elementSize(type));
+}
+
 FlatGradients::Slot& FlatGradients::slot_of(Bucket& bucket, std::size_t slot) {
   while (bucket.slots.size() <= slot) {
     Slot& made = bucket.slots.emplace_back();

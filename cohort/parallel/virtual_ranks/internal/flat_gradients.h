@@ -25,6 +25,11 @@ class FlatGradients {
 
   std::size_t num_buckets() const { return buckets_.size(); }
   std::int64_t numel(std::size_t bucket) const { return buckets_[bucket].numel; }
+  /// Bytes of one number of a bucket's sums, and of its flat tensor.
+  std::int64_t sum_itemsize(std::size_t bucket) const;
+  std::int64_t slot_bytes(std::size_t bucket) const {
+    return (buckets_[bucket].numel + padding_) * sum_itemsize(bucket);
+  }
   /// Bytes of all gradients.
   std::int64_t bytes() const;
   const std::vector<at::Tensor>& parameters() const { return parameters_; }

@@ -43,6 +43,16 @@ ShareBuffers::ShareBuffers(const std::vector<NamedModule>& modules) {
   result_ = make_copies();
 }
 
+std::int64_t ShareBuffers::bytes_of(const std::vector<NamedModule>& modules) {
+  std::int64_t bytes = 0;
+  for (const NamedModule& entry : modules) {
+    for (const at::Tensor& buffer : entry.module->buffers()) {
+      if (can_be_written(buffer)) bytes += 2 * aligned_bytes(buffer);
+    }
+  }
+  return bytes;
+}
+
 ShareBuffers::Copies ShareBuffers::make_copies() const {
   std::map<std::string, std::int64_t> bytes;
   for (const at::Tensor& buffer : buffers_) bytes[buffer.device().str()] += aligned_bytes(buffer);

@@ -16,6 +16,8 @@ class ShareBuffers {
  public:
   /// Buffers whose elements share memory (expand()) are left out: nothing can write to them.
   explicit ShareBuffers(const std::vector<NamedModule>& modules);
+  /// Bytes of the copies that are kept of the modules' buffers.
+  static std::int64_t bytes_of(const std::vector<NamedModule>& modules);
 
   /// A step begins: copies the buffers.
   void begin();

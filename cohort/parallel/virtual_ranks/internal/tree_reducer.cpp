@@ -75,28 +75,26 @@ TreeReducer::TreeReducer(std::vector<at::Tensor> parameters, std::int64_t num_le
 
 TreeReducer::~TreeReducer() = default;
 
-// Blocks may be others than in the step before.
-void TreeReducer::set_blocks(int rank, int size) {
-  if (rank == rank_ && size == size_) return;
-  rank_ = rank;
-  size_ = size;
-  cover_sizes_.clear();
+TreeBlocks::TreeBlocks(std::int64_t num_leaves, int rank, int size) : rank(rank), size(size) {
   std::vector<LeafRange> rows, leaves;
   for (int process = 0; process < size; ++process) {
-    const std::vector<LeafRange> cover = cover_of(num_leaves_, block_of(process, size, num_leaves_));
-    cover_sizes_.push_back(std::ssize(cover));
+    const std::vector<LeafRange> cover = cover_of(num_leaves, block_of(process, size, num_leaves));
+    cover_sizes.push_back(std::ssize(cover));
     rows.insert(rows.end(), cover.begin(), cover.end());
   }
-  const LeafRange block = block_of(rank, size, num_leaves_);
+  const LeafRange block = block_of(rank, size, num_leaves);
   for (std::int64_t leaf = block.begin; leaf < block.end; ++leaf) leaves.push_back({leaf, leaf + 1});
-  leaf_merges_ = merges_after(num_leaves_, leaves);
-  row_merges_ = merges_after(num_leaves_, rows);
-  num_rows_ = std::ssize(rows);
+  leaf_merges = merges_after(num_leaves, leaves);
+  row_merges = merges_after(num_leaves, rows);
+  num_rows = std::ssize(rows);
 }
 
 void TreeReducer::begin(SliceExchange* exchange) {
   exchange_ = exchange != nullptr && exchange->size() > 1 ? exchange : nullptr;
-  set_blocks(exchange_ == nullptr ? 0 : exchange_->rank(), exchange_ == nullptr ? 1 : exchange_->size());
+  const int rank = exchange_ == nullptr ? 0 : exchange_->rank();
+  const int size = exchange_ == nullptr ? 1 : exchange_->size();
+  // Blocks may be others than in the step before.
+  if (rank != blocks_.rank || size != blocks_.size) blocks_ = TreeBlocks(num_leaves_, rank, size);
   next_leaf_ = stack_ = num_sent_ = 0;
   may_send_ = nullptr;
   transfers_.clear();
@@ -123,7 +121,7 @@ void TreeReducer::release_memory() {
 // The next leaf of a bucket, and the sums that it completes.
 void TreeReducer::fold(std::size_t bucket, double weight) {
   gradients_.take_leaf(bucket, stack_, weight, flags_);
-  for (std::int64_t merge = 0; merge < leaf_merges_[next_leaf_]; ++merge) {
+  for (std::int64_t merge = 0; merge < blocks_.leaf_merges[next_leaf_]; ++merge) {
     gradients_.add_next(bucket, stack_ - 1 - static_cast<std::size_t>(merge));
   }
 }
@@ -134,12 +132,12 @@ void TreeReducer::add_leaf(double weight) {
     comes_once_ = std::ranges::none_of(arrivals_, [](std::uint8_t times) { return times > 1; });
   }
   for (std::size_t bucket = num_sent_; bucket < gradients_.num_buckets(); ++bucket) fold(bucket, weight);
-  stack_ = stack_ + 1 - static_cast<std::size_t>(leaf_merges_[next_leaf_]);
+  stack_ = stack_ + 1 - static_cast<std::size_t>(blocks_.leaf_merges[next_leaf_]);
   ++next_leaf_;
 }
 
 void TreeReducer::send_early(double weight, std::function<double()> may_send) {
-  const bool is_last = next_leaf_ + 1 == leaf_merges_.size();
+  const bool is_last = next_leaf_ + 1 == blocks_.leaf_merges.size();
   const auto is_on_cpu = [](const at::Tensor& parameter) { return parameter.is_cpu(); };
   if (!is_last || exchange_ == nullptr || !std::ranges::all_of(gradients_.parameters(), is_on_cpu)) return;
   early_weight_ = weight;
@@ -173,10 +171,6 @@ void TreeReducer::on_gradient(std::size_t parameter) {
   }
 }
 
-std::int64_t TreeReducer::slice_numel(std::size_t bucket) const {
-  return (gradients_.numel(bucket) + size_ - 1) / size_;
-}
-
 at::Tensor TreeReducer::allocate(std::int64_t numel, const at::TensorOptions& options) const {
   return exchange_ == nullptr ? at::empty({numel}, options) : exchange_->empty(numel, options);
 }
@@ -193,36 +187,36 @@ at::Tensor& TreeReducer::reused(std::vector<at::Tensor>& tensors, std::size_t bu
 SliceExchange::Transfer TreeReducer::share_flags(at::Tensor& all) {
   const auto count = static_cast<std::int64_t>(flags_.size());
   if (!own_flags_.defined()) own_flags_ = at::empty({count}, at::kByte);
-  if (!all.defined() || all.numel() != count * size_) all = at::empty({count * size_}, at::kByte);
+  if (!all.defined() || all.numel() != count * blocks_.size)
+    all = at::empty({count * blocks_.size}, at::kByte);
   std::memcpy(own_flags_.mutable_data_ptr(), flags_.data(), flags_.size());
   return exchange_->all_gather(all, own_flags_);
 }
 
-// Piece k of what is sent: slice k of each node of the cover. The first and the last process leave out their own
-// piece, where what is left lies in one.
+// Piece k of what is sent: slice k of each node of the cover.
 void TreeReducer::send_cover(std::size_t bucket) {
-  const std::int64_t slice = slice_numel(bucket), nodes = num_nodes(rank_);
-  at::Tensor sent = gradients_.flat(bucket, 0).narrow(0, 0, size_ * slice);
+  const std::int64_t slice = slice_numel(bucket), nodes = blocks_.num_nodes(blocks_.rank);
+  at::Tensor sent = gradients_.flat(bucket, 0).narrow(0, 0, blocks_.size * slice);
   if (nodes > 1) {
-    const at::Tensor packed = reused(packed_, bucket, size_ * nodes * slice);
+    const at::Tensor packed = reused(packed_, bucket, blocks_.size * nodes * slice);
     for (std::int64_t node = 0; node < nodes; ++node) {
       const at::Tensor& sum = gradients_.flat(bucket, static_cast<std::size_t>(node));
-      packed.view({size_, nodes, slice})
+      packed.view({blocks_.size, nodes, slice})
           .select(1, node)
-          .copy_(sum.narrow(0, 0, size_ * slice).view({size_, slice}));
+          .copy_(sum.narrow(0, 0, blocks_.size * slice).view({blocks_.size, slice}));
     }
     sent = packed;
   }
-  const bool keeps_own = keeps_own_piece();
-  if (keeps_own) sent = sent.narrow(0, rank_ == 0 ? nodes * slice : 0, (size_ - 1) * nodes * slice);
-  const std::int64_t rows = num_rows_ - (keeps_own ? nodes : 0);
-  const at::Tensor& received = reused(received_, bucket, rows * slice);
+  const bool keeps_own = blocks_.keeps_own_piece();
+  if (keeps_own)
+    sent = sent.narrow(0, blocks_.rank == 0 ? nodes * slice : 0, (blocks_.size - 1) * nodes * slice);
+  const at::Tensor& received = reused(received_, bucket, blocks_.num_received_rows() * slice);
   const std::int64_t row_bytes = slice * static_cast<std::int64_t>(received.element_size());
   std::vector<std::int64_t> sizes_out, sizes_in;
-  for (int process = 0; process < size_; ++process) {
-    const bool is_kept = keeps_own && process == rank_;
+  for (int process = 0; process < blocks_.size; ++process) {
+    const bool is_kept = keeps_own && process == blocks_.rank;
     sizes_out.push_back(is_kept ? 0 : nodes * row_bytes);
-    sizes_in.push_back(is_kept ? 0 : num_nodes(process) * row_bytes);
+    sizes_in.push_back(is_kept ? 0 : blocks_.num_nodes(process) * row_bytes);
   }
   transfers_.push_back(exchange_->all_to_all(bytes_of(received), bytes_of(sent), sizes_in, sizes_out));
 }
@@ -232,11 +226,11 @@ std::vector<at::Tensor> TreeReducer::rows_of(std::size_t bucket) {
   const std::int64_t slice = slice_numel(bucket);
   std::vector<at::Tensor> rows;
   std::int64_t begin = 0;
-  for (int process = 0; process < size_; ++process) {
-    for (std::int64_t node = 0; node < num_nodes(process); ++node) {
-      if (keeps_own_piece() && process == rank_) {
+  for (int process = 0; process < blocks_.size; ++process) {
+    for (std::int64_t node = 0; node < blocks_.num_nodes(process); ++node) {
+      if (blocks_.keeps_own_piece() && process == blocks_.rank) {
         rows.push_back(
-            gradients_.flat(bucket, static_cast<std::size_t>(node)).narrow(0, rank_ * slice, slice));
+            gradients_.flat(bucket, static_cast<std::size_t>(node)).narrow(0, blocks_.rank * slice, slice));
       } else {
         rows.push_back(received_[bucket].narrow(0, begin, slice));
         begin += slice;
@@ -252,14 +246,14 @@ void TreeReducer::add_rows(std::size_t bucket, double weight) {
   constexpr std::int64_t kPiece = 1 << 15;
   const std::int64_t slice = slice_numel(bucket);
   const std::vector<at::Tensor> rows = rows_of(bucket);
-  const at::Tensor sum = gradients_.flat(bucket, 0).narrow(0, rank_ * slice, slice);
+  const at::Tensor sum = gradients_.flat(bucket, 0).narrow(0, blocks_.rank * slice, slice);
   std::vector<std::size_t> stack;
   for (std::int64_t begin = 0; begin < slice; begin += kPiece) {
     const std::int64_t numel = std::min(kPiece, slice - begin);
     stack.clear();
     for (std::size_t row = 0; row < rows.size(); ++row) {
       stack.push_back(row);
-      for (std::int64_t merge = 0; merge < row_merges_[row]; ++merge) {
+      for (std::int64_t merge = 0; merge < blocks_.row_merges[row]; ++merge) {
         const at::Tensor upper = rows[stack.back()].narrow(0, begin, numel);
         stack.pop_back();
         rows[stack.back()].narrow(0, begin, numel).add_(upper);
@@ -269,8 +263,8 @@ void TreeReducer::add_rows(std::size_t bucket, double weight) {
     at::div_out(out, rows.front().narrow(0, begin, numel), divisor_of(weight));
   }
   // From its own place in the output, which no transport copies.
-  transfers_[bucket] =
-      exchange_->all_gather(bytes_of(gradients_.flat(bucket, 0).narrow(0, 0, size_ * slice)), bytes_of(sum));
+  transfers_[bucket] = exchange_->all_gather(
+      bytes_of(gradients_.flat(bucket, 0).narrow(0, 0, blocks_.size * slice)), bytes_of(sum));
 }
 
 // The sum of a bucket is made when the next bucket is on its way. This order of transfers is that of every
@@ -301,7 +295,7 @@ std::int64_t TreeReducer::finish(double weight) {
   if (count > 0) add_rows(count - 1, weight);
   flags_arrived_();
   const auto* const all = all_flags_.const_data_ptr<std::uint8_t>();
-  for (std::size_t i = 0; i < flags_.size() * static_cast<std::size_t>(size_); ++i) {
+  for (std::size_t i = 0; i < flags_.size() * static_cast<std::size_t>(blocks_.size); ++i) {
     if (all[i] != 0) flags_[i % flags_.size()] = 1;
   }
   for (const SliceExchange::Transfer& arrived : transfers_) arrived();

@@ -13,6 +13,24 @@
 
 namespace cohort::parallel {
 
+/// What a process has of the tree.
+struct TreeBlocks {
+  TreeBlocks() = default;
+  TreeBlocks(std::int64_t num_leaves, int rank, int size);
+
+  /// A process adds up one slice of a bucket.
+  std::int64_t slice_numel(std::int64_t numel) const { return (numel + size - 1) / size; }
+  /// The first and the last process leave out their own piece, where what is left lies in one.
+  bool keeps_own_piece() const { return rank == 0 || rank == size - 1; }
+  std::int64_t num_nodes(int process) const { return cover_sizes[static_cast<std::size_t>(process)]; }
+  std::int64_t num_received_rows() const { return num_rows - (keeps_own_piece() ? num_nodes(rank) : 0); }
+
+  int rank = -1, size = 0;
+  std::vector<std::int64_t> leaf_merges, row_merges;
+  std::vector<std::int64_t> cover_sizes;  ///< of each process
+  std::int64_t num_rows = 0;              ///< nodes of all covers
+};
+
 /// Adds the gradients of some parameters over all virtual ranks, in the order of the tree. Internal to
 /// VirtualRankSync.
 class TreeReducer {
@@ -47,11 +65,8 @@ class TreeReducer {
   struct Hooks;
   void on_gradient(std::size_t parameter);
   void fold(std::size_t bucket, double weight);
-  void set_blocks(int rank, int size);
-  std::int64_t slice_numel(std::size_t bucket) const;
+  std::int64_t slice_numel(std::size_t bucket) const { return blocks_.slice_numel(gradients_.numel(bucket)); }
   SliceExchange::Transfer share_flags(at::Tensor& all);
-  std::int64_t num_nodes(int process) const { return cover_sizes_[static_cast<std::size_t>(process)]; }
-  bool keeps_own_piece() const { return rank_ == 0 || rank_ == size_ - 1; }
   void send_cover(std::size_t bucket);
   std::vector<at::Tensor> rows_of(std::size_t bucket);
   void send_next(double weight);
@@ -64,10 +79,7 @@ class TreeReducer {
   std::vector<std::uint8_t> flags_;  // of each parameter: a leaf had a gradient
 
   SliceExchange* exchange_ = nullptr;  // null: one process
-  int rank_ = -1, size_ = 0;           // for which the following were made
-  std::vector<std::int64_t> leaf_merges_, row_merges_;
-  std::vector<std::int64_t> cover_sizes_;  // of each process
-  std::int64_t num_rows_ = 0;
+  TreeBlocks blocks_;
 
   std::size_t next_leaf_ = 0, stack_ = 0;
   std::vector<at::Tensor> packed_, received_;  // by bucket; memory that is used again
