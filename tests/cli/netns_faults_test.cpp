@@ -137,7 +137,7 @@ TEST_F(NetnsFaultsTest, AHostThatComesAndGoesAllTheTimeHoldsTheOthersUpOnlyThen)
     ASSERT_TRUE(run->come_to_train({0, 1, 2})) << run->story();
   }
   // Its network does the same.
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 4; ++i) {
     run->hosts().isolate(2);
     ASSERT_TRUE(run->make_steps(3)) << run->story();
     run->hosts().heal();

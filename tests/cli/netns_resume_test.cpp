@@ -16,7 +16,7 @@
 namespace cohort::test {
 namespace {
 
-constexpr int kSamples = 800, kEpochs = 3, kStepsAnEpoch = 100;  // of 4 virtual ranks with 2 samples
+constexpr int kSamples = 400, kEpochs = 3, kStepsAnEpoch = 50;  // of 4 virtual ranks with 2 samples
 
 class NetnsResumeTest : public NetnsTest {
  protected:
@@ -42,7 +42,7 @@ class NetnsResumeTest : public NetnsTest {
             "train.batch_size=2",
             "train.threads=1",
             "train.epochs=" + std::to_string(kEpochs),
-            "run.save_every_steps=20",
+            "run.save_every_steps=10",
             "run.dir=" + (dir / folder).string()};
   }
   void start(int host) {
@@ -93,7 +93,7 @@ class NetnsResumeTest : public NetnsTest {
 
 TEST_F(NetnsResumeTest, ARunThatCannotContinueEndsWithAMessageAndTheSameCommandResumesIt) {
   start_all();
-  ASSERT_TRUE(comes_to_step(40)) << story();
+  ASSERT_TRUE(comes_to_step(20)) << story();
   for (const int host : {1, 2}) hosts->isolate(host);
   for (const int host : {1, 2}) fail_host(host);
   EXPECT_EQ(agents[0]->wait(), 1) << story();
@@ -103,7 +103,7 @@ TEST_F(NetnsResumeTest, ARunThatCannotContinueEndsWithAMessageAndTheSameCommandR
   const std::size_t steps = num_steps();
   ASSERT_LT(steps, kStepsAnEpoch * 2) << "the run was too quick to be interrupted twice";
   start_all();
-  ASSERT_TRUE(comes_to_step(steps + 40)) << story();
+  ASSERT_TRUE(comes_to_step(steps + 20)) << story();
   fail_host(0);
   for (const int host : {1, 2}) {
     EXPECT_EQ(agents[host]->wait(), 1) << story();

@@ -157,6 +157,11 @@ bool VirtualRun::has_acted(int host, const std::string& point) const {
   return comes_to_be([&] { return !std::filesystem::exists(file); });
 }
 
+void VirtualRun::forget_points() {
+  for (const std::string& name : names_in(folder_ / "points"))
+    std::filesystem::remove(folder_ / "points" / name);
+}
+
 std::string VirtualRun::finish(const Hosts& hosts) {
   write_file(folder_ / "fast", "");
   std::string wrong;

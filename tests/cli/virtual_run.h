@@ -68,6 +68,8 @@ class VirtualRun {
   /// The rank of the host at this point (elastic/internal/fault_points.h) does it: "kill rank", "kill agent", "stop rank" or "stop agent".
   void act_at(int host, const std::string& point, const std::string& action);
   bool has_acted(int host, const std::string& point) const;
+  /// Nobody does anything at a point any more.
+  void forget_points();
 
   /// Lets the run end, and waits for the agents of these hosts. Returns what does not hold; empty: they end with status 0, each step
   /// was committed, and all bits are those of one process alone.
