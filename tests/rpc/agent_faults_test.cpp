@@ -166,7 +166,7 @@ TEST_P(AgentFaultsTest, ACutConnectionIsMadeAgainAndEachCallRunsOnce) {
   }
 }
 
-// Ends the local sockets of this process, and returns how many there were. The memory beside them stays as it is.
+// Ends the local sockets of this process, and returns how many: the other end may be closed by then. The memory beside them stays as it is.
 int cut_local_sockets() {
   int num_cut = 0;
   for (int fd = 3; fd < 1024; ++fd) {
@@ -195,7 +195,7 @@ TEST(AgentRingFaultsTest, ALinkInSharedMemoryThatIsCutIsMadeAgainAndEachCallRuns
       const auto size = static_cast<std::int64_t>(is_long ? 1 << 20 : 1 + random() % 8192);
       arguments.push_back(at::full({size}, static_cast<float>(arguments.size())));
       results.push_back(job[0].rpc_async<echo_and_count>(to("w1").within(seconds(20)), arguments.back()));
-      if (arguments.size() == cut_at + 1) EXPECT_GE(cut_local_sockets(), 2) << "round " << round;
+      if (arguments.size() == cut_at + 1) EXPECT_GE(cut_local_sockets(), 1) << "round " << round;
     }
     for (std::size_t i = 0; i < results.size(); ++i) {
       EXPECT_TRUE(at::equal(results[i].get(), arguments[i])) << "round " << round << ", call " << i;
