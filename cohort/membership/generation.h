@@ -44,6 +44,8 @@ struct Generation {
   std::uint64_t committed_steps = 0;  ///< so many steps were committed, by what members had reported
   std::string store;                  ///< address of the generation's key-value store
   std::string cause;                  ///< why it came to be: "agent 3 at n3:29400 died"
+  /// Agents that are gone were heard for the last time so many ms before it was decided; 0: none is gone. The most of them.
+  std::uint64_t detect_ms = 0;
 
   /// Number of ranks of all members.
   int num_processes() const;

@@ -49,10 +49,13 @@ struct RankStatus {
   /// Number of the newest generation without it, once it has left the one before. Where an agent leaves the run, it
   /// waits for that of all its ranks.
   std::uint64_t left = 0;
+  std::uint64_t stepped = 0;  ///< of the last generation in which it has committed a step
   std::uint64_t committed_steps = 0;
+  std::uint64_t state_bytes = 0;     ///< of states that it has given to others, or got from them, so far
   std::vector<MemberId> lost_links;  ///< of `entered`: members to which it has lost its link
   bool is_state_lost = false;        ///< of `entered`: no process has the newest state
   bool is_finished = false;          ///< it has made the last step, and stays until the run has ended
+  bool is_waiting = false;           ///< it has waited for other processes, or for its agent, for a second
 
   bool operator==(const RankStatus&) const = default;
 };

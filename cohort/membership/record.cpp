@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kRecordVersion = 1;
+constexpr int kRecordVersion = 2;
 constexpr std::array<const char*, 4> kStates = {"forming", "running", "succeeded", "failed"};
 
 // No agent is twice where it can be once, and each id has been given.

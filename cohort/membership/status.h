@@ -21,10 +21,11 @@ struct MemberStatus {
   /// All its ranks have made the last step; they stay until the run has ended, so that another one can have their state.
   /// Of a program without virtual ranks: they have ended, with status 0.
   bool is_finished = false;
-  bool is_state_lost = false;        ///< of `entered`: no process has the newest state
-  std::string failure;               ///< of `entered`: how a rank ended; empty: none has failed
-  int exit_status = 0;               ///< of the rank that has failed
-  bool ends_run = false;             ///< the failure ends the run, whatever max_restarts is
+  bool is_state_lost = false;  ///< of `entered`: no process has the newest state
+  std::string failure;         ///< of `entered`: how a rank ended; empty: none has failed
+  int exit_status = 0;         ///< of the rank that has failed
+  bool ends_run = false;       ///< the failure ends the run, whatever max_restarts is
+  std::string stuck;  ///< a rank that does not enter generations, so nobody waits for this agent; empty: none
   std::vector<MemberId> lost_links;  ///< of `entered`: members to which a rank has lost its link
 
   bool operator==(const MemberStatus&) const = default;

@@ -118,6 +118,7 @@ TEST(DecideTest, ASilentAgentIsGivenUpByTwoObservers) {
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.members(), (Names{"a", "b"}));
   EXPECT_EQ(run.record.generation.cause, "agent 3 at host-c:1 is silent");
+  EXPECT_EQ(run.record.generation.detect_ms, 600U);
 }
 
 TEST(DecideTest, AnAgentThatOnlyAnotherMemberDoesNotHearStays) {

@@ -50,6 +50,9 @@ TEST(RankTextTest, AStatusIsReadAsItWasWritten) {
   status.entered = 7;
   status.recovered = 6;
   status.left = 8;
+  status.stepped = 5;
+  status.state_bytes = 1'000'000;
+  status.is_waiting = true;
   status.committed_steps = std::uint64_t{1} << 60;
   status.lost_links = {3, 9};
   EXPECT_EQ(parse_rank_status(to_text(status)), status);

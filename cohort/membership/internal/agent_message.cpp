@@ -30,6 +30,7 @@ json json_of_report(const Report& report) {
           {"failure", report.failure},
           {"exit_status", report.exit_status},
           {"ends_run", report.ends_run},
+          {"stuck", report.stuck},
           {"lost_links", report.lost_links},
           {"unheard", report.unheard}};
 }
@@ -59,6 +60,7 @@ Report report_of(const json& object) {
   report.failure = fields.text("failure");
   report.exit_status = fields.integer("exit_status", 0);
   report.ends_run = fields.flag("ends_run");
+  report.stuck = fields.text("stuck");
   report.lost_links = ids_of(fields, "lost_links");
   report.unheard = ids_of(fields, "unheard");
   fields.check_all_read();

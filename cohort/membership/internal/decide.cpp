@@ -18,6 +18,10 @@
 // Note [Fresh stores]: ranks of a program that is not elastic leave keys in the store of their generation, and start again in
 // the next one. So that one gets another store. An agent offers a fresh one as soon as it hears that its last one is used. The
 // next generation waits for such an offer if nobody else has one: for kAloneFactor times `silence` at most.
+//
+// Note [Stuck ranks]: an agent says itself that one of its ranks does not enter a generation, after a time of its own, and which one.
+// It is a member no longer, and waits until the rank gets on. A state that only its ranks have is lost: to give it they would have to
+// enter together.
 #include "cohort/membership/internal/decide.h"
 
 #include <algorithm>
@@ -94,6 +98,11 @@ class Decider {
   bool is_leaving(const MemberInfo& member) const {
     const AgentView* const known = view(member);
     return known != nullptr && known->report.is_leaving;
+  }
+  // Note [Stuck ranks]
+  std::string stuck_rank(const MemberInfo& member) const {
+    const AgentView* const known = view(member);
+    return known == nullptr ? "" : known->report.stuck;
   }
   bool is_finished(const MemberInfo& member) const {
     const AgentView* const known = is_elastic() ? nullptr : view(member);
@@ -267,6 +276,11 @@ class Decider {
       } else if (gone.count(member.id) > 0) {
         is_planned = false;
         add_cause(concat(name_of(member), is_dead(member) ? " died" : " is silent"));
+        const Time::duration unheard = seen_.now - last_heard(member);
+        detect_ms_ = std::max(detect_ms_, std::chrono::ceil<std::chrono::milliseconds>(unheard).count());
+      } else if (!stuck_rank(member).empty()) {
+        is_planned = false;
+        add_cause(concat(name_of(member), " is given up: ", stuck_rank(member)));
       } else if (member.id == dropped) {
         add_cause(concat(name_of(member), " is dropped"));
       } else if (is_leaving(member)) {
@@ -316,7 +330,7 @@ class Decider {
       return;
     }
     for (const MemberInfo& member : members) {
-      if (!is_holder(member) || is_dead(member)) continue;
+      if (!is_holder(member) || is_dead(member) || !stuck_rank(member).empty()) continue;
       const AgentView* const agent = view(member);
       const Time heard =
           agent == nullptr ? seen_.decides_since : std::max(agent->last_heard, seen_.decides_since);
@@ -433,6 +447,7 @@ class Decider {
     }
     generation.members = std::move(members);
     generation.cause = std::move(cause);
+    generation.detect_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(0, detect_ms_));
     next_.generation = std::move(generation);
     next_.state = RunState::kRunning;
     next_.end_cause.clear();
@@ -448,7 +463,8 @@ class Decider {
   const RendezvousRecord& old_;
   RendezvousRecord next_;
   const Observations& seen_;
-  std::string failure_;  // of ranks, which counts as a restart
+  std::string failure_;         // of ranks, which counts as a restart
+  std::int64_t detect_ms_ = 0;  // Generation::detect_ms
 };
 
 }  // namespace

@@ -50,7 +50,8 @@ json json_of(const Generation& generation) {
           {"virtual_ranks", generation.virtual_ranks},
           {"committed_steps", generation.committed_steps},
           {"store", generation.store},
-          {"cause", generation.cause}};
+          {"cause", generation.cause},
+          {"detect_ms", generation.detect_ms}};
 }
 
 Generation generation_of(const json& object) {
@@ -63,6 +64,7 @@ Generation generation_of(const json& object) {
   generation.committed_steps = fields.count("committed_steps");
   generation.store = fields.text("store");
   generation.cause = fields.text("cause");
+  generation.detect_ms = fields.count("detect_ms");
   fields.check_all_read();
   return generation;
 }

@@ -27,7 +27,8 @@ constexpr int kEndpointFactor = 20;
 bool is_urgent(const Report& before, const Report& now) {
   return before.is_leaving != now.is_leaving || before.failure != now.failure ||
          before.is_state_lost != now.is_state_lost || before.lost_links != now.lost_links ||
-         before.unheard != now.unheard || before.is_ready != now.is_ready || before.store != now.store;
+         before.unheard != now.unheard || before.is_ready != now.is_ready || before.store != now.store ||
+         before.stuck != now.stuck;
 }
 
 }  // namespace

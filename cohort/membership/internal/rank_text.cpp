@@ -67,10 +67,13 @@ std::string to_text(const RankStatus& status) {
                {"entered", status.entered},
                {"recovered", status.recovered},
                {"left", status.left},
+               {"stepped", status.stepped},
                {"committed_steps", status.committed_steps},
+               {"state_bytes", status.state_bytes},
                {"lost_links", status.lost_links},
                {"state_lost", status.is_state_lost},
-               {"finished", status.is_finished}});
+               {"finished", status.is_finished},
+               {"waiting", status.is_waiting}});
 }
 
 RankStatus parse_rank_status(std::string_view text) {
@@ -83,13 +86,16 @@ RankStatus parse_rank_status(std::string_view text) {
   status.entered = fields.count("entered");
   status.recovered = fields.count("recovered");
   status.left = fields.count("left");
+  status.stepped = fields.count("stepped");
   status.committed_steps = fields.count("committed_steps");
+  status.state_bytes = fields.count("state_bytes");
   for (const json& id : fields.array("lost_links")) {
     if (!id.is_number_unsigned()) fields.reject_field("lost_links", "a list of ids");
     status.lost_links.push_back(id.get<MemberId>());
   }
   status.is_state_lost = fields.flag("state_lost");
   status.is_finished = fields.flag("finished");
+  status.is_waiting = fields.flag("waiting");
   fields.check_all_read();
   return status;
 }
