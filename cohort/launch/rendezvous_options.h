@@ -46,6 +46,11 @@ struct RendezvousOptions {
   bool is_elastic = false;
   int virtual_ranks = 0;  ///< of an elastic program; 0: nnodes * nproc_per_node
   int warm_ranks = 0;  ///< processes of an elastic program that wait, started, for the place of one that dies
+  /// How long a rank of an elastic program may take to enter a generation. Then the others do without its node until it does. Below the ten
+  /// minutes for which ranks wait for each other.
+  std::chrono::milliseconds enter_timeout = std::chrono::minutes(5);
+  /// A rank that neither gets on nor waits for others for so long is named in the log. 0: none is.
+  std::chrono::milliseconds progress_timeout = std::chrono::minutes(5);
 
   /// Whether members may come and go.
   bool is_dynamic() const { return backend != RendezvousBackend::kStatic; }

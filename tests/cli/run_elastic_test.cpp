@@ -58,8 +58,8 @@ TEST_F(RunElasticTest, ARankThatDiesHasASuccessorAndTheOthersLiveOn) {
   ASSERT_TRUE(logs(job, "generation 2: agent 1 at 127.0.0.1:")) << job.err();
   let_end();
   EXPECT_EQ(job.wait(), 0) << job.err();
-  expect_in(job.err(), {"rank 1 of 2 failed first: it was killed by signal 9 (Killed)", "; agree ",
-                        " ms, rebuild ", " ms, redo ", " ms, total "});
+  expect_in(job.err(), {"rank 1 of 2 failed first: it was killed by signal 9 (Killed)",
+                        "; detect <= ", " ms, agree ", " ms, rebuild ", " ms, redo ", " ms, total <= "});
 }
 
 TEST_F(RunElasticTest, AWarmRankTakesThePlaceOfOneThatDies) {
@@ -127,7 +127,7 @@ TEST_F(RunElasticTest, NodesJoinAndDieWhileOtherRanksLiveOn) {
   expect_in(second.err(), {"rank 1 of 2 failed first: it was killed by signal 9 (Killed) (node 1, host "});
   second.worker().signal(SIGKILL);
   EXPECT_EQ(process_in(4, 0, 1), survivor);
-  ASSERT_TRUE(logs(first, " died; rebuild ")) << first.err();
+  ASSERT_TRUE(logs(first, " died; detect <= ")) << first.err();
   let_end();
   EXPECT_EQ(first.wait(), 0) << first.err();
 }
@@ -164,6 +164,84 @@ TEST_F(RunElasticTest, ANodeThatNobodyLetsGoTellsItsRanksWithinHalfOfItsTime) {
   EXPECT_EQ(second.wait(), 143) << second.err();
   let_end();
   EXPECT_EQ(first.wait(), 0) << first.err();
+}
+
+// The only node with the state leaves while another one copies it, for longer than a node is waited for that cannot be heard.
+TEST_F(RunElasticTest, ANodeThatLeavesStaysWhileItsStateIsCopied) {
+  for (const bool is_copied : {true, false}) {
+    SCOPED_TRACE(is_copied);
+    const TempDir folder;
+    const auto path = [&](const std::string& name) { return folder / name; };
+    const std::string endpoint = concat("--rdzv-endpoint=127.0.0.1:", free_port());
+    const auto start = [&](int local_ranks) {
+      return Job(folder.path(), {"--nnodes=1:2", endpoint, "--elastic", "--virtual-ranks=4", "--bind-to=none",
+                                 "--monitor-interval=0.02", "--silence=200", "--shutdown-timeout=10",
+                                 concat("--nproc-per-node=", local_ranks), "--", COHORT_ELASTIC_PROGRAM});
+    };
+    // The agent at the endpoint must stay, and its second rank begins late: the other node has the state alone.
+    write_file(path("hang_1"), "");
+    Job endpoint_agent = start(2);
+    ASSERT_TRUE(comes(path("pid_1")));
+    Job leaver = start(1);
+    ASSERT_TRUE(comes(path("in_1_0_of_1"))) << leaver.err();
+    ASSERT_TRUE(logs(leaver, "generation 1: the run begins; rebuild ")) << leaver.err();
+    write_file(path(is_copied ? "slow_copy" : "no_copy"), "");
+    std::filesystem::remove(path("hang_1"));
+    ASSERT_TRUE(comes(path("in_2_0_of_3"))) << leaver.err();
+    leaver.worker().signal(SIGTERM);
+    EXPECT_EQ(leaver.wait(), 143);
+    if (is_copied) {
+      EXPECT_TRUE(logs(endpoint_agent, " leaves; rebuild ")) << endpoint_agent.err() << leaver.err();
+      EXPECT_TRUE(comes(path("in_3_0_of_2")));
+      write_file(path("go"), "");
+      EXPECT_EQ(endpoint_agent.wait(), 0) << endpoint_agent.err();
+    } else {
+      // Without progress it leaves after ten times the silence, at least two seconds.
+      EXPECT_NE(endpoint_agent.wait(), 0);
+      expect_in(endpoint_agent.err(), {"no agent is left that had the state of generation"});
+    }
+  }
+}
+
+TEST_F(RunElasticTest, ARankThatDoesNotEnterIsNamedAndTheOthersDoWithoutItsNode) {
+  Job first = node("1:2", {"--max-restarts=1"});
+  const pid_t survivor = process_in(1, 0, 1);
+  ASSERT_NE(survivor, 0);
+  Job second = node("1:2", {"--max-restarts=1", "--rdzv-conf=enter_timeout=1", "--monitor-interval=0.02"});
+  const pid_t victim = process_in(2, 1, 2);
+  ASSERT_NE(victim, 0);
+  write_file(dir / "hang_0", "");  // of what begins from now on
+  ::kill(victim, SIGKILL);
+  EXPECT_EQ(process_in(3, 0, 2), survivor);
+  EXPECT_EQ(process_in(4, 0, 1), survivor) << "without the node";
+  ASSERT_TRUE(logs(first, "is given up: local rank 0 (process 1 of generation 3, process id "))
+      << first.err();
+  ASSERT_TRUE(logs(second, ") has not entered it for ")) << second.err();
+  expect_in(second.err(),
+            {"it has not come to its first Session::enter(). This node is given up until it does"});
+  std::filesystem::remove(dir / "hang_0");
+  EXPECT_EQ(process_in(5, 0, 2), survivor) << "it is there again";
+  ASSERT_NE(process_in(5, 1, 2), 0);
+  let_end();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+}
+
+TEST_F(RunElasticTest, ARankThatMakesNoProgressIsNamed) {
+  Job job = agent(
+      {"--standalone", "--nproc-per-node=2", "--rdzv-conf=progress_timeout=0.4", "--monitor-interval=0.02"});
+  const pid_t second = process_in(1, 1, 2);
+  ASSERT_NE(second, 0);
+  ASSERT_TRUE(logs(job, "generation 1: the run begins; rebuild ")) << job.err();
+  ::kill(second, SIGSTOP);  // for less than the two seconds of net's silence
+  const std::string line =
+      concat("local rank 1 (process 1 of generation 1, process id ", second, ") has made no progress for ");
+  EXPECT_TRUE(logs(job, line)) << job.err();
+  EXPECT_EQ(job.err().find("local rank 0 (process 0 of"), std::string::npos) << "it waits: " << job.err();
+  ::kill(second, SIGCONT);
+  EXPECT_TRUE(logs(job, "local rank 1 makes progress again")) << job.err();
+  let_end();
+  EXPECT_EQ(job.wait(), 0) << job.err();
 }
 
 // Nobody else has the state: what was trained since the last checkpoint would be lost.

@@ -1,5 +1,6 @@
 // A rank of an elastic run without tensors: processes of a generation make steps together, by words in its store. It ends when
-// FOLDER has a file "go". It notes what it does in files there.
+// FOLDER has a file "go". It notes what it does in files there. While there is a file "hang_RANK" a rank does not begin;
+// with "slow_copy" it gets a state that it lacks in 40 parts of 100 ms, and with "no_copy" never.
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,6 +31,10 @@ std::filesystem::path folder() {
   return std::getenv("FOLDER");
 }
 
+void pause(milliseconds time) {
+  static_cast<void>(base::poll_until([] { return false; }, Deadline(time)));
+}
+
 void note(const std::string& name, const std::string& text) {
   const std::filesystem::path path = folder() / name, partial = folder() / (name + ".partial");
   std::ofstream(partial) << text;
@@ -42,6 +47,7 @@ class Rank {
 
   int run() {
     note("pid_" + local_, std::to_string(::getpid()));
+    while (std::filesystem::exists(folder() / ("hang_" + local_))) pause(milliseconds(20));
     status_.is_ready = true;
     say();
     while (!order_.has_ended) {
@@ -82,10 +88,13 @@ class Rank {
     store_->set(key(what, *order_.process), word);
     std::vector<std::string> keys;
     for (int p = 0; p < order_.generation.num_processes(); ++p) keys.push_back(key(what, p));
+    const Deadline soon(milliseconds(100));
     while (!store_->wait(keys, Deadline(milliseconds(5)))) {
       read(Deadline(milliseconds(0)));
       if (is_generation_over()) return false;
+      if (soon.expired() && !std::exchange(status_.is_waiting, true)) say();
     }
+    if (std::exchange(status_.is_waiting, false)) say();
     words_ = store_->get_all(keys);
     return true;
   }
@@ -105,10 +114,32 @@ class Rank {
         std::to_string(::getpid()));
     if (!exchange_words("committed", std::to_string(status_.committed_steps))) return false;
     // Whoever lacks the newest state has it from another one.
-    for (const std::string& word : words_)
-      status_.committed_steps = std::max<std::uint64_t>(status_.committed_steps, std::stoull(word));
+    std::uint64_t newest = 0, oldest = std::stoull(words_.front());
+    for (const std::string& word : words_) {
+      newest = std::max<std::uint64_t>(newest, std::stoull(word));
+      oldest = std::min<std::uint64_t>(oldest, std::stoull(word));
+    }
+    if (oldest < newest && !copy_state()) return false;
+    status_.committed_steps = newest;
     status_.recovered = status_.entered;
     say();
+    return true;
+  }
+
+  // On both sides.
+  bool copy_state() {
+    while (std::filesystem::exists(folder() / "no_copy")) {
+      read(Deadline(milliseconds(20)));
+      if (is_generation_over()) return false;
+    }
+    const int parts = std::filesystem::exists(folder() / "slow_copy") ? 40 : 0;
+    for (int part = 0; part < parts; ++part) {
+      pause(milliseconds(100));
+      read(Deadline(milliseconds(0)));
+      if (is_generation_over()) return false;
+      ++status_.state_bytes;
+      say();
+    }
     return true;
   }
 
@@ -117,6 +148,7 @@ class Rank {
       const bool is_last = std::filesystem::exists(folder() / "go");
       if (!exchange_words(base::concat("step ", status_.committed_steps), is_last ? "last" : "")) return;
       ++status_.committed_steps;
+      status_.stepped = status_.entered;
       status_.is_finished = std::ranges::count(words_, "last") > 0;
       say();
       if (std::exchange(stepped_, status_.entered) != status_.entered)

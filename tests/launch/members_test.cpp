@@ -1,8 +1,13 @@
 // What an agent of an elastic run says and prints, from what its ranks say.
 #include <gtest/gtest.h>
 
+#include <random>
+#include <string>
+#include <vector>
+
 #include "cohort/launch/internal/members/change_times.h"
 #include "cohort/launch/internal/members/rank_fold.h"
+#include "cohort/launch/internal/members/rank_watch.h"
 
 namespace cohort::launch {
 namespace {
@@ -69,28 +74,190 @@ TEST(RankFoldTest, ALossIsOfTheGenerationWhateverASuccessorSays) {
 }
 
 TEST(ChangeTimesTest, AChangeIsOneLineWithThePartsThatAreKnown) {
-  const ChangeTimes::Time begin;
+  const ChangeTimes::Time begin = ChangeTimes::Time() + std::chrono::hours(1);
   ChangeTimes times;
   EXPECT_EQ(times.note_ranks(0, 0, begin), "");
-  EXPECT_EQ(times.note_generation(1, "the run begins", begin), "");
+  EXPECT_EQ(times.note_generation(1, "the run begins", 0, begin), "");
   EXPECT_EQ(times.note_ranks(1, 0, begin + milliseconds(2)), "");
   EXPECT_EQ(times.note_ranks(1, 1, begin + milliseconds(5)),
             "generation 1: the run begins; rebuild 2.0 ms, redo 3.0 ms, total 5.0 ms");
   EXPECT_EQ(times.note_ranks(1, 1, begin + milliseconds(6)), "") << "once";
-  times.note_cause(begin + milliseconds(10));
-  times.note_cause(begin + milliseconds(11));
-  EXPECT_EQ(times.note_generation(2, "a rank died", begin + milliseconds(13)), "");
+  times.note_cause(begin + milliseconds(10), std::nullopt);
+  times.note_cause(begin + milliseconds(11), begin);
+  EXPECT_EQ(times.note_generation(2, "a link was lost", 0, begin + milliseconds(13)), "");
   EXPECT_EQ(times.note_ranks(2, 2, begin + milliseconds(20)),
-            "generation 2: a rank died; agree 3.0 ms, rebuild 7.0 ms, redo 0.0 ms, total 10.0 ms");
+            "generation 2: a link was lost; agree 3.0 ms, rebuild 7.0 ms, redo 0.0 ms, total 10.0 ms");
 }
 
-TEST(ChangeTimesTest, AGenerationThatAnotherOneFollowsAtOnceHasALineToo) {
+TEST(ChangeTimesTest, ADeathIsDetectedAtMostSoLateAsItWasKnownToLive) {
+  const ChangeTimes::Time begin = ChangeTimes::Time() + std::chrono::hours(1);
+  ChangeTimes times;
+  times.note_cause(begin + milliseconds(40), begin + milliseconds(10));
+  times.note_generation(2, "a rank died", 0, begin + milliseconds(45));
+  times.note_ranks(2, 1, begin + milliseconds(55));
+  EXPECT_EQ(times.note_ranks(2, 2, begin + milliseconds(75)),
+            "generation 2: a rank died; detect <= 30.0 ms, agree 5.0 ms, rebuild 10.0 ms, redo 20.0 ms, "
+            "total <= 65.0 ms");
+  // Of another agent, which this node learns with the generation.
+  times.note_generation(3, "agent 2 is silent", 500, begin + milliseconds(1'000));
+  times.note_ranks(3, 2, begin + milliseconds(1'010));
+  EXPECT_EQ(times.note_ranks(3, 3, begin + milliseconds(1'020)),
+            "generation 3: agent 2 is silent; detect <= 500.0 ms, rebuild 10.0 ms, redo 10.0 ms, "
+            "total <= 520.0 ms");
+  // Ranks of this node have lost their link before: the rest is the time until agents have agreed.
+  times.note_cause(begin + milliseconds(1'900), std::nullopt);
+  times.note_generation(4, "agent 3 died", 150, begin + milliseconds(2'000));
+  EXPECT_EQ(times.note_ranks(4, 4, begin + milliseconds(2'010)),
+            "generation 4: agent 3 died; detect <= 50.0 ms, agree 100.0 ms, rebuild 10.0 ms, redo 0.0 ms, "
+            "total <= 160.0 ms");
+}
+
+// The parts that are printed are the whole, whatever was seen in which order.
+TEST(ChangeTimesTest, PartsAddUpToTheTotal) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 2'000; ++round) {
+    ChangeTimes::Time now = ChangeTimes::Time() + std::chrono::hours(1);
+    const auto later = [&] { return now += milliseconds(random() % 50); };
+    ChangeTimes times;
+    const ChangeTimes::Time alive_at = now;
+    if (random() % 2 == 0) {
+      times.note_cause(later(), random() % 2 == 0 ? std::optional(alive_at) : std::nullopt);
+    }
+    times.note_generation(2, "a cause", random() % 2 == 0 ? random() % 200 : 0, later());
+    times.note_ranks(2, 1, later());
+    const std::string line = times.note_ranks(2, 2, later());
+    const auto number_after = [&](const std::string& part) {
+      const std::size_t at = line.find(part);
+      if (at == std::string::npos) return 0.0;
+      return std::stod(line.substr(line.find_first_of("0123456789", at)));
+    };
+    const double sum =
+        number_after("detect") + number_after("agree") + number_after("rebuild") + number_after("redo");
+    EXPECT_NEAR(sum, number_after("total"), 0.01) << line;
+  }
+}
+
+TEST(ChangeTimesTest, AChangeThatIsNotOverHasALineToo) {
   const ChangeTimes::Time begin;
   ChangeTimes times;
-  times.note_generation(4, "agent 2 died", begin);
+  times.note_generation(4, "agent 2 leaves", 0, begin);
   times.note_ranks(4, 3, begin + milliseconds(4));
-  EXPECT_EQ(times.note_generation(5, "agent 3 died", begin + milliseconds(9)),
-            "generation 4: agent 2 died; rebuild 4.0 ms; another generation came first");
+  EXPECT_EQ(times.note_generation(5, "agent 3 leaves", 0, begin + milliseconds(9)),
+            "generation 4: agent 2 leaves; rebuild 4.0 ms, total 4.0 ms; another generation came first");
+  times.note_ranks(5, 3, begin + milliseconds(10));
+  EXPECT_EQ(times.finish(), "generation 5: agent 3 leaves; rebuild 1.0 ms, total 1.0 ms");
+  EXPECT_EQ(times.finish(), "");
+}
+
+RankWatch::Seen seen_rank(RankStatus status, int pid, std::uint64_t told) {
+  return {.status = std::move(status), .pid = pid, .told = told, .process = 2};
+}
+
+TEST(RankWatchTest, ARankThatDoesNotEnterIsStuckUntilItDoes) {
+  RankWatch watch(milliseconds(100), milliseconds(0));
+  const RankWatch::Time begin;
+  const auto look = [&](const RankStatus& first, const RankStatus& second, int ms, int pid = 11) {
+    return watch.note({seen_rank(first, 10, 3), seen_rank(second, pid, 3)}, begin + milliseconds(ms));
+  };
+  EXPECT_TRUE(look(rank_in(3, 7), RankStatus(), 0).empty());
+  EXPECT_TRUE(look(rank_in(3, 7), RankStatus(), 99).empty());
+  EXPECT_EQ(watch.stuck(), "");
+  const auto lines = look(rank_in(3, 8), RankStatus(), 100);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(
+      watch.stuck(),
+      "local rank 1 (process 2 of generation 3, process id 11) has not entered it for 100 ms: it has not "
+      "come to its first Session::enter()");
+  EXPECT_EQ(lines[0].rfind(watch.stuck() + ". This node is given up until it does. Try: gdb -p 11", 0), 0U)
+      << lines[0];
+  EXPECT_TRUE(look(rank_in(3, 9), RankStatus(), 300).empty()) << "once";
+  EXPECT_NE(watch.stuck(), "");
+  // It waits, as this node is no member, until it says something.
+  EXPECT_TRUE(
+      watch.note({seen_rank(rank_in(3, 9), 10, 0), seen_rank(RankStatus(), 11, 0)}, begin + milliseconds(400))
+          .empty());
+  EXPECT_NE(watch.stuck(), "");
+  RankStatus ready;
+  ready.is_ready = true;
+  watch.note({seen_rank(rank_in(3, 9), 10, 0), seen_rank(ready, 11, 0)}, begin + milliseconds(500));
+  EXPECT_EQ(watch.stuck(), "");
+  // It has all of its time again, with the next generation.
+  EXPECT_TRUE(
+      watch.note({seen_rank(rank_in(3, 9), 10, 4), seen_rank(ready, 11, 4)}, begin + milliseconds(900))
+          .empty());
+  EXPECT_EQ(watch.stuck(), "");
+  watch.note({seen_rank(rank_in(4, 9), 10, 4), seen_rank(ready, 11, 4)}, begin + milliseconds(1'000));
+  EXPECT_NE(watch.stuck(), "");
+  EXPECT_TRUE(watch
+                  .note({seen_rank(rank_in(4, 9), 10, 4), seen_rank(RankStatus(), 12, 4)},
+                        begin + milliseconds(1'001))
+                  .empty());
+  EXPECT_EQ(watch.stuck(), "") << "it has a successor";
+}
+
+TEST(RankWatchTest, FurtherGenerationsGiveAStuckRankNoMoreTime) {
+  RankWatch watch(milliseconds(100), milliseconds(0));
+  const RankWatch::Time begin;
+  for (int i = 0; i < 10; ++i) {
+    watch.note({seen_rank(RankStatus(), 10, static_cast<std::uint64_t>(3 + i))},
+               begin + milliseconds(10 * i));
+    EXPECT_EQ(watch.stuck(), "");
+  }
+  watch.note({seen_rank(RankStatus(), 10, 13)}, begin + milliseconds(100));
+  EXPECT_NE(watch.stuck(), "");
+}
+
+TEST(RankWatchTest, ARankThatNeitherGetsOnNorWaitsIsNamedOnce) {
+  RankWatch watch(std::chrono::hours(1), milliseconds(100));
+  const RankWatch::Time begin;
+  RankStatus waiting = rank_in(3, 7), stuck = rank_in(3, 7), finished = rank_in(3, 7);
+  finished.is_finished = true;
+  int ms = 0;
+  const auto look = [&](int later) {
+    ms += later;
+    return watch.note({seen_rank(waiting, 10, 3), seen_rank(stuck, 11, 3), seen_rank(finished, 12, 3),
+                       seen_rank(RankStatus(), 0, 3), seen_rank(waiting, 14, 0)},
+                      begin + milliseconds(ms));
+  };
+  look(0);
+  waiting.is_waiting = true;
+  EXPECT_TRUE(look(99).empty());
+  const auto lines = look(1);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(
+      lines[0].rfind("local rank 1 (process 2 of generation 3, process id 11) has made no progress for "
+                     "100 ms, and does not wait for others: it is in generation 3, after step 7. Try: gdb",
+                     0),
+      0U)
+      << lines[0];
+  EXPECT_TRUE(look(500).empty());
+  ++stuck.committed_steps;
+  EXPECT_EQ(look(1), std::vector<std::string>{"local rank 1 makes progress again"});
+  EXPECT_EQ(look(100).size(), 1U);
+  // A copy of the state is progress, and that it does not wait any more is none.
+  waiting.is_waiting = false;
+  EXPECT_EQ(look(1).size(), 1U);
+  ++waiting.state_bytes;
+  EXPECT_EQ(look(1), std::vector<std::string>{"local rank 0 makes progress again"});
+  EXPECT_EQ(watch.stuck(), "") << "nobody is given up for it";
+}
+
+TEST(RankWatchTest, ARankThatNeverBeginsIsNamedWithoutAGeneration) {
+  RankWatch watch(std::chrono::hours(1), milliseconds(100));
+  const RankWatch::Time begin;
+  RankStatus ready;
+  ready.is_ready = true;
+  const auto look = [&](int later) {
+    return watch.note({seen_rank(RankStatus(), 10, 0), seen_rank(ready, 11, 0)}, begin + milliseconds(later));
+  };
+  look(0);
+  const auto lines = look(100);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0].rfind("local rank 0 (process id 10) has made no progress for 100 ms", 0), 0U)
+      << lines[0];
+  RankWatch off(std::chrono::hours(1), milliseconds(0));
+  off.note({seen_rank(RankStatus(), 10, 0)}, begin);
+  EXPECT_TRUE(off.note({seen_rank(RankStatus(), 10, 0)}, begin + std::chrono::hours(10)).empty());
 }
 
 }  // namespace

@@ -191,12 +191,17 @@ TEST(RunOptionsTest, ABackendIsChosenByNameOrByWhatNeedsIt) {
   EXPECT_EQ(etcd.rendezvous.etcd.swap_timeout, milliseconds(6'000));
   // One node needs no address.
   EXPECT_EQ(read({{"rdzv-backend", "c10d"}}).rendezvous.endpoint, "127.0.0.1:0");
-  const RunOptions alone =
-      read({{"standalone", "1"}, {"elastic", "1"}, {"virtual-ranks", "8"}, {"warm-ranks", "2"}});
+  const RunOptions alone = read({{"standalone", "1"},
+                                 {"elastic", "1"},
+                                 {"virtual-ranks", "8"},
+                                 {"warm-ranks", "2"},
+                                 {"rdzv-conf", "enter_timeout=20,progress_timeout=0"}});
   EXPECT_EQ(alone.rendezvous.endpoint, "127.0.0.1:0");
   EXPECT_TRUE(alone.rendezvous.is_elastic);
   EXPECT_EQ(alone.rendezvous.virtual_ranks, 8);
   EXPECT_EQ(alone.rendezvous.warm_ranks, 2);
+  EXPECT_EQ(alone.rendezvous.enter_timeout, milliseconds(20'000));
+  EXPECT_EQ(alone.rendezvous.progress_timeout, milliseconds(0));
 }
 
 // A proxy of etcd listens on each host, so its address says nothing of where the other nodes are.
@@ -240,11 +245,14 @@ TEST(RunOptionsTest, WhatABackendHasNoUseForIsRejectedByName) {
   dynamic("rdzv-conf", "heartbeat_timeout=3",
           "--rdzv-conf heartbeat_timeout is not available. Try: --silence MS");
   dynamic("rdzv-conf", "read_timeout=3", "--rdzv-conf read_timeout is for --rdzv-backend etcd. Try: timeout");
+  dynamic("rdzv-conf", "enter_timeout=3",
+          "--rdzv-conf enter_timeout is for elastic programs. Try: --elastic beside it");
+  dynamic("rdzv-conf", "progress_timeout=3", "--rdzv-conf progress_timeout is for elastic programs");
   dynamic("rdzv-conf", "is_host=maybe", "--rdzv-conf is_host is 'maybe', expected true or false");
   dynamic(
       "rdzv-conf", "jointimeout=1",
       "'jointimeout' is not known. Try: timeout, join_timeout, keep_alive_interval, keep_alive_max_attempt, "
-      "last_call_timeout, is_host");
+      "last_call_timeout, enter_timeout, progress_timeout, is_host");
   dynamic("silence", "5", "--silence is '5', expected a whole number from 20");
   dynamic("virtual-ranks", "8", "--virtual-ranks is for elastic programs. Try: --elastic");
   dynamic("warm-ranks", "1", "--warm-ranks is for elastic programs. Try: --elastic");

@@ -64,6 +64,12 @@ void read_keep_alive_max_attempt(const FlagValue& value, RunOptions& options) {
 void read_is_host(const FlagValue& value, RunOptions& options) {
   options.rendezvous.is_host = value.truth();
 }
+void read_enter_timeout(const FlagValue& value, RunOptions& options) {
+  options.rendezvous.enter_timeout = value.seconds(0.001);
+}
+void read_progress_timeout(const FlagValue& value, RunOptions& options) {
+  options.rendezvous.progress_timeout = value.seconds(0);
+}
 void read_read_timeout(const FlagValue& value, RunOptions& options) {
   Etcd& etcd = options.rendezvous.etcd;
   const Etcd defaults;
@@ -88,6 +94,8 @@ constexpr RdzvKey kRdzvKeys[] = {
     {"keep_alive_interval", kAll, read_keep_alive_interval},
     {"keep_alive_max_attempt", kAll, read_keep_alive_max_attempt},
     {"last_call_timeout", kDynamic, read_last_call},
+    {"enter_timeout", kDynamic, read_enter_timeout},
+    {"progress_timeout", kDynamic, read_progress_timeout},
     {"is_host", kOnlyEmbedded, read_is_host},
     {"read_timeout", kOnlyEtcd, read_read_timeout},
     {"protocol", kOnlyEtcd, read_protocol},
@@ -254,6 +262,10 @@ void read_rdzv_keys(const FlagValues& flags, RunOptions& options) {
   const auto given = flags.get("rdzv-conf");
   if (!given) return;
   const std::vector<std::string> keys = read_rdzv_conf(*given, options);
+  for (const char* elastic : {"enter_timeout", "progress_timeout"}) {
+    if (options.rendezvous.is_elastic || std::ranges::find(keys, elastic) == keys.end()) continue;
+    reject_options(concat(given->name, " ", elastic, " is for elastic programs"), "--elastic beside it");
+  }
   const auto keeps_alive = [](const std::string& key) { return key.starts_with("keep_alive_"); };
   if (!options.rendezvous.is_dynamic() || std::ranges::none_of(keys, keeps_alive)) return;
   if (const auto beside = flags.get("silence")) {

@@ -1,5 +1,6 @@
 #include "cohort/launch/internal/members/change_times.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -16,43 +17,59 @@ std::string ms_between(ChangeTimes::Time begin, ChangeTimes::Time end) {
 
 }  // namespace
 
-void ChangeTimes::note_cause(Time now) {
-  if (!seen_at_) seen_at_ = now;
+void ChangeTimes::note_cause(Time now, std::optional<Time> alive_at) {
+  if (!next_) next_ = Cause{now, alive_at};
 }
 
-std::string ChangeTimes::note_generation(std::uint64_t number, std::string cause, Time now) {
+std::string ChangeTimes::note_generation(std::uint64_t number, std::string cause, std::uint64_t detect_ms,
+                                         Time now) {
   const std::string before = number_ != 0 ? line("; another generation came first") : "";
   number_ = number;
-  cause_ = std::move(cause);
-  caused_at_ = std::exchange(seen_at_, std::nullopt);
+  text_ = std::move(cause);
+  cause_ = std::exchange(next_, std::nullopt);
+  detect_ = std::chrono::milliseconds(detect_ms);
   agreed_at_ = now;
-  entered_at_.reset();
   recovered_at_.reset();
+  stepped_at_.reset();
   return before;
 }
 
-std::string ChangeTimes::note_ranks(std::uint64_t entered, std::uint64_t recovered, Time now) {
+std::string ChangeTimes::note_ranks(std::uint64_t recovered, std::uint64_t stepped, Time now) {
   if (number_ == 0) return "";
-  if (!entered_at_ && entered >= number_) entered_at_ = now;
-  if (recovered < number_) return "";
-  recovered_at_ = now;
+  if (!recovered_at_ && recovered >= number_) recovered_at_ = now;
+  if (stepped < number_) return "";
+  stepped_at_ = now;
+  return finish();
+}
+
+std::string ChangeTimes::finish() {
+  if (number_ == 0) return "";
   const std::string text = line("");
   number_ = 0;
   return text;
 }
 
 std::string ChangeTimes::line(const char* end) const {
-  std::string text = base::concat("generation ", number_, ": ", cause_);
+  std::string text = base::concat("generation ", number_, ": ", text_);
   const char* separator = "; ";
-  const auto add = [&](const char* part, const std::optional<Time>& from, const std::optional<Time>& to) {
+  const auto add = [&](const char* part, const std::optional<Time>& from, const std::optional<Time>& to,
+                       const char* relation = " ") {
     if (!from || !to) return;
-    text += base::concat(separator, part, " ", ms_between(*from, *to));
+    text += base::concat(separator, part, relation, ms_between(*from, *to));
     separator = ", ";
   };
-  add("agree", caused_at_, agreed_at_);
-  add("rebuild", agreed_at_, entered_at_);
-  add("redo", entered_at_, recovered_at_);
-  add("total", caused_at_ ? caused_at_ : agreed_at_, recovered_at_);
+  // When another agent was known to live is told as a time before the decision, of which this node has heard a moment later.
+  std::optional<Time> alive_at = cause_ ? cause_->alive_at : std::nullopt;
+  if (detect_.count() > 0) alive_at = std::min(alive_at.value_or(agreed_at_), agreed_at_ - detect_);
+  std::optional<Time> seen_at;
+  if (cause_) seen_at = cause_->seen_at;
+  if (alive_at && seen_at) alive_at = std::min(*alive_at, *seen_at);
+  add("detect", alive_at, seen_at.value_or(agreed_at_), " <= ");
+  add("agree", seen_at, agreed_at_);
+  add("rebuild", agreed_at_, recovered_at_);
+  add("redo", recovered_at_, stepped_at_);
+  const Time begin = alive_at ? *alive_at : seen_at.value_or(agreed_at_);
+  add("total", begin, stepped_at_ ? stepped_at_ : recovered_at_, alive_at ? " <= " : " ");
   return text + end;
 }
 

@@ -44,7 +44,8 @@ ElasticAgent::ElasticAgent(const RunOptions& options, MemberLink& member, const 
     : MemberAgent(options, member, parts),
       ranks_(options, parts, output_.display()),
       shutdown_(ranks_, output_, options.shutdown_timeout),
-      hung_(options.rendezvous.silence) {}
+      hung_(options.rendezvous.silence),
+      watch_(options.rendezvous.enter_timeout, options.rendezvous.progress_timeout) {}
 
 bool ElasticAgent::is_over() const {
   return (member_.is_over() || shutdown_.has_begun() || is_leaving() || leave_.must_kill()) &&
@@ -79,7 +80,7 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
     return;
   }
   output_.log(LogLevel::kWarning, describe({failure}, world_size));
-  times_.note_cause(Clock::now());
+  times_.note_cause(Clock::now(), end.alive_at);
   const int num_in_a_row = failures_.note(end.place, member_.status().committed_steps, Clock::now());
   const bool is_hopeless = !options_.limits_restarts() && num_in_a_row > PlaceFailures::kMaxInARow;
   if (is_hopeless) {
@@ -134,7 +135,8 @@ void ElasticAgent::tell_ranks() {
   if (const std::uint64_t number = member_.generation(); number != 0) {
     order.process = order.generation.first_process(view.id);
     if (std::exchange(end_.generation, number) != number) {
-      log_change(times_.note_generation(number, order.generation.cause, Clock::now()));
+      log_change(
+          times_.note_generation(number, order.generation.cause, order.generation.detect_ms, Clock::now()));
     }
   }
   // What has not taken part must not act as if it had: it lacks the state.
@@ -147,16 +149,25 @@ void ElasticAgent::report_ranks() {
   if (loss_ && loss_->generation != generation) loss_.reset();
   const std::vector<RankStatus> statuses = ranks_.statuses();
   const Clock::time_point now = Clock::now();
-  std::uint64_t entered = generation, recovered = generation;
+  std::uint64_t recovered = generation, stepped = generation, state_bytes = 0;
   for (const RankStatus& status : statuses) {
-    if (status.entered == generation && !status.lost_links.empty()) times_.note_cause(now);
-    entered = std::min(entered, status.entered);
+    if (status.entered == generation && !status.lost_links.empty()) times_.note_cause(now, std::nullopt);
     recovered = std::min(recovered, status.recovered);
+    stepped = std::min(stepped, status.stepped);
+    state_bytes += status.state_bytes;
   }
-  member_.set_status(fold_ranks(member_.status(), statuses, loss_));
+  if (std::exchange(end_.state_bytes, state_bytes) < state_bytes) leave_.extend();
+  if (!shutdown_.has_begun()) {
+    for (const std::string& line : watch_.note(ranks_.seen(), now)) output_.log(LogLevel::kWarning, line);
+  }
+  membership::MemberStatus status = fold_ranks(member_.status(), statuses, loss_);
+  status.stuck = watch_.stuck();
+  status.is_ready = status.is_ready && status.stuck.empty();
+  member_.set_status(status);
   // While a change is under way, to start a process would hold it up.
   if (!loss_ && recovered == generation) ranks_.fill_reserve();
-  log_change(times_.note_ranks(entered, recovered, now));
+  log_change(times_.note_ranks(recovered, stepped, now));
+  if (status.is_finished) log_change(times_.finish());
 }
 
 void ElasticAgent::end_hung_rank() {

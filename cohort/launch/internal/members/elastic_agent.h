@@ -11,6 +11,7 @@
 #include "cohort/launch/internal/members/member_agent.h"
 #include "cohort/launch/internal/members/place_failures.h"
 #include "cohort/launch/internal/members/rank_fold.h"
+#include "cohort/launch/internal/members/rank_watch.h"
 #include "cohort/launch/internal/worker_shutdown.h"
 
 namespace cohort::launch {
@@ -35,6 +36,7 @@ class ElasticAgent : public MemberAgent {
         base::Deadline::never();   // when ranks that save are told that the run has failed
     std::uint64_t generation = 0;  // that ranks were told of last
     bool is_leaving = false;       // ranks know it
+    std::uint64_t state_bytes = 0;  // that ranks have given and got
   };
 
   bool is_over() const override;
@@ -59,6 +61,7 @@ class ElasticAgent : public MemberAgent {
   HungRanks hung_;
   PlaceFailures failures_;
   ChangeTimes times_;
+  RankWatch watch_;
   std::optional<RankLoss> loss_;
   Ending end_;
 };

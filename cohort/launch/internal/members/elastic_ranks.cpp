@@ -124,14 +124,15 @@ std::vector<ElasticRanks::End> ElasticRanks::step(std::chrono::milliseconds most
     if (reads) rank->process().read();
     rank->exchange();
   }
+  const auto alive_at = std::exchange(looked_at_, std::chrono::steady_clock::now());
   for (std::size_t i = 0; i < places_.size(); ++i) {
     std::unique_ptr<LinkedRank>& rank = places_[i].rank;
     if (!rank || !rank->process().reap()) continue;
     if (places_[i].is_dropped) {
-      ends.push_back({i, 0, std::nullopt});
+      ends.push_back({i, 0, std::nullopt, alive_at});
     } else {
       const int status = exit_status(rank->process().worker().wait_status());
-      ends.push_back({i, status, rank->process().failure(0, 0)});
+      ends.push_back({i, status, rank->process().failure(0, 0), alive_at});
     }
     rank.reset();
   }
@@ -231,6 +232,21 @@ std::vector<HungRanks::Seen> ElasticRanks::told() const {
 
 void ElasticRanks::end_place(std::size_t place) {
   if (places_[place].rank) places_[place].rank->process().worker().kill();
+}
+
+std::vector<RankWatch::Seen> ElasticRanks::seen() const {
+  std::vector<RankWatch::Seen> ranks;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const Place& place = places_[i];
+    RankWatch::Seen& seen = ranks.emplace_back();
+    if (!place.rank) continue;
+    seen.status = place.rank->status();
+    seen.pid = static_cast<int>(place.rank->process().worker().pid());
+    if (!order_.process || order_.has_ended || order_.generation.number < place.first) continue;
+    seen.told = order_.generation.number;
+    seen.process = *order_.process + static_cast<int>(i);
+  }
+  return ranks;
 }
 
 std::vector<int> ElasticRanks::running_ranks() const {

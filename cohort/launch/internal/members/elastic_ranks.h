@@ -12,6 +12,7 @@
 #include "cohort/launch/internal/agent.h"
 #include "cohort/launch/internal/members/hung_ranks.h"
 #include "cohort/launch/internal/members/linked_rank.h"
+#include "cohort/launch/internal/members/rank_watch.h"
 #include "cohort/launch/internal/rank_set.h"
 
 namespace cohort::launch {
@@ -27,7 +28,8 @@ class ElasticRanks : public RankSet {
   struct End {
     std::size_t place = 0;
     int status = 0;
-    std::optional<RankFailure> failure;  ///< nothing for status 0
+    std::optional<RankFailure> failure;                   ///< nothing for status 0
+    std::chrono::steady_clock::time_point alive_at = {};  ///< when it was known to live for the last time
   };
 
   /// All ranks run. Ownership: refers to all. Throws: SystemError, and no rank is left.
@@ -53,6 +55,8 @@ class ElasticRanks : public RankSet {
   std::vector<HungRanks::Seen> told() const;
   /// Kills the rank in a place; step() tells of its end.
   void end_place(std::size_t place);
+  /// The same, with what the ranks are to do.
+  std::vector<RankWatch::Seen> seen() const;
 
   std::vector<int> running_ranks() const override;
   void signal(int number) override;
@@ -83,6 +87,7 @@ class ElasticRanks : public RankSet {
   membership::RankOrder order_;
   std::size_t max_reserve_;
   int num_started_ = 0;
+  std::chrono::steady_clock::time_point looked_at_ = std::chrono::steady_clock::now();  // who has ended
   bool is_ending_ = false;  // ranks are told to end: none is started any more
   std::set<int> withheld_;  // signals that the log has said were not passed on
 };

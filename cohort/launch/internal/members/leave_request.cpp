@@ -13,7 +13,8 @@ namespace {
 using base::concat;
 using std::chrono::milliseconds;
 
-// An agent that decides, and is gone itself, is given up after four times the silence.
+// For a generation without this node, since the notice or since the last piece of the state was copied: an agent that decides, and
+// is gone itself, is given up after four times the silence.
 constexpr int kSilences = 10;
 constexpr milliseconds kLeastPatience(2'000);
 
@@ -47,6 +48,10 @@ void LeaveRequest::look_for_notice() {
   // A signal that follows is the same notice.
   stop_.adopt(SIGTERM);
   begin("the notice file " + notice_file_.string());
+}
+
+void LeaveRequest::extend() {
+  if (has_begun() && !ends_run_) out_by_ = base::Deadline(patience_);
 }
 
 void LeaveRequest::begin(const std::string& cause) {

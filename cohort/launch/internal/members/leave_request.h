@@ -27,6 +27,9 @@ class LeaveRequest {
   void receive(int signal);
   /// Looks for the notice file.
   void look_for_notice();
+  /// The ranks of this node give the state to others, which lack it. While that gets on nobody can do without this node: it has all of its
+  /// time again.
+  void extend();
 
   bool has_begun() const { return stop_.number() != 0; }
   /// The signal for the ranks; SIGTERM after a notice file.

@@ -1,0 +1,80 @@
+#include "cohort/launch/internal/members/rank_watch.h"
+
+#include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
+
+namespace cohort::launch {
+namespace {
+
+using base::concat;
+using membership::RankStatus;
+
+// Whether a rank waits is no progress of its own.
+bool has_moved(RankStatus before, RankStatus now) {
+  before.is_waiting = now.is_waiting = false;
+  return before != now;
+}
+
+std::string where_it_is(const RankStatus& status) {
+  if (status.entered == 0 && !status.is_ready) return "it has not come to its first Session::enter()";
+  return concat("it is in generation ", status.entered, ", after step ", status.committed_steps);
+}
+
+}  // namespace
+
+std::vector<std::string> RankWatch::note(const std::vector<Seen>& ranks, Time now) {
+  places_.resize(ranks.size());
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    Place& place = places_[i];
+    const Seen& seen = ranks[i];
+    const bool is_behind = seen.told != 0 && seen.status.entered < seen.told;
+    if (place.pid != seen.pid || has_moved(place.status, seen.status)) {
+      if (place.is_told && place.pid == seen.pid) {
+        lines.push_back(concat("local rank ", i, " makes progress again"));
+      }
+      place = {.status = seen.status, .pid = seen.pid, .changed_at = now};
+    }
+    // Its time begins when it is told of a generation, and not anew with each further one.
+    if (is_behind && !place.is_behind) place.changed_at = now;
+    place.is_behind = is_behind;
+    place.status.is_waiting = seen.status.is_waiting;
+    if (std::string line = look_at(i, place, seen, now); !line.empty()) lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+std::string RankWatch::look_at(std::size_t number, Place& place, const Seen& seen, Time now) const {
+  // Without a generation a rank waits for one, once it has said that it can enter it.
+  const bool is_starting = seen.status.entered == 0 && !seen.status.is_ready;
+  if (seen.pid == 0 || (seen.told == 0 && !is_starting)) return "";
+  const auto still = std::chrono::duration_cast<std::chrono::milliseconds>(now - place.changed_at);
+  const auto name = [&] {
+    const std::string in =
+        seen.told == 0 ? "" : concat("process ", seen.process, " of generation ", seen.told, ", ");
+    return concat("local rank ", number, " (", in, "process id ", seen.pid, ")");
+  };
+  if (place.is_behind && still >= enter_ && place.stuck.empty()) {
+    place.stuck =
+        concat(name(), " has not entered it for ", still.count(), " ms: ", where_it_is(seen.status));
+    return concat(place.stuck, ". This node is given up until it does. Try: gdb -p ", seen.pid,
+                  " to see where it is; --rdzv-conf enter_timeout=SECONDS for a program that begins slowly");
+  }
+  const bool may_wait = seen.status.is_waiting || seen.status.is_finished || place.is_behind;
+  if (may_wait || progress_.count() == 0 || still < progress_ || place.is_told) return "";
+  place.is_told = true;
+  return concat(
+      name(), " has made no progress for ", still.count(),
+      " ms, and does not wait for others: ", where_it_is(seen.status), ". Try: gdb -p ", seen.pid,
+      " to see where it is; --rdzv-conf progress_timeout=SECONDS for steps or evaluations that take longer");
+}
+
+std::string RankWatch::stuck() const {
+  base::TextList list("; ");
+  for (const Place& place : places_) {
+    if (!place.stuck.empty()) list.add(place.stuck);
+  }
+  return list.text();
+}
+
+}  // namespace cohort::launch

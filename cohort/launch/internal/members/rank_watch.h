@@ -1,0 +1,50 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cohort/membership/rank_link.h"
+
+namespace cohort::launch {
+
+/// Finds ranks of this node that do not enter a generation, and ranks that make no progress, by what they say. A rank that waits for others is
+/// not the one that holds the run up. Reads no clock. Not for users of the library.
+class RankWatch {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  /// A rank in its place.
+  struct Seen {
+    membership::RankStatus status = {};
+    int pid = 0;             ///< 0: it has ended
+    std::uint64_t told = 0;  ///< generation that it is to be in; 0: none
+    int process = 0;         ///< its number there
+  };
+
+  /// `enter`: how long a rank may take to enter a generation. `progress`: how long its status may stay the same; 0: for ever.
+  RankWatch(std::chrono::milliseconds enter, std::chrono::milliseconds progress)
+      : enter_(enter), progress_(progress) {}
+
+  /// Takes what the ranks of all places say. Returns lines for the log, mostly none.
+  std::vector<std::string> note(const std::vector<Seen>& ranks, Time now);
+  /// Which rank does not enter generations, and how long it has not: until it says something, or has a successor. Else empty.
+  std::string stuck() const;
+
+ private:
+  struct Place {
+    membership::RankStatus status = {};
+    int pid = 0;
+    Time changed_at = {};    // the status, or that there is a generation to enter
+    bool is_behind = false;  // it is to enter a generation
+    bool is_told = false;    // the log says that it makes no progress
+    std::string stuck = {};
+  };
+  std::string look_at(std::size_t number, Place& place, const Seen& seen, Time now) const;
+
+  const std::chrono::milliseconds enter_, progress_;
+  std::vector<Place> places_;
+};
+
+}  // namespace cohort::launch
