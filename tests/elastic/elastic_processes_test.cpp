@@ -142,6 +142,25 @@ TEST(ElasticProcessesTest, MemoryThatIsWrittenAgainShowsInTheBits) {
   EXPECT_TRUE(has_right_bits("", found)) << found;
 }
 
+TEST(ElasticProcessesTest, ASlowProcessIsNamedOnceAndSoIsItsRecovery) {
+  Zygote zygote(run_mlp_child);
+  FakeAgents agents(zygote, {.total_steps = 200, .plant = "slow"});
+  std::vector<FakeAgents::Child*> all{&agents.start(), &agents.start(), &agents.start()};
+  const auto all_are = [&](bool membership::RankStatus::*flag) {
+    return std::ranges::all_of(all, [&](const auto* child) { return child->status.*flag; });
+  };
+  agents.handle_until([&] { return all_are(&membership::RankStatus::is_ready); }, "three processes");
+  agents.decide(all, false, "the start");
+  agents.handle_until([&] { return all_are(&membership::RankStatus::is_finished); }, "all steps");
+  agents.end_run(true);
+  const std::string story = agents.story(), name = "process 1 (local rank 0 of agent 2 at ";
+  const std::size_t slow = story.find(") is slow: its median step takes ");
+  ASSERT_NE(slow, std::string::npos) << story;
+  EXPECT_NE(story.rfind(name, slow), std::string::npos) << story;
+  EXPECT_EQ(story.find(" is slow: ", slow + 10), std::string::npos) << story;
+  EXPECT_NE(story.find(") is not slow any more: its median step takes ", slow), std::string::npos) << story;
+}
+
 TEST(ElasticProcessesTest, AStateThatNobodyHasIsNoticed) {
   Zygote zygote(run_mlp_child);
   FakeAgents agents(zygote, {.total_steps = 1'000'000});

@@ -8,6 +8,8 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,7 +22,7 @@
 namespace cohort::test {
 namespace {
 
-constexpr std::uint64_t kSeed = 7;
+constexpr std::uint64_t kSeed = 7, kSlowSteps = 80;
 
 struct MlpImpl : torch::nn::Module {
   explicit MlpImpl(int hidden)
@@ -91,6 +93,7 @@ std::string run_mlp(const MlpRun& run) {
   sync.begin({.modules = {{"", net}}, .optimizers = {{"", optimizer, nullptr}}});
   std::uint64_t steps = 0;
   const bool writes_again = base::env_string("TEST_PLANT") == "memory is written again";
+  const bool has_slow_process = base::env_string("TEST_PLANT") == "slow";
   std::vector<at::Tensor> memory;
   elastic::StateAccess state = elastic::state_of(net, optimizer);
   if (base::env_string("TEST_PLANT") == "no load") state.load = [](const elastic::StateSnapshot&) {};
@@ -112,6 +115,10 @@ std::string run_mlp(const MlpRun& run) {
            }},
       state, [&](elastic::StepContext& context) {
         if (run.before_step) run.before_step(context.step());
+        if (has_slow_process) {
+          const bool is_slow = context.entry().process == 1 && context.step() < kSlowSteps;
+          std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 8 : 4));
+        }
         sync.begin_step();
         const parallel::ShareRange shares = sync.shares();
         double last = 0;

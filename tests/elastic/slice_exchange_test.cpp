@@ -2,7 +2,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <functional>
@@ -13,6 +15,8 @@
 
 #include "cohort/elastic/internal/net_slice_exchange.h"
 #include "cohort/elastic/session.h"
+#include "cohort/optim/sgd.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_memory.h"
 #include "ring.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
@@ -134,6 +138,92 @@ TEST(NetSliceExchangeTest, LongPiecesGoByHandle) {
   EXPECT_EQ(ring.inboxes[0]->peer_of(1)->metrics().bytes_by_handle, std::uint64_t{1} << 20);
 }
 
+TEST(NetSliceExchangeTest, EachProcessLearnsHowLongAllHaveWorkedInTheStepBefore) {
+  Ring ring(3, "local");
+  ring.run([](int process, NetSliceExchange& exchange) {
+    const auto end_step = [&] {
+      // Longer than all waits of the test.
+      return exchange.end_step(std::chrono::seconds(1'000 * (process + 1)));
+    };
+    const auto transfer = [&] {
+      const at::Tensor own = bytes_from(1, 100, exchange);
+      exchange.all_gather(exchange.empty(300, own.options()), own)();
+    };
+    transfer();
+    EXPECT_EQ(end_step(), (std::vector<double>{0, 0, 0})) << "there was no step before";
+    for (int step = 0; step < 20; ++step) {
+      transfer();
+      transfer();
+      const std::vector<double> seconds = end_step();
+      ASSERT_EQ(seconds.size(), 3U);
+      for (int i = 0; i < 3; ++i) {
+        // Less its waits.
+        EXPECT_LE(seconds[Ring::at(i)], 1'000 * (i + 1));
+        EXPECT_GT(seconds[Ring::at(i)], 1'000 * (i + 1) - 100);
+      }
+    }
+    const std::vector<double> alone = end_step();
+    EXPECT_EQ(std::ranges::count(alone, 0.0), 2) << "a step without transfers says nothing of others";
+  });
+}
+
+TEST(NetSliceExchangeTest, WaitsForOthersAreNoWork) {
+  Ring ring(2, "local");
+  ring.run([&](int process, NetSliceExchange& exchange) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto step = [&] {
+      const at::Tensor own = bytes_from(1, 100, exchange);
+      const auto transfer = exchange.all_gather(exchange.empty(200, own.options()), own);
+      transfer();
+      return exchange.end_step(std::chrono::steady_clock::now() - begin);
+    };
+    if (process == 1) std::this_thread::sleep_for(milliseconds(200));  // it works
+    step();
+    const std::vector<double> seconds = step();
+    EXPECT_GT(seconds[1], 0.19);
+    EXPECT_LT(seconds[0], seconds[1] - 0.1) << "it has waited meanwhile";
+  });
+}
+
+// What `cohort plan --memory` says of sums and covers, in the memory that processes share.
+TEST(NetSliceExchangeTest, SumsOfVirtualRanksTakeTheMemoryThatIsPlanned) {
+  for (const auto& [virtual_ranks, size] : {std::pair<std::int64_t, int>{3, 3}, {8, 3}, {5, 2}}) {
+    Ring ring(size, "local");
+    const parallel::VirtualRankOptions options{.num_virtual_ranks = virtual_ranks};
+    std::vector<parallel::VirtualRankMemory> planned(Ring::at(size));
+    std::vector<std::shared_ptr<parallel::VirtualRankSync>> syncs(Ring::at(size));
+    ring.run([&](int process, NetSliceExchange& exchange) {
+      const auto net = torch::nn::Linear(1'000, 500).ptr();  // 2 MB
+      const auto optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1));
+      const auto sync = std::make_shared<parallel::VirtualRankSync>(comm::Group(), options);
+      sync->begin({.modules = {{"", net}}, .optimizers = {{"", optimizer, nullptr}}});
+      sync->set_exchange(exchange.shared_from_this());
+      for (int step = 0; step < 3; ++step) {
+        sync->begin_step();
+        const parallel::ShareRange range = sync->shares();
+        for (std::int64_t share = range.first; share < range.first + range.count; ++share) {
+          sync->begin_share(share, 1);
+          for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad() = at::ones_like(parameter);
+        }
+        sync->end_shares();
+        sync->average(*optimizer, 1, true);
+      }
+      planned[Ring::at(process)] =
+          parallel::plan_virtual_ranks(net->parameters(), {{"", net}}, options, process, size);
+      syncs[Ring::at(process)] = sync;
+    });
+    for (int process = 0; process < size; ++process) {
+      const auto used = static_cast<double>(ring.nodes[Ring::at(process)]->shared_metrics().bytes_in_use);
+      const auto expected =
+          static_cast<double>(planned[Ring::at(process)].sums + planned[Ring::at(process)].exchange);
+      // Blocks have whole pages, and the bias is a small bucket of its own.
+      EXPECT_NEAR(used, expected, 65'536)
+          << process << " of " << size << ", " << virtual_ranks << " virtual ranks";
+    }
+    for (const auto& sync : syncs) sync->set_exchange(nullptr);
+  }
+}
+
 TEST(NetSliceExchangeTest, ATransferEndsWithItsGeneration) {
   Ring ring(2, "local");
   const at::Tensor bytes = at::arange(10, at::kByte);
@@ -206,7 +296,7 @@ TEST(NetSliceExchangeTest, OtherSizesAreAnError) {
 }
 
 TEST(WireTest, AHeaderIsReadAsItWasWritten) {
-  const Wire wire{Kind::kChunk, 3, 7, ~std::uint64_t{0}, 5, 6, "text"};
+  const Wire wire{Kind::kChunk, 3, ~std::uint32_t{0}, 7, ~std::uint64_t{0}, 5, 6, "text"};
   EXPECT_EQ(decode(encode(wire)), wire);
   std::string header = encode(wire);
   header[4] = 100;

@@ -65,6 +65,11 @@ int process_to_compute_as(const std::map<int, Wire>& hellos) {
   return hellos.begin()->first;
 }
 
+// Of a row of its own: a step that is made again is longer than what it is in on the thread's row.
+void mark_part(const char* part, Clock::time_point begin) {
+  if (Timeline::enabled()) Timeline::complete(part, begin, {.track = Timeline::track("elastic changes")});
+}
+
 double ms_between(Clock::time_point begin, Clock::time_point end) {
   return std::round(std::chrono::duration<double, std::milli>(end - begin).count() * 10) / 10;
 }
@@ -74,7 +79,7 @@ double ms_between(Clock::time_point begin, Clock::time_point end) {
 /// Of one change, for its line in the log.
 struct NetSession::Times {
   Clock::time_point begin = Clock::now(), heard = begin, connected = begin, recovered = begin;
-  double redo_ms = 0;  // time that went into a step which was dropped
+  double dropped_ms = 0;  // time that went into a step which nobody finishes
   std::uint64_t bytes = 0;
   std::size_t num_holders = 0;
 };
@@ -98,6 +103,11 @@ NetSession::NetSession(membership::RankLink link, int virtual_ranks, const Sessi
           .on_order = [inbox = inbox_](membership::RankOrder order) { inbox->on_order(std::move(order)); },
           .on_end = [inbox = inbox_](std::string why) { inbox->on_agent_end(std::move(why)); }});
   *agent = agent_;
+  inbox_->on_long_wait([agent](bool is_waiting) {
+    if (const auto link = agent->lock()) {
+      link->update([&](RankStatus& status) { status.is_waiting = is_waiting; });
+    }
+  });
   connections_ = std::make_unique<Connections>(inbox_);
   step_began_ = Clock::now();
 }
@@ -117,9 +127,21 @@ void NetSession::commit(std::uint64_t steps) {
   reach_fault_point("commit");
   is_changing_ = false;
   committed_ = steps;
-  step_began_ = Clock::now();
+  end_step();
   inbox_->set_committed(steps);
-  agent_->update([&](RankStatus& status) { status.committed_steps = steps; }, AgentLink::When::kSoon);
+  agent_->update(
+      [&](RankStatus& status) {
+        status.committed_steps = steps;
+        status.stepped = entry_.generation;
+      },
+      std::exchange(is_first_step_, false) ? AgentLink::When::kNow : AgentLink::When::kSoon);
+}
+
+void NetSession::end_step() {
+  if (is_first_step_) mark_part("redo", step_began_);
+  const auto now = Clock::now();
+  if (exchange_ != nullptr) stragglers_.add_step(exchange_->end_step(now - step_began_));
+  step_began_ = now;
 }
 
 Entry NetSession::enter(std::uint64_t committed_steps) {
@@ -137,7 +159,8 @@ Entry NetSession::enter(std::uint64_t committed_steps) {
   agent_->update([&](RankStatus& status) { status.is_ready = true; });
   Times times;
   // Time since the last step was committed: nobody will finish what was computed in it.
-  if (exchange_ != nullptr) times.redo_ms = ms_between(step_began_, times.begin);
+  if (exchange_ != nullptr) times.dropped_ms = ms_between(step_began_, times.begin);
+  is_first_step_ = false;
   for (;;) {
     try {
       inbox_->wait_for_next();
@@ -146,6 +169,7 @@ Entry NetSession::enter(std::uint64_t committed_steps) {
       throw;
     }
     times.heard = Clock::now();
+    mark_part("agree", times.begin);
     exchange_.reset();
     say_goodbye();
     if (!inbox_->has_process_next()) {
@@ -199,9 +223,11 @@ std::optional<Entry> NetSession::enter_generation(Times& times) {
   reach_fault_point("entered");
   connections_->connect_all(generation, process, until);
   times.connected = Clock::now();
+  mark_part("rebuild", times.heard);
   const bool has_copied = recover(generation, process, times, until);
   times.recovered = Clock::now();
   has_state_of_run_ = true;
+  mark_part("state", times.connected);
   inbox_->set_committed(committed_);
   agent_->update([&](RankStatus& status) {
     status.recovered = generation.number;
@@ -211,7 +237,9 @@ std::optional<Entry> NetSession::enter_generation(Times& times) {
       connections_->node(), inbox_,
       ExchangePlace{generation.number, process, generation.num_processes(), options_.timeout});
   log_change(generation, process, times);
+  stragglers_.enter(generation, process);
   step_began_ = Clock::now();
+  is_first_step_ = true;
   entry_ = {.generation = generation.number,
             .process = process,
             .num_processes = generation.num_processes(),
@@ -287,7 +315,11 @@ bool NetSession::recover(const Generation& generation, int process, Times& times
                             .holders = recovery.holders(),
                             .behind = recovery.behind(),
                             .chunk_bytes = options_.chunk_bytes,
-                            .deadline = deadline};
+                            .deadline = deadline,
+                            .on_bytes = [this](std::uint64_t bytes) {
+                              agent_->update([&](RankStatus& status) { status.state_bytes += bytes; },
+                                             AgentLink::When::kSoon);
+                            }};
   times.num_holders = place.holders.size();
   if (recovery.has_newest(process)) {
     if (place.behind.empty()) return false;
@@ -320,8 +352,8 @@ void NetSession::log_change(const Generation& generation, int process, const Tim
   } else {
     text += "state ";
   }
-  text += concat(ms_between(times.connected, times.recovered), " ms, redo ", times.redo_ms, " ms, total ",
-                 ms_between(times.begin, times.recovered) + times.redo_ms, " ms");
+  text += concat(ms_between(times.connected, times.recovered), " ms, dropped step ", times.dropped_ms,
+                 " ms, total ", ms_between(times.begin, times.recovered) + times.dropped_ms, " ms");
   base::log_info(text);
 }
 

@@ -10,6 +10,7 @@
 #include "cohort/elastic/internal/net_slice_exchange.h"
 #include "cohort/elastic/internal/process_inbox.h"
 #include "cohort/elastic/internal/state_transfer.h"
+#include "cohort/elastic/internal/straggler_watch.h"
 #include "cohort/elastic/session.h"
 
 namespace cohort::elastic {
@@ -33,6 +34,7 @@ class NetSession : public Session {
 
  private:
   struct Times;
+  void end_step();
   void say_goodbye();
   std::optional<Entry> enter_generation(Times& times);
   membership::Recovery exchange_hellos(const membership::Generation& generation, int process,
@@ -55,6 +57,8 @@ class NetSession : public Session {
   bool is_changing_ = false;                      // the state is of no use
   bool has_ended_ = false;                        // the run, and this process was told
   base::Deadline::Clock::time_point step_began_;
+  bool is_first_step_ = false;  // of the generation
+  StragglerWatch stragglers_;
 };
 
 }  // namespace cohort::elastic

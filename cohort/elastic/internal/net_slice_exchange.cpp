@@ -5,6 +5,10 @@
 // copies them to where they belong; that is the only copy. The sender's memory is its own again when the receiver has said
 // that it has read them (kTaken). net lends memory for good, as a rule. Here the sender keeps it, as no receiver reads after kTaken.
 //
+// Each message says how long its sender has worked in the step before: its time from commit to commit without its waits for others.
+// The message is read within this step, so all times that a process has at its end are of the same step. They need no clock that
+// hosts share. A slow network is not seen in them, as all wait for it alike.
+//
 // A receiver of a generation that has ended may read for a while longer. So memory of a transfer that has thrown is not written
 // again: VirtualRankSync takes other memory with each exchange.
 #include "cohort/elastic/internal/net_slice_exchange.h"
@@ -12,7 +16,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "cohort/base/error.h"
@@ -54,6 +60,20 @@ NetSliceExchange::NetSliceExchange(std::shared_ptr<net::Node> node, std::shared_
   for (int process = 0; process < place_.num_processes; ++process) {
     peers_.push_back(process == place_.process ? nullptr : inbox_->peer_of(process));
   }
+  work_us_.assign(peers_.size(), 0);
+}
+
+std::vector<double> NetSliceExchange::end_step(std::chrono::nanoseconds time) {
+  using std::chrono::microseconds;
+  std::vector<double> seconds;
+  for (const std::uint32_t us : work_us_) seconds.push_back(us * 1e-6);
+  std::ranges::fill(work_us_, 0);  // what does not come again is not known
+  const auto most = static_cast<microseconds::rep>(std::numeric_limits<std::uint32_t>::max());
+  const auto own = std::chrono::duration_cast<microseconds>(time - waited_).count();
+  work_us_[static_cast<std::size_t>(place_.process)] =
+      static_cast<std::uint32_t>(std::clamp<microseconds::rep>(own, 0, most));
+  waited_ = std::chrono::nanoseconds(0);
+  return seconds;
 }
 
 at::Tensor NetSliceExchange::empty(std::int64_t numel, const at::TensorOptions& options) {
@@ -95,6 +115,7 @@ void NetSliceExchange::send(Operation& operation, int to, std::span<const std::b
   message.channel = kSliceChannel;
   message.header = encode({.kind = Kind::kSlice,
                            .from = static_cast<std::uint32_t>(place_.process),
+                           .work_us = work_us_[static_cast<std::size_t>(place_.process)],
                            .generation = place_.generation,
                            .number = operation.number,
                            .value = is_long ? 1U : 0U});
@@ -147,6 +168,7 @@ void NetSliceExchange::handle(Letter& letter) {
     throw CommError(kWhereExchange, concat("process ", from, " sent bytes of exchange ", number, " twice"));
   }
   read_slice(*pending->second, from, letter);
+  work_us_[static_cast<std::size_t>(from)] = letter.wire.work_us;
   const bool is_waited_for = letter.wire.value != 0;
   letter.message = {};  // the memory is not read any more
   if (!is_waited_for) return;
@@ -175,6 +197,7 @@ void NetSliceExchange::finish(Operation& operation) {
     std::set<int> needed = operation.unread;
     for (const auto& [process, bytes] : operation.expected) needed.insert(process);
     const std::vector<int> list(needed.begin(), needed.end());
+    const auto began = base::Deadline::Clock::now();
     std::vector<Letter> letters = inbox_->take(
         kKinds, {.generation = place_.generation,
                  .is_in_step = true,
@@ -182,6 +205,7 @@ void NetSliceExchange::finish(Operation& operation) {
                  .deadline = deadline,
                  .what = concat(operation.name, " ", operation.number, " of generation ", place_.generation,
                                 ", in which process ", place_.process, " waits for ", base::join(list))});
+    waited_ += base::Deadline::Clock::now() - began;
     for (Letter& letter : letters) handle(letter);
   }
   pending_.erase(operation.number);

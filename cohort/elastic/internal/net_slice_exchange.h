@@ -44,6 +44,10 @@ class NetSliceExchange : public parallel::SliceExchange,
   Transfer all_gather(at::Tensor output, const at::Tensor& input) override;
   Transfer broadcast(at::Tensor bytes) override;
 
+  /// A step that has taken `time` is committed. Returns how many seconds each process has worked in the step before it, its waits in
+  /// transfers left out; 0 where this is not known. What this process has worked goes with the bytes of the next step.
+  std::vector<double> end_step(std::chrono::nanoseconds time);
+
  private:
   struct Operation;
   using Bytes = std::span<std::byte>;
@@ -63,6 +67,8 @@ class NetSliceExchange : public parallel::SliceExchange,
   std::uint64_t num_begun_ = 0;
   std::map<std::uint64_t, std::shared_ptr<Operation>> pending_;
   std::map<std::pair<std::uint64_t, int>, Letter> early_;  // of operations that have not begun here
+  std::chrono::nanoseconds waited_{0};                     // in transfers of this step
+  std::vector<std::uint32_t> work_us_;                     // by process, of the step before
 };
 
 }  // namespace cohort::elastic

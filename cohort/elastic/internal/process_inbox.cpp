@@ -17,14 +17,19 @@
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/base/timeline.h"
 #include "cohort/elastic/session.h"
 
 namespace cohort::elastic {
 namespace {
 
 using base::concat;
+using base::Timeline;
 using membership::MemberId;
 using membership::MemberInfo;
+
+// A wait that is told to the agent, which looks for processes that neither get on nor wait.
+constexpr std::chrono::seconds kLongWait(1);
 
 std::optional<MemberId> member_of_process(const membership::Generation& generation, int process) {
   for (const MemberInfo& member : generation.members) {
@@ -96,11 +101,14 @@ void ProcessInbox::on_message(const std::shared_ptr<net::Peer>& peer, net::Messa
       return;
     } else if (!incarnations_.empty() && process_of(received.incarnation) != from) {
       return;
-    } else if (wire.kind == Kind::kGoodbye) {
-      change_.on_goodbye(from, wire.number);
     } else {
-      received.letter.message = std::move(message);
-      received_.push_back(std::move(received));
+      heard_[from] = base::Deadline::Clock::now();
+      if (wire.kind == Kind::kGoodbye) {
+        change_.on_goodbye(from, wire.number);
+      } else {
+        received.letter.message = std::move(message);
+        received_.push_back(std::move(received));
+      }
     }
   }
   changed_.notify_all();
@@ -127,6 +135,11 @@ void ProcessInbox::lose(int process, const std::string& why) {
   if (!change_.process() || !lost_.emplace(process, why).second) return;
   change_.on_link_lost(process);
   if (change_.has_left(process)) return;
+  // It may have died at any time since. One row has one span of a generation at a time.
+  const auto heard = heard_.find(process);
+  if (lost_.size() == 1 && heard != heard_.end() && Timeline::enabled()) {
+    Timeline::complete("detect", heard->second, {.track = Timeline::track("elastic losses")});
+  }
   if (const auto member = member_of_process(change_.generation(), process)) on_lost_link_(*member);
 }
 
@@ -149,11 +162,24 @@ void ProcessInbox::throw_if_over() const {
                   "the log of cohort run on this host");
 }
 
+// Its thread waits in one place at a time, so the second call of `tell` follows the first.
+bool ProcessInbox::wait_long(std::unique_lock<std::mutex>& lock, const std::function<bool()>& condition,
+                             base::Deadline deadline) {
+  const base::Deadline short_wait(kLongWait);
+  if (base::wait(changed_, lock, condition, deadline.sooner(short_wait))) return true;
+  const auto tell = [&](bool is_waiting) {
+    if (tell_long_wait_) tell_long_wait_(is_waiting);
+  };
+  tell(true);
+  const std::unique_ptr<void, std::function<void(void*)>> guard(this, [&](void*) { tell(false); });
+  return base::wait(changed_, lock, condition, deadline);
+}
+
 void ProcessInbox::wait_for_next() {
   std::unique_lock lock(mutex_);
   // A process that is in no generation waits as long as the run lasts. The agent's end ends it.
-  base::wait(
-      changed_, lock,
+  wait_long(
+      lock,
       [&] { return change_.has_next() || order_.has_ended || has_left_with_node() || !agent_end_.empty(); },
       base::Deadline::never());
   throw_if_over();
@@ -162,8 +188,8 @@ void ProcessInbox::wait_for_next() {
 bool ProcessInbox::wait_for_end() {
   std::unique_lock lock(mutex_);
   // Until the others have made their last steps: they may be long.
-  base::wait(
-      changed_, lock,
+  wait_long(
+      lock,
       [&] { return change_.has_next() || order_.has_ended || has_left_with_node() || !agent_end_.empty(); },
       base::Deadline::never());
   if ((order_.has_ended && order_.has_succeeded) || has_left_with_node()) return true;
@@ -189,6 +215,7 @@ void ProcessInbox::enter(const std::function<void(const membership::Generation&)
   on_entered(change_.generation());
   incarnations_.clear();
   lost_.clear();
+  heard_.clear();
   keeps_links_ = false;
   received_.clear();
   const std::uint64_t current = change_.generation().number;
@@ -288,7 +315,7 @@ void ProcessInbox::wait(const std::function<bool()>& condition, const WaitEnd& e
     if (!is_there) throw_if_ended(end);
     return is_there;
   };
-  if (!base::wait(changed_, lock, is_over, end.deadline)) throw_late(end);
+  if (!wait_long(lock, is_over, end.deadline)) throw_late(end);
 }
 
 void ProcessInbox::give_up(const WaitEnd& end) {

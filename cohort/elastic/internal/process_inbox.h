@@ -33,6 +33,9 @@ class ProcessInbox : public net::Handler {
   /// `on_lost_link`: called on a thread of net's; must not wait.
   explicit ProcessInbox(std::function<void(membership::MemberId)> on_lost_link)
       : on_lost_link_(std::move(on_lost_link)) {}
+  /// `tell` is called where this process has waited for others for a second, and when that wait has ended. Must not wait. Before
+  /// anything waits.
+  void on_long_wait(std::function<void(bool is_waiting)> tell) { tell_long_wait_ = std::move(tell); }
 
   // What other threads put in.
 
@@ -102,6 +105,8 @@ class ProcessInbox : public net::Handler {
 
  private:
   bool has_left_with_node() const;
+  bool wait_long(std::unique_lock<std::mutex>& lock, const std::function<bool()>& condition,
+                 base::Deadline deadline);
   void throw_if_over() const;
   void throw_if_ended(const WaitEnd& end) const;
   [[noreturn]] void throw_late(const WaitEnd& end);
@@ -111,6 +116,7 @@ class ProcessInbox : public net::Handler {
   std::optional<int> process_of(const std::string& incarnation) const;
 
   const std::function<void(membership::MemberId)> on_lost_link_;
+  std::function<void(bool is_waiting)> tell_long_wait_;
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;
@@ -121,6 +127,7 @@ class ProcessInbox : public net::Handler {
   std::map<std::string, std::shared_ptr<net::Peer>> peers_;  // by incarnation
   std::vector<std::string> incarnations_;                    // by process; empty: not known yet
   std::map<int, std::string> lost_;                          // processes, and why
+  std::map<int, base::Deadline::Clock::time_point> heard_;   // last message of each process of the generation
   bool keeps_links_ = false;
   struct Received {
     Letter letter;

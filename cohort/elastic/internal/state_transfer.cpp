@@ -151,6 +151,7 @@ void send_chunk(ProcessInbox& inbox, const TransferPlace& place, const FlatState
   chunk.value = asked.value;
   chunk.hash = hash_of_pieces(pieces);
   send_wire(inbox, static_cast<int>(asked.from), kStateChannel, chunk, std::move(payloads));
+  if (place.on_bytes) place.on_bytes(asked.value - asked.number);
 }
 
 /// Chunks that were asked for, and that will be.
@@ -216,6 +217,8 @@ class Puller {
                         "a memory test of both hosts");
       }
       left_.push_back(begin);  // mostly another process gives it
+    } else if (place_.on_bytes) {
+      place_.on_bytes(end_of(begin) - begin);
     }
     ask(from);
   }

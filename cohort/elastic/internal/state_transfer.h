@@ -19,6 +19,8 @@ struct TransferPlace {
   std::vector<int> holders, behind;  ///< processes that have the newest state, and that lack it
   std::uint64_t chunk_bytes = std::uint64_t{4} << 20;
   base::Deadline deadline;
+  /// Called with each number of bytes that were given or got; may be null.
+  std::function<void(std::uint64_t bytes)> on_bytes = {};
 };
 
 /// XXH3 of a state, its text and the tensors' sizes included.

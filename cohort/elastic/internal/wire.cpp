@@ -11,7 +11,7 @@ constexpr std::uint32_t kWireVersion = 1;
 
 // Without holes, so that no byte of it is undefined.
 struct FixedPart {
-  std::uint32_t version, kind, from, reserved;
+  std::uint32_t version, kind, from, work_us;
   std::uint64_t generation, number, value, hash;
 };
 static_assert(sizeof(FixedPart) == 48);
@@ -20,7 +20,7 @@ static_assert(sizeof(FixedPart) == 48);
 
 std::string encode(const Wire& wire) {
   const FixedPart fixed{kWireVersion,    static_cast<std::uint32_t>(wire.kind),
-                        wire.from,       0,
+                        wire.from,       wire.work_us,
                         wire.generation, wire.number,
                         wire.value,      wire.hash};
   std::string header(sizeof fixed, '\0');
@@ -40,6 +40,7 @@ Wire decode(std::string_view header) {
   }
   return {static_cast<Kind>(fixed.kind),
           fixed.from,
+          fixed.work_us,
           fixed.generation,
           fixed.number,
           fixed.value,

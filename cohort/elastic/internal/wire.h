@@ -25,7 +25,8 @@ inline constexpr std::uint32_t kNumKinds = 9;  ///< that are sent
 /// The header of a message.
 struct Wire {
   Kind kind = Kind::kHello;
-  std::uint32_t from = 0;  ///< number of the sender in the generation
+  std::uint32_t from = 0;     ///< number of the sender in the generation
+  std::uint32_t work_us = 0;  ///< of kSlice: how long the sender has worked in its last step; 0: not known
   std::uint64_t generation = 0, number = 0, value = 0, hash = 0;
   std::string text = {};
 
