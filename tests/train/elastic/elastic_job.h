@@ -42,6 +42,7 @@ struct ElasticSetting {
   std::function<void(TrainerOptions&)> change = [](TrainerOptions&) {};
   std::function<void(const StepReport&)> on_step = nullptr;
   std::function<void(const FitInfo&)> on_start = nullptr;
+  std::function<void(ClassificationOptions&)> step = [](ClassificationOptions&) {};
 };
 
 inline std::shared_ptr<data::Dataset> elastic_data(std::int64_t samples) {
@@ -84,8 +85,9 @@ inline FitResult train_elastic(const ElasticSetting& setting, const std::filesys
                                std::shared_ptr<elastic::Session> session) {
   const auto net = elastic_net();
   const auto optimizer = elastic_optimizer(setting.optimizer, net->parameters());
-  ClassificationTask task(net, optimizer, optim::cosine(8),
-                          ClassificationOptions().clip_norm(0.7).script(setting.script));
+  ClassificationOptions step = ClassificationOptions().clip_norm(0.7).script(setting.script);
+  setting.step(step);
+  ClassificationTask task(net, optimizer, optim::cosine(8), step);
   data::Loader loader(elastic_data(kElasticSamples), elastic_loader(true));
   data::Loader eval(elastic_data(9), elastic_loader(false));
   const auto sync = std::make_shared<parallel::VirtualRankSync>(

@@ -85,22 +85,25 @@ TEST(ElasticRunTest, AProcessThatComesAtAnyTimeLeavesTheSameFiles) {
   expect_same_at_each_point(test::FakeFault::kJoin, 2 * elastic_stride());
 }
 
+test::FakeFaults random_faults(unsigned seed) {
+  return [random = std::minstd_rand(seed + 1)](int, int) mutable {
+    if (random() % 120 != 0) return test::FakeFault::kNone;
+    constexpr test::FakeFault kFaults[] = {test::FakeFault::kDie, test::FakeFault::kVanish,
+                                           test::FakeFault::kEnd, test::FakeFault::kJoin,
+                                           test::FakeFault::kJoin};
+    return kFaults[random() % 5];
+  };
+}
+
 TEST(ElasticRunTest, RandomChangesLeaveTheSameFiles) {
   const test::Seeds seeds = test::Seeds::usual(5);
   int deaths = 0;
   std::uint64_t generations = 0;
   for (unsigned seed = seeds.first; seed < seeds.end; ++seed) {
-    std::minstd_rand random(seed + 1);
     const std::string optimizer = seed % 2 == 0 ? "sgd" : "adam";
     const ElasticSetting setting{.optimizer = optimizer,
                                  .processes = 1 + static_cast<int>(seed % kElasticRanks)};
-    const ElasticEnd end = run_elastic(setting, [&](int, int) {
-      if (random() % 120 != 0) return test::FakeFault::kNone;
-      constexpr test::FakeFault kFaults[] = {test::FakeFault::kDie, test::FakeFault::kVanish,
-                                             test::FakeFault::kEnd, test::FakeFault::kJoin,
-                                             test::FakeFault::kJoin};
-      return kFaults[random() % 5];
-    });
+    const ElasticEnd end = run_elastic(setting, random_faults(seed));
     deaths += end.deaths;
     generations += end.generations;
     expect_same_files(end, undisturbed(optimizer), base::concat("COHORT_RANDOM_FIRST=", seed));
@@ -108,6 +111,35 @@ TEST(ElasticRunTest, RandomChangesLeaveTheSameFiles) {
   }
   EXPECT_GT(deaths, 0);
   EXPECT_GT(generations, 2 * seeds.count());
+}
+
+// docs/reference/composition.md. A feature that is silently off would leave the numbers as they are.
+TEST(ElasticRunTest, FeaturesOfAStepLeaveTheSameFilesUnderRandomChanges) {
+  struct Feature {
+    const char* name;
+    std::function<void(ClassificationOptions&)> set;
+  };
+  const Feature features[] = {
+      {"accumulation", [](auto& step) { step.accumulate(2); }},
+      {"bf16", [](auto& step) { step.bf16(true); }},
+      {"label smoothing", [](auto& step) { step.label_smoothing(0.2); }},
+      {"no clipping", [](auto& step) { step.clip_norm(0); }},
+      {"all", [](auto& step) { step.accumulate(2).bf16(true).label_smoothing(0.2).script(true); }}};
+  const std::string model = "checkpoints/epoch_0002/model.safetensors";
+  const test::Seeds seeds = test::Seeds::usual(2);
+  for (const Feature& feature : features) {
+    const ElasticSetting setting{.step = feature.set};
+    const ElasticEnd straight = run_elastic(setting, {});
+    EXPECT_NE(straight.files.at(model), undisturbed().files.at(model)) << feature.name;
+    std::uint64_t generations = 0;
+    for (unsigned seed = seeds.first; seed < seeds.end; ++seed) {
+      const ElasticEnd end = run_elastic(setting, random_faults(seed));
+      generations += end.generations;
+      expect_same_files(end, straight, base::concat(feature.name, ", COHORT_RANDOM_FIRST=", seed));
+    }
+    EXPECT_GT(generations, seeds.count());
+    if (HasFailure()) return;
+  }
 }
 
 TEST(ElasticRunTest, ScriptModeContinuesAfterAStepThatWasGivenUp) {
@@ -332,7 +364,7 @@ void train_own(OwnTask& task, std::int64_t virtual_ranks = kElasticRanks) {
 }
 
 TEST(ElasticRunTest, TasksWhoseStepIsNoTransactionAreRejected) {
-  OwnTask reports_late, averages_twice, two_optimizers, other_ranks;
+  OwnTask reports_late, averages_twice, two_optimizers, other_ranks, elsewhere;
   reports_late.reports = false;
   COHORT_EXPECT_THROW_WITH(train_own(reports_late), UsageError,
                            "returned metrics that it had not reported before average_gradients()");
@@ -341,6 +373,9 @@ TEST(ElasticRunTest, TasksWhoseStepIsNoTransactionAreRejected) {
                            "gradients are averaged twice in a step that is a transaction");
   two_optimizers.add_second();
   COHORT_EXPECT_THROW_WITH(train_own(two_optimizers), UsageError, "the task has 2 optimizers");
+  elsewhere.net->register_parameter("far", at::empty({2}, at::kMeta));
+  COHORT_EXPECT_THROW_WITH(train_own(elsewhere), UsageError,
+                           "parameter far is on meta, and an elastic run computes on the CPU");
   COHORT_EXPECT_THROW_WITH(train_own(other_ranks, 3), UsageError,
                            "expected 4 virtual ranks without a group, as the session has");
 }
@@ -366,7 +401,8 @@ TEST(ElasticRunTest, CohortTrainSaysWhatAnElasticRunNeeds) {
       train({"distributed.virtual_ranks=3"}), ConfigError,
       "distributed.virtual_ranks is 3, and the agent has started this process for 4. Try: cohort "
       "run --elastic --virtual-ranks 3");
-  train({"train.epochs=1", "train.threads=1"});
+  train({"train.epochs=1", "train.threads=1", "run.trace=5"});
+  EXPECT_TRUE(std::filesystem::exists(small.path() / "trace.json"));
   EXPECT_TRUE(std::filesystem::exists(small.path() / "ledger.csv"));
   EXPECT_TRUE(std::filesystem::exists(small.path() / "curves.svg"));
   // Processes of an elastic run share the folder, and no other run gets it.
