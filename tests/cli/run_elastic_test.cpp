@@ -293,7 +293,7 @@ TEST_F(RunElasticTest, ARankMayFailAsOftenAsStepsAreMadeBetween) {
   for (int generation = 1; generation <= 6; ++generation) {
     const pid_t rank = process_in(generation, 1, 2);
     ASSERT_NE(rank, 0) << job.err();
-    ASSERT_TRUE(comes(dir / concat("stepped_", generation))) << job.err();
+    ASSERT_TRUE(comes(dir / concat("stepped_", generation, "_1"))) << job.err();
     if (generation < 6) ::kill(rank, SIGKILL);
   }
   let_end();

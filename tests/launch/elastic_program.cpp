@@ -152,7 +152,7 @@ class Rank {
       status_.is_finished = std::ranges::count(words_, "last") > 0;
       say();
       if (std::exchange(stepped_, status_.entered) != status_.entered)
-        note(base::concat("stepped_", status_.entered), "");
+        note(base::concat("stepped_", status_.entered, "_", local_), "");
       while (status_.is_finished && !is_generation_over()) read(Deadline(milliseconds(20)));
       read(Deadline(milliseconds(1)));
     }

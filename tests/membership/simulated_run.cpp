@@ -330,7 +330,7 @@ void SimulatedRun::tell_process(const std::shared_ptr<Agent>& agent, std::size_t
     const bool is_there = agent->is_alive && process.is_alive && !agent->has_stopped;
     if (!is_there || process.heard >= told.number || world_.now() >= process.stopped_until) return;
     ++counts.hung;
-    kill_process(agent, index);
+    kill_process(agent, index, agent->protocol->record()->generation.number);
   });
 }
 
@@ -352,13 +352,14 @@ void SimulatedRun::stop_process(const std::shared_ptr<Agent>& agent, std::size_t
   });
 }
 
-void SimulatedRun::kill_process(const std::shared_ptr<Agent>& agent, std::size_t index) {
+// `told`: of which its place was told, whether it has entered it or not.
+void SimulatedRun::kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told) {
   Process& dead = *agent->processes[index];
-  if (agent->has_stopped || dead.steps.generation() == 0) return;
+  const std::uint64_t generation = std::max(dead.steps.generation(), told);
+  if (agent->has_stopped || generation == 0) return;
   tell_links(agent, index, false);
   const bool is_dirty = dead.steps.is_applying() && options_.planted != Planted::kDirtyState;
   const bool has_region = !is_dirty && world_.chance(60);
-  const std::uint64_t generation = dead.steps.generation();
   const std::uint64_t committed = has_region ? dead.steps.committed_steps() : 0;
   auto next = std::make_unique<Process>(*this, agent, index, committed, has_region ? dead.value() : 0,
                                         has_region ? dead.last_sums() : "");

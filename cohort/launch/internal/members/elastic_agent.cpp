@@ -110,7 +110,7 @@ void ElasticAgent::start_successors() {
 void ElasticAgent::follow() {
   const bool is_late_to_save = end_.save_by.expired();
   const bool is_news = take_news();
-  if (is_news || is_late_to_save || is_leaving() != end_.is_leaving) tell_ranks();
+  if (is_news || is_late_to_save || do_ranks_leave() != end_.is_leaving) tell_ranks();
   if (is_late_to_save) end_.save_by = base::Deadline::never();
   report_ranks();
   start_successors();
@@ -125,7 +125,7 @@ void ElasticAgent::tell_ranks() {
   order.revision = view.revision;
   order.has_ended = member_.is_over();
   order.has_succeeded = member_.has_succeeded();
-  order.is_leaving = end_.is_leaving = is_leaving();
+  order.is_leaving = end_.is_leaving = do_ranks_leave();
   order.end_cause = view.failure;
   if (view.record) {
     order.origin = view.record->origin;
@@ -244,7 +244,7 @@ int ElasticAgent::finish() {
   if (leave_.has_begun()) {
     tell_others();
     // Ranks that have ended by themselves, as their node leaves, have not finished.
-    const bool has_left = is_leaving() && end_.status == 0 && !member_.has_succeeded();
+    const bool has_left = end_.is_leaving && end_.status == 0 && !member_.has_succeeded();
     const int status = leave_.must_kill() || has_left ? 128 + leave_.signal() : end_.status;
     output_.report({.restart = false, .status = status, .signal = leave_.signal(), .failures = {}}, 0, 0, 0);
     return status;
