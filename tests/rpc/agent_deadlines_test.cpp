@@ -140,7 +140,7 @@ TEST(AgentDeadlinesTest, AFunctionOfTheProgramThatTakesLongMakesNoOtherErrorLate
   options.num_threads = 4;
   Job job(2, options);
   handlers_gate = std::make_unique<Gate>();
-  num_blocked = num_stopping = 0;
+  num_blocked = num_stopping = num_stopped = 0;
   Gate functions_gate;
   stopping_gate = &functions_gate;
   std::atomic<int> num_waiting{0};
