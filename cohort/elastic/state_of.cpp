@@ -30,10 +30,13 @@ StateSnapshot save_state(const torch::nn::Module& module, optim::Optimizer& opti
   json names = json::array();
   for (const at::Tensor& tensor : tensors_of(module)) snapshot.tensors.push_back(tensor.detach());
   const std::size_t num_module = snapshot.tensors.size();
+  snapshot.in_place.assign(module.parameters().size(), true);
+  snapshot.in_place.resize(num_module, false);  // buffers: forward changes them
   const optim::OptimizerState state = optimizer.state();
   for (const auto& [name, tensor] : state.tensors) {
     names.push_back(name);
     snapshot.tensors.push_back(tensor);
+    snapshot.in_place.push_back(true);
   }
   // As bits: JSON has no NaN and no infinity.
   json scalars = json::object();

@@ -102,6 +102,7 @@ void AgentLink::run() {
         if (is_stopping_) return;
       }
       while (const auto text = link_.receive(at_once())) {
+        if (base::Fd file = link_.take_file(); file.is_open()) listener_.on_region(std::move(file));
         membership::RankOrder order = membership::parse_rank_order(*text);
         const std::uint64_t number = order.generation.number;
         if (std::exchange(heard_, number) != number) {

@@ -17,7 +17,9 @@ class AgentLink {
   /// Called on the link's thread. Must neither wait nor throw.
   struct Listener {
     std::function<void(membership::RankOrder order)> on_order;
-    /// The last call: the agent is gone, what it said cannot be read, or the other function has thrown.
+    /// Memory for the state, which is to outlive this process.
+    std::function<void(base::Fd file)> on_region;
+    /// The last call: the agent is gone, what it said cannot be read, or another function has thrown.
     std::function<void(std::string why)> on_end;
   };
   AgentLink(membership::RankLink link, Listener listener);

@@ -1,7 +1,8 @@
 // enter() is a loop: wait for a generation, connect, say hello, copy the state, and begin again where news ends one of these. What
 // happens in which order is membership::GenerationChange and Recovery, as in StepProtocol, which a simulator tests.
 //
-// Always: a process whose state is being changed, by a step or by a copy, says that it has none until the change is done.
+// Always: a process whose state is being changed, by a step or by a copy, says that it has none until the change is done. Its
+// region says the same.
 // Between begin_changes() and commit() nothing waits for another process, so a step whose sum is there is committed whatever happens.
 //
 // Who has the newest state waits until all others have it too. It could compute meanwhile, but a step changes running statistics
@@ -16,6 +17,7 @@
 #include <utility>
 
 #include "cohort/base/env.h"
+#include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/timeline.h"
@@ -101,6 +103,7 @@ NetSession::NetSession(membership::RankLink link, int virtual_ranks, const Sessi
       std::move(link),
       AgentLink::Listener{
           .on_order = [inbox = inbox_](membership::RankOrder order) { inbox->on_order(std::move(order)); },
+          .on_region = [inbox = inbox_](base::Fd file) { inbox->on_region(std::move(file)); },
           .on_end = [inbox = inbox_](std::string why) { inbox->on_agent_end(std::move(why)); }});
   *agent = agent_;
   inbox_->on_long_wait([agent](bool is_waiting) {
@@ -120,11 +123,16 @@ NetSession::~NetSession() {
 
 void NetSession::begin_changes() {
   is_changing_ = true;
+  if (region_ != nullptr) region_->mark_changing(committed_ + 1);
   reach_fault_point("changes");
 }
 
 void NetSession::commit(std::uint64_t steps) {
   reach_fault_point("commit");
+  if (region_ != nullptr) {
+    const base::TimelineScope scope("elastic commit");
+    region_->commit(steps, state_.save());
+  }
   is_changing_ = false;
   committed_ = steps;
   end_step();
@@ -161,13 +169,15 @@ Entry NetSession::enter(std::uint64_t committed_steps) {
   // Time since the last step was committed: nobody will finish what was computed in it.
   if (exchange_ != nullptr) times.dropped_ms = ms_between(step_began_, times.begin);
   is_first_step_ = false;
-  for (;;) {
+  for (bool has_taken_over = false;;) {
     try {
       inbox_->wait_for_next();
     } catch (const RunEnded&) {
       has_ended_ = true;
       throw;
     }
+    has_taken_over = take_region() || has_taken_over;
+    if (!inbox_->has_next()) continue;
     times.heard = Clock::now();
     mark_part("agree", times.begin);
     exchange_.reset();
@@ -179,11 +189,66 @@ Entry NetSession::enter(std::uint64_t committed_steps) {
       continue;
     }
     try {
-      if (const auto entry = enter_generation(times)) return *entry;
+      enter_generation(times);
+      entry_.has_copied = entry_.has_copied || has_taken_over;
+      return entry_;
     } catch (const GenerationEnded& ended) {
       base::log_debug(ended.what());
     }
   }
+}
+
+// Memory has come that is to hold the state. Returns whether the state of the process before in this one's place is this one's now.
+bool NetSession::take_region() {
+  base::Fd file = inbox_->take_region();
+  if (!file.is_open()) return false;
+  try {
+    region_ = std::make_unique<StateRegion>(std::move(file));
+  } catch (const SystemError& error) {
+    base::log_warning(concat("the state of this process dies with it: ", base::message_of(error)));
+    return false;
+  }
+  if (take_over()) return true;
+  region_->forget();
+  return false;
+}
+
+bool NetSession::take_over() {
+  using Phase = CommitWord::Phase;
+  const Clock::time_point begin = Clock::now();
+  const CommitWord found = region_->found();
+  if (found.phase == Phase::kChanging) {
+    base::log_info(concat("the process before this one died while it made step ", found.steps,
+                          ": its state is of no use"));
+  }
+  // What this process has itself, as of a checkpoint, may be newer.
+  const bool is_new = entry_.generation == 0 && !is_changing_;
+  if (found.phase != Phase::kCommitted || !is_new || found.steps <= committed_) return false;
+  const base::TimelineScope scope("elastic state of the process before");
+  const std::optional<StateSnapshot> state = region_->read();
+  if (!state) return false;
+  is_changing_ = true;
+  try {
+    state_.load(*state);
+  } catch (const std::exception& error) {
+    base::log_warning(
+        concat("the state that the process before has left does not fit: ", base::message_of(error)));
+    return false;  // it may be half written
+  }
+  is_changing_ = false;
+  has_state_of_run_ = true;  // the agent has the memory for this run alone
+  committed_ = found.steps;
+  inbox_->set_committed(committed_);
+  reach_fault_point("taken over");
+  agent_->update([&](RankStatus& status) { status.committed_steps = committed_; });
+  base::log_info(concat("has the state after ", committed_, " steps of the process before it, in ",
+                        ms_between(begin, Clock::now()), " ms"));
+  return true;
+}
+
+// Before others get the state: what moves to the region must not move while they read it.
+void NetSession::hold_state() {
+  if (region_ != nullptr) region_->commit(committed_, state_.save());
 }
 
 // Who is still in the generation hears that this process makes no step of it any more. Its hello would come too late: it needs
@@ -203,7 +268,7 @@ void NetSession::say_goodbye() {
   }
 }
 
-std::optional<Entry> NetSession::enter_generation(Times& times) {
+void NetSession::enter_generation(Times& times) {
   inbox_->enter([&](const Generation& generation) {
     agent_->update([&](RankStatus& status) {
       status.entered = generation.number;
@@ -246,7 +311,6 @@ std::optional<Entry> NetSession::enter_generation(Times& times) {
             .steps = committed_,
             .has_copied = has_copied,
             .origin = inbox_->origin()};
-  return entry_;
 }
 
 Recovery NetSession::exchange_hellos(const Generation& generation, int process, base::Deadline deadline) {
@@ -322,20 +386,24 @@ bool NetSession::recover(const Generation& generation, int process, Times& times
                             }};
   times.num_holders = place.holders.size();
   if (recovery.has_newest(process)) {
+    hold_state();
     if (place.behind.empty()) return false;
     const base::TimelineScope scope("elastic state for others");
     serve_state(*inbox_, place, state_.save());
     return false;
   }
   const base::TimelineScope scope("elastic state copy");
-  const PulledState pulled = pull_state(*inbox_, place, state_.save(), [&] { is_changing_ = true; });
-  is_changing_ = true;
+  const PulledState pulled = pull_state(*inbox_, place, state_.save(), [&] {
+    is_changing_ = true;
+    if (region_ != nullptr) region_->mark_changing(recovery.newest());
+  });
   state_.load(pulled.state);
   reach_fault_point("copied");
   is_changing_ = false;
   committed_ = recovery.newest();
   times.bytes = pulled.bytes;
   confirm_state(*inbox_, place);
+  hold_state();
   return true;
 }
 

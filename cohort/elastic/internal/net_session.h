@@ -2,13 +2,13 @@
 
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "cohort/elastic/internal/agent_link.h"
 #include "cohort/elastic/internal/connections.h"
 #include "cohort/elastic/internal/net_slice_exchange.h"
 #include "cohort/elastic/internal/process_inbox.h"
+#include "cohort/elastic/internal/state_region.h"
 #include "cohort/elastic/internal/state_transfer.h"
 #include "cohort/elastic/internal/straggler_watch.h"
 #include "cohort/elastic/session.h"
@@ -36,7 +36,10 @@ class NetSession : public Session {
   struct Times;
   void end_step();
   void say_goodbye();
-  std::optional<Entry> enter_generation(Times& times);
+  bool take_region();
+  bool take_over();
+  void hold_state();
+  void enter_generation(Times& times);
   membership::Recovery exchange_hellos(const membership::Generation& generation, int process,
                                        base::Deadline deadline);
   bool recover(const membership::Generation& generation, int process, Times& times, base::Deadline deadline);
@@ -49,6 +52,7 @@ class NetSession : public Session {
   std::unique_ptr<Connections> connections_;
   std::shared_ptr<AgentLink> agent_;
   StateAccess state_;
+  std::unique_ptr<StateRegion> region_;  // null: the agent has given none
   std::shared_ptr<NetSliceExchange> exchange_;
   Entry entry_;  // of the generation that it is in, or was in last
   std::uint64_t committed_ = 0;

@@ -55,6 +55,15 @@ void ProcessInbox::on_agent_end(std::string why) {
   post([&] { agent_end_ = std::move(why); });
 }
 
+void ProcessInbox::on_region(base::Fd file) {
+  post([&] { region_ = std::move(file); });
+}
+
+base::Fd ProcessInbox::take_region() {
+  const std::lock_guard lock(mutex_);
+  return std::move(region_);
+}
+
 void ProcessInbox::on_connect(const std::shared_ptr<net::Peer>& peer) {
   post([&] {
     if (peer->is_down()) return;  // on_down() was, or comes
@@ -180,7 +189,9 @@ void ProcessInbox::wait_for_next() {
   // A process that is in no generation waits as long as the run lasts. The agent's end ends it.
   wait_long(
       lock,
-      [&] { return change_.has_next() || order_.has_ended || has_left_with_node() || !agent_end_.empty(); },
+      [&] {
+        return change_.has_next() || region_.is_open() || order_.has_ended || has_left_with_node() || !agent_end_.empty();
+      },
       base::Deadline::never());
   throw_if_over();
 }
@@ -207,6 +218,11 @@ bool ProcessInbox::must_leave() const {
   const std::lock_guard lock(mutex_);
   return change_.drops_step(committed_) || !lost_.empty() || order_.has_ended || !agent_end_.empty() ||
          !change_.process();
+}
+
+bool ProcessInbox::has_next() const {
+  const std::lock_guard lock(mutex_);
+  return change_.has_next();
 }
 
 void ProcessInbox::enter(const std::function<void(const membership::Generation&)>& on_entered) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/files/fd.h"
 #include "cohort/base/threads/deadline.h"
 #include "cohort/elastic/internal/wire.h"
 #include "cohort/membership/generation_change.h"
@@ -41,6 +42,7 @@ class ProcessInbox : public net::Handler {
 
   void on_order(membership::RankOrder order);
   void on_agent_end(std::string why);
+  void on_region(base::Fd file);
   void on_connect(const std::shared_ptr<net::Peer>& peer) override;
   void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) override;
   void on_down(const std::shared_ptr<net::Peer>& peer, net::Down down) override;
@@ -51,7 +53,7 @@ class ProcessInbox : public net::Handler {
 
   // Of the generation that this process is in.
 
-  /// Waits for a generation to enter. Throws: RunEnded; CommError where the agent is gone.
+  /// Waits for a generation to enter, or for memory to be taken. Throws: RunEnded; CommError where the agent is gone.
   void wait_for_next();
   /// Waits until the run is over, or there is a generation to enter; returns whether it is over. Throws: as
   /// wait_for_next(), but not RunEnded where the run has succeeded.
@@ -59,6 +61,7 @@ class ProcessInbox : public net::Handler {
   bool must_enter() const;
   /// As Session::must_leave().
   bool must_leave() const;
+  bool has_next() const;
   /// The next generation is that of this process from here on. Letters of the one before are dropped. `on_entered` runs
   /// before a link of the generation can be lost.
   void enter(const std::function<void(const membership::Generation&)>& on_entered);
@@ -69,6 +72,8 @@ class ProcessInbox : public net::Handler {
   /// Whether this process has a part in the next generation.
   bool has_process_next() const;
   std::uint64_t newest() const;
+  /// The memory for the state that has come, once. Not open: none has.
+  base::Fd take_region();
   /// All hellos have come: a process that connects again is lost from here on, as messages to it may be.
   void keep_links();
   /// The incarnations of the generation's processes, in order.
@@ -123,6 +128,7 @@ class ProcessInbox : public net::Handler {
   membership::GenerationChange change_;
   membership::RankOrder order_;
   std::string agent_end_;
+  base::Fd region_;
   std::uint64_t committed_ = 0;
   std::map<std::string, std::shared_ptr<net::Peer>> peers_;  // by incarnation
   std::vector<std::string> incarnations_;                    // by process; empty: not known yet
