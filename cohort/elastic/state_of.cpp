@@ -1,3 +1,5 @@
+// A text has the names of the optimizer's tensors and its numbers, as bits: JSON has no NaN and no infinity. Tensors of the module
+// alias the live ones, so that a state which comes is mostly written in place.
 #include "cohort/elastic/state_of.h"
 
 #include <ATen/core/grad_mode.h>
@@ -38,7 +40,6 @@ StateSnapshot save_state(const torch::nn::Module& module, optim::Optimizer& opti
     snapshot.tensors.push_back(tensor);
     snapshot.in_place.push_back(true);
   }
-  // As bits: JSON has no NaN and no infinity.
   json scalars = json::object();
   for (const auto& [name, value] : state.scalars) scalars[name] = std::bit_cast<std::uint64_t>(value);
   snapshot.text = json({{"module", num_module}, {"names", names}, {"scalars", scalars}}).dump();

@@ -56,10 +56,11 @@ class SilentPort {
   std::vector<base::Fd> accepted_;
 };
 
-// Two members: one with process 0, and one with all others.
-membership::RankOrder order_of_two(std::uint64_t number, int process, int others, const std::string& store) {
+// Two members: one with process 0, and one with all num_others.
+membership::RankOrder order_of_two(std::uint64_t number, int process, int num_others,
+                                   const std::string& store) {
   membership::RankOrder order = test::order_of(number, process, 2);
-  order.generation.members.back().num_processes = others;
+  order.generation.members.back().num_processes = num_others;
   order.generation.store = store;
   return order;
 }
@@ -77,9 +78,9 @@ struct Connected {
 };
 
 /// Others of generation 1, that are all at one address of another host.
-void leave_addresses(const membership::NetStoreServer& store, int others, const std::string& remote) {
+void leave_addresses(const membership::NetStoreServer& store, int num_others, const std::string& remote) {
   membership::NetStore client({.address = store.address()});
-  for (int process = 1; process <= others; ++process) {
+  for (int process = 1; process <= num_others; ++process) {
     client.set(base::concat("generation/1/address/", process),
                base::concat(R"({"incarnation":"other )", process,
                             R"(","machine":"elsewhere","local":"","remote":")", remote, R"("})"));

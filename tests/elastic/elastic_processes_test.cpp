@@ -41,7 +41,7 @@ TEST(ElasticProcessesTest, AnyScheduleOfFaultsKeepsTheBits) {
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
     // Short slices are copied, and long ones are read from the sender's memory.
     std::mt19937_64 random(seed);
-    const auto choose = [&](auto one, auto other) { return random() % 2 == 0 ? one : other; };
+    const auto choose = [&](auto small, auto large) { return random() % 2 == 0 ? small : large; };
     FakeAgents::Options options{.seed = seed, .total_steps = 120, .virtual_ranks = 6, .max_ranks = 3};
     options.hidden = choose(64, 512);
     options.bucket_bytes = choose(std::int64_t{8'192}, std::int64_t{25} << 20);
@@ -92,6 +92,21 @@ TEST(ElasticProcessesTest, AllBeginWithTheStateOfOneProcess) {
   EXPECT_EQ(std::set<std::string>(results.begin(), results.end()).size(), 1U);
 }
 
+TEST(ElasticProcessesTest, AllComputeWithTheThreadsOfTheFirstOne) {
+  Zygote zygote(run_mlp_child);
+  FakeAgents agents(zygote, {.total_steps = 5});
+  FakeAgents::Child& first = agents.start();
+  agents.variables["TEST_THREADS"] = "3";
+  FakeAgents::Child& second = agents.start();
+  agents.handle_until([&] { return first.status.is_ready && second.status.is_ready; }, "two processes");
+  agents.decide({&first, &second}, false, "the start");
+  agents.handle_until([&] { return first.status.is_finished && second.status.is_finished; }, "all steps");
+  agents.end_run(true);
+  EXPECT_NE(agents.story().find("computes with 1 threads, as process 0, and not 3"), std::string::npos);
+  const std::string expected = run_mlp({.total_steps = 5});
+  for (const std::string& result : agents.results()) EXPECT_TRUE(result == expected);
+}
+
 TEST(ElasticProcessesTest, AStateThatIsNotTakenOverShowsInTheBits) {
   Zygote zygote(run_mlp_child);
   for (const char* const plant : {"", "no load"}) {
@@ -123,10 +138,10 @@ TEST(ElasticProcessesTest, MemoryThatIsWrittenAgainShowsInTheBits) {
     agents.handle_until([&] { return first.status.is_ready && second.status.is_ready; }, "two processes");
     agents.decide({&first, &second}, false, "the start");
     agents.handle_until([&] { return first.is_asking && second.is_asking; }, "their points");
-    agents.let_go(first);
+    agents.release(first);
     agents.decide({&first, &second}, false, "a test");
     agents.handle_until([&] { return first.status.entered == 2; }, "a process that drops its step");
-    agents.let_go(second);
+    agents.release(second);
     agents.handle_until([&] { return first.status.is_finished && second.status.is_finished; }, "all steps");
     agents.end_run(true);
     const std::vector<std::string> results = agents.results();

@@ -75,18 +75,20 @@ FakeAgents::Child& FakeAgents::start(const std::string& point, const std::string
   Child& child = *children_.back();
   const std::size_t number = children_.size();
   const std::string output = (folder_ / concat("output of ", number)).string();
-  child.pid =
-      zygote_.start({{"TEST_FOLDER", folder_.path().string()},
-                     {"TEST_STEPS", std::to_string(options_.total_steps)},
-                     {"TEST_HIDDEN", std::to_string(options_.hidden)},
-                     {"TEST_BUCKET_BYTES", std::to_string(options_.bucket_bytes)},
-                     {"TEST_CHUNK_BYTES", std::to_string(options_.chunk_bytes)},
-                     {"TEST_PLANT", options_.plant.empty() ? "none" : options_.plant},
-                     {"TEST_POINT", point.empty() ? "none" : point},
-                     {"TEST_INITIAL_SEED", initial_seed.empty() ? "7" : initial_seed},
-                     {"COHORT_VIRTUAL_RANKS", std::to_string(options_.virtual_ranks)},
-                     {"COHORT_LOG", "info"}},
-                    {{"COHORT_AGENT_FD", theirs.fd()}, {"TEST_CONTROL_FD", control_of_child.get()}}, output);
+  std::map<std::string, std::string> environment{
+      {"TEST_FOLDER", folder_.path().string()},
+      {"TEST_STEPS", std::to_string(options_.total_steps)},
+      {"TEST_HIDDEN", std::to_string(options_.hidden)},
+      {"TEST_BUCKET_BYTES", std::to_string(options_.bucket_bytes)},
+      {"TEST_CHUNK_BYTES", std::to_string(options_.chunk_bytes)},
+      {"TEST_PLANT", options_.plant.empty() ? "none" : options_.plant},
+      {"TEST_POINT", point.empty() ? "none" : point},
+      {"TEST_INITIAL_SEED", initial_seed.empty() ? "7" : initial_seed},
+      {"COHORT_VIRTUAL_RANKS", std::to_string(options_.virtual_ranks)},
+      {"COHORT_LOG", "info"}};
+  environment.insert(variables.begin(), variables.end());
+  child.pid = zygote_.start(
+      environment, {{"COHORT_AGENT_FD", theirs.fd()}, {"TEST_CONTROL_FD", control_of_child.get()}}, output);
   std::filesystem::create_symlink(output, folder_ / concat("output ", child.pid));
   child.process = base::open_process(child.pid);
   child.agent = number;
@@ -304,7 +306,7 @@ void FakeAgents::make_event() {
   }
 }
 
-void FakeAgents::let_go(Child& child) {
+void FakeAgents::release(Child& child) {
   child.is_asking = false;
   child.held_in = 0;
   static_cast<void>(::send(child.control.get(), "g", 1, MSG_NOSIGNAL));
@@ -314,11 +316,11 @@ void FakeAgents::let_go(Child& child) {
 void FakeAgents::answer(Child& child) {
   if (!child.is_asking || child.is_stopped || child.is_killed) return;
   if (child.held_in != 0) {
-    if (child.held_until.expired() || (generation_.number > child.held_in && pick(3) == 0)) let_go(child);
+    if (child.held_until.expired() || (generation_.number > child.held_in && pick(3) == 0)) release(child);
     return;
   }
   const std::uint64_t kind = pick(5);
-  if (kind == 0) return let_go(child);
+  if (kind == 0) return release(child);
   if (kind < 3) {
     tell(concat("process ", child.pid, " waits at its point"));
     ++counts.holds;
@@ -326,7 +328,7 @@ void FakeAgents::answer(Child& child) {
     child.held_until = base::Deadline(milliseconds(100 + pick(200)));
     return;
   }
-  if (!may_lose(child)) return let_go(child);
+  if (!may_lose(child)) return release(child);
   tell(concat("process ", child.pid, " is at its point"));
   ++counts.kills_at_points;
   kill(child);
@@ -350,6 +352,7 @@ std::string FakeAgents::run() {
           return std::ranges::any_of(living(), [](const Child* child) { return child->status.is_ready; });
         },
         "a process that is ready");
+    must_decide_ = true;  // an agent may not have all its processes yet
     choose_members(false, "the start");
     const base::Deadline deadline(kSlowdown * std::chrono::seconds(60));
     int num_events = 0;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -68,7 +69,7 @@ class FakeAgents {
 
   Child& start(const std::string& point = "", const std::string& initial_seed = "");
   /// A process that asks at its point continues.
-  void let_go(Child& child);
+  void release(Child& child);
   /// Handles what comes until the condition holds. Throws: TimeoutError.
   void handle_until(const std::function<bool()>& condition, const std::string& what);
   void decide(const std::vector<Child*>& members, bool is_planned, const std::string& cause);
@@ -82,6 +83,7 @@ class FakeAgents {
     int generations = 0, planned = 0, kills = 0, kills_at_points = 0, holds = 0, stops = 0, joins = 0;
   };
   Counts counts;
+  std::map<std::string, std::string> variables;  // of the environment of processes that are started
 
  private:
   void handle(std::chrono::milliseconds timeout);

@@ -82,7 +82,7 @@ std::string bytes_of(const MlpImpl& net, optim::SGD& optimizer) {
 }  // namespace
 
 std::string run_mlp(const MlpRun& run) {
-  at::set_num_threads(1);
+  at::set_num_threads(static_cast<int>(base::env_int("TEST_THREADS").value_or(1)));
   // Drawn differently in each process: the session gives all the same.
   at::manual_seed(run.session == nullptr ? kSeed : base::env_int("TEST_INITIAL_SEED").value_or(kSeed));
   const auto net = std::make_shared<MlpImpl>(run.hidden);

@@ -1,7 +1,6 @@
 // Sessions over net, each with an agent that the test plays.
 #include "cohort/elastic/session.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
@@ -84,7 +83,7 @@ TEST(ElasticSessionTest, ASecondRunIsAnError) {
 }
 
 // Its links are fine: a thread of net's answers.
-TEST(ElasticSessionTest, AProcessThatIsStuckIsReportedAndTheOthersGoOn) {
+TEST(ElasticSessionTest, AProcessThatIsStuckIsReportedAndTheOthersContinue) {
   PlayedAgents agents;
   std::promise<void> release;
   Rank &first = agents.add({.timeout = milliseconds(300)}),
@@ -197,7 +196,7 @@ TEST(ElasticSessionTest, AProcessThatIsNewToTheRunDoesNotTakeItOver) {
   EXPECT_EQ(committed.back(), 20U);
 }
 
-// Process 0 is stopped between a step and what is written after it. The other one goes on without it.
+// Process 0 is stopped between a step and what is written after it. The other one continues without it.
 TEST(ElasticSessionTest, AProcessThatComesLateDoesNotWriteOverWhatIsNewer) {
   PlayedAgents agents;
   const test::TempDir dir;
@@ -251,30 +250,6 @@ TEST(ElasticSessionTest, ProcessesThatResumeFromDifferentFilesHaveTheStateOfTheF
   agents.join(second);
   EXPECT_EQ(state.number(), 10);
   EXPECT_EQ(other.number(), 10);
-}
-
-TEST(ElasticSessionTest, AllProcessesComputeWithTheThreadsOfTheFirstOne) {
-  PlayedAgents agents;
-  Rank &first = agents.add(), &second = agents.add();
-  Counted state, other;
-  agents.start(first, [&](Session&) {
-    at::set_num_threads(1);
-    run_counted(options_of(first, 2), state);
-    EXPECT_EQ(at::get_num_threads(), 1);
-  });
-  agents.wait_until([&] { return first.status.is_ready; });
-  agents.start(second, [&](Session&) {
-    at::set_num_threads(2);
-    run_counted(options_of(second, 2), other);
-    EXPECT_EQ(at::get_num_threads(), 1);
-  });
-  agents.wait_until_ready();
-  agents.decide({&first, &second});
-  agents.wait_until([&] { return first.status.is_finished && second.status.is_finished; });
-  agents.end_run();
-  agents.join(first);
-  agents.join(second);
-  at::set_num_threads(1);
 }
 
 }  // namespace

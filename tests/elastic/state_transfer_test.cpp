@@ -134,12 +134,12 @@ TEST(StateTransferTest, BytesWithAnotherHashAreAnError) {
 // They would be mixed: each gives some of the bytes.
 TEST(StateTransferTest, ProcessesThatHaveDifferentStatesAreAnError) {
   const StateSnapshot state = some_state();
-  std::vector<StateSnapshot> others(3, state);
-  others[0].tensors[3] = others[0].tensors[3].clone();
-  others[0].tensors[3].mutable_data_ptr<float>()[11] += 1;
-  others[1].text += ".";
-  others[2].tensors.pop_back();
-  for (const StateSnapshot& other : others) {
+  std::vector<StateSnapshot> changed(3, state);
+  changed[0].tensors[3] = changed[0].tensors[3].clone();
+  changed[0].tensors[3].mutable_data_ptr<float>()[11] += 1;
+  changed[1].text += ".";
+  changed[2].tensors.pop_back();
+  for (const StateSnapshot& other : changed) {
     Ring ring(3, "local");
     ring.run([&](int process, NetSliceExchange&) {
       ProcessInbox& inbox = *ring.inboxes[Ring::at(process)];
@@ -158,7 +158,7 @@ TEST(StateTransferTest, ProcessesThatHaveDifferentStatesAreAnError) {
   }
 }
 
-TEST(StateTransferTest, WhoIsAskedForBytesThatItDoesNotHaveSaysSoAndGoesOn) {
+TEST(StateTransferTest, WhoIsAskedForBytesThatItDoesNotHaveSaysSoAndContinues) {
   Ring ring(2, "local");
   const StateSnapshot state = some_state();
   ring.run([&](int process, NetSliceExchange&) {
@@ -216,7 +216,7 @@ TEST(StateTransferTest, ANewerGenerationEndsACopy) {
 }
 
 // Run it alone, on a build with optimisation. A state of 90 MB, from one process and from two, which are compared.
-TEST(StateTransferTest, DISABLED_MeasuresTheCopyAndTheComparison) {
+TEST(StateTransferChild, DISABLED_MeasuresTheCopyAndTheComparison) {
   using Clock = std::chrono::steady_clock;
   const auto ms_since = [](Clock::time_point begin) {
     return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();

@@ -13,7 +13,6 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -209,7 +208,8 @@ std::vector<std::string> Connections::exchange_entries(const membership::Generat
         std::string failure;
         const auto is_over = [&] { return job->is_left || deadline.expired(); };
         do {
-          if (!failure.empty()) std::this_thread::sleep_for(kStorePause);
+          if (!failure.empty())
+            base::poll_until([&] { return job->is_left.load(); }, base::Deadline(kStorePause));
           failure.clear();
           try {
             const auto client = connect_store(*store, address, is_over);
