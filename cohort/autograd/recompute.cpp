@@ -283,9 +283,10 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   OutputAliases views;
   Tensors attached = results, ends;
   views.detach(attached, state.handed);
+  const std::size_t num_attached = attached.size();  // with what results are views of
   attached.insert(attached.end(), roots.begin(), roots.end());
   attached = state.first.end(attached);
-  attached.resize(results.size());
+  attached.resize(num_attached);
   for (std::size_t i = 0; i < attached.size(); ++i) {
     const bool needs = state.first.needs_gradient()[i];
     state.results.push_back({needs, describe(attached[i])});
