@@ -18,7 +18,7 @@ class AgentLink {
   struct Listener {
     std::function<void(membership::RankOrder order)> on_order;
     /// Memory for the state, which is to outlive this process.
-    std::function<void(base::Fd file)> on_region;
+    std::function<void(base::Fd file)> on_region = [](base::Fd) {};
     /// The last call: the agent is gone, what it said cannot be read, or another function has thrown.
     std::function<void(std::string why)> on_end;
   };
