@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 
@@ -16,6 +17,22 @@ namespace cohort::test {
 namespace {
 
 using base::concat;
+
+// The process, other than `not_this`, that has a file open; 0: none.
+pid_t writer_of(const std::filesystem::path& file, pid_t not_this) {
+  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = process.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos || name == std::to_string(not_this))
+      continue;
+    try {
+      for (const auto& entry : std::filesystem::directory_iterator(process.path() / "fd")) {
+        if (std::filesystem::read_symlink(entry.path()) == file) return std::stoi(name);
+      }
+    } catch (const std::filesystem::filesystem_error&) {  // it has ended, or is another user's
+    }
+  }
+  return 0;
+}
 
 class RunElasticTest : public ::testing::Test {
  protected:
@@ -34,6 +51,11 @@ class RunElasticTest : public ::testing::Test {
     const auto file = dir / concat("in_", generation, "_", process, "_of_", num_processes);
     EXPECT_TRUE(comes(file)) << file;
     return std::filesystem::exists(file) ? std::stoi(read_file(file)) : 0;
+  }
+  // What a rank has found in its region.
+  std::string region_of(pid_t rank) {
+    const auto file = dir / concat("region_", rank);
+    return comes(file) ? read_file(file) : "none";
   }
   static bool logs(const Job& job, const std::string& text) {
     return base::poll_until([&] { return job.err().find(text) != std::string::npos; },
@@ -55,6 +77,10 @@ TEST_F(RunElasticTest, ARankThatDiesHasASuccessorAndTheOthersLiveOn) {
   EXPECT_EQ(process_in(2, 0, 2), first);
   const pid_t successor = process_in(2, 1, 2);
   EXPECT_NE(successor, second);
+  // Of each place: nothing at first, and then what the rank before has left.
+  EXPECT_EQ(region_of(first), "empty");
+  EXPECT_EQ(region_of(second), "empty");
+  EXPECT_EQ(region_of(successor), std::to_string(second));
   ASSERT_TRUE(logs(job, "generation 2: agent 1 at 127.0.0.1:")) << job.err();
   let_end();
   EXPECT_EQ(job.wait(), 0) << job.err();
@@ -71,6 +97,7 @@ TEST_F(RunElasticTest, AWarmRankTakesThePlaceOfOneThatDies) {
   std::filesystem::remove(dir / "pid_1");
   ::kill(first, SIGKILL);
   EXPECT_EQ(process_in(2, 0, 1), warm);
+  EXPECT_EQ(region_of(warm), std::to_string(first)) << "it has no place, and no region, before";
   EXPECT_TRUE(comes(dir / "pid_1")) << "another one waits in its place";
   let_end();
   EXPECT_EQ(job.wait(), 0) << job.err();
@@ -261,6 +288,62 @@ TEST_F(RunElasticTest, ASignalToTheOnlyNodeSavesWhatItsRanksHave) {
   EXPECT_EQ(job.wait(), 143) << job.err();
   EXPECT_TRUE(std::filesystem::exists(dir / "run" / "checkpoints" / "last")) << job.err();
   expect_in(job.err(), {"signal 15 (Terminated): the run ends, as it cannot continue without this node"});
+}
+
+// The only rank is killed anywhere. Mostly its successor continues with what it has left. Where it died while it changed the state,
+// the run ends, and the same command resumes it.
+TEST_F(RunElasticTest, ARankThatIsAloneLosesNothing) {
+  const std::vector<std::string> config{
+      "data.type=synthetic", "data.image_size=8", "data.synthetic_train=1600", "data.workers=0",
+      "model.name=mlp",      "optim.name=adamw",  "train.batch_size=2",        "train.epochs=3",
+      "train.threads=1",     "run.progress=off",  "run.log_every=50"};
+  const auto run = [&](const std::string& folder, std::vector<std::string> flags,
+                       const std::string& elastic) {
+    flags.insert(flags.end(), {"--bind-to=none", "--", COHORT_PROGRAM, "train"});
+    flags.insert(flags.end(), config.begin(), config.end());
+    flags.insert(flags.end(), {"run.dir=" + (dir / folder).string(), elastic});
+    return Job(dir.path(), std::move(flags));
+  };
+  Job undisturbed = run("expected", {"--nproc-per-node=1"}, "distributed.virtual_ranks=2");
+  ASSERT_EQ(undisturbed.wait(), 0) << undisturbed.err();
+  const auto size_of_ledger = [&] {
+    const auto ledger = dir / "run" / "ledger.csv";
+    return std::filesystem::exists(ledger) ? std::filesystem::file_size(ledger) : 0;
+  };
+  int num_taken_over = 0, num_kills = 0, status = -1;
+  for (int start = 0; start < 6 && status != 0; ++start) {
+    Job job = run("run",
+                  {"--elastic", "--standalone", "--nproc-per-node=1", "--virtual-ranks=2", "--max-restarts=4",
+                   "--warm-ranks=1"},
+                  "distributed.elastic=true");
+    for (pid_t killed = 0; num_kills < 3; ++num_kills) {
+      const std::uintmax_t before = size_of_ledger();
+      const bool is_under_way =
+          base::poll_until([&] { return job.worker().reap() || size_of_ledger() > before + 2'000; },
+                           base::Deadline(std::chrono::seconds(60)));
+      ASSERT_TRUE(is_under_way) << job.err();
+      if (!job.worker().running()) break;
+      killed = writer_of(dir / "run" / "ledger.csv", killed);
+      if (killed == 0) break;
+      ::kill(killed, SIGKILL);
+    }
+    status = job.wait();
+    const std::string log = job.err();
+    for (std::size_t at = 0; (at = log.find(" steps of the process before it", at)) != std::string::npos;
+         ++at) {
+      ++num_taken_over;
+    }
+    if (status != 0) expect_in(log, {"no process has the state"});
+  }
+  ASSERT_EQ(status, 0);
+  EXPECT_EQ(num_kills, 3);
+  EXPECT_GE(num_taken_over, 1);
+  for (const char* const file :
+       {"checkpoints/last/model.safetensors", "checkpoints/last/optimizer.safetensors"}) {
+    EXPECT_TRUE(read_file(dir / "run" / file) == read_file(dir / "expected" / file)) << file;
+  }
+  const std::string ledger = read_file(dir / "run" / "ledger.csv");
+  EXPECT_EQ(std::ranges::count(ledger, '\n'), 1 + 3 * 400);
 }
 
 TEST_F(RunElasticTest, ASignalToTheNodeThatHasTheRecordEndsTheRun) {

@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "cohort/base/env.h"
+#include "cohort/base/error.h"
 #include "cohort/base/random.h"
+#include "cohort/elastic/internal/fault_points.h"
 #include "cohort/elastic/run.h"
 #include "cohort/elastic/state_of.h"
 #include "cohort/optim/sgd.h"
@@ -97,6 +99,12 @@ std::string run_mlp(const MlpRun& run) {
   std::vector<at::Tensor> memory;
   elastic::StateAccess state = elastic::state_of(net, optimizer);
   if (base::env_string("TEST_PLANT") == "no load") state.load = [](const elastic::StateSnapshot&) {};
+  if (base::env_string("TEST_PLANT") == "reject") {
+    state.load = [load = state.load, is_first = true](const elastic::StateSnapshot& given) mutable {
+      if (std::exchange(is_first, false)) throw DataError("test", "rejected");
+      load(given);
+    };
+  }
   elastic::run(
       {.total_steps = run.total_steps,
        .session = run.session,
@@ -144,6 +152,7 @@ std::string run_mlp(const MlpRun& run) {
         }
         context.begin_changes();
         optimizer->step();
+        elastic::reach_fault_point("stepped");
         steps = context.step() + 1;
       });
   if (steps < run.total_steps) return "";

@@ -1,6 +1,7 @@
 // A rank of an elastic run without tensors: processes of a generation make steps together, by words in its store. It ends when
-// FOLDER has a file "go". It notes what it does in files there. While there is a file "hang_RANK" a rank does not begin;
-// with "slow_copy" it gets a state that it lacks in 40 parts of 100 ms, and with "no_copy" never.
+// FOLDER has a file "go". It notes what it does in files there, and what it finds in its region, where it leaves its own number.
+// While there is a file "hang_RANK" a rank does not begin; with "slow_copy" it gets a state that it lacks in 40 parts of 100 ms, and
+// with "no_copy" never.
 #include <unistd.h>
 
 #include <algorithm>
@@ -68,10 +69,18 @@ class Rank {
   void say() { link_.send(to_text(status_), Deadline(seconds(20))); }
   void read(Deadline deadline) {
     while (const auto text = link_.receive(deadline)) {
+      if (base::Fd file = link_.take_file(); file.is_open()) note_region(std::move(file));
       order_ = membership::parse_rank_order(*text);
       deadline = Deadline(milliseconds(0));
       if (std::exchange(status_.heard, order_.generation.number) != status_.heard) say();
     }
+  }
+  void note_region(base::Fd file) {
+    pid_t before = 0;
+    const pid_t own = ::getpid();
+    const bool has_any = ::pread(file.get(), &before, sizeof before, 0) == sizeof before;
+    if (::pwrite(file.get(), &own, sizeof own, 0) != sizeof own) throw std::runtime_error("pwrite");
+    note(base::concat("region_", own), has_any ? std::to_string(before) : "empty");
   }
   std::string key(const std::string& what, int process) const {
     return base::concat("generation/", status_.entered, "/", what, "/", process);

@@ -2,15 +2,21 @@
 //
 // A successor may not enter a generation that the process before it was told of: others may hold links to that process, and the
 // store of the generation has its address. It waits for the next one, which the end of its predecessor brings.
+//
+// The region of a place is memory that lives here. An agent is of one run, and the region ends with it: so no state of another run is
+// ever found there.
 #include "cohort/launch/internal/members/elastic_ranks.h"
 
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/files/memory_file.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/launch/internal/cpu_affinity.h"
@@ -43,6 +49,15 @@ Variables variables_of_elastic_rank(const RunOptions& options, int local_rank, i
   return variables;
 }
 
+Fd make_region(int local_rank) {
+  Fd region = base::make_memory_file("cohort state");
+  if (!region.is_open()) {
+    base::log_warning(concat("the state of local rank ", local_rank,
+                             " dies with it, as there is no memory for it: ", std::strerror(errno)));
+  }
+  return region;
+}
+
 }  // namespace
 
 ElasticRanks::ElasticRanks(const RunOptions& options, const AgentParts& parts, Display& display)
@@ -55,7 +70,8 @@ ElasticRanks::ElasticRanks(const RunOptions& options, const AgentParts& parts, D
   }
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
     places_.emplace_back();
-    places_.back().rank = start(local_rank);
+    places_.back().region = make_region(local_rank);
+    places_.back().rank = start(local_rank, places_.back().region);
   }
   fill_reserve();
 }
@@ -67,7 +83,7 @@ ElasticRanks::~ElasticRanks() {
   for (LinkedRank* const rank : all()) rank->process().end(deadline);
 }
 
-std::unique_ptr<LinkedRank> ElasticRanks::start(int local_rank) {
+std::unique_ptr<LinkedRank> ElasticRanks::start(int local_rank, const Fd& region) {
   const bool is_prefixed = options_.prefix != Prefix::kOff;
   RankSpec spec;
   spec.rank = spec.local_rank = local_rank;
@@ -80,6 +96,7 @@ std::unique_ptr<LinkedRank> ElasticRanks::start(int local_rank) {
   }
   if (parts_.secret_fd >= 0) spec.keep = {parts_.secret_fd};
   auto rank = std::make_unique<LinkedRank>(options_, std::move(spec), display_, parts_.watchdog);
+  if (region.is_open()) rank->give_region(region);
   RankOrder order = order_;
   order.process.reset();
   rank->send(order);
@@ -89,7 +106,7 @@ std::unique_ptr<LinkedRank> ElasticRanks::start(int local_rank) {
 void ElasticRanks::fill_reserve() {
   while (!is_ending_ && reserve_.size() < max_reserve_) {
     try {
-      reserve_.push_back(start(options_.nproc_per_node + static_cast<int>(reserve_.size())));
+      reserve_.push_back(start(options_.nproc_per_node + static_cast<int>(reserve_.size()), Fd()));
     } catch (const SystemError& error) {
       // Ranks in their places need no reserve.
       base::log_warning(concat("no process is kept in reserve any more: ", base::message_of(error)));
@@ -165,10 +182,11 @@ void ElasticRanks::replace(std::size_t number) {
   auto next = std::ranges::find_if(reserve_, [](const auto& rank) { return rank->status().is_ready; });
   if (next == reserve_.end()) next = reserve_.begin();
   if (next == reserve_.end()) {
-    place.rank = start(static_cast<int>(number));
+    place.rank = start(static_cast<int>(number), place.region);
   } else {
     place.rank = std::move(*next);
     reserve_.erase(next);
+    if (place.region.is_open()) place.rank->give_region(place.region);
     const std::string prefix = options_.prefix != Prefix::kOff ? concat("[local rank ", number, "] ") : "";
     place.rank->process().take_place(static_cast<int>(number), prefix);
     if (!cores_.empty()) bind_process(place.rank->process().worker().pid(), cores_[number]);

@@ -21,7 +21,8 @@ namespace cohort::launch {
 /// ends has a successor in its place.
 ///
 /// Always: two processes of one place are in no generation together. A process is told of a generation only if no process before it in
-/// its place was. Threads: one caller, the thread that outlives the ranks. Not for users of the library.
+/// its place was, and gets the place's region once that one has ended. Threads: one caller, the thread that outlives the ranks. Not for
+/// users of the library.
 class ElasticRanks : public RankSet {
  public:
   /// A rank that has ended, in its place.
@@ -69,12 +70,13 @@ class ElasticRanks : public RankSet {
  private:
   struct Place {
     std::unique_ptr<LinkedRank> rank;
+    Fd region = Fd();         // memory in which its ranks leave their state; not open: there is none
     std::uint64_t told = 0;   // newest generation in which a process of this place has a number
     std::uint64_t first = 0;  // the first one that the process may enter
     bool is_dropped = false;
   };
 
-  std::unique_ptr<LinkedRank> start(int local_rank);
+  std::unique_ptr<LinkedRank> start(int local_rank, const Fd& region);
   void tell_place(std::size_t place);
   std::vector<LinkedRank*> all() const;
 

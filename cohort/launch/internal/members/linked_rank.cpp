@@ -1,3 +1,5 @@
+// An order or a region that the rank has no room for goes with a later exchange(). One that has closed its end is ending: its
+// process says so.
 #include "cohort/launch/internal/members/linked_rank.h"
 
 #include <chrono>
@@ -32,12 +34,26 @@ LinkedRank::LinkedRank(const RunOptions& options, RankSpec spec, Display& displa
     : link_(std::move(ends.first)),
       process_(options, with_link(std::move(spec), ends.second.fd()), display, watchdog) {}
 
-void LinkedRank::send(const membership::RankOrder& order) {
+template <typename Send>
+void LinkedRank::send_unless_gone(const Send& send) {
   if (is_gone_) return;
   try {
-    link_.send(to_text(order), at_once());
+    send();
   } catch (const CommError&) {
     is_gone_ = true;
+  }
+}
+
+void LinkedRank::send(const membership::RankOrder& order) {
+  send_unless_gone([&] { link_.send(to_text(order), at_once()); });
+}
+
+void LinkedRank::give_region(const Fd& region) {
+  try {
+    send_unless_gone([&] { link_.send_file(region, at_once()); });
+  } catch (const SystemError& error) {
+    base::log_warning(base::concat("local rank ", process_.local_rank(),
+                                   " has no memory that outlives it: ", base::message_of(error)));
   }
 }
 

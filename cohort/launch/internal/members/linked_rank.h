@@ -26,6 +26,8 @@ class LinkedRank {
 
   /// What it is to know from now on.
   void send(const membership::RankOrder& order);
+  /// Memory of its place, in which the rank before it may have left its state.
+  void give_region(const Fd& region);
   /// Reads what it has said, and sends what is left. One that says what this version does not know is killed, and the log says so.
   void exchange();
   /// Adds what poll() must wait for, but for the process itself.
@@ -35,6 +37,8 @@ class LinkedRank {
   // The rank's end lives here until the rank has it.
   LinkedRank(const RunOptions& options, RankSpec spec, Display& display, OrphanWatchdog& watchdog,
              std::pair<membership::RankLink, membership::RankLink> ends);
+  template <typename Send>
+  void send_unless_gone(const Send& send);
 
   membership::RankLink link_;
   RankProcess process_;

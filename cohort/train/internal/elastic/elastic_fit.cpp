@@ -8,6 +8,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <set>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -179,7 +180,20 @@ elastic::StateSnapshot ElasticFit::save() const {
   RunState run = parts_.progress.state;
   static_cast<RunProgress&>(run) = state_.run;
   run.description.clear();  // each process keeps its own, and states are compared
-  return to_snapshot({.content = capture(parts_.task, run), .start = start_, .step = state_});
+  elastic::StateSnapshot snapshot =
+      to_snapshot({.content = capture(parts_.task, run), .start = start_, .step = state_});
+  // Forward changes buffers: all else that a step changes, it changes once it has its sum.
+  std::set<const c10::StorageImpl*> buffers;
+  for (const parallel::NamedModule& entry : parts_.task.modules()) {
+    for (const at::Tensor& buffer : entry.module->buffers()) {
+      if (buffer.defined() && buffer.has_storage()) buffers.insert(buffer.storage().unsafeGetStorageImpl());
+    }
+  }
+  for (const at::Tensor& tensor : snapshot.tensors) {
+    snapshot.in_place.push_back(tensor.has_storage() &&
+                                !buffers.contains(tensor.storage().unsafeGetStorageImpl()));
+  }
+  return snapshot;
 }
 
 void ElasticFit::load(const elastic::StateSnapshot& snapshot) {
