@@ -170,6 +170,18 @@ def warm_up(run, processes):
     run.events.wait_for_commits(20)
 
 
+def step_of_two_after(generation):
+    """Whether an event is a step that is committed after two processes have entered a later generation."""
+    entered = set()
+
+    def is_it(event):
+        if event.name == "enter" and event.numbers[0] > generation:
+            entered.add(event.numbers[1])
+        return event.name == "commit" and len(entered) == 2
+
+    return is_it
+
+
 def kill_processes(arguments, folder):
     run = Run(arguments, folder)
     run.add_agent()
@@ -182,14 +194,8 @@ def kill_processes(arguments, folder):
         victim = run.events.processes()[number % 2]
         killed = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        entered = set()
-
-        def is_step_of_the_next(event):
-            if event.name == "enter" and event.numbers[0] > before:
-                entered.add(event.numbers[1])
-            return event.name == "commit" and len(entered) == 2
-
-        seconds.append(run.events.wait_for(is_step_of_the_next, "step after a kill", 180).seconds - killed)
+        step = run.events.wait_for(step_of_two_after(before), "step after a kill", 180)
+        seconds.append(step.seconds - killed)
         run.events.wait_for_commits(5)
     run.stop()
     print_times("kill to the next committed step", seconds, run.events.steps())
@@ -256,7 +262,6 @@ def soak(arguments, folder):
     run.events.read()
     undisturbed = percentile(run.events.steps()[20:], 0.5)
     began, first = time.monotonic(), run.events.all[-1].numbers[0]
-    survivors = []
     for number in range(arguments.kills):
         time.sleep(max(0, began + (number + 1) * arguments.every - time.monotonic()))
         run.events.read()

@@ -34,8 +34,11 @@ constexpr std::uint64_t kSeed = 1;
 /// Appends lines "NAME NANOSECONDS PID NUMBERS", each in one write. The time is that of CLOCK_MONOTONIC.
 class EventFile {
  public:
-  explicit EventFile(const char* path) : file_(::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600)) {
-    if (file_ < 0) throw UsageError("bench.recovery", base::concat("cannot write ", path), "a file in a folder that is there");
+  explicit EventFile(const char* path)
+      : file_(::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600)) {
+    if (file_ < 0)
+      throw UsageError("bench.recovery", base::concat("cannot write ", path),
+                       "a file in a folder that is there");
   }
   ~EventFile() { ::close(file_); }
   EventFile(const EventFile&) = delete;
@@ -62,7 +65,7 @@ struct Net {
 
 Net make_mlp(int hidden) {
   constexpr std::int64_t kBatch = 16;
-  const torch::nn::Sequential net(torch::nn::Linear(64, hidden), torch::nn::ReLU(),
+  torch::nn::Sequential net(torch::nn::Linear(64, hidden), torch::nn::ReLU(),
                                   torch::nn::Linear(hidden, hidden), torch::nn::ReLU(),
                                   torch::nn::Linear(hidden, 10));
   return {net.ptr(), [net](const at::Tensor& x) mutable { return net->forward(x); }, at::randn({kBatch, 64}),
@@ -114,10 +117,11 @@ void work(const char* events_path, std::uint64_t steps, int hidden) {
   elastic::run({.total_steps = steps,
                 .session = session,
                 .sync = &sync,
-                .on_enter = [&](const elastic::Entry& entry) {
-                  events.add("enter", entry.generation, entry.process, entry.num_processes, entry.steps,
-                             entry.has_copied ? 1 : 0);
-                },
+                .on_enter =
+                    [&](const elastic::Entry& entry) {
+                      events.add("enter", entry.generation, entry.process, entry.num_processes, entry.steps,
+                                 entry.has_copied ? 1 : 0);
+                    },
                 .on_commit = [&](const elastic::Entry& entry) { events.add("commit", entry.steps); }},
                elastic::state_of(net.module, optimizer), make_step);
 }

@@ -28,8 +28,7 @@ constexpr const char* kWhereFence = "elastic.writer_fence";
 constexpr std::chrono::seconds kWriterTime(2);
 
 [[noreturn]] void fail_fence(const std::filesystem::path& path, const char* what) {
-  throw SystemError(kWhereFence,
-                    base::concat(path.string(), " cannot be ", what, ": ", std::strerror(errno)),
+  throw SystemError(kWhereFence, base::concat(path.string(), " cannot be ", what, ": ", std::strerror(errno)),
                     "free space there, or another run.dir");
 }
 
@@ -141,9 +140,8 @@ void WriterFence::check_newest(std::uint64_t generation) const {
   const bool is_of_run = newest.origin == origin_;
   if (is_of_run && newest.generation > generation) {
     throw GenerationEnded(
-        kWhereFence,
-        base::concat("generation ", newest.generation,
-                     " has written to the run's folder, and this process is in ", generation));
+        kWhereFence, base::concat("generation ", newest.generation,
+                                  " has written to the run's folder, and this process is in ", generation));
   }
   if (is_of_run && newest.generation == generation) return;
   // Of one length within a run, so that a process which is killed meanwhile leaves a number.

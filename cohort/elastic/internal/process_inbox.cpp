@@ -190,7 +190,8 @@ void ProcessInbox::wait_for_next() {
   wait_long(
       lock,
       [&] {
-        return change_.has_next() || region_.is_open() || order_.has_ended || has_left_with_node() || !agent_end_.empty();
+        return change_.has_next() || region_.is_open() || order_.has_ended || has_left_with_node() ||
+               !agent_end_.empty();
       },
       base::Deadline::never());
   throw_if_over();

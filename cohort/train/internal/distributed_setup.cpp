@@ -119,7 +119,8 @@ std::shared_ptr<elastic::Session> join_elastic_run(const config::DistributedConf
                       "distributed.elastic=true; or cohort run without --elastic");
   }
   if (!config.elastic) return nullptr;
-  std::shared_ptr<elastic::Session> session = elastic::session_of_process({.timeout = timeout_of(comm_config)});
+  std::shared_ptr<elastic::Session> session =
+      elastic::session_of_process({.timeout = timeout_of(comm_config)});
   if (session == nullptr) {
     throw ConfigError("train.run", "distributed.elastic is true, and no agent has started this process",
                       base::concat("cohort run --elastic --nnodes 1:4 --nproc-per-node 2 -- ", command));

@@ -33,9 +33,9 @@ class ElasticAgent : public MemberAgent {
     bool has_given_up = false;
     bool may_save = true;  // what follows has not come
     base::Deadline save_by =
-        base::Deadline::never();   // when ranks that save are told that the run has failed
-    std::uint64_t generation = 0;  // that ranks were told of last
-    bool is_leaving = false;       // ranks know it
+        base::Deadline::never();    // when ranks that save are told that the run has failed
+    std::uint64_t generation = 0;   // that ranks were told of last
+    bool is_leaving = false;        // ranks know it
     std::uint64_t state_bytes = 0;  // that ranks have given and got
   };
 

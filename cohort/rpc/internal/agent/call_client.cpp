@@ -204,8 +204,8 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
   }
   sender_.send_when_resolved(
       target.worker, out.take(),
-      [self = core_.share(this), worker = target.worker, reference, in_context,
-       recorded, unsent](const std::exception_ptr& error) {
+      [self = core_.share(this), worker = target.worker, reference, in_context, recorded,
+       unsent](const std::exception_ptr& error) {
         self->count_unsent(worker);
         self->forget(in_context, recorded);
         self->core_.references->mark_lost(*reference, error);

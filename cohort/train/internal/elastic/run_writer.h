@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "cohort/elastic/writer_fence.h"
 #include "cohort/train/internal/elastic/elastic_coordinator.h"
 #include "cohort/train/internal/elastic/sample_ledger.h"
-#include "cohort/elastic/writer_fence.h"
 
 namespace cohort::train {
 
