@@ -135,10 +135,23 @@ void SimulatedRun::heal() {
   for (const auto& agent : agents_) {
     if (agent->is_alive && agent->report.is_leaving) kill_agent(agent, false);
   }
+  end_lone_process();
   for (int host = 0; host < num_hosts(); ++host) {
     const bool is_needed = num_agents() < static_cast<std::size_t>(settings_.min_nodes);
     if (agent_on(host) == nullptr && (is_needed || world_.chance(30)) && !is_endpoint_lost_)
       start_agent(host);
+  }
+}
+
+// A process that is stopped and has a generation to itself holds nobody up: it is for its user to end it.
+void SimulatedRun::end_lone_process() {
+  for (const auto& agent : agents_) {
+    const auto& record = agent->protocol->record();
+    if (!agent->is_alive || !record || record->generation.num_processes() != 1) continue;
+    const std::uint64_t number = record->generation.number;
+    Process& process = *agent->processes.front();
+    const bool is_in_it = process.is_alive && process.steps.generation() == number;
+    if (is_in_it && process.stopped_until > world_.now() + seconds(20)) kill_process(agent, 0, number);
   }
 }
 

@@ -78,6 +78,7 @@ class SimulatedRun {
   void report(const std::shared_ptr<Agent>& agent);
   void kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_lost);
   void kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told = 0);
+  void end_lone_process();
   void stop_process(const std::shared_ptr<Agent>& agent, std::size_t index, milliseconds time);
   void deliver(const std::shared_ptr<Agent>& agent, std::size_t index,
                const membership::StepMessage& message);
