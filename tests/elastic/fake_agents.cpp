@@ -296,13 +296,17 @@ void FakeAgents::make_event() {
     }
     must_decide_ = true;
   } else {
-    for (Child* const child : living()) {
-      if (!child->is_stopped) continue;
-      // It continues, and hears that it is out.
-      ::kill(child->pid, SIGCONT);
-      child->is_stopped = false;
-      child->is_member = false;
-    }
+    continue_stopped();
+  }
+}
+
+// They hear that they are out.
+void FakeAgents::continue_stopped() {
+  for (Child* const child : living()) {
+    if (!child->is_stopped) continue;
+    ::kill(child->pid, SIGCONT);
+    child->is_stopped = false;
+    child->is_member = false;
   }
 }
 
@@ -387,6 +391,8 @@ std::string FakeAgents::run() {
         if (num_events < options_.num_events && generation_.number > 0) {
           ++num_events;
           make_event();
+        } else if (num_events == options_.num_events) {
+          continue_stopped();  // the end of the run waits for one that is stopped while it writes
         }
         next_event =
             base::Deadline(milliseconds(2 + pick(static_cast<std::uint64_t>(options_.max_event_ms))));

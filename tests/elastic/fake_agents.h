@@ -94,6 +94,7 @@ class FakeAgents {
   bool may_lose(const Child& child);
   void answer(Child& child);
   void make_event();
+  void continue_stopped();
   void choose_members(bool is_planned, const std::string& cause);
   std::uint64_t pick(std::uint64_t below) { return random_() % below; }
   void tell(const std::string& line);

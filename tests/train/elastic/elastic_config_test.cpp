@@ -1,7 +1,13 @@
 // What `cohort train` makes of the configuration of an elastic run.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
+#include <string>
+#include <vector>
+
 #include "cohort/base/error.h"
+#include "cohort/elastic/session.h"
 #include "cohort/membership/net_store.h"
 #include "cohort/membership/rank_link.h"
 #include "cohort/train/run.h"
@@ -29,11 +35,25 @@ TEST(ElasticConfigTest, ProcessesWaitForEachOtherAsLongAsCommTimeoutSays) {
   const test::ScopedEnv fd("COHORT_AGENT_FD", std::to_string(process.fd()));
   const test::ScopedEnv ranks("COHORT_VIRTUAL_RANKS", "4");
   const auto begin = std::chrono::steady_clock::now();
-  COHORT_EXPECT_THROW_WITH(
-      run_training(small.config({"distributed.elastic=true", "train.threads=1", "comm.timeout=0.5"}),
-                   "cohort train"),
-      TimeoutError, "of generation 1");
+  auto run = std::async(std::launch::async, [&] {
+    run_training(small.config({"distributed.elastic=true", "train.threads=1", "comm.timeout=0.5"}),
+                 "cohort train");
+  });
+  // Then it asks for a generation without the process that does not come.
+  const base::Deadline deadline(std::chrono::seconds(100));
+  std::vector<membership::MemberId> lost;
+  while (lost.empty()) {
+    const auto text = agent.receive(deadline);
+    ASSERT_TRUE(text.has_value());
+    lost = membership::parse_rank_status(*text).lost_links;
+  }
+  EXPECT_EQ(lost, std::vector<membership::MemberId>{2});
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(100));
+  order.revision = 2;
+  order.has_ended = true;
+  order.end_cause = "enough of it";
+  ASSERT_TRUE(agent.send(to_text(order), base::Deadline(std::chrono::seconds(20))));
+  COHORT_EXPECT_THROW_WITH(run.get(), elastic::RunEnded, "the run has ended: enough of it");
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ TEST(ElasticCoordinatorTest, ACheckpointThatAnotherProcessCannotReadIsAnErrorOfA
   const std::vector<std::string> errors =
       errors_of([] { return LoadedCheckpoint{.folder = "/dev/null/none", .content = {}}; });
   EXPECT_NE(errors[0].find("process 1 cannot read the checkpoint"), std::string::npos) << errors[0];
-  EXPECT_NE(errors[2].find("/dev/null/none"), std::string::npos) << errors[2];
+  EXPECT_NE(errors[2].find("/dev/null"), std::string::npos) << errors[2];
 }
 
 TEST(ElasticCoordinatorTest, WithoutACheckpointNobodyReadsOne) {

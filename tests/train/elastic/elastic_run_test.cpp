@@ -329,6 +329,7 @@ struct OwnTask : Task {
     StepMetrics metrics;
     optimizer->zero_grad();
     do {
+      if (batch.size == 0) break;  // this process has no sample of a short last batch
       const at::Tensor loss = net->forward(batch.input().flatten(1)).square().mean();
       const bool is_bad_share = batch.number == bad_batch && batch.share == 3;
       metrics.emplace_back("loss", is_bad || is_bad_share ? loss * std::nan("") : loss.detach(),
