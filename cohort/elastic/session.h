@@ -40,8 +40,8 @@ class RunEnded : public CommError {
 
 /// What may be set of a session.
 struct SessionOptions {
-  /// Of each wait for another process that lives: above the longest step. A process from which nothing has come by then counts
-  /// as lost: the agents make a generation with new links, or without it.
+  /// Of each wait for another process that lives: above the longest step. The link to a process from which nothing has come by
+  /// then counts as lost: the agents make a generation with new links, or without it.
   std::chrono::milliseconds timeout{600'000};
   /// Bytes of the state that are asked for at once.
   std::uint64_t chunk_bytes = std::uint64_t{4} << 20;
@@ -49,9 +49,10 @@ struct SessionOptions {
   bool operator==(const SessionOptions&) const = default;
 };
 
-/// All that a process needs to make the next step. It has the same bits on each process after the same step.
+/// All that a process needs to make the next step. The tensors have the same bits on each process after the same step.
 struct StateSnapshot {
-  std::string text;  ///< counters, rates and the like
+  std::string
+      text;  ///< counters, rates and the like; it comes from one process, also where several have the state
   std::vector<at::Tensor>
       tensors;  ///< contiguous, on the CPU or a device; aliases of the process's own where it can be
   /// By tensor: whether it changes between begin_changes() and commit() alone, as parameters do, and running statistics do
@@ -101,8 +102,8 @@ class Session {
   /// Enters the newest generation with so many committed steps, and has the newest state when it returns. Where
   /// generations end meanwhile it enters the next one. Before the first step all have the state of one process.
   /// Blocks until there is a generation that this process is in. Throws: RunEnded; CommError where the agent is gone, or where
-  /// processes have different states after the same step; TimeoutError that names the processes of the same agent that did not
-  /// come; UsageError where the processor has other instructions than that of the run's first process, and for a second run.
+  /// processes have different states after the same step; TimeoutError where the generation's store did not answer; UsageError
+  /// where the processor has other instructions than that of the run's first process, and for a second run.
   virtual Entry enter(std::uint64_t committed_steps) = 0;
   /// Whether no step can be made in this generation: there is another one to enter, or will be, as a process is lost.
   /// Between two steps. Does not wait.

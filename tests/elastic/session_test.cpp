@@ -117,18 +117,33 @@ TEST(ElasticSessionTest, AProcessThatIsStuckIsReportedAndTheOthersContinue) {
   agents.join(stuck);
 }
 
-// Nobody waits for an agent to change the generation: it would not.
-TEST(ElasticSessionTest, AStuckProcessOfTheSameMemberIsATimeout) {
-  ProcessInbox inbox([](membership::MemberId) {});
+// Its agent hears of it: it can end the process.
+TEST(ElasticSessionTest, AStuckProcessOfTheSameMemberIsReportedToo) {
+  std::vector<membership::MemberId> lost;
+  ProcessInbox inbox([&](membership::MemberId member) { lost.push_back(member); });
   membership::RankOrder order = test::order_of(1, 0, 1);
   order.generation.members.front().num_processes = 2;
   inbox.on_order(order);
   inbox.enter([](const membership::Generation&) {});
-  COHORT_EXPECT_THROW_WITH(inbox.wait([] { return false; }, {.generation = 1,
-                                                             .needed = {1},
-                                                             .deadline = base::Deadline(milliseconds(1)),
-                                                             .what = "the hello of process 1"}),
-                           TimeoutError, "for the hello of process 1");
+  ProcessInbox::WaitEnd end{.generation = 1,
+                            .needed = {1},
+                            .deadline = base::Deadline(milliseconds(1)),
+                            .what = "the hello of process 1"};
+  COHORT_EXPECT_THROW_WITH(inbox.wait([] { return false; }, end), GenerationEnded,
+                           "ms for the hello of process 1");
+  EXPECT_EQ(lost, (std::vector<membership::MemberId>{1}));
+  EXPECT_TRUE(inbox.must_enter());
+}
+
+// It may be the store.
+TEST(ElasticSessionTest, AWaitForNoProcessEndsInATimeout) {
+  ProcessInbox inbox([](membership::MemberId) {});
+  inbox.on_order(test::order_of(1, 0, 1));
+  inbox.enter([](const membership::Generation&) {});
+  COHORT_EXPECT_THROW_WITH(
+      inbox.wait([] { return false; },
+                 {.generation = 1, .deadline = base::Deadline(milliseconds(1)), .what = "the addresses"}),
+      TimeoutError, "ms for the addresses");
 }
 
 /// Takes connections, and answers nothing.

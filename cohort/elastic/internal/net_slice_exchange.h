@@ -25,7 +25,7 @@ struct ExchangePlace {
 };
 
 /// The exchange of one generation, over its links. Transfers throw GenerationEnded, within milliseconds of the news, or where bytes
-/// did not come in time: it names the processes. Where all those are of the same member, TimeoutError.
+/// did not come in time: it names the processes.
 ///
 /// After such an error tensors that were given to it must not be written any more: another process may still read them.
 class NetSliceExchange : public parallel::SliceExchange,

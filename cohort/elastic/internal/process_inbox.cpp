@@ -5,8 +5,8 @@
 // step it is news that nobody will finish the step (GenerationChange), or that a process is lost whose bytes have not come. What
 // has come already is used first: a process that has the whole sum finishes its step, whoever is gone.
 //
-// A process that is stuck keeps its links. Whoever has waited for it for the session's whole timeout takes it for lost, and waits
-// for the agents: they make new links, and then leave the process's member out.
+// A process that is stuck keeps its links. Whoever has waited for it for the session's whole timeout takes its link for lost, and
+// waits for what the agents decide.
 #include "cohort/elastic/internal/process_inbox.h"
 
 #include <algorithm>
@@ -342,19 +342,10 @@ void ProcessInbox::give_up(const WaitEnd& end) {
 }
 
 void ProcessInbox::throw_late(const WaitEnd& end) {
-  const membership::Generation& generation = change_.generation();
-  const auto own = change_.process() ? member_of_process(generation, *change_.process()) : std::nullopt;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(end.deadline.elapsed()).count();
   const std::string what = concat("waited ", waited, " ms for ", end.what);
-  bool will_change = false;
-  for (const int process : end.needed) {
-    // A member has no link to itself that its agent could report.
-    if (member_of_process(generation, process) == own) continue;
-    lose(process, what);
-    will_change = true;
-  }
-  constexpr const char* kHint = "the log of those processes: are they alive?";
-  if (!will_change) throw TimeoutError("elastic.session", what, kHint);
+  if (end.needed.empty()) throw TimeoutError("elastic.session", what, "the log of the agents");
+  for (const int process : end.needed) lose(process, what);
   base::log_warning(concat(what, ": asks for another generation"));
   throw_ended(what);
 }

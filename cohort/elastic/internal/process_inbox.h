@@ -100,8 +100,8 @@ class ProcessInbox : public net::Handler {
   /// Waits until `condition()`, which is called under the inbox's lock. Throws: GenerationEnded, RunEnded, CommError where
   /// the agent is gone; after the deadline as give_up().
   void wait(const std::function<bool()>& condition, const WaitEnd& end);
-  /// The deadline has passed. Processes of `needed` are lost from here on. Throws: GenerationEnded where agents will change the
-  /// generation; TimeoutError where none of them is of another member, so that they will not.
+  /// The deadline has passed: links to processes of `needed` are lost from here on. Throws: GenerationEnded; TimeoutError where
+  /// there are none.
   [[noreturn]] void give_up(const WaitEnd& end);
   /// Waits for letters of these kinds, and takes all of them.
   std::vector<Letter> take(const std::set<Kind>& kinds, const WaitEnd& end);

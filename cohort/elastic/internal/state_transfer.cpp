@@ -1,7 +1,7 @@
 // The bytes of all tensors, one after the other, are cut into chunks. Who lacks the state asks each process that has it for two
 // chunks, and for the next one when a chunk has come: a process that is slow gives fewer. All that have the state have the same bits, so it
-// does not matter who gives what. First it asks each of them for sizes, text and hash, and compares: a step that depends on more
-// than the state would else mix two states without a word.
+// does not matter who gives what. First it asks each of them for sizes and hash, and compares: a step that depends on more than
+// the state would else mix two states without a word. The text, which may hold a time, is that of one process.
 // Each chunk has a hash, which is made where it is sent and checked where it has been copied to.
 //
 // Both sides wait meanwhile: the state that is sent must not change. Bytes of a tensor on the CPU whose memory has no holes go
@@ -242,16 +242,26 @@ class Puller {
 
 }  // namespace
 
-std::uint64_t hash_of(const StateSnapshot& state) {
-  std::vector<std::uint64_t> hashes{checkpoint::checksum(std::as_bytes(std::span(state.text)))};
-  std::vector<at::Tensor> tensors;
-  for (const at::Tensor& tensor : state.tensors) {
-    tensors.push_back(plain(tensor));
-    const auto* const data = static_cast<const std::byte*>(tensors.back().const_data_ptr());
-    hashes.push_back(checkpoint::checksum({data, static_cast<std::size_t>(tensors.back().nbytes())}));
-  }
+namespace {
+
+// Of tensors as plain() gives them.
+std::uint64_t hash_of_tensors(const std::vector<at::Tensor>& tensors) {
   const std::string layout = json_of_tensors(tensors).dump();
-  hashes.push_back(checkpoint::checksum(std::as_bytes(std::span(layout))));
+  std::vector<std::uint64_t> hashes{checkpoint::checksum(std::as_bytes(std::span(layout)))};
+  for (const at::Tensor& tensor : tensors) {
+    const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
+    hashes.push_back(checkpoint::checksum({data, static_cast<std::size_t>(tensor.nbytes())}));
+  }
+  return checkpoint::checksum(std::as_bytes(std::span(hashes)));
+}
+
+}  // namespace
+
+std::uint64_t hash_of(const StateSnapshot& state) {
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& tensor : state.tensors) tensors.push_back(plain(tensor));
+  const std::vector<std::uint64_t> hashes{checkpoint::checksum(std::as_bytes(std::span(state.text))),
+                                          hash_of_tensors(tensors)};
   return checkpoint::checksum(std::as_bytes(std::span(hashes)));
 }
 
@@ -260,7 +270,7 @@ void serve_state(ProcessInbox& inbox, const TransferPlace& place, const StateSna
   for (const at::Tensor& tensor : state.tensors) tensors.push_back(plain(tensor));
   const FlatState flat(tensors);
   // The only one has nobody to differ from.
-  const std::uint64_t hash = place.holders.size() > 1 ? hash_of({state.text, tensors}) : 0;
+  const std::uint64_t hash = place.holders.size() > 1 ? hash_of_tensors(tensors) : 0;
   std::vector<int> missing = place.behind;
   while (!missing.empty()) {
     const auto letters = inbox.take(

@@ -14,7 +14,7 @@ enum class Kind : std::uint32_t {
   kSlice,     ///< bytes of an exchange; number: which one, value: 1 where the sender waits for kTaken
   kTaken,     ///< the bytes are read; number: the exchange
   kAskState,  ///< what does the state consist of?
-  kState,     ///< text: that; hash: of the whole state, where several processes have it
+  kState,     ///< text: that; hash: of the tensors, where several processes have them
   kAskChunk,  ///< bytes [number, value) of the state
   kChunk,     ///< the same, and hash; no bytes: the sender's state has not so many
   kHasState,  ///< the sender has the newest state now

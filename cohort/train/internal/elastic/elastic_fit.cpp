@@ -179,7 +179,6 @@ void ElasticFit::end() {
 elastic::StateSnapshot ElasticFit::save() const {
   RunState run = parts_.progress.state;
   static_cast<RunProgress&>(run) = state_.run;
-  run.description.clear();  // each process keeps its own, and states are compared
   elastic::StateSnapshot snapshot =
       to_snapshot({.content = capture(parts_.task, run), .start = start_, .step = state_});
   // Forward changes buffers: all else that a step changes, it changes once it has its sum.
