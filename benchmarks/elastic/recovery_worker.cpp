@@ -66,8 +66,8 @@ struct Net {
 Net make_mlp(int hidden) {
   constexpr std::int64_t kBatch = 16;
   torch::nn::Sequential net(torch::nn::Linear(64, hidden), torch::nn::ReLU(),
-                                  torch::nn::Linear(hidden, hidden), torch::nn::ReLU(),
-                                  torch::nn::Linear(hidden, 10));
+                            torch::nn::Linear(hidden, hidden), torch::nn::ReLU(),
+                            torch::nn::Linear(hidden, 10));
   return {net.ptr(), [net](const at::Tensor& x) mutable { return net->forward(x); }, at::randn({kBatch, 64}),
           at::arange(kBatch).remainder(10)};
 }
