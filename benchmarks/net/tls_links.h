@@ -33,13 +33,20 @@ class Link {
   }
   /// A message of 100 bytes there and back.
   void exchange_small() {
-    peer_->send({.channel = 1, .header = std::string(100, 'x'), .payloads = {}, .credit = nullptr});
+    peer_->send({.channel = 1,
+                 .header = std::string(100, 'x'),
+                 .payloads = {},
+                 .credit = nullptr,
+                 .on_begin = nullptr});
     wait(*here_);
   }
   /// A message with a payload, until it is in the hands of the other node's handler.
   void send_large(const std::shared_ptr<std::byte>& memory, std::size_t size) {
-    peer_->send(
-        {.channel = 1, .header = "", .payloads = {{memory, {memory.get(), size}}}, .credit = nullptr});
+    peer_->send({.channel = 1,
+                 .header = "",
+                 .payloads = {{memory, {memory.get(), size}}},
+                 .credit = nullptr,
+                 .on_begin = nullptr});
     wait(*there_);
   }
 
