@@ -13,6 +13,7 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
+#include "cohort/elastic/internal/region_file.h"
 #include "fake_agents.h"
 #include "mlp_process.h"
 #include "tests/elastic/mlp.h"
@@ -240,13 +241,15 @@ TEST(ElasticProcessesTest, ARunThatFailsEndsItsProcesses) {
 }
 
 // A process in reserve takes the place of one that was killed. Run it alone, and on a build with optimisation:
-// COHORT_SEEDS kills, and a state of about COHORT_HIDDEN^2 * 8 bytes.
+// COHORT_SEEDS kills, and a state of about COHORT_HIDDEN^2 * 8 bytes. COHORT_REGIONS=off: the state dies with its process.
 TEST(ElasticRecoveryChild, DISABLED_MeasuresTheTimeFromAKillToTheNextStep) {
   using Clock = std::chrono::steady_clock;
   Zygote zygote(run_mlp_child);
   const std::uint64_t kills = number_of("COHORT_SEEDS", 20);
-  FakeAgents agents(zygote,
-                    {.total_steps = 100'000'000, .hidden = static_cast<int>(number_of("COHORT_HIDDEN", 64))});
+  const bool has_regions = base::env_bool("COHORT_REGIONS").value_or(true);
+  FakeAgents agents(zygote, {.total_steps = 100'000'000,
+                             .hidden = static_cast<int>(number_of("COHORT_HIDDEN", 64)),
+                             .has_regions = has_regions});
   const auto ready = [&] {
     std::vector<FakeAgents::Child*> list = agents.living();
     std::erase_if(list,
@@ -257,6 +260,7 @@ TEST(ElasticRecoveryChild, DISABLED_MeasuresTheTimeFromAKillToTheNextStep) {
   agents.handle_until([&] { return ready().size() == 3; }, "three processes");
   agents.decide({ready()[0], ready()[1]}, false, "the start");
   std::vector<double> times;
+  int num_kept = 0;
   for (std::uint64_t i = 0; i < kills; ++i) {
     const std::uint64_t number = agents.generation().number;
     agents.handle_until(
@@ -276,6 +280,9 @@ TEST(ElasticRecoveryChild, DISABLED_MeasuresTheTimeFromAKillToTheNextStep) {
     const Clock::time_point begin = Clock::now();
     agents.kill(*victim);
     agents.handle_until([&] { return victim->has_ended; }, "the end of a process");
+    const CommitWord word = read_commit_word(victim->region);
+    num_kept += word.phase == CommitWord::Phase::kCommitted ? 1 : 0;
+    if (has_regions) agents.give_region(*next, victim);
     agents.decide({survivor, next}, false, "a process was killed");
     std::uint64_t recovered_at = 0;
     agents.handle_until(
@@ -294,7 +301,8 @@ TEST(ElasticRecoveryChild, DISABLED_MeasuresTheTimeFromAKillToTheNextStep) {
   if (base::env_bool("COHORT_TRACE").value_or(false)) std::cout << agents.story();
   std::ranges::sort(times);
   std::cout << kills << " kills: median " << times[times.size() / 2] << " ms, p99 "
-            << times[times.size() * 99 / 100] << " ms, max " << times.back() << " ms\n";
+            << times[times.size() * 99 / 100] << " ms, max " << times.back() << " ms; " << num_kept
+            << " had left their state\n";
 }
 
 }  // namespace

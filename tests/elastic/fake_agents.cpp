@@ -27,8 +27,9 @@ using std::chrono::milliseconds;
 
 namespace {
 
-const std::array<const char*, 8> kPoints = {"entered",  "hello",   "state copy", "copied",
-                                            "exchange", "changes", "commit",     "finished"};
+const std::array<const char*, 14> kPoints = {"entered",     "hello",     "state copy", "copied",  "exchange",
+                                             "changes",     "stepped",   "commit",     "moved",   "record",
+                                             "before word", "committed", "taken over", "finished"};
 
 }  // namespace
 
@@ -171,6 +172,10 @@ void FakeAgents::decide(const std::vector<Child*>& members, bool is_planned, con
   for (Child* const child : members) list += concat(" ", child->pid);
   tell(concat("generation ", generation_.number, is_planned ? ", planned" : "", " at ", committed_, ":", list,
               "; ", cause));
+  for (Child* const child : members) {
+    child->is_heir = false;
+    if (!child->region.is_open() && options_.has_regions) give_region(*child);
+  }
   for (Child* const child : living()) send_order(*child);
 }
 
@@ -181,7 +186,10 @@ void FakeAgents::read_link(Child& child) {
       child.status = membership::parse_rank_status(*text);
       committed_ = std::max(committed_, child.status.committed_steps);
       if (child.status.is_state_lost && child.status.entered == generation_.number && child.is_member) {
-        failure_ = concat("process ", child.pid, " says that the state is lost");
+        const auto has_it = [&](const auto& other) { return holds_state(*other); };
+        failure_ = options_.loses_last && std::ranges::none_of(children_, has_it)
+                       ? kStateLost
+                       : concat("process ", child.pid, " says that the state is lost");
       }
     }
   } catch (const CommError&) {  // its process says that it has ended
@@ -248,23 +256,31 @@ void FakeAgents::choose_members(bool is_planned, const std::string& cause) {
     const auto is_ready = [](const Child* child) { return child->status.is_ready && !child->is_stopped; };
     if (std::ranges::all_of(group, is_ready)) ready.push_back(group);
   }
+  Group all_ready;
+  for (const Group& group : ready) all_ready.insert(all_ready.end(), group.begin(), group.end());
+  const bool has_regions = options_.has_regions && generation_.number > 0;
+  if (has_regions && !is_planned && !is_state_there(all_ready)) return;
   if (ready.empty()) return;
   const auto is_member = [](const Group& group) { return group.front()->is_member; };
+  const auto holds = [&](const Group& group) {
+    return std::ranges::any_of(group, [&](const Child* child) { return holds_state(*child); });
+  };
   std::ranges::shuffle(ready, random_);
   // Holders first: none of them is left out but by notice, which a planned change is.
   if (generation_.number > 0) {
     if (!is_planned) std::ranges::stable_partition(ready, is_member);
+    if (!is_planned) std::ranges::stable_partition(ready, holds);
     const auto holder = std::ranges::find_if(ready, [&](const Group& group) {
       return std::ranges::any_of(group, [&](const Child* child) { return has_state(*child); });
     });
-    // Of an unplanned change all survivors are members, and one of them has the state.
+    // Of an unplanned change all survivors are members, and who has the state.
     if (holder == ready.end() && is_planned) return;
     if (is_planned) std::iter_swap(ready.begin(), holder);
   }
-  const std::size_t count = 1 + pick(4);
+  const std::size_t count = 1 + pick(static_cast<std::uint64_t>(options_.max_processes));
   Group chosen;
   for (const Group& group : ready) {
-    const bool is_survivor = generation_.number > 0 && !is_planned && is_member(group);
+    const bool is_survivor = generation_.number > 0 && !is_planned && (is_member(group) || holds(group));
     if (chosen.size() >= count && !is_survivor) break;
     if (chosen.size() + group.size() > static_cast<std::size_t>(options_.virtual_ranks)) continue;
     chosen.insert(chosen.end(), group.begin(), group.end());
@@ -279,7 +295,8 @@ void FakeAgents::make_event() {
   if (list.empty()) return;
   Child& victim = *list[pick(list.size())];
   if (kind < 4) {
-    if (may_lose(victim) && !victim.is_stopped && !victim.is_killed) kill(victim);
+    const bool may_die = may_lose(victim) || (options_.loses_last && has_state(victim));
+    if (may_die && !victim.is_stopped && !victim.is_killed) kill(victim);
   } else if (kind < 7) {
     choose_members(/*is_planned=*/true, "another number of processes");
   } else if (kind < 8) {
@@ -332,7 +349,7 @@ void FakeAgents::answer(Child& child) {
     child.held_until = base::Deadline(milliseconds(100 + pick(200)));
     return;
   }
-  if (!may_lose(child)) return release(child);
+  if (!may_lose(child) && !may_lose_last(child)) return release(child);
   tell(concat("process ", child.pid, " is at its point"));
   ++counts.kills_at_points;
   kill(child);
@@ -345,8 +362,11 @@ std::string FakeAgents::run() {
     const std::size_t agent = children_.size() + 1;
     for (std::uint64_t i = 0; i < num_ranks; ++i) {
       const bool has_point = pick(2) == 0;
-      start(has_point ? concat(kPoints.at(pick(kPoints.size())), ":", 1 + pick(pick(2) == 0 ? 3 : 30)) : "")
-          .agent = agent;
+      Child& child = start(
+          has_point ? concat(kPoints.at(pick(kPoints.size())), ":", 1 + pick(pick(2) == 0 ? 3 : 30)) : "");
+      child.agent = agent;
+      // The others get it with their place, as a process in reserve.
+      if (options_.has_regions && pick(2) == 0) give_region(child);
     }
   };
   for (std::uint64_t i = 0; i < 2 + pick(3); ++i) start_any();

@@ -22,7 +22,7 @@
 namespace cohort::test {
 
 /// Plays the agents of a run, each of which has one process or some. They decide generations, as the seed says, and start, kill
-/// and stop processes. Always: some living process has the state, as far as anybody can know.
+/// and stop processes. Always: some living process has the state, or the region of a dead one, as far as anybody can know.
 class FakeAgents {
  public:
   struct Options {
@@ -34,7 +34,10 @@ class FakeAgents {
     int hidden = 64;
     std::int64_t bucket_bytes = 8'192;
     std::uint64_t chunk_bytes = std::uint64_t{4} << 20;
-    int max_ranks = 1;       ///< of an agent, where the seed decides
+    int max_ranks = 1;        ///< of an agent, where the seed decides
+    int max_processes = 4;    ///< of a generation, but for those that must be in it
+    bool loses_last = false;  ///< the last process that has the state may die, too
+    bool has_regions = true;
     std::string plant = {};  ///< a fault that tests must find: TEST_PLANT
   };
   FakeAgents(Zygote& zygote, const Options& options);
@@ -52,6 +55,8 @@ class FakeAgents {
     int index = 0;  // among the processes of the member
     std::string incarnation = {};
     membership::RankStatus status = {};
+    base::Fd region = base::Fd();  ///< not open: it has none yet
+    bool is_heir = false;          ///< it will have the state, as it has the region of a dead process
     bool is_member = false, is_asking = false, is_stopped = false, is_killed = false, has_ended = false;
     int exit_status = 0;
     std::uint64_t held_in = 0;  // generation in which it was told to wait at its point; 0: it was not
@@ -68,6 +73,8 @@ class FakeAgents {
   // For tests that decide by themselves.
 
   Child& start(const std::string& point = "", const std::string& initial_seed = "");
+  /// The child has the region of `before`, which has ended; null: a new one.
+  void give_region(Child& child, Child* before = nullptr);
   /// A process that asks at its point continues.
   void release(Child& child);
   /// Handles what comes until the condition holds. Throws: TimeoutError.
@@ -81,8 +88,11 @@ class FakeAgents {
 
   struct Counts {
     int generations = 0, planned = 0, kills = 0, kills_at_points = 0, holds = 0, stops = 0, joins = 0;
+    int heirs = 0;  ///< processes that got the region of one that had died
   };
   Counts counts;
+  /// What run() returns where the last process has died while it changed its state.
+  static constexpr const char* kStateLost = "the state is lost";
   std::map<std::string, std::string> variables;  // of the environment of processes that are started
 
  private:
@@ -92,6 +102,10 @@ class FakeAgents {
   void send_order(Child& child);
   bool has_state(const Child& child) const;
   bool may_lose(const Child& child);
+  bool may_lose_last(const Child& child);
+  bool holds_state(const Child& child) const;
+  bool is_state_there(const std::vector<Child*>& ready);
+  bool find_heirs();
   void answer(Child& child);
   void make_event();
   void continue_stopped();

@@ -152,31 +152,41 @@ int train_child() {
   }
 }
 
-void expect_same_folders(int model, const test::Seeds& seeds) {
+// `is_alone`: there is one process, whose successor has nobody else to get the state from.
+void expect_same_folders(int model, const test::Seeds& seeds, bool is_alone = false) {
   test::Zygote zygote(train_child);
   const test::TempDir dir;
   run_training(elastic_config_of(kElasticModels[model], dir / "run", false), "cohort train");
   const std::string expected = packed(comparable_files(dir / "run"));
-  int kills = 0, generations = 0;
+  int kills = 0, generations = 0, heirs = 0, lost = 0;
   for (unsigned seed = seeds.first; seed < seeds.end; ++seed) {
     test::FakeAgents agents(zygote, {.seed = seed + 1,
                                      .total_steps = static_cast<std::uint64_t>(kElasticModels[model].steps),
                                      .num_events = kElasticModels[model].num_events,
                                      .max_event_ms = kElasticModels[model].max_event_ms,
-                                     .hidden = model});
-    ASSERT_EQ(agents.run(), "") << "COHORT_RANDOM_FIRST=" << seed << "\n" << agents.story();
+                                     .hidden = model,
+                                     .max_processes = is_alone ? 1 : 4,
+                                     .loses_last = is_alone});
+    const std::string error = agents.run();
+    heirs += agents.counts.heirs;
+    kills += agents.counts.kills;
+    generations += agents.counts.generations;
+    lost += error == test::FakeAgents::kStateLost ? 1 : 0;
+    if (error == test::FakeAgents::kStateLost) continue;  // it was killed while it changed its state
+    ASSERT_EQ(error, "") << "COHORT_RANDOM_FIRST=" << seed << "\n" << agents.story();
     const std::vector<std::string> results = agents.results();
     ASSERT_FALSE(results.empty());
     for (const std::string& result : results) {
       ASSERT_TRUE(result == expected) << "COHORT_RANDOM_FIRST=" << seed << ": other bytes\n"
                                       << agents.story();
     }
-    kills += agents.counts.kills;
-    generations += agents.counts.generations;
   }
   std::cout << kElasticModels[model].name << ": " << seeds.count() << " schedules, " << generations
-            << " generations, " << kills << " processes killed\n";
+            << " generations, " << kills << " processes killed, " << heirs
+            << " began with what another one had left, " << lost << " runs lost their state\n";
   EXPECT_GT(generations, static_cast<int>(seeds.count()));
+  EXPECT_TRUE(!is_alone || heirs > 0);
+  EXPECT_LT(lost, static_cast<int>(seeds.count()));
 }
 
 TEST(ElasticTrainProcessesTest, AnMlpWithDropoutHasTheSameBytesUnderAnySchedule) {
@@ -189,6 +199,10 @@ TEST(ElasticTrainProcessesTest, AVggHasTheSameBytesUnderAnySchedule) {
 
 TEST(ElasticTrainProcessesTest, ANetWithAShortcutHasTheSameBytesUnderAnySchedule) {
   expect_same_folders(2, test::Seeds::usual(1));
+}
+
+TEST(ElasticTrainProcessesTest, ASuccessorOfAProcessThatWasAloneHasTheSameBytes) {
+  expect_same_folders(2, test::Seeds::usual(3), /*is_alone=*/true);
 }
 
 // It takes half a minute a schedule.
