@@ -173,7 +173,6 @@ void FakeAgents::decide(const std::vector<Child*>& members, bool is_planned, con
   tell(concat("generation ", generation_.number, is_planned ? ", planned" : "", " at ", committed_, ":", list,
               "; ", cause));
   for (Child* const child : members) {
-    child->is_heir = false;
     if (!child->region.is_open() && options_.has_regions) give_region(*child);
   }
   for (Child* const child : living()) send_order(*child);
@@ -384,7 +383,8 @@ std::string FakeAgents::run() {
     const auto is_finished = [&] {
       const auto list = members();
       return !list.empty() && !must_decide_ && std::ranges::all_of(list, [&](const Child* child) {
-        return child->status.is_finished && child->status.recovered == generation_.number;
+        return child->status.is_finished && child->status.recovered == generation_.number &&
+               !child->is_killed;
       });
     };
     while (!is_finished()) {

@@ -56,7 +56,6 @@ class FakeAgents {
     std::string incarnation = {};
     membership::RankStatus status = {};
     base::Fd region = base::Fd();  ///< not open: it has none yet
-    bool is_heir = false;          ///< it will have the state, as it has the region of a dead process
     bool is_member = false, is_asking = false, is_stopped = false, is_killed = false, has_ended = false;
     int exit_status = 0;
     std::uint64_t held_in = 0;  // generation in which it was told to wait at its point; 0: it was not

@@ -32,11 +32,10 @@ bool FakeAgents::may_lose_last(const Child& child) {
   return word.phase == elastic::CommitWord::Phase::kCommitted || pick(8) == 0;
 }
 
-// By its region, whether it lives or not: or it will have it, as it has the region of a dead one.
+// By its region, whether it lives or not.
 bool FakeAgents::holds_state(const Child& child) const {
   const elastic::CommitWord word = elastic::read_commit_word(child.region);
-  const bool is_new = word.steps + 1 >= committed_;
-  return child.is_heir || (word.phase == elastic::CommitWord::Phase::kCommitted && is_new);
+  return word.phase == elastic::CommitWord::Phase::kCommitted && word.steps + 1 >= committed_;
 }
 
 // Processes get the regions of dead ones that have the state. Returns whether there are any.
@@ -44,7 +43,6 @@ bool FakeAgents::find_heirs() {
   bool has_any = false;
   for (std::size_t i = 0; i < children_.size(); ++i) {
     Child& dead = *children_[i];
-    dead.is_heir = dead.is_heir && !dead.has_ended;
     if (!dead.has_ended || !holds_state(dead)) continue;
     has_any = true;
     Child* heir = nullptr;
@@ -54,7 +52,6 @@ bool FakeAgents::find_heirs() {
     }
     if (heir == nullptr) heir = &start();
     give_region(*heir, &dead);
-    heir->is_heir = true;
   }
   return has_any;
 }
@@ -63,8 +60,8 @@ bool FakeAgents::find_heirs() {
 bool FakeAgents::is_state_there(const std::vector<Child*>& ready) {
   if (std::ranges::any_of(ready, [&](const Child* child) { return holds_state(*child); })) return true;
   const auto list = living();
-  if (std::ranges::any_of(list, [](const Child* child) { return child->is_heir && !child->is_killed; }))
-    return false;
+  const auto will_be_ready = [&](const Child* child) { return !child->is_killed && holds_state(*child); };
+  if (std::ranges::any_of(list, will_be_ready)) return false;
   if (find_heirs()) return false;
   // One that changes its state has it soon, unless it is killed, or copies it from one that is.
   const bool is_unsure = std::ranges::any_of(ready, [](const Child* child) {
