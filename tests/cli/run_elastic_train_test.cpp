@@ -144,6 +144,8 @@ TEST_F(RunElasticTrainTest, AnEncryptedRunTrainsOnTwoNodes) {
   const ScopedEnv authorities("COHORT_TLS_AUTHORITIES", files.authorities.string());
   const std::vector<std::string> flags{"--nnodes=2:2", "--rdzv-endpoint=127.0.0.1:" + port};
   Job first = train(flags);
+  // Else the second one may have the record, and wait for another node when the first one leaves.
+  ASSERT_TRUE(logs(first, "has the only record")) << first.err();
   Job second = train(flags);
   EXPECT_TRUE(makes_steps()) << first.err() << second.err();
   first.worker().signal(SIGTERM);

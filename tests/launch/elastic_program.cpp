@@ -37,7 +37,9 @@ void pause(milliseconds time) {
 }
 
 void note(const std::string& name, const std::string& text) {
-  const std::filesystem::path path = folder() / name, partial = folder() / (name + ".partial");
+  // Ranks of two nodes may note the same thing at once.
+  const std::string own = base::concat(name, ".partial_", ::getpid());
+  const std::filesystem::path path = folder() / name, partial = folder() / own;
   std::ofstream(partial) << text;
   std::filesystem::rename(partial, path);
 }
