@@ -386,7 +386,7 @@ TEST(EtcdTlsTest, CertificatesOfBothSidesAreChecked) {
   EtcdOptions without = options;
   without.certificate = without.key = "";
   StoreUser c(without);
-  EXPECT_TRUE(log.come_to_have("Try: a certificate and key that etcd accepts")) << log.text();
+  EXPECT_TRUE(log.come_to_have("Try: ssl_cert and ssl_cert_key that etcd accepts")) << log.text();
   EtcdOptions suspicious = options;
   suspicious.authorities = stranger.file();
   StoreUser d(suspicious);
