@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <string>
+#include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
@@ -71,18 +73,24 @@ Agent::Agent(std::string name, base::KeyValueStore& store, AgentOptions options)
   check_timeout(options.timeout);
   const base::Deadline deadline(options.join_timeout);
   check_group_kind(store, /*is_dynamic=*/true);
-  while (true) {
+  constexpr const char* kHint = "a longer AgentOptions::silence";
+  for (std::string why_again;;) {
     state_ = std::make_shared<AgentState>(WorkerInfo{name, claim_worker_id(store)}, options);
-    std::string why_again;
+    const std::string why_before = std::exchange(why_again, "");
     try {
       why_again = state_->join_group(store, deadline);
+    } catch (const RendezvousError&) {
+      state_->stop();
+      // Where the time is over while others are asked once more, the cause is that of the round before.
+      if (!why_before.empty() && deadline.expired()) throw RendezvousError("rpc.join", why_before, kHint);
+      throw;
     } catch (...) {
       state_->stop();
       throw;
     }
     if (why_again.empty()) break;
     state_->stop();
-    if (deadline.expired()) throw RendezvousError("rpc.join", why_again, "a longer AgentOptions::silence");
+    if (deadline.expired()) throw RendezvousError("rpc.join", why_again, kHint);
   }
   const std::vector<WorkerTraffic> traffic = metrics().traffic;
   base::log_info(base::concat(self().name, " has joined as worker ", self().id,
