@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <ctime>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -194,7 +195,10 @@ TEST_F(NetnsFaultsTest, AClockThatJumpsChangesNothing) {
   };
   for (int host = 0; host < 3; ++host) {
     set_clock(host, 0);
-    const ScopedEnv library("LD_PRELOAD", COHORT_CLOCK_LIBRARY), clock("CLOCK_FILE", file(host));
+    // By its name: a path with a space would be two.
+    const std::filesystem::path path = COHORT_CLOCK_LIBRARY;
+    const ScopedEnv library("LD_PRELOAD", path.filename().string()),
+        folder("LD_LIBRARY_PATH", path.parent_path().string()), clock("CLOCK_FILE", file(host));
     run.start(host);
   }
   ASSERT_TRUE(run.come_to_train({0, 1, 2})) << run.story();
