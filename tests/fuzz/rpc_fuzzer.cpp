@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -194,22 +195,24 @@ void read_reference_messages(Reader& in) {
 }
 
 // Worker 0, which has a context and a copy of one of worker 1's, and has made a call in both. Workers 1 and 2 say what they
-// like. Once they are dead, nothing is left of their contexts.
+// like, also of contexts of further workers. Once all are dead, nothing is left of their contexts.
 void read_context_messages(Reader& in) {
   ContextProtocol protocol(0);
   ContextProtocol::Effects effects;
   const ContextId own = protocol.create(), remote{1, 5};
   protocol.begin_call(protocol.copy_of(own), 1);
   protocol.begin_call(protocol.on_call(2, remote), 2);
+  std::set<std::int32_t> workers{1, 2};
   try {
     while (true) {
       const std::int32_t from = 1 + in.number<std::uint8_t>() % 2;
-      protocol.on_message(from, read_context_message(in), effects);
+      const ContextMessage message = read_context_message(in);
+      if (message.context.creator != own.creator) workers.insert(message.context.creator);
+      protocol.on_message(from, message, effects);
     }
   } catch (const CommError&) {  // there are no more
   }
-  protocol.on_down(1, effects);
-  protocol.on_down(2, effects);
+  for (const std::int32_t worker : workers) protocol.on_down(worker, effects);
   protocol.end(own, effects);
   check(protocol.num_copies() == 0 && protocol.size() == 0);
 }
