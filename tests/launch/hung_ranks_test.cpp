@@ -15,13 +15,13 @@ constexpr membership::MemberId kSelf = 3;
 class HungRanksTest : public ::testing::Test {
  protected:
   HungRanksTest() : ranks(2) {
-    for (HungRanks::Seen& rank : ranks) rank.runs = true;
+    for (SeenRank& rank : ranks) rank.pid = 10;
     enter(1);
   }
   // Both have heard of a generation, and entered it.
   void enter(std::uint64_t number) {
     generation = number;
-    for (HungRanks::Seen& rank : ranks) {
+    for (SeenRank& rank : ranks) {
       rank.told = rank.status.heard = rank.status.entered = number;
       rank.status.lost_links.clear();
     }
@@ -38,7 +38,7 @@ class HungRanksTest : public ::testing::Test {
   }
 
   HungRanks hung{milliseconds(500)};
-  std::vector<HungRanks::Seen> ranks;
+  std::vector<SeenRank> ranks;
   std::uint64_t generation = 1;
   HungRanks::Time now = HungRanks::Time() + std::chrono::hours(1);
   std::string why;
@@ -118,9 +118,9 @@ TEST_F(HungRanksTest, LinksToOtherMembersAndToADeadRankSayNothing) {
     ranks[0].status.lost_links = {kSelf + 1};
     EXPECT_EQ(look_for(milliseconds(1'000)), std::nullopt);
     ranks[0].status.lost_links = {kSelf};
-    ranks[1].runs = false;
+    ranks[1].pid = 0;
     EXPECT_EQ(look_for(milliseconds(1'000)), std::nullopt);
-    ranks[1].runs = true;
+    ranks[1].pid = 10;
   }
 }
 

@@ -149,8 +149,8 @@ TEST(ChangeTimesTest, AChangeThatIsNotOverHasALineToo) {
   EXPECT_EQ(times.finish(), "");
 }
 
-RankWatch::Seen seen_rank(RankStatus status, int pid, std::uint64_t told) {
-  return {.status = std::move(status), .pid = pid, .told = told, .process = 2};
+SeenRank seen_rank(RankStatus status, int pid, std::uint64_t to_enter) {
+  return {.status = std::move(status), .pid = pid, .to_enter = to_enter, .process = 2};
 }
 
 TEST(RankWatchTest, ARankThatDoesNotEnterIsStuckUntilItDoes) {

@@ -172,7 +172,7 @@ void ElasticAgent::report_ranks() {
 
 void ElasticAgent::end_hung_rank() {
   if (member_.is_over() || shutdown_.has_begun() || leave_.has_begun() || loss_) return;
-  const std::vector<HungRanks::Seen> ranks = ranks_.told();
+  const std::vector<SeenRank> ranks = ranks_.seen();
   const Clock::time_point now = Clock::now();
   if (const auto mute = hung_.find_mute(ranks, now)) {
     output_.log(

@@ -236,35 +236,24 @@ std::vector<RankStatus> ElasticRanks::statuses() const {
   return statuses;
 }
 
-std::vector<HungRanks::Seen> ElasticRanks::told() const {
-  std::vector<HungRanks::Seen> seen;
-  for (const Place& place : places_) {
-    HungRanks::Seen rank;
-    rank.runs = place.rank != nullptr;
-    rank.told = place.told;
-    if (place.rank) rank.status = place.rank->status();
-    seen.push_back(std::move(rank));
-  }
-  return seen;
-}
-
-void ElasticRanks::end_place(std::size_t place) {
-  if (places_[place].rank) places_[place].rank->process().worker().kill();
-}
-
-std::vector<RankWatch::Seen> ElasticRanks::seen() const {
-  std::vector<RankWatch::Seen> ranks;
+std::vector<SeenRank> ElasticRanks::seen() const {
+  std::vector<SeenRank> ranks;
   for (std::size_t i = 0; i < places_.size(); ++i) {
     const Place& place = places_[i];
-    RankWatch::Seen& seen = ranks.emplace_back();
+    SeenRank& seen = ranks.emplace_back();
+    seen.told = place.told;
     if (!place.rank) continue;
     seen.status = place.rank->status();
     seen.pid = static_cast<int>(place.rank->process().worker().pid());
     if (!order_.process || order_.has_ended || order_.generation.number < place.first) continue;
-    seen.told = order_.generation.number;
+    seen.to_enter = order_.generation.number;
     seen.process = *order_.process + static_cast<int>(i);
   }
   return ranks;
+}
+
+void ElasticRanks::end_place(std::size_t place) {
+  if (places_[place].rank) places_[place].rank->process().worker().kill();
 }
 
 std::vector<int> ElasticRanks::running_ranks() const {

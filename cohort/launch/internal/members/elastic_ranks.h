@@ -10,9 +10,8 @@
 
 #include "cohort/base/cpu.h"
 #include "cohort/launch/internal/agent.h"
-#include "cohort/launch/internal/members/hung_ranks.h"
 #include "cohort/launch/internal/members/linked_rank.h"
-#include "cohort/launch/internal/members/rank_watch.h"
+#include "cohort/launch/internal/members/seen_rank.h"
 #include "cohort/launch/internal/rank_set.h"
 
 namespace cohort::launch {
@@ -52,12 +51,10 @@ class ElasticRanks : public RankSet {
 
   /// Of the ranks in their places; an empty one where the rank has ended.
   std::vector<membership::RankStatus> statuses() const;
-  /// The same, for who looks for ranks that hang.
-  std::vector<HungRanks::Seen> told() const;
+  /// The same, with what the ranks are to do.
+  std::vector<SeenRank> seen() const;
   /// Kills the rank in a place; step() tells of its end.
   void end_place(std::size_t place);
-  /// The same, with what the ranks are to do.
-  std::vector<RankWatch::Seen> seen() const;
 
   std::vector<int> running_ranks() const override;
   void signal(int number) override;

@@ -21,7 +21,7 @@ constexpr auto kLongestPause = std::chrono::seconds(1);  // between two looks of
 }  // namespace
 
 std::optional<HungRanks::Found> HungRanks::look(std::uint64_t generation, membership::MemberId self,
-                                                const std::vector<Seen>& ranks, Time now) {
+                                                const std::vector<SeenRank>& ranks, Time now) {
   // An agent that was stopped itself gives its ranks all of the time again.
   if (looked_at_ && now - *looked_at_ > kLongestPause) {
     unanswered_.clear();
@@ -32,9 +32,9 @@ std::optional<HungRanks::Found> HungRanks::look(std::uint64_t generation, member
   return find_end_of_link(generation, self, ranks, now);
 }
 
-std::optional<std::size_t> HungRanks::find_mute(const std::vector<Seen>& ranks, Time now) {
+std::optional<std::size_t> HungRanks::find_mute(const std::vector<SeenRank>& ranks, Time now) {
   for (std::size_t place = 0; place < ranks.size() && !has_found_mute_; ++place) {
-    if (!ranks[place].runs || ranks[place].status != membership::RankStatus()) {
+    if (ranks[place].pid == 0 || ranks[place].status != membership::RankStatus()) {
       mute_since_.erase(place);
     } else if (now - mute_since_.emplace(place, now).first->second > kMuteTime) {
       has_found_mute_ = true;
@@ -44,10 +44,10 @@ std::optional<std::size_t> HungRanks::find_mute(const std::vector<Seen>& ranks, 
   return std::nullopt;
 }
 
-std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<Seen>& ranks, Time now) {
+std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<SeenRank>& ranks, Time now) {
   for (std::size_t place = 0; place < ranks.size(); ++place) {
-    const Seen& rank = ranks[place];
-    if (!rank.runs || rank.status.heard == 0 || rank.status.heard >= rank.told) {
+    const SeenRank& rank = ranks[place];
+    if (rank.pid == 0 || rank.status.heard == 0 || rank.status.heard >= rank.told) {
       unanswered_.erase(place);
       continue;
     }
@@ -65,13 +65,13 @@ std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<Se
 
 std::optional<HungRanks::Found> HungRanks::find_end_of_link(std::uint64_t generation,
                                                             membership::MemberId self,
-                                                            const std::vector<Seen>& ranks, Time now) {
+                                                            const std::vector<SeenRank>& ranks, Time now) {
   std::uint64_t steps = 0;
   std::optional<std::size_t> last_loser, absent;
   for (std::size_t place = 0; place < ranks.size(); ++place) {
-    const Seen& rank = ranks[place];
+    const SeenRank& rank = ranks[place];
     steps = std::max(steps, rank.status.committed_steps);
-    if (!rank.runs) return std::nullopt;  // it has died, which is why links are lost
+    if (rank.pid == 0) return std::nullopt;  // it has died, which is why links are lost
     if (rank.status.entered != generation) {
       absent = place;
     } else if (std::ranges::count(rank.status.lost_links, self) > 0) {

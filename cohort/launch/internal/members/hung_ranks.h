@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/membership/rank_link.h"
+#include "cohort/launch/internal/members/seen_rank.h"
 
 namespace cohort::launch {
 
@@ -17,13 +17,6 @@ class HungRanks {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// A rank in its place.
-  struct Seen {
-    bool runs = false;
-    std::uint64_t told =
-        0;  ///< the newest generation in which its place has a number, and of which it was told
-    membership::RankStatus status;
-  };
   struct Found {
     std::size_t place = 0;
     std::string why;
@@ -34,14 +27,14 @@ class HungRanks {
 
   /// To be called several times a second. `generation`: number of the newest one, of which `self` is a member.
   std::optional<Found> look(std::uint64_t generation, membership::MemberId self,
-                            const std::vector<Seen>& ranks, Time now);
+                            const std::vector<SeenRank>& ranks, Time now);
   /// A place whose rank has said nothing for 30 s; once.
-  std::optional<std::size_t> find_mute(const std::vector<Seen>& ranks, Time now);
+  std::optional<std::size_t> find_mute(const std::vector<SeenRank>& ranks, Time now);
 
  private:
-  std::optional<Found> find_unanswering(const std::vector<Seen>& ranks, Time now);
+  std::optional<Found> find_unanswering(const std::vector<SeenRank>& ranks, Time now);
   std::optional<Found> find_end_of_link(std::uint64_t generation, membership::MemberId self,
-                                        const std::vector<Seen>& ranks, Time now);
+                                        const std::vector<SeenRank>& ranks, Time now);
 
   struct Unanswered {
     std::uint64_t told = 0;

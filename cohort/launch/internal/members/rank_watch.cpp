@@ -22,13 +22,13 @@ std::string where_it_is(const RankStatus& status) {
 
 }  // namespace
 
-std::vector<std::string> RankWatch::note(const std::vector<Seen>& ranks, Time now) {
+std::vector<std::string> RankWatch::note(const std::vector<SeenRank>& ranks, Time now) {
   places_.resize(ranks.size());
   std::vector<std::string> lines;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     Place& place = places_[i];
-    const Seen& seen = ranks[i];
-    const bool is_behind = seen.told != 0 && seen.status.entered < seen.told;
+    const SeenRank& seen = ranks[i];
+    const bool is_behind = seen.to_enter != 0 && seen.status.entered < seen.to_enter;
     if (place.pid != seen.pid || has_moved(place.status, seen.status)) {
       if (place.is_told && place.pid == seen.pid) {
         lines.push_back(concat("local rank ", i, " makes progress again"));
@@ -44,14 +44,14 @@ std::vector<std::string> RankWatch::note(const std::vector<Seen>& ranks, Time no
   return lines;
 }
 
-std::string RankWatch::look_at(std::size_t number, Place& place, const Seen& seen, Time now) const {
+std::string RankWatch::look_at(std::size_t number, Place& place, const SeenRank& seen, Time now) const {
   // Without a generation a rank waits for one, once it has said that it can enter it.
   const bool is_starting = seen.status.entered == 0 && !seen.status.is_ready;
-  if (seen.pid == 0 || (seen.told == 0 && !is_starting)) return "";
+  if (seen.pid == 0 || (seen.to_enter == 0 && !is_starting)) return "";
   const auto still = std::chrono::duration_cast<std::chrono::milliseconds>(now - place.changed_at);
   const auto name = [&] {
     const std::string in =
-        seen.told == 0 ? "" : concat("process ", seen.process, " of generation ", seen.told, ", ");
+        seen.to_enter == 0 ? "" : concat("process ", seen.process, " of generation ", seen.to_enter, ", ");
     return concat("local rank ", number, " (", in, "process id ", seen.pid, ")");
   };
   if (place.is_behind && still >= enter_ && place.stuck.empty()) {

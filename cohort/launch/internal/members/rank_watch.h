@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/membership/rank_link.h"
+#include "cohort/launch/internal/members/seen_rank.h"
 
 namespace cohort::launch {
 
@@ -15,20 +15,12 @@ class RankWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// A rank in its place.
-  struct Seen {
-    membership::RankStatus status = {};
-    int pid = 0;             ///< 0: it has ended
-    std::uint64_t told = 0;  ///< generation that it is to be in; 0: none
-    int process = 0;         ///< its number there
-  };
-
   /// `enter`: how long a rank may take to enter a generation. `progress`: how long its status may stay the same; 0: for ever.
   RankWatch(std::chrono::milliseconds enter, std::chrono::milliseconds progress)
       : enter_(enter), progress_(progress) {}
 
   /// Takes what the ranks of all places say. Returns lines for the log, mostly none.
-  std::vector<std::string> note(const std::vector<Seen>& ranks, Time now);
+  std::vector<std::string> note(const std::vector<SeenRank>& ranks, Time now);
   /// Which rank does not enter generations, and how long it has not: until it says something, or has a successor. Else empty.
   std::string stuck() const;
 
@@ -41,7 +33,7 @@ class RankWatch {
     bool is_told = false;    // the log says that it makes no progress
     std::string stuck = {};
   };
-  std::string look_at(std::size_t number, Place& place, const Seen& seen, Time now) const;
+  std::string look_at(std::size_t number, Place& place, const SeenRank& seen, Time now) const;
 
   const std::chrono::milliseconds enter_, progress_;
   std::vector<Place> places_;
