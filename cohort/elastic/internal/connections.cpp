@@ -91,25 +91,6 @@ class StoreClient {
   std::shared_ptr<membership::NetStore> store_;
 };
 
-namespace {
-
-// Its agent may be about to listen again, and the host of it about to be given up. Who waits hears of the latter.
-std::shared_ptr<membership::NetStore> connect_store(StoreClient& client, const std::string& address,
-                                                    const std::function<bool()>& is_over) {
-  for (;;) {
-    try {
-      return client.at(address);
-    } catch (const membership::StaleGeneration&) {
-      throw;
-    } catch (const Error&) {
-      if (is_over()) throw;
-    }
-    base::sleep(kStorePause, base::Deadline::never());
-  }
-}
-
-}  // namespace
-
 /// An attempt to connect, which may outlast the generation that it began for.
 struct ConnectAttempt {
   ConnectAttempt(std::uint64_t generation, int to) : generation(generation), to(to) {}
@@ -211,8 +192,9 @@ std::vector<std::string> Connections::exchange_entries(const membership::Generat
           if (!failure.empty())
             base::poll_until([&] { return job->is_left.load(); }, base::Deadline(kStorePause));
           failure.clear();
+          missing.clear();
           try {
-            const auto client = connect_store(*store, address, is_over);
+            const auto client = store->at(address);
             client->set(own_key, own);
             // In pieces, as nobody may wait for it any more.
             bool has_all = false;
@@ -231,7 +213,7 @@ std::vector<std::string> Connections::exchange_entries(const membership::Generat
           } catch (const Error& error) {
             failure = base::message_of(error);
           }
-          // The store may have given this process up, which was stopped, or be slow: it may take the next request.
+          // Its agent may be about to listen again, be slow, or have given this process up, which was stopped.
         } while (!failure.empty() && !is_over());
         inbox->post([&] {
           job->is_done = true;
