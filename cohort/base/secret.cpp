@@ -19,6 +19,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/files/memory_file.h"
 #include "cohort/base/files/private_file.h"
+#include "cohort/base/files/read_at.h"
 
 namespace cohort::base {
 namespace {
@@ -87,7 +88,7 @@ std::optional<Secret> Secret::of_process() {
       throw UsageError("base.secret", concat("COHORT_SECRET_FD is ", *fd, ", which is no secret of an agent"),
                        "keep the descriptors that cohort run hands over, or take the variable away too");
     }
-    std::string bytes = read_from_start(static_cast<int>(*fd), kMaxBytes + 1);
+    std::string bytes = read_at(static_cast<int>(*fd), 0, kMaxBytes + 1);
     if (bytes.size() < kFewestBytes || bytes.size() > kMaxBytes) {
       throw UsageError("base.secret",
                        concat("COHORT_SECRET_FD is ", *fd, ", which holds no secret of 16 to 4096 bytes"),

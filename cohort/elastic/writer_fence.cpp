@@ -18,6 +18,8 @@
 #include <system_error>
 
 #include "cohort/base/error.h"
+#include "cohort/base/files/file_lock.h"
+#include "cohort/base/files/read_at.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/elastic/session.h"
 
@@ -44,24 +46,16 @@ base::Fd open_fence_file(const std::filesystem::path& path) {
 bool try_flock(const base::Fd& file, int operation, const std::filesystem::path& path) {
   while (::flock(file.get(), operation | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return false;
-    if (errno == ENOSYS || errno == ENOLCK || errno == EOPNOTSUPP) return true;
+    if (base::means_no_locks(errno)) return true;
     if (errno != EINTR) fail_fence(path, "locked");
   }
   return true;
 }
 
 std::string read_fence_file(const base::Fd& file, const std::filesystem::path& path) {
-  std::string text(4096, '\0');
-  std::size_t size = 0;
-  while (size < text.size()) {
-    const ssize_t length =
-        ::pread(file.get(), text.data() + size, text.size() - size, static_cast<off_t>(size));
-    if (length < 0 && errno == EINTR) continue;
-    if (length < 0) fail_fence(path, "read");
-    if (length == 0) break;
-    size += static_cast<std::size_t>(length);
-  }
-  text.resize(size);
+  constexpr std::size_t kMaxBytes = 4096;
+  std::string text = base::read_at(file.get(), 0, kMaxBytes);
+  if (text.size() < kMaxBytes && errno != 0) fail_fence(path, "read");
   return text;
 }
 

@@ -16,16 +16,15 @@
 namespace cohort::base {
 namespace {
 
-/// True for what flock() says on a file system that has no locks.
-bool means_no_locks(int error) {
-  return error == ENOSYS || error == ENOLCK || error == EOPNOTSUPP;
-}
-
 std::string folder_of(const std::filesystem::path& path) {
   return std::filesystem::absolute(path).parent_path().string();
 }
 
 }  // namespace
+
+bool means_no_locks(int error) {
+  return error == ENOSYS || error == ENOLCK || error == EOPNOTSUPP;
+}
 
 FileLock::FileLock(const std::filesystem::path& path, Mode mode) {
   file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);

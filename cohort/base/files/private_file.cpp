@@ -9,21 +9,9 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/files/fd.h"
+#include "cohort/base/files/read_at.h"
 
 namespace cohort::base {
-
-std::string read_from_start(int fd, std::size_t max_bytes) {
-  std::string bytes(max_bytes, '\0');
-  std::size_t have = 0;
-  while (have < bytes.size()) {
-    const ssize_t got = ::pread(fd, bytes.data() + have, bytes.size() - have, static_cast<off_t>(have));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    have += static_cast<std::size_t>(got);
-  }
-  bytes.resize(have);
-  return bytes;
-}
 
 std::string read_private_file(const std::filesystem::path& path, const char* where, const char* what,
                               std::size_t max_bytes) {
@@ -43,7 +31,7 @@ std::string read_private_file(const std::filesystem::path& path, const char* whe
            concat("a file of one's own: chown ", ::geteuid(), " ", path.string()));
   }
   if ((status.st_mode & 077) != 0) reject("may be read by others", concat("chmod 600 ", path.string()));
-  std::string bytes = read_from_start(file.get(), max_bytes + 1);
+  std::string bytes = read_at(file.get(), 0, max_bytes + 1);
   // Editors and base64 end a file by a newline, which belongs to no secret.
   const std::size_t end = bytes.find_last_not_of(" \t\r\n");
   bytes.resize(end == std::string::npos ? 0 : end + 1);

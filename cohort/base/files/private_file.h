@@ -12,7 +12,4 @@ namespace cohort::base {
 std::string read_private_file(const std::filesystem::path& path, const char* where, const char* what,
                               std::size_t max_bytes);
 
-/// Returns what can be read of a descriptor's file from its beginning, wherever others have read it to. At most `max_bytes`.
-std::string read_from_start(int fd, std::size_t max_bytes);
-
 }  // namespace cohort::base

@@ -19,6 +19,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/files/atomic_file.h"
 #include "cohort/base/files/fd.h"
+#include "cohort/base/files/read_at.h"
 #include "cohort/train/sinks/internal/append_file.h"
 
 namespace cohort::train {
@@ -55,16 +56,11 @@ class LedgerTail {
     return 0;
   }
   std::string read(std::int64_t begin, std::int64_t end) const {
-    std::string text(static_cast<std::size_t>(end - begin), '\0');
-    for (std::size_t done = 0; done < text.size();) {
-      const ssize_t length = ::pread(file_.get(), text.data() + done, text.size() - done,
-                                     static_cast<off_t>(begin) + static_cast<off_t>(done));
-      if (length < 0 && errno == EINTR) continue;
-      if (length == 0) errno = EIO;  // the file has become shorter
-      if (length <= 0) fail();
-      done += static_cast<std::size_t>(length);
-    }
-    return text;
+    const auto length = static_cast<std::size_t>(end - begin);
+    std::string text = base::read_at(file_.get(), begin, length);
+    if (text.size() == length) return text;
+    if (errno == 0) errno = EIO;  // the file has become shorter
+    fail();
   }
 
  private:
