@@ -129,8 +129,6 @@ class FitLoop {
 
   /// Makes the run with processes that come and go.
   FitResult run_elastic(const DataOfRun& data) {
-    ranks_.require_same("what virtual ranks are computed with",
-                        base::concat("instructions ", instruction_set(), "\n"));
     gradient_sync().begin(task_.parts());
     // It is not known yet whose virtual ranks are computed here: one is tried.
     if (evaluation_.loader() != nullptr) evaluation_.loader()->set_shares(0, 1);
