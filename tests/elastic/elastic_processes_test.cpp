@@ -17,26 +17,23 @@
 #include "fake_agents.h"
 #include "mlp_process.h"
 #include "tests/elastic/mlp.h"
+#include "tests/support/environment.h"
 #include "tests/support/throws.h"
 
 namespace cohort::elastic {
 namespace {
 
+using test::env_number;
 using test::FakeAgents;
 using test::run_mlp;
 using test::run_mlp_child;
 using test::Zygote;
 
-std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
-  return static_cast<std::uint64_t>(
-      base::env_int(variable, 1).value_or(static_cast<std::int64_t>(otherwise)));
-}
-
 // Each test makes its zygote first: before this process has threads.
 
 TEST(ElasticProcessesTest, AnyScheduleOfFaultsKeepsTheBits) {
   Zygote zygote(run_mlp_child);
-  const std::uint64_t first = number_of("COHORT_FIRST_SEED", 1), count = number_of("COHORT_SEEDS", 5);
+  const std::uint64_t first = env_number("COHORT_FIRST_SEED", 1), count = env_number("COHORT_SEEDS", 5);
   FakeAgents::Counts sums;
   std::map<int, std::string> expected_by_hidden;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
@@ -245,10 +242,10 @@ TEST(ElasticProcessesTest, ARunThatFailsEndsItsProcesses) {
 TEST(ElasticRecoveryChild, DISABLED_MeasuresTheTimeFromAKillToTheNextStep) {
   using Clock = std::chrono::steady_clock;
   Zygote zygote(run_mlp_child);
-  const std::uint64_t kills = number_of("COHORT_SEEDS", 20);
+  const std::uint64_t kills = env_number("COHORT_SEEDS", 20);
   const bool has_regions = base::env_bool("COHORT_REGIONS").value_or(true);
   FakeAgents agents(zygote, {.total_steps = 100'000'000,
-                             .hidden = static_cast<int>(number_of("COHORT_HIDDEN", 64)),
+                             .hidden = static_cast<int>(env_number("COHORT_HIDDEN", 64)),
                              .has_regions = has_regions});
   const auto ready = [&] {
     std::vector<FakeAgents::Child*> list = agents.living();

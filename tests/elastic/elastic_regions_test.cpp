@@ -13,26 +13,23 @@
 #include "fake_agents.h"
 #include "mlp_process.h"
 #include "tests/elastic/mlp.h"
+#include "tests/support/environment.h"
 #include "tests/support/throws.h"
 
 namespace cohort::elastic {
 namespace {
 
+using test::env_number;
 using test::FakeAgents;
 using test::run_mlp;
 using test::run_mlp_child;
 using test::Zygote;
 
-std::uint64_t count_of(const char* variable, std::uint64_t otherwise) {
-  return static_cast<std::uint64_t>(
-      base::env_int(variable, 1).value_or(static_cast<std::int64_t>(otherwise)));
-}
-
 // Nobody else has the state: a successor continues with what the dead process has left. Only where it died while it changed its
 // state that state is lost, and the run says so.
 void expect_kept_state(int max_processes, int virtual_ranks, std::uint64_t total_steps) {
   Zygote zygote(run_mlp_child);
-  const std::uint64_t first = count_of("COHORT_FIRST_SEED", 1), count = count_of("COHORT_SEEDS", 8);
+  const std::uint64_t first = env_number("COHORT_FIRST_SEED", 1), count = env_number("COHORT_SEEDS", 8);
   const std::string expected = run_mlp({.virtual_ranks = virtual_ranks, .total_steps = total_steps});
   int kills = 0, heirs = 0, lost = 0;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {

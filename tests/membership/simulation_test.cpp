@@ -7,36 +7,33 @@
 //   after the last fault a step is committed within 50 s, and the run ends.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <cstdint>
 #include <iostream>
 #include <map>
 #include <string>
 
 #include "simulated_run.h"
+#include "tests/support/environment.h"
 
 namespace cohort::membership {
 namespace {
 
+using test::env_number;
 using test::Planted;
 using test::SimulatedRun;
 
-std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
-  const char* const text = std::getenv(variable);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
-
 std::uint64_t num_seeds() {
 #ifdef COHORT_IS_SANITIZED
-  return number_of("COHORT_SEEDS", 50);
+  return env_number("COHORT_SEEDS", 50);
 #else
-  return number_of("COHORT_SEEDS", 500);
+  return env_number("COHORT_SEEDS", 500);
 #endif
 }
 
 // Each test has seeds of its own, so that they can run side by side.
 SimulatedRun::Counts run_seeds(bool is_embedded, std::uint64_t part) {
   SimulatedRun::Counts sum;
-  const std::uint64_t first = number_of("COHORT_FIRST_SEED", 1 + part * num_seeds());
+  const std::uint64_t first = env_number("COHORT_FIRST_SEED", 1 + part * num_seeds());
   for (std::uint64_t seed = first; seed < first + num_seeds(); ++seed) {
     SimulatedRun run({.seed = seed, .is_embedded = is_embedded});
     const std::string error = run.run();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <queue>
 #include <random>
@@ -10,6 +9,8 @@
 #include <string>
 #include <tuple>
 #include <utility>
+
+#include "tests/support/environment.h"
 
 namespace cohort::test {
 
@@ -69,8 +70,7 @@ class ProtocolSimulation {
 
 /// COHORT_SEEDS: how many, for a long run.
 inline std::uint64_t num_seeds() {
-  const char* const text = std::getenv("COHORT_SEEDS");
-  return text == nullptr ? 2'000 : std::strtoull(text, nullptr, 10);
+  return env_number("COHORT_SEEDS", 2'000);
 }
 
 }  // namespace cohort::test

@@ -2,11 +2,18 @@
 
 #include <stdlib.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 
 namespace cohort::test {
+
+/// Returns the number that an environment variable gives, so that a test can run for long; else `otherwise`.
+inline std::uint64_t env_number(const char* variable, std::uint64_t otherwise) {
+  const char* const text = ::getenv(variable);
+  return text == nullptr ? otherwise : std::stoull(text);
+}
 
 /// Sets an environment variable, or removes it when no value is given, as long as this object lives.
 class ScopedEnv {

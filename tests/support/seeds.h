@@ -1,7 +1,6 @@
 #pragma once
 
-#include <cstdlib>
-#include <string>
+#include "tests/support/environment.h"
 
 namespace cohort::test {
 
@@ -12,12 +11,8 @@ struct Seeds {
   unsigned first = 0, end = 0;
 
   static Seeds usual(unsigned usual) {
-    const auto number = [](const char* variable, unsigned otherwise) {
-      const char* const text = std::getenv(variable);
-      return text == nullptr ? otherwise : static_cast<unsigned>(std::stoul(text));
-    };
-    const unsigned first = number("COHORT_RANDOM_FIRST", 0);
-    return {first, first + number("COHORT_RANDOM_PROGRAMS", usual)};
+    const auto first = static_cast<unsigned>(env_number("COHORT_RANDOM_FIRST", 0));
+    return {first, first + static_cast<unsigned>(env_number("COHORT_RANDOM_PROGRAMS", usual))};
   }
   unsigned count() const { return end - first; }
 };
