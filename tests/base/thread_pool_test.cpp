@@ -265,32 +265,8 @@ void count_thread() {
   static_cast<void>(counts);
 }
 
-TEST(ThreadPoolTest, ThreadsThatItCanDoWithoutEnd) {
-  ASSERT_TRUE(test::comes_true([] { return num_pool_threads == 0; }));
-  ThreadPool pool({.name = "t", .max_threads = 8, .idle_time = 20ms, .num_kept = 2});
-  for (int round = 0; round < 2; ++round) {
-    test::Gate gate;
-    std::vector<Future<void>> futures;
-    for (int i = 0; i < 8; ++i) {
-      futures.push_back(pool.submit("wait", [&] {
-        count_thread();
-        gate.wait();
-      }));
-    }
-    EXPECT_TRUE(test::comes_true([] { return num_pool_threads == 8; }));
-    gate.open();
-    for (Future<void>& future : futures) future.get(patience());
-    EXPECT_TRUE(test::comes_true([] { return num_pool_threads <= 2; })) << num_pool_threads;
-    std::this_thread::sleep_for(100ms);
-    EXPECT_EQ(num_pool_threads, 2);
-  }
-  EXPECT_EQ(pool.stop(60s), 0);
-  EXPECT_EQ(num_pool_threads, 0);
-}
-
-// One function at a time needs one thread, though all that are idle take turns.
-TEST(ThreadPoolTest, ThreadsThatTakeTurnsUnderASmallLoadEndToo) {
-  ThreadPool pool({.name = "t", .max_threads = 8, .idle_time = 50ms, .num_kept = 1});
+// A pool of eight threads has all of them afterwards, idle.
+void start_all_threads(ThreadPool& pool) {
   test::Gate gate;
   std::vector<Future<void>> futures;
   for (int i = 0; i < 8; ++i) {
@@ -302,6 +278,25 @@ TEST(ThreadPoolTest, ThreadsThatTakeTurnsUnderASmallLoadEndToo) {
   EXPECT_TRUE(test::comes_true([] { return num_pool_threads == 8; }));
   gate.open();
   for (Future<void>& future : futures) future.get(patience());
+}
+
+TEST(ThreadPoolTest, ThreadsThatItCanDoWithoutEnd) {
+  ASSERT_TRUE(test::comes_true([] { return num_pool_threads == 0; }));
+  ThreadPool pool({.name = "t", .max_threads = 8, .idle_time = 20ms, .num_kept = 2});
+  for (int round = 0; round < 2; ++round) {
+    start_all_threads(pool);
+    EXPECT_TRUE(test::comes_true([] { return num_pool_threads <= 2; })) << num_pool_threads;
+    std::this_thread::sleep_for(100ms);
+    EXPECT_EQ(num_pool_threads, 2);
+  }
+  EXPECT_EQ(pool.stop(60s), 0);
+  EXPECT_EQ(num_pool_threads, 0);
+}
+
+// One function at a time needs one thread, though all that are idle take turns.
+TEST(ThreadPoolTest, ThreadsThatTakeTurnsUnderASmallLoadEndToo) {
+  ThreadPool pool({.name = "t", .max_threads = 8, .idle_time = 50ms, .num_kept = 1});
+  start_all_threads(pool);
   EXPECT_TRUE(test::comes_true([&] {
     pool.submit("short", count_thread).get(patience());
     return num_pool_threads <= 2;

@@ -56,13 +56,24 @@ class RunNetnsTest : public ::testing::Test {
 
   static std::string host(char side) { return "cohort-" + std::to_string(::getpid()) + side; }
 
-  Job node(int rank, const std::string& address, std::vector<std::string> program,
-           std::vector<std::string> more = {}) {
+  // The second host finds the first one by the name "first", which leads the first one to itself only.
+  static void name_first_host() {
+    write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");
+    write_file("/etc/netns/" + host('b') + "/hosts",
+               std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
+  }
+
+  std::string secret_file() const {
     const std::filesystem::path secret = dir / "secret";
     if (!std::filesystem::exists(secret)) write_file(secret, "a secret of the tests");
     std::filesystem::permissions(secret, std::filesystem::perms::owner_read);
+    return secret.string();
+  }
+
+  Job node(int rank, const std::string& address, std::vector<std::string> program,
+           std::vector<std::string> more = {}) {
     std::vector<std::string> flags{"--nnodes=2",
-                                   "--secret-file=" + secret.string(),
+                                   "--secret-file=" + secret_file(),
                                    "--node-rank=" + std::to_string(rank),
                                    "--master-addr=" + address,
                                    "--master-port=29500",
@@ -112,28 +123,20 @@ TEST_F(RunNetnsTest, TwoHostsMeetOverIpv6) {
 }
 
 TEST_F(RunNetnsTest, ANameThatLeadsTheHostToItselfOnlyDoesNoHarm) {
-  write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");
-  write_file("/etc/netns/" + host('b') + "/hosts",
-             std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
+  name_first_host();
   expect_a_sum("first");
 }
 
 // The endpoint is on the first host, whichever begins.
 TEST_F(RunNetnsTest, NodesThatComeAndGoMeetByAddressAndByName) {
-  write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");
-  write_file("/etc/netns/" + host('b') + "/hosts",
-             std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
-  const std::filesystem::path secret = dir / "secret";
-  write_file(secret, "a secret of the tests");
-  std::filesystem::permissions(secret, std::filesystem::perms::owner_read);
+  name_first_host();
   for (const std::string& address :
        {std::string(kAddress), std::string("[") + kAddress6 + "]", std::string("first")}) {
     const auto start = [&](char side) {
-      return Job(
-          dir.path(),
-          {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + address, "--bind-to=none",
-           "--secret-file=" + secret.string(), "--rdzv-conf=join_timeout=60", "--", COHORT_RANK_PROGRAM},
-          {"ip", "netns", "exec", host(side)});
+      return Job(dir.path(),
+                 {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + address, "--bind-to=none",
+                  "--secret-file=" + secret_file(), "--rdzv-conf=join_timeout=60", "--", COHORT_RANK_PROGRAM},
+                 {"ip", "netns", "exec", host(side)});
     };
     Job second = start('b'), first = start('a');
     EXPECT_EQ(first.wait(), 0) << address << first.err();
@@ -145,12 +148,7 @@ TEST_F(RunNetnsTest, NodesThatComeAndGoMeetByAddressAndByName) {
 
 // Ranks of both hosts exchange bytes, and read the store of their generation.
 TEST_F(RunNetnsTest, RanksOfAnElasticRunReachEachOtherByAddressAndByName) {
-  write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");
-  write_file("/etc/netns/" + host('b') + "/hosts",
-             std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
-  const std::filesystem::path secret = dir / "secret";
-  write_file(secret, "a secret of the tests");
-  std::filesystem::permissions(secret, std::filesystem::perms::owner_read);
+  name_first_host();
   for (const std::string& address :
        {std::string(kAddress), std::string("[") + kAddress6 + "]", std::string("first")}) {
     const std::filesystem::path folder = dir / ("run at " + address);
@@ -158,7 +156,7 @@ TEST_F(RunNetnsTest, RanksOfAnElasticRunReachEachOtherByAddressAndByName) {
     const auto start = [&](char side) {
       return Job(folder,
                  {"--elastic", "--nnodes=2:2", "--virtual-ranks=4", "--rdzv-endpoint=" + address,
-                  "--bind-to=none", "--secret-file=" + secret.string(), "--rdzv-conf=join_timeout=60", "--",
+                  "--bind-to=none", "--secret-file=" + secret_file(), "--rdzv-conf=join_timeout=60", "--",
                   COHORT_MLP_PROGRAM, "30", "4", std::string(1, side)},
                  {"ip", "netns", "exec", host(side)});
     };
@@ -171,9 +169,7 @@ TEST_F(RunNetnsTest, RanksOfAnElasticRunReachEachOtherByAddressAndByName) {
 
 // By hand, with the least that an environment can say, and the default backend.
 TEST_F(RunNetnsTest, TwoHostsMeetWithoutALauncher) {
-  write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");
-  write_file("/etc/netns/" + host('b') + "/hosts",
-             std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
+  name_first_host();
   const launch::Fd out = open_for_writing(dir / "out"), err = open_for_writing(dir / "err");
   const auto rank = [&](int number, const char* interfaces) {
     return Worker({.program = launch::find_program("ip"),
