@@ -257,7 +257,6 @@ def soak(arguments, folder):
     run = Run(arguments, folder)
     agent = run.add_agent()
     warm_up(run, 2)
-    undisturbed = percentile(run.events.steps()[-15:], 0.5)
     time.sleep(5)
     run.events.read()
     undisturbed = percentile(run.events.steps()[20:], 0.5)
