@@ -29,8 +29,8 @@ class MemberLink {
 
   /// Readable when update() has news.
   int fd() const { return changed_->fd(); }
-  /// Takes the newest view. Returns whether it is another one. To be called several times a second: an agent that does not for 40 s is silent
-  /// for others, until it does.
+  /// Takes the newest view. Returns whether it is another one. To be called several times a second: an agent that does not for
+  /// 40 s is silent for others, until it does.
   bool update();
   const membership::MemberView& view() const { return view_; }
 

@@ -9,8 +9,8 @@
 
 namespace cohort::launch {
 
-/// Finds ranks of this node that do not enter a generation, and ranks that make no progress, by what they say. A rank that waits for others is
-/// not the one that holds the run up. Reads no clock. Not for users of the library.
+/// Finds ranks of this node that do not enter a generation, and ranks that make no progress, by what they say. A rank that
+/// waits for others is not the one that holds the run up. Reads no clock. Not for users of the library.
 class RankWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;

@@ -7,8 +7,8 @@
 //
 // A compare-and-swap that had no answer may have been made, or may be made later. To send it again is safe: at most one of
 // them changes the record, since each compares the same revision. If it was an earlier one, etcd answers with a conflict and
-// this very text, which counts as made, as it does where a watch or a read tells it first; where somebody has changed the record since, nobody can tell. After `swap_timeout` it is
-// unknown; then the record is read until etcd answers.
+// this very text, which counts as made, as it does where a watch or a read tells it first; where somebody has changed the
+// record since, nobody can tell. After `swap_timeout` it is unknown; then the record is read until etcd answers.
 //
 // The record of a run that has ended is written with a lease, so that late agents hear of the end, and the same run id can be
 // used later. No other record has one: agents that are cut off for a while must find it again.
