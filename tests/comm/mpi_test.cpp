@@ -312,6 +312,30 @@ TEST(MpiTest, GroupsOfSomeRanksSpeakAmongThemselves) {
   expect_passes(4, "MpiGroupsChild.*", 1);
 }
 
+// A call that is compared first begins when the comparison is over: on some ranks before others have made the group that comes
+// next, and on some after it. MPI makes it while no call moves.
+TEST(MpiComparedCallsChild, DISABLED_Run) {
+  on_ranks(
+      3,
+      [](Group& world) {
+        for (int i = 0; i < 50; ++i) {
+          at::Tensor sum = at::full({1}, world.rank(), at::kInt), pair = sum.clone();
+          Pending running = world.all_reduce(sum);
+          const Group two = world.subgroup({1, 2});
+          running.wait();
+          EXPECT_EQ(sum.item<int>(), 3);
+          if (two) two.all_reduce(pair).wait();
+          EXPECT_EQ(pair.item<int>(), two ? 3 : 0);
+        }
+        world.barrier();
+      },
+      test::kSlowdown * 30s, ConsistencyCheck::kAlways);
+}
+
+TEST(MpiTest, GroupsThatAreMadeWhileCallsAreComparedHoldNobodyUp) {
+  expect_passes(3, "MpiComparedCallsChild.*", 1);
+}
+
 TEST(MpiRejectionsChild, DISABLED_Run) {
   on_ranks(2, [](Group& group) {
     at::Tensor real = at::ones({4}), turn = at::complex(at::ones({2}), at::ones({2})),

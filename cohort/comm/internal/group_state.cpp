@@ -222,14 +222,17 @@ base::Future<void> GroupState::enqueue(std::function<void()> task) {
 void GroupState::share_with_c10d() {
   // First: calls that are made from now on do not queue, so the queue only becomes shorter.
   is_shared_with_c10d_.store(true);
-  if (is_queue_empty()) return;
-  const base::Deadline deadline(timeout);
+  wait_until_begun(base::Deadline(timeout), base::concat("process_group() of group '", name, "'"));
+}
+
+void GroupState::wait_until_begun(base::Deadline deadline, const std::string& for_whom) const {
   if (base::poll_until([this] { return is_queue_empty(); }, deadline, milliseconds(1))) return;
-  throw TimeoutError(
-      "comm.group",
-      base::concat("process_group() of group '", name, "' (rank ", rank, "/", size, ", ", timeout.count(),
-                   " ms): calls that were made before have not begun, as not all ranks have made them"),
-      "wait for them first");
+  const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
+  throw TimeoutError("comm.group",
+                     base::concat(for_whom, " (rank ", rank, "/", size, ", ", waited,
+                                  " ms): calls that were made before have not begun, as not all ranks have "
+                                  "made them"),
+                     "wait for them first");
 }
 
 void GroupRegistry::add(const std::shared_ptr<GroupState>& group) {

@@ -103,6 +103,18 @@ void start(const Library& library, const BackendOptions& options, mpi::Process& 
   }
 }
 
+// The making of a group comes between two calls, as MPI does nothing else meanwhile. A call that was made before, and is compared
+// with the other ranks' first, is to come before it on all ranks: else each would wait for another one.
+void wait_for_earlier_calls(const BackendOptions& options) {
+  for (const auto& registry : all_group_registries()) {
+    for (const auto& group : registry->groups()) {
+      if (group->backend.find("mpi") == std::string::npos) continue;
+      group->wait_until_begun(options.deadline, base::concat("a group that is made while group '",
+                                                             group->name, "' compares calls"));
+    }
+  }
+}
+
 }  // namespace
 
 std::string mpi_absent() {
@@ -115,6 +127,7 @@ BackendInstance make_mpi(const BackendOptions& options) {
   static const Library library = load();
   mpi::Process process;
   start(library, options, process);
+  wait_for_earlier_calls(options);
   check_size(base::concat(process.size), options.size);
   BackendInstance made;
   library.make(options, gather_members(options, process, deadline), deadline, made);
