@@ -199,6 +199,7 @@ TEST(ElasticSessionTest, AProcessThatIsNewToTheRunDoesNotTakeItOver) {
   agents.decide({&first});
   agents.wait_until([&] { return first.status.committed_steps == 3; });
   agents.decide({&first, &joining}, /*is_planned=*/true);
+  agents.wait_until([&] { return first.status.heard == 2; });
   gate.set_value();
   agents.wait_until([&] { return first.status.is_finished && joining.status.is_finished; });
   agents.end_run();
