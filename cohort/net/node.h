@@ -53,7 +53,7 @@ class Node {
   const std::string& incarnation() const;
 
   /// Connects, and tries again until the deadline. With kGiveUp it returns null once nobody listens at the address, or the process
-  /// there is leaving. Throws: RendezvousError that says what stood in the way.
+  /// there is leaving. Throws: RendezvousError that says what stood in the way: an UnknownHost where the name was not known at last.
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline,
                                 WhenRejected when_rejected = WhenRejected::kRetry);
 

@@ -20,6 +20,7 @@
 #include "cohort/net/internal/host.h"
 #include "cohort/net/internal/socket.h"
 #include "cohort/net/node.h"
+#include "cohort/net/unknown_host.h"
 #include "recorder.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
@@ -135,7 +136,7 @@ TEST(NodeStrangersTest, ANameThatIsNotKnownIsAskedForAgain) {
                            unknown + " is not known");
   EXPECT_GE(Clock::now() - begin, milliseconds(240));
   const Clock::time_point again = Clock::now();
-  EXPECT_THROW(a.node->connect(unknown, patience(), WhenRejected::kGiveUp), RendezvousError);
+  EXPECT_THROW(a.node->connect(unknown, patience(), WhenRejected::kGiveUp), UnknownHost);
   EXPECT_LT(Clock::now() - again, seconds(5));
   std::thread closer([&] { a.node->close(patience()); });
   EXPECT_THROW(a.node->connect(unknown, patience()), UsageError);

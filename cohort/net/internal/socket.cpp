@@ -20,6 +20,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
+#include "cohort/net/unknown_host.h"
 
 namespace cohort::net {
 namespace {
@@ -57,8 +58,8 @@ std::vector<SocketAddress> tcp_addresses(const std::string& text) {
   const int status =
       ::getaddrinfo(host.empty() ? nullptr : host.c_str(), text.c_str() + colon + 1, &hints, &found);
   if (status != 0) {
-    throw RendezvousError("net.address",
-                          base::concat("the address ", text, " is not known: ", ::gai_strerror(status)));
+    throw UnknownHost("net.address",
+                      base::concat("the address ", text, " is not known: ", ::gai_strerror(status)));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
   std::vector<SocketAddress> addresses;

@@ -23,7 +23,7 @@ struct SocketAddress {
   bool is_loopback() const;
 };
 
-/// Throws: UsageError for a text that is no address; RendezvousError for a host that is not known.
+/// Throws: UsageError for a text that is no address; UnknownHost.
 SocketAddress resolve(const std::string& text);
 /// All that the name has, the one that the system prefers first. Throws: as resolve().
 std::vector<SocketAddress> resolve_all(const std::string& text);

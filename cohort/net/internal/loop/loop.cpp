@@ -19,6 +19,7 @@
 #include "cohort/base/secret.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/net/internal/socket.h"
+#include "cohort/net/unknown_host.h"
 
 namespace cohort::net::node_detail {
 namespace {
@@ -146,7 +147,7 @@ std::vector<SocketAddress> Loop::resolve_by(const std::string& address, base::De
   while (true) {
     try {
       return resolve_all(address);
-    } catch (const RendezvousError&) {
+    } catch (const UnknownHost&) {
       if (gives_up || deadline.expired()) throw;
     }
     std::unique_lock lock(core_.lock.mutex);

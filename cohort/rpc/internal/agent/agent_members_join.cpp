@@ -11,13 +11,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <string_view>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/host.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/net/unknown_host.h"
 #include "cohort/rpc/function.h"
 #include "cohort/rpc/internal/agent/agent_join.h"
 #include "cohort/rpc/internal/agent/agent_members.h"
@@ -40,11 +40,6 @@ constexpr milliseconds kBetweenLookups(100);
 constexpr milliseconds kLastTry(100);
 // One that does not hear it sees a silence.
 constexpr milliseconds kGoodbyeTime(200);
-
-// Whether the name of a host has no address, as that of a container which has ended.
-bool is_unresolved(const RendezvousError& error) {
-  return std::string_view(error.what()).starts_with("[net.address]");
-}
 
 std::string member_key(std::int32_t id, const char* what) {
   return base::concat(kDynamicKey, '/', id, '/', what);
@@ -257,11 +252,13 @@ AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline dead
                            entry.address);
       }
       return nullptr;
+    } catch (const net::UnknownHost& error) {
+      why = base::message_of(error);
+      if (attempt.expired()) return nullptr;
     } catch (const RendezvousError& error) {
       why = base::message_of(error);
       if (attempt.expired()) return nullptr;
-      if (!is_unresolved(error))
-        throw;  // it runs: another secret, certificate or version keeps this worker out
+      throw;  // it runs: another secret, certificate or version keeps this worker out
     }
     base::sleep(kBetweenLookups, attempt);
   }
