@@ -105,11 +105,13 @@ TEST(RegionFileTest, OneProcessHasItUntilItDies) {
   }
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  COHORT_EXPECT_THROW_WITH(RegionFile(duplicate(file)), SystemError,
+  COHORT_EXPECT_THROW_WITH(RegionFile(duplicate(file), std::chrono::milliseconds(20)), SystemError,
                            base::concat("process ", child, " has the memory"));
-  ::kill(child, SIGKILL);
+  // It is ending while its successor begins.
+  std::thread killer([child] { ::kill(child, SIGKILL); });
+  const RegionFile region(duplicate(file), std::chrono::seconds(20));
+  killer.join();
   ::waitpid(child, nullptr, 0);
-  const RegionFile region(duplicate(file));
   for (const int end : ready) ::close(end);
 }
 

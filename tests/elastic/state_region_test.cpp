@@ -110,23 +110,24 @@ TEST(StateRegionTest, WhatComesLaterMovesThenAndNothingElse) {
   const void* const place = weight.const_data_ptr();
   const at::Tensor momentum = at::rand({300}), outside = momentum.view({3, 100});
   const void* const first = momentum.const_data_ptr();
-  for (int step = 1; step < 4; ++step) {
+  for (int step = 1; step < 6; ++step) {
     region.mark_changing(static_cast<std::uint64_t>(step));
     momentum.add_(1);
+    const std::int64_t bytes = file_bytes(file);
     // A number that is made anew each time has no place of its own.
-    region.commit(static_cast<std::uint64_t>(step),
-                  snapshot_of("", {weight, momentum, at::scalar_tensor(step)}, {true, true, true}));
+    const StateSnapshot state =
+        snapshot_of("", {weight, momentum, at::scalar_tensor(step)}, {true, true, true});
+    region.commit(static_cast<std::uint64_t>(step), state);
     EXPECT_EQ(weight.const_data_ptr(), place);
     EXPECT_NE(momentum.const_data_ptr(), first);
     EXPECT_EQ(outside.const_data_ptr(), momentum.const_data_ptr());
-    const std::int64_t bytes = file_bytes(file);
-    if (step > 1) EXPECT_EQ(file_bytes(file), bytes);
+    if (step > 2) EXPECT_EQ(file_bytes(file), bytes);  // records have their places then
     expect_equal(read_again(file), {"", {weight, momentum, at::scalar_tensor(step)}, {}});
   }
   // A tensor with other memory, as after resize_() or to(), moves again.
   const at::Tensor wider = at::rand({500});
-  region.mark_changing(4);
-  region.commit(4, snapshot_of("", {wider, momentum}, {true, true}));
+  region.mark_changing(6);
+  region.commit(6, snapshot_of("", {wider, momentum}, {true, true}));
   expect_equal(read_again(file), {"", {wider, momentum}, {}});
 }
 

@@ -112,12 +112,18 @@ CommitWord read_commit_word(const base::Fd& file) {
   return decode_word(begin.word);
 }
 
-RegionFile::RegionFile(base::Fd file) : file_(std::make_shared<const base::Fd>(std::move(file))) {
+RegionFile::RegionFile(base::Fd file, std::chrono::milliseconds lock_time)
+    : file_(std::make_shared<const base::Fd>(std::move(file))) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
-  if (::fcntl(file_->get(), F_SETLK, &lock) != 0) {
-    const int error = errno;
+  int error = 0;
+  const auto try_lock = [&] {
+    error = ::fcntl(file_->get(), F_SETLK, &lock) == 0 ? 0 : errno;
+    return error == 0 || (error != EAGAIN && error != EACCES && error != EINTR);
+  };
+  base::poll_until(try_lock, base::Deadline(lock_time));
+  if (error != 0) {
     struct flock holder = lock;
     const bool is_known = ::fcntl(file_->get(), F_GETLK, &holder) == 0 && holder.l_type != F_UNLCK;
     throw SystemError(
@@ -219,6 +225,7 @@ void RegionFile::mark_changing(std::uint64_t steps) {
 }
 
 void RegionFile::mark_empty() {
+  if (head_ == nullptr) return;  // clear() has failed, and left nothing
   std::atomic_ref(header().word).store(kNone, std::memory_order_release);
 }
 

@@ -57,9 +57,9 @@ class RegionBytes {
 /// Threads: one at a time.
 class RegionFile {
  public:
-  /// No other process takes the file while this one lives. Throws: SystemError where another one has it, or where it cannot
-  /// be mapped.
-  explicit RegionFile(base::Fd file);
+  /// No other process takes the file while this one lives. Waits `lock_time` for one that is ending: the kernel may need a while
+  /// to take its memory apart. Throws: SystemError where another one has it, or where it cannot be mapped.
+  explicit RegionFile(base::Fd file, std::chrono::milliseconds lock_time = std::chrono::seconds(2));
   ~RegionFile();
 
   CommitWord word() const;
