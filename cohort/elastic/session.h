@@ -57,7 +57,7 @@ struct StateSnapshot {
       tensors;  ///< contiguous, on the CPU or a device; aliases of the process's own where it can be
   /// By tensor: whether it changes between begin_changes() and commit() alone, as parameters do, and running statistics do
   /// not. Such a tensor moves, once, to memory that outlives the process; the others are copied there at each commit. Empty:
-  /// the state dies with the process.
+  /// the state dies with the process. It is shared with processes that fork() makes.
   std::vector<bool> in_place = {};
 };
 

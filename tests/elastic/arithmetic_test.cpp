@@ -13,17 +13,17 @@ TEST(ElasticArithmeticTest, AProcessTakesTheThreadsOfAnotherOne) {
   const Arithmetic before = Arithmetic::of_thread();
   Arithmetic other = before;
   other.threads += 2;
-  compute_as(other, 3);
+  compute_as(other, "process 3");
   EXPECT_EQ(at::get_num_threads(), other.threads);
   EXPECT_EQ(Arithmetic::of_thread(), other);
-  compute_as(before, 3);
+  compute_as(before, "process 3");
   EXPECT_EQ(at::get_num_threads(), before.threads);
 }
 
 TEST(ElasticArithmeticTest, OtherInstructionsAreAnError) {
   Arithmetic other = Arithmetic::of_thread();
   other.instructions = "AVX1024";
-  COHORT_EXPECT_THROW_WITH(compute_as(other, 3), UsageError, "process 3 with AVX1024: the bits");
+  COHORT_EXPECT_THROW_WITH(compute_as(other, "process 3"), UsageError, "process 3 with AVX1024: the bits");
 }
 
 TEST(ElasticArithmeticTest, ItIsReadAsItWasWritten) {

@@ -125,6 +125,29 @@ TEST(ElasticRegionsTest, AKillAtEachPointLeavesAWholeStateOrNone) {
   }
 }
 
+// Nobody is left who could tell it.
+TEST(ElasticRegionsTest, ASuccessorComputesWithTheThreadsOfTheProcessBefore) {
+  Zygote zygote(run_mlp_child);
+  FakeAgents agents(zygote, {.total_steps = 20, .virtual_ranks = 2});
+  FakeAgents::Child& first = agents.start("committed:4");
+  agents.give_region(first);
+  agents.handle_until([&] { return first.status.is_ready; }, "a process");
+  agents.decide({&first}, false, "the start");
+  agents.handle_until([&] { return first.is_asking; }, "a process at its point");
+  agents.kill(first);
+  agents.handle_until([&] { return first.has_ended; }, "the end of a process");
+  agents.variables["TEST_THREADS"] = "3";
+  FakeAgents::Child& heir = agents.start();
+  agents.give_region(heir, &first);
+  agents.handle_until([&] { return heir.status.is_ready; }, "its successor");
+  agents.decide({&heir}, false, "a process takes the place of another one");
+  agents.handle_until([&] { return heir.status.is_finished; }, "all steps");
+  agents.end_run(true);
+  EXPECT_NE(agents.story().find("computes with 1 threads, as the process before it, and not 3"),
+            std::string::npos)
+      << agents.story();
+}
+
 // It lacks the state then, and has it from another one.
 TEST(ElasticRegionsTest, ASuccessorThatCannotTakeTheStateOverSaysThatItHasNone) {
   Zygote zygote(run_mlp_child);

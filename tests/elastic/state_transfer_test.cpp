@@ -49,7 +49,7 @@ TransferPlace place_of(int process, std::vector<int> holders, std::vector<int> b
           .holders = std::move(holders),
           .behind = std::move(behind),
           .chunk_bytes = 10'007,
-          .deadline = patience()};
+          .timeout = std::chrono::seconds(20)};
 }
 
 // Processes 0 and 2 have the state; 1 and 3 lack it.

@@ -30,16 +30,16 @@ Arithmetic Arithmetic::parse(const std::string& text) {
   return {.threads = threads, .instructions = text.substr(space + 1)};
 }
 
-void compute_as(const Arithmetic& other, int process) {
+void compute_as(const Arithmetic& other, const std::string& process) {
   const Arithmetic own = Arithmetic::of_thread();
   if (own.instructions != other.instructions) {
     throw UsageError("elastic.session",
-                     concat("this process computes with ", own.instructions, " instructions, and process ",
-                            process, " with ", other.instructions, ": the bits of a step would differ"),
+                     concat("this process computes with ", own.instructions, " instructions, and ", process,
+                            " with ", other.instructions, ": the bits of a step would differ"),
                      "hosts with the same processors, or ATEN_CPU_CAPABILITY=default on all of them");
   }
   if (own.threads == other.threads) return;
-  base::log_warning(concat("this process computes with ", other.threads, " threads, as process ", process,
+  base::log_warning(concat("this process computes with ", other.threads, " threads, as ", process,
                            ", and not ", own.threads,
                            ": set OMP_NUM_THREADS, or at::set_num_threads(), to one number on all hosts"));
   at::set_num_threads(other.threads);

@@ -18,8 +18,8 @@ struct Arithmetic {
   bool operator==(const Arithmetic&) const = default;
 };
 
-/// The calling thread computes as process `process` from here on: with as many threads, which it logs. Throws: UsageError where its
-/// processor has other instructions.
-void compute_as(const Arithmetic& other, int process);
+/// The calling thread computes as `process`, "process 3", from here on: with as many threads, which it logs. Throws: UsageError where
+/// its processor has other instructions.
+void compute_as(const Arithmetic& other, const std::string& process);
 
 }  // namespace cohort::elastic

@@ -131,7 +131,7 @@ void NetSession::commit(std::uint64_t steps) {
   reach_fault_point("commit");
   if (region_ != nullptr) {
     const base::TimelineScope scope("elastic commit");
-    region_->commit(steps, state_.save());
+    region_->commit(steps, state_to_keep());
   }
   is_changing_ = false;
   committed_ = steps;
@@ -166,8 +166,9 @@ Entry NetSession::enter(std::uint64_t committed_steps) {
   inbox_->set_committed(committed_steps);
   agent_->update([&](RankStatus& status) { status.is_ready = true; });
   Times times;
-  // Time since the last step was committed: nobody will finish what was computed in it.
-  if (exchange_ != nullptr) times.dropped_ms = ms_between(step_began_, times.begin);
+  // Time since the last step was committed: nobody will finish what was computed in it. Between two steps nothing is dropped.
+  if (exchange_ != nullptr && exchange_->is_in_step())
+    times.dropped_ms = ms_between(step_began_, times.begin);
   is_first_step_ = false;
   for (bool has_taken_over = false;;) {
     try {
@@ -225,8 +226,11 @@ bool NetSession::take_over() {
   const bool is_new = entry_.generation == 0 && !is_changing_;
   if (found.phase != Phase::kCommitted || !is_new || found.steps <= committed_) return false;
   const base::TimelineScope scope("elastic state of the process before");
-  const std::optional<StateSnapshot> state = region_->read();
+  std::optional<StateSnapshot> state = region_->read();
   if (!state) return false;
+  const std::size_t end = state->text.find('\n');
+  compute_as(Arithmetic::parse(state->text.substr(0, end)), "the process before it");
+  state->text.erase(0, end + 1);
   is_changing_ = true;
   try {
     state_.load(*state);
@@ -246,9 +250,16 @@ bool NetSession::take_over() {
   return true;
 }
 
+// A successor computes with as many threads as this process, whatever it would begin with.
+StateSnapshot NetSession::state_to_keep() const {
+  StateSnapshot state = state_.save();
+  state.text.insert(0, Arithmetic::of_thread().to_text() + "\n");
+  return state;
+}
+
 // Before others get the state: what moves to the region must not move while they read it.
 void NetSession::hold_state() {
-  if (region_ != nullptr) region_->commit(committed_, state_.save());
+  if (region_ != nullptr) region_->commit(committed_, state_to_keep());
 }
 
 // Who is still in the generation hears that this process makes no step of it any more. Its hello would come too late: it needs
@@ -289,7 +300,7 @@ void NetSession::enter_generation(Times& times) {
   connections_->connect_all(generation, process, until);
   times.connected = Clock::now();
   mark_part("rebuild", times.heard);
-  const bool has_copied = recover(generation, process, times, until);
+  const bool has_copied = recover(generation, exchange_hellos(generation, process, until), process, times);
   times.recovered = Clock::now();
   has_state_of_run_ = true;
   mark_part("state", times.connected);
@@ -355,14 +366,13 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
   }
   inbox_->keep_links();
   if (const int other = process_to_compute_as(hellos); other != process) {
-    compute_as(Arithmetic::parse(hellos.at(other).text), other);
+    compute_as(Arithmetic::parse(hellos.at(other).text), concat("process ", other));
   }
   return recovery_of(generation, hellos);
 }
 
 // Returns whether the state came from others.
-bool NetSession::recover(const Generation& generation, int process, Times& times, base::Deadline deadline) {
-  const Recovery recovery = exchange_hellos(generation, process, deadline);
+bool NetSession::recover(const Generation& generation, const Recovery& recovery, int process, Times& times) {
   if (recovery.is_state_lost()) {
     agent_->update([](RankStatus& status) { status.is_state_lost = true; });
     base::log_error(concat("no process has the state after ", generation.committed_steps,
@@ -371,7 +381,7 @@ bool NetSession::recover(const Generation& generation, int process, Times& times
     inbox_->wait([] { return false; }, {.generation = generation.number,
                                         .is_in_step = false,
                                         .needed = {},
-                                        .deadline = deadline,
+                                        .deadline = deadline(),
                                         .what = "the end of a run whose state is lost"});
   }
   const TransferPlace place{.generation = generation.number,
@@ -379,7 +389,7 @@ bool NetSession::recover(const Generation& generation, int process, Times& times
                             .holders = recovery.holders(),
                             .behind = recovery.behind(),
                             .chunk_bytes = options_.chunk_bytes,
-                            .deadline = deadline,
+                            .timeout = options_.timeout,
                             .on_bytes = [this](std::uint64_t bytes) {
                               agent_->update([&](RankStatus& status) { status.state_bytes += bytes; },
                                              AgentLink::When::kSoon);

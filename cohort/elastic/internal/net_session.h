@@ -38,11 +38,13 @@ class NetSession : public Session {
   void say_goodbye();
   bool take_region();
   bool take_over();
+  StateSnapshot state_to_keep() const;
   void hold_state();
   void enter_generation(Times& times);
   membership::Recovery exchange_hellos(const membership::Generation& generation, int process,
                                        base::Deadline deadline);
-  bool recover(const membership::Generation& generation, int process, Times& times, base::Deadline deadline);
+  bool recover(const membership::Generation& generation, const membership::Recovery& recovery, int process,
+               Times& times);
   void log_change(const membership::Generation& generation, int process, const Times& times) const;
   base::Deadline deadline() const { return base::Deadline(options_.timeout); }
 

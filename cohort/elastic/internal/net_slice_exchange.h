@@ -47,6 +47,8 @@ class NetSliceExchange : public parallel::SliceExchange,
   /// A step that has taken `time` is committed. Returns how many seconds each process has worked in the step before it, its waits in
   /// transfers left out; 0 where this is not known. What this process has worked goes with the bytes of the next step.
   std::vector<double> end_step(std::chrono::nanoseconds time);
+  /// A transfer has begun since the last end_step().
+  bool is_in_step() const { return num_begun_ > num_begun_before_; }
 
  private:
   struct Operation;
@@ -63,8 +65,8 @@ class NetSliceExchange : public parallel::SliceExchange,
   const std::shared_ptr<net::Node> node_;
   const std::shared_ptr<ProcessInbox> inbox_;
   const ExchangePlace place_;
-  std::vector<std::shared_ptr<net::Peer>> peers_;  // by process; null: this one
-  std::uint64_t num_begun_ = 0;
+  std::vector<std::shared_ptr<net::Peer>> peers_;       // by process; null: this one
+  std::uint64_t num_begun_ = 0, num_begun_before_ = 0;  // transfers; before this step
   std::map<std::uint64_t, std::shared_ptr<Operation>> pending_;
   std::map<std::pair<std::uint64_t, int>, Letter> early_;  // of operations that have not begun here
   std::chrono::nanoseconds waited_{0};                     // in transfers of this step

@@ -134,7 +134,7 @@ ProcessInbox::WaitEnd wait_end(const TransferPlace& place, std::vector<int> need
   return {.generation = place.generation,
           .is_in_step = false,
           .needed = std::move(needed),
-          .deadline = place.deadline,
+          .deadline = base::Deadline(place.timeout),
           .what = std::move(what)};
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,7 +19,7 @@ struct TransferPlace {
   int process = 0;
   std::vector<int> holders, behind;  ///< processes that have the newest state, and that lack it
   std::uint64_t chunk_bytes = std::uint64_t{4} << 20;
-  base::Deadline deadline;
+  std::chrono::milliseconds timeout{};  ///< of each wait: a copy that gets on may take as long as it takes
   /// Called with each number of bytes that were given or got; may be null.
   std::function<void(std::uint64_t bytes)> on_bytes = {};
 };
