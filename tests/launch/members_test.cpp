@@ -207,6 +207,45 @@ TEST(RankWatchTest, FurtherGenerationsGiveAStuckRankNoMoreTime) {
   EXPECT_NE(watch.stuck(), "");
 }
 
+// A thread of its own answers the agent, also where the program hangs for ever.
+TEST(RankWatchTest, ARankThatAnswersItsAgentStaysStuck) {
+  RankWatch watch(milliseconds(100), milliseconds(0));
+  const RankWatch::Time begin;
+  RankStatus status = rank_in(3, 7);
+  for (int i = 0; i < 30; ++i) {
+    ++status.heard;
+    watch.note({seen_rank(status, 10, i < 15 ? 4 : 0)}, begin + milliseconds(10 * i));
+    EXPECT_EQ(watch.stuck().empty(), i < 10) << i;
+  }
+  ++status.committed_steps;
+  watch.note({seen_rank(status, 10, 0)}, begin + milliseconds(300));
+  EXPECT_EQ(watch.stuck(), "");
+}
+
+// It is in a step, or in an evaluation between two.
+TEST(RankWatchTest, ARankThatHasBeenInTheRunMayTakeAsLongAsAStep) {
+  RankWatch watch(milliseconds(100), milliseconds(500));
+  const RankWatch::Time begin;
+  const std::vector<SeenRank> ranks{seen_rank(rank_in(3, 7), 10, 4), seen_rank(RankStatus(), 11, 4)};
+  watch.note(ranks, begin);
+  watch.note(ranks, begin + milliseconds(499));
+  EXPECT_EQ(watch.stuck().find("local rank 0"), std::string::npos) << watch.stuck();
+  EXPECT_NE(watch.stuck().find("local rank 1"), std::string::npos);
+  const auto lines = watch.note(ranks, begin + milliseconds(500));
+  EXPECT_NE(watch.stuck().find("local rank 0"), std::string::npos);
+  ASSERT_FALSE(lines.empty());
+  EXPECT_NE(lines[0].find("progress_timeout=SECONDS"), std::string::npos) << lines[0];
+}
+
+TEST(RankWatchTest, TimeInWhichTheAgentWasStoppedItselfDoesNotCount) {
+  RankWatch watch(milliseconds(100), milliseconds(100));
+  const RankWatch::Time begin;
+  const std::vector<SeenRank> ranks{seen_rank(rank_in(3, 7), 10, 4), seen_rank(rank_in(3, 7), 11, 3)};
+  watch.note(ranks, begin);
+  EXPECT_TRUE(watch.note(ranks, begin + std::chrono::minutes(1)).empty());
+  EXPECT_EQ(watch.note(ranks, begin + std::chrono::minutes(1) + milliseconds(100)).size(), 2U);
+}
+
 TEST(RankWatchTest, ARankThatNeitherGetsOnNorWaitsIsNamedOnce) {
   RankWatch watch(std::chrono::hours(1), milliseconds(100));
   const RankWatch::Time begin;

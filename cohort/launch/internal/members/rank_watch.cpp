@@ -1,5 +1,7 @@
 #include "cohort/launch/internal/members/rank_watch.h"
 
+#include <algorithm>
+
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
 
@@ -9,9 +11,12 @@ namespace {
 using base::concat;
 using membership::RankStatus;
 
-// Whether a rank waits is no progress of its own.
+constexpr auto kLongestGap = std::chrono::seconds(1);  // between two looks of an agent that runs
+
+// Whether a rank waits is no progress of its own, nor that it answers its agent: a thread of its own does that.
 bool has_moved(RankStatus before, RankStatus now) {
   before.is_waiting = now.is_waiting = false;
+  before.heard = now.heard = 0;
   return before != now;
 }
 
@@ -24,11 +29,16 @@ std::string where_it_is(const RankStatus& status) {
 
 std::vector<std::string> RankWatch::note(const std::vector<SeenRank>& ranks, Time now) {
   places_.resize(ranks.size());
+  // Ranks may have been stopped with their agent.
+  if (noted_at_ && now - *noted_at_ > kLongestGap) {
+    for (Place& place : places_) place.changed_at += now - *noted_at_;
+  }
+  noted_at_ = now;
   std::vector<std::string> lines;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     Place& place = places_[i];
     const SeenRank& seen = ranks[i];
-    const bool is_behind = seen.to_enter != 0 && seen.status.entered < seen.to_enter;
+    const bool is_behind = seen.is_behind();
     if (place.pid != seen.pid || has_moved(place.status, seen.status)) {
       if (place.is_told && place.pid == seen.pid) {
         lines.push_back(concat("local rank ", i, " makes progress again"));
@@ -54,11 +64,15 @@ std::string RankWatch::look_at(std::size_t number, Place& place, const SeenRank&
         seen.to_enter == 0 ? "" : concat("process ", seen.process, " of generation ", seen.to_enter, ", ");
     return concat("local rank ", number, " (", in, "process id ", seen.pid, ")");
   };
-  if (place.is_behind && still >= enter_ && place.stuck.empty()) {
+  // One that has been in the run may be in a step, or in what its program does between two.
+  const auto enter = seen.status.entered == 0 ? enter_ : std::max(enter_, progress_);
+  if (place.is_behind && still >= enter && place.stuck.empty()) {
     place.stuck =
         concat(name(), " has not entered it for ", still.count(), " ms: ", where_it_is(seen.status));
     return concat(place.stuck, ". This node is given up until it does. Try: gdb -p ", seen.pid,
-                  " to see where it is; --rdzv-conf enter_timeout=SECONDS for a program that begins slowly");
+                  " to see where it is; --rdzv-conf ",
+                  enter > enter_ ? "progress_timeout=SECONDS for steps or evaluations that take longer"
+                                 : "enter_timeout=SECONDS for a program that begins slowly");
   }
   const bool may_wait = seen.status.is_waiting || seen.status.is_finished || place.is_behind;
   if (may_wait || progress_.count() == 0 || still < progress_ || place.is_told) return "";

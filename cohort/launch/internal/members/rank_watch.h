@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@ class RankWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// `enter`: how long a rank may take to enter a generation. `progress`: how long its status may stay the same; 0: for ever.
+  /// `enter`: how long a rank may take to enter a generation; one that has been in the run, `progress` where that is more. `progress`:
+  /// how long its status may stay the same; 0: for ever.
   RankWatch(std::chrono::milliseconds enter, std::chrono::milliseconds progress)
       : enter_(enter), progress_(progress) {}
 
@@ -37,6 +39,7 @@ class RankWatch {
 
   const std::chrono::milliseconds enter_, progress_;
   std::vector<Place> places_;
+  std::optional<Time> noted_at_;
 };
 
 }  // namespace cohort::launch
