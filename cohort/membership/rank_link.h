@@ -24,7 +24,8 @@ namespace cohort::membership {
 
 /// What the agent knows, whole each time.
 struct RankOrder {
-  std::uint64_t revision = 0;  ///< grows
+  std::uint64_t number = 0;    ///< of the orders of this rank; the first is 1
+  std::uint64_t revision = 0;  ///< grows with what the agent knows
   std::string origin = {};  ///< RendezvousRecord::origin: another run has another one; empty: no record yet
   Generation generation;    ///< the newest that agents have agreed on; number 0: none yet
   /// This rank's number in it. None: it waits, and leaves the generation that it is in.
@@ -41,8 +42,8 @@ struct RankOrder {
 /// What the rank says, whole each time.
 struct RankStatus {
   bool is_ready = false;  ///< it can enter a generation at once
-  /// Number of the newest generation that its agent has told it of, whatever it computes. One that does not say so hangs:
-  /// it is stopped, for instance. 0: it never says so.
+  /// Number of the newest order, whatever it computes. A rank that does not say so hangs: it is stopped, for instance. 0: it never
+  /// says so.
   std::uint64_t heard = 0;
   std::uint64_t entered = 0;    ///< number of the generation that it is in, or was in last
   std::uint64_t recovered = 0;  ///< of the last generation in which it had the newest state

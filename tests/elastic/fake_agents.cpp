@@ -125,7 +125,7 @@ bool FakeAgents::may_lose(const Child& child) {
 
 void FakeAgents::send_order(Child& child) {
   membership::RankOrder order;
-  order.revision = revision_;
+  order.number = order.revision = revision_;
   order.origin = origin_;
   order.generation = generation_;
   order.has_ended = has_run_ended_;

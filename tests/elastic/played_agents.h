@@ -109,7 +109,7 @@ class PlayedAgents {
     }
   }
   void send_orders(membership::RankOrder order) {
-    order.revision = ++revision_;
+    order.number = order.revision = ++revision_;
     order.generation = generation_;
     for (const auto& rank : ranks_) {
       order.process.reset();

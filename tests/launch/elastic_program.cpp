@@ -1,7 +1,8 @@
 // A rank of an elastic run without tensors: processes of a generation make steps together, by words in its store. It ends when
 // FOLDER has a file "go". It notes what it does in files there, and what it finds in its region, where it leaves its own number.
 // While there is a file "hang_RANK" a rank does not begin; with "slow_copy" it gets a state that it lacks in 40 parts of 100 ms, and
-// with "no_copy" never.
+// with "no_copy" never. With "stop_RANK" it stops once it has answered the order of another generation.
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,7 +47,7 @@ void note(const std::string& name, const std::string& text) {
 
 class Rank {
  public:
-  explicit Rank(membership::RankLink link) : link_(std::move(link)) {}
+  Rank(membership::RankLink link, bool fails) : link_(std::move(link)), fails_(fails) {}
 
   int run() {
     note("pid_" + local_, std::to_string(::getpid()));
@@ -74,7 +75,12 @@ class Rank {
       if (base::Fd file = link_.take_file(); file.is_open()) note_region(std::move(file));
       order_ = membership::parse_rank_order(*text);
       deadline = Deadline(milliseconds(0));
-      if (std::exchange(status_.heard, order_.generation.number) != status_.heard) say();
+      status_.heard = order_.number;
+      say();
+      if (order_.generation.number > status_.entered &&
+          std::filesystem::remove(folder() / ("stop_" + local_))) {
+        ::raise(SIGSTOP);
+      }
     }
   }
   void note_region(base::Fd file) {
@@ -120,6 +126,7 @@ class Rank {
     say();
     std::printf("enters generation %d\n", static_cast<int>(status_.entered));
     std::fflush(stdout);
+    if (fails_) throw std::runtime_error("a rank that cannot take part");
     note(
         base::concat("in_", status_.entered, "_", *order_.process, "_of_", order_.generation.num_processes()),
         std::to_string(::getpid()));
@@ -170,6 +177,7 @@ class Rank {
   }
 
   membership::RankLink link_;
+  const bool fails_;  // in each generation
   membership::RankOrder order_;
   membership::RankStatus status_;
   std::uint64_t stepped_ = 0;  // the last generation in which it has made a step
@@ -182,10 +190,12 @@ class Rank {
 
 int main(int argc, char** argv) {
   try {
-    if (argc > 1) throw std::runtime_error(argv[1]);
+    const std::string argument = argc > 1 ? argv[1] : "";
+    const bool fails_later = argument == "fail in a generation";
+    if (!argument.empty() && !fails_later) throw std::runtime_error(argument);
     auto link = membership::RankLink::of_process();
     if (!link) throw std::runtime_error("no agent has started this program");
-    return Rank(*std::move(link)).run();
+    return Rank(*std::move(link), fails_later).run();
   } catch (const std::exception& error) {
     launch::record_error(error.what());
     std::fprintf(stderr, "%s\n", error.what());

@@ -18,7 +18,7 @@ class HungRanksTest : public ::testing::Test {
     for (SeenRank& rank : ranks) rank.pid = 10;
     enter(1);
   }
-  // Both have heard of a generation, and entered it.
+  // Both have answered the order of a generation, and entered it.
   void enter(std::uint64_t number) {
     generation = number;
     for (SeenRank& rank : ranks) {
@@ -57,6 +57,15 @@ TEST_F(HungRanksTest, ARankThatAnswersMayComputeForAsLongAsItWants) {
   ranks[0].status.heard = ranks[1].status.heard = 2;
   ranks[0].status.entered = 2;
   EXPECT_EQ(look_for(std::chrono::minutes(2)), std::nullopt);
+}
+
+TEST_F(HungRanksTest, AnswersThatComeLateEachGiveTheWholeTimeAgain) {
+  for (std::uint64_t order = 2; order < 20; ++order) {  // one is always under way
+    ranks[1].told = order + 1;
+    ranks[1].status.heard = order;
+    EXPECT_EQ(look_for(milliseconds(1'000)), std::nullopt);
+  }
+  EXPECT_EQ(look_for(milliseconds(6'000)), 1U);
 }
 
 TEST_F(HungRanksTest, ARankThatNeverAnswersOrHasNotBegunIsLeftAlone) {

@@ -25,6 +25,7 @@ base::Deadline no_time() {
 
 RankOrder some_order() {
   RankOrder order;
+  order.number = 31;
   order.revision = 12;
   order.origin = "agent 1";
   order.generation = {7, true, {{1, "a", "n1:1", 2}, {4, "b\n", "n2:1", 1}}, 24, 1'234, "n1:4711", "joins"};
@@ -67,7 +68,7 @@ TEST(RankTextTest, WhatIsNoOrderIsRejectedByItsField) {
     changed[key] = value;
     COHORT_EXPECT_THROW_WITH(parse_rank_order(changed.dump()), CommError, part);
   };
-  rejects("cohort_rank_order", 1, "has version 1, expected 2");
+  rejects("cohort_rank_order", 1, "has version 1, expected 3");
   rejects("origin", 7, "origin is not a text");
   rejects("process", 3, "process is not the number of a process");
   rejects("process", -1, "process is not the number of a process");

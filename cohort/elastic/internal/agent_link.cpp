@@ -104,10 +104,7 @@ void AgentLink::run() {
       while (const auto text = link_.receive(at_once())) {
         if (base::Fd file = link_.take_file(); file.is_open()) listener_.on_region(std::move(file));
         membership::RankOrder order = membership::parse_rank_order(*text);
-        const std::uint64_t number = order.generation.number;
-        if (std::exchange(heard_, number) != number) {
-          update([&](membership::RankStatus& status) { status.heard = number; });
-        }
+        update([&](membership::RankStatus& status) { status.heard = order.number; });
         listener_.on_order(std::move(order));
       }
     }

@@ -43,8 +43,6 @@ class AgentLink {
   membership::RankLink link_;  // of the thread, but for shutdown()
   const Listener listener_;
   const base::Fd wake_;
-  std::uint64_t heard_ = 0;  // of the thread: the newest generation of an order
-
   std::mutex mutex_;  // of all below but the thread
   membership::RankStatus status_;
   bool is_dirty_ = false, is_urgent_ = false, is_stopping_ = false;

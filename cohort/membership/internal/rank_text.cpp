@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kRankVersion = 2;
+constexpr int kRankVersion = 3;
 
 std::string dump(const json& object) {
   return object.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -27,6 +27,7 @@ void check_version(Fields& fields, const char* key) {
 
 std::string to_text(const RankOrder& order) {
   return dump({{"cohort_rank_order", kRankVersion},
+               {"number", order.number},
                {"revision", order.revision},
                {"origin", order.origin},
                {"generation", json_of(order.generation)},
@@ -42,6 +43,7 @@ RankOrder parse_rank_order(std::string_view text) {
   Fields fields(object, "an agent's order");
   check_version(fields, "cohort_rank_order");
   RankOrder order;
+  order.number = fields.count("number");
   order.revision = fields.count("revision");
   order.origin = fields.text("origin");
   order.generation = generation_of(fields.field("generation"));

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/launch/internal/members/run_end.h"
@@ -80,37 +81,56 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
     return;
   }
   output_.log(LogLevel::kWarning, describe({failure}, world_size));
-  times_.note_cause(Clock::now(), end.alive_at);
-  const int num_in_a_row = failures_.note(end.place, member_.status().committed_steps, Clock::now());
-  const bool is_hopeless = !options_.limits_restarts() && num_in_a_row > PlaceFailures::kMaxInARow;
-  if (is_hopeless) {
-    output_.log(LogLevel::kError, concat("local rank ", end.place, " has failed ", num_in_a_row,
-                                         " times in a row, and no step was made between"));
-  }
-  if (generation != 0) {
-    if (!loss_) loss_ = {generation, summarize(failure), failure.status};
-    loss_->ends_run = loss_->ends_run || is_hopeless;
-  } else if (is_hopeless || ++end_.num_lost > options_.max_restarts) {
-    // Nobody else counts what ends before it takes part.
-    end_.status = failure.status;
-    end_.has_given_up = true;
-    return shutdown_.stop();
-  }
+  if (generation != 0) times_.note_cause(Clock::now(), end.alive_at);
+  note_failure(failure, end.place, std::max(member_.status().committed_steps, end.committed_steps));
   report_ranks();  // before a successor starts, which takes milliseconds
   start_successors();
 }
 
+void ElasticAgent::note_failure(const RankFailure& failure, std::size_t place,
+                                std::uint64_t committed_steps) {
+  const std::uint64_t generation = member_.generation();
+  const int num_in_a_row = failures_.note(place, committed_steps, Clock::now());
+  const bool is_hopeless = !options_.limits_restarts() && num_in_a_row > PlaceFailures::kMaxInARow;
+  // Nobody else counts what ends before it takes part. What fails on this node alone must not end the others' run.
+  const bool gives_up = generation == 0 ? is_hopeless || ++end_.num_lost > options_.max_restarts
+                                        : is_hopeless && !member_.is_needed();
+  if (is_hopeless) {
+    output_.log(LogLevel::kError, concat("local rank ", place, " has failed ", num_in_a_row,
+                                         " times in a row, and no step was made between",
+                                         gives_up ? ": this node leaves the run" : ""));
+  }
+  if (gives_up) {
+    end_.status = failure.status;
+    end_.has_given_up = true;
+    return shutdown_.stop();
+  }
+  if (generation == 0) return;
+  if (!loss_) loss_ = {generation, summarize(failure), failure.status};
+  loss_->ends_run = loss_->ends_run || is_hopeless;
+}
+
 void ElasticAgent::start_successors() {
-  if (is_leaving()) return;
+  if (is_leaving() || shutdown_.has_begun()) return;
   for (std::size_t place = 0; place < static_cast<std::size_t>(options_.nproc_per_node); ++place) {
-    if (failures_.take_due(place, Clock::now())) ranks_.replace(place);
+    if (!failures_.take_due(place, Clock::now())) continue;
+    try {
+      ranks_.replace(place);
+    } catch (const SystemError& error) {  // the other ranks of this node live on
+      RankFailure failure;
+      failure.local_rank = static_cast<int>(place);
+      failure.status = 1;
+      failure.what = concat("cannot be started: ", base::message_of(error));
+      output_.log(LogLevel::kWarning, concat("local rank ", place, " ", failure.what));
+      note_failure(failure, place, member_.status().committed_steps);
+    }
   }
 }
 
 void ElasticAgent::follow() {
   const bool is_late_to_save = end_.save_by.expired();
   const bool is_news = take_news();
-  if (is_news || is_late_to_save || do_ranks_leave() != end_.is_leaving) tell_ranks();
+  if (is_news || is_late_to_save || do_ranks_leave() != end_.is_leaving || is_answer_due()) tell_ranks();
   if (is_late_to_save) end_.save_by = base::Deadline::never();
   report_ranks();
   start_successors();
@@ -118,8 +138,14 @@ void ElasticAgent::follow() {
   end_ranks();
 }
 
+// Others wait for a rank that is to enter a generation: whether it runs is seen by its answers.
+bool ElasticAgent::is_answer_due() const {
+  return ask_by_.expired() && std::ranges::any_of(ranks_.seen(), &SeenRank::is_behind);
+}
+
 void ElasticAgent::tell_ranks() {
   if (may_save()) return;
+  ask_by_ = base::Deadline(options_.rendezvous.silence);
   const membership::MemberView& view = member_.view();
   membership::RankOrder order;
   order.revision = view.revision;

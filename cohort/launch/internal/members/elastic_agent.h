@@ -50,6 +50,8 @@ class ElasticAgent : public MemberAgent {
   void follow() override;
   int finish() override;
   void note_end(const ElasticRanks::End& end);
+  void note_failure(const RankFailure& failure, std::size_t place, std::uint64_t committed_steps);
+  bool is_answer_due() const;
   void tell_ranks();
   void report_ranks();
   void end_hung_rank();
@@ -63,6 +65,7 @@ class ElasticAgent : public MemberAgent {
   ElasticRanks ranks_;
   WorkerShutdown shutdown_;
   HungRanks hung_;
+  base::Deadline ask_by_ = base::Deadline::never();  // when ranks that are late get an order again
   PlaceFailures failures_;
   ChangeTimes times_;
   RankWatch watch_;

@@ -106,7 +106,10 @@ std::unique_ptr<LinkedRank> ElasticRanks::start(int local_rank, const Fd& region
 void ElasticRanks::fill_reserve() {
   while (!is_ending_ && reserve_.size() < max_reserve_) {
     try {
-      reserve_.push_back(start(options_.nproc_per_node + static_cast<int>(reserve_.size()), Fd()));
+      int number = options_.nproc_per_node;
+      const auto has_number = [&](const auto& rank) { return rank->process().local_rank() == number; };
+      while (std::ranges::any_of(reserve_, has_number)) ++number;
+      reserve_.push_back(start(number, Fd()));
     } catch (const SystemError& error) {
       // Ranks in their places need no reserve.
       base::log_warning(concat("no process is kept in reserve any more: ", base::message_of(error)));
@@ -145,11 +148,13 @@ std::vector<ElasticRanks::End> ElasticRanks::step(std::chrono::milliseconds most
   for (std::size_t i = 0; i < places_.size(); ++i) {
     std::unique_ptr<LinkedRank>& rank = places_[i].rank;
     if (!rank || !rank->process().reap()) continue;
-    if (places_[i].is_dropped) {
-      ends.push_back({i, 0, std::nullopt, alive_at});
-    } else {
-      const int status = exit_status(rank->process().worker().wait_status());
-      ends.push_back({i, status, rank->process().failure(0, 0), alive_at});
+    End& end = ends.emplace_back();
+    end.place = i;
+    end.alive_at = alive_at;
+    end.committed_steps = rank->status().committed_steps;
+    if (!places_[i].is_dropped) {
+      end.status = exit_status(rank->process().worker().wait_status());
+      end.failure = rank->process().failure(0, 0);
     }
     rank.reset();
   }
@@ -241,8 +246,8 @@ std::vector<SeenRank> ElasticRanks::seen() const {
   for (std::size_t i = 0; i < places_.size(); ++i) {
     const Place& place = places_[i];
     SeenRank& seen = ranks.emplace_back();
-    seen.told = place.told;
     if (!place.rank) continue;
+    seen.told = place.rank->num_orders();
     seen.status = place.rank->status();
     seen.pid = static_cast<int>(place.rank->process().worker().pid());
     if (!order_.process || order_.has_ended || order_.generation.number < place.first) continue;

@@ -30,6 +30,7 @@ class ElasticRanks : public RankSet {
     int status = 0;
     std::optional<RankFailure> failure;                   ///< nothing for status 0
     std::chrono::steady_clock::time_point alive_at = {};  ///< when it was known to live for the last time
+    std::uint64_t committed_steps = 0;                    ///< by its last word
   };
 
   /// All ranks run. Ownership: refers to all. Throws: SystemError, and no rank is left.

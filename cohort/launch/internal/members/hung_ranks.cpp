@@ -1,6 +1,6 @@
 // A rank answers each order by a thread of its own, however long it computes. One that does not is stopped, or its process hangs: the
-// others are in the next generation, and wait for its address there. The time is that after which a node which leaves no
-// longer waits for others either.
+// others are in the next generation, and wait for its address there. Until a rank has entered that generation its agent sends it an
+// order in each `silence`. The time is that after which a node which leaves no longer waits for others either.
 //
 // A link between two ranks of this node that is lost is made again with the next generation. If one is lost again before a step was
 // made, one of the two ends: the one that has not entered the generation, else the later one. It ends after another `silence`, as
@@ -52,13 +52,12 @@ std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<Se
       continue;
     }
     Unanswered& unanswered = unanswered_[place];
-    if (unanswered.told == 0) unanswered = {rank.told, now};
+    if (unanswered.told <= rank.status.heard) unanswered = {rank.told, now};
     const auto most = kSilencesToAnswer * silence_;
     if (now - unanswered.since <= most) continue;
-    const std::uint64_t told = unanswered.told;
     unanswered_.erase(place);
     return Found{place, base::concat("it has not answered its agent for ", most.count(),
-                                     " ms, and others wait for it in generation ", told)};
+                                     " ms, and others wait for it")};
   }
   return std::nullopt;
 }

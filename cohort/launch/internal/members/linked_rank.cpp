@@ -44,7 +44,8 @@ void LinkedRank::send_unless_gone(const Send& send) {
   }
 }
 
-void LinkedRank::send(const membership::RankOrder& order) {
+void LinkedRank::send(membership::RankOrder order) {
+  order.number = ++num_orders_;
   send_unless_gone([&] { link_.send(to_text(order), at_once()); });
 }
 

@@ -24,8 +24,9 @@ class LinkedRank {
   /// What it has said last.
   const membership::RankStatus& status() const { return status_; }
 
-  /// What it is to know from now on.
-  void send(const membership::RankOrder& order);
+  /// What it is to know from now on. Gives the order its number.
+  void send(membership::RankOrder order);
+  std::uint64_t num_orders() const { return num_orders_; }
   /// Memory of its place, in which the rank before it may have left its state.
   void give_region(const Fd& region);
   /// Reads what it has said, and sends what is left. One that says what this version does not know is killed, and the log says so.
@@ -43,6 +44,7 @@ class LinkedRank {
   membership::RankLink link_;
   RankProcess process_;
   membership::RankStatus status_;
+  std::uint64_t num_orders_ = 0;
   bool is_gone_ = false;  // the rank has closed its end: it is ending
 };
 

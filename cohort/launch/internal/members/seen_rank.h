@@ -9,11 +9,12 @@ namespace cohort::launch {
 /// What an agent knows of the rank in one of its places. Not for users of the library.
 struct SeenRank {
   membership::RankStatus status = {};
-  int pid = 0;  ///< 0: it has ended
-  std::uint64_t told =
-      0;  ///< the newest generation in which its place has a number, and of which it was told
+  int pid = 0;                 ///< 0: it has ended
+  std::uint64_t told = 0;      ///< number of its newest order
   std::uint64_t to_enter = 0;  ///< generation that it is to be in; 0: none
   int process = 0;             ///< its number there
+
+  bool is_behind() const { return to_enter != 0 && status.entered < to_enter; }
 };
 
 }  // namespace cohort::launch
