@@ -275,7 +275,7 @@ TEST_F(RunElasticTest, ARankThatStopsBeforeItEntersHasASuccessor) {
 }
 
 // As one whose configuration or processor is another one.
-TEST_F(RunElasticTest, ANodeThatCannotTakePartLeavesAndTheRunGoesOn) {
+TEST_F(RunElasticTest, ANodeThatCannotTakePartLeavesAndTheRunContinues) {
   Job first = node("1:2");
   const pid_t survivor = process_in(1, 0, 1);
   ASSERT_NE(survivor, 0);

@@ -1,3 +1,5 @@
+// A place is behind from the look that finds a generation which its rank has not entered. Its clock begins then, and anew with each
+// word of the rank that is progress. What a thread of the rank says by itself is none.
 #include "cohort/launch/internal/members/rank_watch.h"
 
 #include <algorithm>
