@@ -43,6 +43,7 @@ void expect_kept_state(int max_processes, int virtual_ranks, std::uint64_t total
     kills += agents.counts.kills;
     heirs += agents.counts.heirs;
     lost += error == FakeAgents::kStateLost ? 1 : 0;
+    EXPECT_EQ(agents.find_forgotten(), "") << "seed " << seed << "\n" << agents.story();
     if (error == FakeAgents::kStateLost) continue;
     ASSERT_EQ(error, "") << "seed " << seed << "\n" << agents.story();
     const std::vector<std::string> results = agents.results();

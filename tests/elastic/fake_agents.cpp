@@ -48,12 +48,14 @@ void FakeAgents::tell(const std::string& line) {
   story_ += line + "\n";
 }
 
+std::string FakeAgents::output_of(const Child& child) const {
+  const auto path = folder_ / concat("output ", child.pid);
+  return std::filesystem::exists(path) ? read_file(path) : "";
+}
+
 std::string FakeAgents::story() const {
   std::string text = story_;
-  for (const auto& child : children_) {
-    const auto path = folder_ / concat("output ", child->pid);
-    if (std::filesystem::exists(path)) text += concat("--- process ", child->pid, "\n", read_file(path));
-  }
+  for (const auto& child : children_) text += concat("--- process ", child->pid, "\n", output_of(*child));
   return text;
 }
 

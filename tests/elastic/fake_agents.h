@@ -56,6 +56,7 @@ class FakeAgents {
     std::string incarnation = {};
     membership::RankStatus status = {};
     base::Fd region = base::Fd();  ///< not open: it has none yet
+    bool has_inherited = false;    ///< its region had a committed state
     bool is_member = false, is_asking = false, is_stopped = false, is_killed = false, has_ended = false;
     int exit_status = 0;
     std::uint64_t held_in = 0;  // generation in which it was told to wait at its point; 0: it was not
@@ -68,6 +69,8 @@ class FakeAgents {
   std::vector<std::string> results() const;
   /// What children wrote, and what was done.
   std::string story() const;
+  /// Processes that have entered a generation without the state that lay in their region; empty: none.
+  std::string find_forgotten() const;
 
   // For tests that decide by themselves.
 
@@ -99,6 +102,7 @@ class FakeAgents {
   void read_link(Child& child);
   void on_end(Child& child);
   void send_order(Child& child);
+  std::string output_of(const Child& child) const;
   bool has_state(const Child& child) const;
   bool may_lose(const Child& child);
   bool may_lose_last(const Child& child);

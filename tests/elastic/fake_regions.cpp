@@ -16,6 +16,8 @@ void FakeAgents::give_region(Child& child, Child* before) {
   child.region = before == nullptr ? base::make_memory_file("region of a test") : std::move(before->region);
   if (before != nullptr) {
     ++counts.heirs;
+    const elastic::CommitWord word = elastic::read_commit_word(child.region);
+    child.has_inherited = word.phase == elastic::CommitWord::Phase::kCommitted && word.steps > 0;
     tell(concat("process ", child.pid, " gets the region of process ", before->pid));
   }
   try {
@@ -71,6 +73,17 @@ bool FakeAgents::is_state_there(const std::vector<Child*>& ready) {
       std::ranges::any_of(list, [](const Child* child) { return child->is_killed || child->is_stopped; });
   if (!is_unsure && !may_come) failure_ = kStateLost;
   return is_unsure;
+}
+
+std::string FakeAgents::find_forgotten() const {
+  std::string found;
+  for (const auto& child : children_) {
+    if (!child->has_inherited || child->status.entered == 0) continue;
+    if (output_of(*child).find("steps of the process before it") == std::string::npos) {
+      found += concat("process ", child->pid, " has forgotten what lay in its region; ");
+    }
+  }
+  return found;
 }
 
 }  // namespace cohort::test
