@@ -302,6 +302,7 @@ TEST(MemberTest, WhatIsSaidBeforeTheGoodbyeIsHeard) {
     base::sleep(milliseconds(200), base::Deadline::never());
   };
   TestAgent b(options);
+  ASSERT_TRUE(a->sees_members(2));
   ASSERT_TRUE(b.sees_members(2));
   is_slow = true;
   const auto c = agent_for(*a, 1, 3);

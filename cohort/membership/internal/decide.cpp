@@ -19,6 +19,10 @@
 // the next one. So that one gets another store. An agent offers a fresh one as soon as it hears that its last one is used. The
 // next generation waits for such an offer if nobody else has one: for kAloneFactor times `silence` at most.
 //
+// Note [Who waits for a copy]: a generation that ends while a state is copied ends the copy, which begins anew. So an agent that
+// could enter waits until all ranks of an elastic program have the state. Else nodes that come and go would keep a long copy from
+// its end. Whatever else ends the generation lets them in at once.
+//
 // Note [Stuck ranks]: an agent says itself that one of its ranks does not enter a generation, after a time of its own, and which one.
 // It is a member no longer, and waits until the rank gets on. A state that only its ranks have is lost: to give it they would have to
 // enter together.
@@ -292,7 +296,8 @@ class Decider {
     const std::size_t num_survivors = survivors.size();
     const bool is_ending = std::any_of(members.begin(), members.end(),
                                        [&](const MemberInfo& member) { return is_finished(member); });
-    if (!is_ending) add_entrants(survivors, add_cause);
+    // Note [Who waits for a copy]
+    if (!is_ending && (!cause.empty() || has_recovered(survivors))) add_entrants(survivors, add_cause);
     if (cause.empty()) return keep_spares();
     if (!may_make_steps(survivors)) return wait_for_state(cause);
     next_.was_link_lost = lost.has_value() && dropped == 0;
@@ -367,6 +372,13 @@ class Decider {
       }
     }
     return gone;
+  }
+
+  bool has_recovered(const std::vector<MemberInfo>& members) const {
+    return !is_elastic() || std::ranges::all_of(members, [&](const MemberInfo& member) {
+      const Report* const report = report_of_generation(member);
+      return report != nullptr && report->recovered == old_.generation.number;
+    });
   }
 
   template <typename AddCause>
