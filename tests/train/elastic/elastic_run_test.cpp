@@ -51,21 +51,28 @@ TEST(ElasticRunTest, ItTrainsWhatVirtualRanksTrainWithoutIt) {
   expect_same_files(end, undisturbed(), "without a session");
 }
 
-/// Each process has the fault once, at each of its points; `stride`: at each stride-th.
-void expect_same_at_each_point(test::FakeFault fault, int stride) {
-  const ElasticEnd& expected = undisturbed();
+using RunWithFaults = std::function<ElasticEnd(test::FakeFaults)>;
+
+/// Each process of `run` has the fault once, at each of its points; `stride`: at each stride-th.
+void expect_same_at_each_point(test::FakeFault fault, int stride, const RunWithFaults& run,
+                               const ElasticEnd& expected) {
   int runs = 0;
   for (int victim = 0; victim < 3; ++victim) {
     for (int at = runs % stride; at < expected.points.at(static_cast<std::size_t>(victim)); at += stride) {
-      const ElasticEnd end = run_elastic({}, [&](int id, int point) {
-        return id == victim && point == at ? fault : test::FakeFault::kNone;
-      });
+      const ElasticEnd end = run(
+          [&](int id, int point) { return id == victim && point == at ? fault : test::FakeFault::kNone; });
       ++runs;
       expect_same_files(end, expected, base::concat("process ", victim, " at point ", at));
       if (testing::Test::HasFailure()) return;
     }
   }
   EXPECT_GT(runs, 3);
+}
+
+void expect_same_at_each_point(test::FakeFault fault, int stride) {
+  expect_same_at_each_point(
+      fault, stride, [](test::FakeFaults faults) { return run_elastic({}, std::move(faults)); },
+      undisturbed());
 }
 
 /// All points, or each n-th.
@@ -83,6 +90,25 @@ TEST(ElasticRunTest, AProcessThatDiesAnywhereLeavesTheSameFiles) {
 
 TEST(ElasticRunTest, AProcessThatComesAtAnyTimeLeavesTheSameFiles) {
   expect_same_at_each_point(test::FakeFault::kJoin, 2 * elastic_stride());
+}
+
+// The start of a run that resumes: all read the checkpoint, and have a state that counts when they have committed it.
+TEST(ElasticRunTest, AResumedStartThatIsDisturbedAnywhereLeavesTheSameFiles) {
+  const auto setting_of = [](std::int64_t steps) {
+    return ElasticSetting{.change = [steps](auto& options) { options.max_steps(steps).eval_every(0); }};
+  };
+  const test::TempDir earlier;
+  run_elastic(setting_of(3), {}, earlier.path());
+  const auto resumed = [&](test::FakeFaults faults) {
+    using std::filesystem::copy_options;
+    const test::TempDir dir;
+    std::filesystem::copy(earlier.path(), dir.path(), copy_options::recursive | copy_options::copy_symlinks);
+    return run_elastic(setting_of(4), std::move(faults), dir.path());
+  };
+  const ElasticEnd expected = resumed({});
+  for (const test::FakeFault fault : {test::FakeFault::kEnd, test::FakeFault::kDie}) {
+    expect_same_at_each_point(fault, std::max(1, elastic_stride() / 4), resumed, expected);
+  }
 }
 
 test::FakeFaults random_faults(unsigned seed) {

@@ -28,6 +28,7 @@ struct FakeRun::Round {
 
 struct FakeRun::Process {
   bool is_alive = true, waits = false, has_finished = false;
+  bool is_changing = false;  // its state is of no use
   std::uint64_t committed = 0, generation = 0;
   int points = 0;
   elastic::StateAccess state;
@@ -83,6 +84,7 @@ class FakeExchange : public parallel::SliceExchange {
                     std::function<void(const Pieces&)> take) {
     run_.reach_point(id_, true);
     const std::lock_guard lock(run_.mutex_);
+    run_.check_may_wait(id_);
     throw_if_ended();
     const int number = next_++;
     Pieces& pieces = round_->posted[number];
@@ -92,6 +94,7 @@ class FakeExchange : public parallel::SliceExchange {
     return [this, number, take = std::move(take), self = round_] {
       run_.reach_point(id_, true);
       std::unique_lock lock(run_.mutex_);
+      run_.check_may_wait(id_);
       const auto is_there = [&] {
         return std::ranges::all_of(self->posted[number], [](const auto& p) { return p.has_value(); });
       };
@@ -136,13 +139,20 @@ class FakeSession : public elastic::Session {
     return run_.round_ == nullptr || run_.round_->has_ended;
   }
   std::shared_ptr<parallel::SliceExchange> exchange() const override { return exchange_; }
-  void begin_changes() override { run_.reach_point(id_, false); }
+  void begin_changes() override {
+    {
+      const std::lock_guard lock(run_.mutex_);
+      process().is_changing = true;
+    }
+    run_.reach_point(id_, false);
+  }
   void commit(std::uint64_t steps) override {
     run_.reach_point(id_, false);
     {
       const std::lock_guard lock(run_.mutex_);
       if (steps < process().committed) throw std::logic_error("a step is committed twice");
       process().committed = steps;
+      process().is_changing = false;
     }
     run_.reach_point(id_, false);
   }
@@ -238,14 +248,18 @@ void FakeRun::form_generation() {
   round_->number = ++generation_;
   round_->size = static_cast<int>(members.size());
   const auto process_of = [&](int id) -> Process& { return *processes_[static_cast<std::size_t>(id)]; };
+  std::vector<int> holders;
+  std::ranges::copy_if(members, std::back_inserter(holders),
+                       [&](int id) { return !process_of(id).is_changing; });
+  if (holders.empty()) throw std::logic_error("no process has a state");
   const int holder = *std::ranges::max_element(
-      members, [&](int a, int b) { return process_of(a).committed < process_of(b).committed; });
+      holders, [&](int a, int b) { return process_of(a).committed < process_of(b).committed; });
   const std::uint64_t newest = process_of(holder).committed;
   std::optional<elastic::StateSnapshot> state;
   for (int rank = 0; rank < round_->size; ++rank) {
     Process& process = process_of(members[static_cast<std::size_t>(rank)]);
     // Before the first step all have the state of one process.
-    const bool copies = process.committed < newest || (newest == 0 && rank > 0);
+    const bool copies = process.is_changing || process.committed < newest || (newest == 0 && rank > 0);
     if (copies) {
       if (!state) {
         state = process_of(holder).state.save();
@@ -254,6 +268,7 @@ void FakeRun::form_generation() {
       process.incoming = elastic::StateSnapshot{state->text, {}};
       for (const at::Tensor& tensor : state->tensors) process.incoming->tensors.push_back(tensor.clone());
     }
+    process.is_changing = false;
     process.committed = newest;
     process.generation = generation_;
     process.waits = false;  // though its thread may wake up later
@@ -265,6 +280,13 @@ void FakeRun::form_generation() {
                      .origin = origin_};
   }
   changed_.notify_all();
+}
+
+// With the lock held. Whoever waits may have to go back to the state that it is changing.
+void FakeRun::check_may_wait(int id) const {
+  if (processes_[static_cast<std::size_t>(id)]->is_changing) {
+    throw std::logic_error("a wait inside a transaction");
+  }
 }
 
 void FakeRun::note_death(int id) {

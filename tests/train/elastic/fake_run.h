@@ -69,6 +69,7 @@ class FakeRun {
   void form_generation();
   bool all_wait() const;
   bool has_joiner() const;
+  void check_may_wait(int id) const;
   void note_death(int id);
   void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready, const std::string& what);
 

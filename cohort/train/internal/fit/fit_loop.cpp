@@ -165,9 +165,11 @@ class FitLoop {
 
   /// No process has made a step, and all have the state of one of them: they resume together, or begin.
   void start_together(const DataOfRun& data) {
+    // First: resume() changes the state, and nothing may wait from there on until it is committed.
+    const std::string description = fit_ranks_.elastic()->text_of_first(options_.description());
     const bool is_resumed = resume(data);
     if (is_resumed) describe_run(data);
-    progress_.state.description = fit_ranks_.elastic()->text_of_first(options_.description());
+    progress_.state.description = description;
     if (is_resumed) elastic_->resume({progress_.state.step, progress_.state.epoch, saver_.last().string()});
   }
 
