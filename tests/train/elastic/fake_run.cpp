@@ -51,6 +51,7 @@ class FakeExchange : public parallel::SliceExchange {
       auto* to = static_cast<std::uint8_t*>(output.mutable_data_ptr());
       for (int from = 0; from < round_->size; ++from) {
         const auto& piece = *pieces[static_cast<std::size_t>(from)];
+        if (piece.sizes.empty()) throw std::logic_error("processes make different transfers");
         std::int64_t begin = 0;
         for (int k = 0; k < rank_; ++k) begin += piece.sizes[static_cast<std::size_t>(k)];
         const std::int64_t size = piece.sizes[static_cast<std::size_t>(rank_)];
@@ -66,6 +67,8 @@ class FakeExchange : public parallel::SliceExchange {
     return transfer(input, {}, [output](const auto& pieces) {
       auto* to = static_cast<std::uint8_t*>(output.mutable_data_ptr());
       for (const auto& piece : pieces) {
+        if (piece->bytes.nbytes() * pieces.size() != output.nbytes())
+          throw std::logic_error("sizes of pieces differ");
         std::memcpy(to, piece->bytes.const_data_ptr(), piece->bytes.nbytes());
         to += piece->bytes.nbytes();
       }
@@ -73,6 +76,7 @@ class FakeExchange : public parallel::SliceExchange {
   }
   Transfer broadcast(at::Tensor bytes) override {
     return transfer(bytes, {}, [bytes](const auto& pieces) {
+      if (pieces.front()->bytes.nbytes() != bytes.nbytes()) throw std::logic_error("sizes of pieces differ");
       std::memcpy(bytes.mutable_data_ptr(), pieces.front()->bytes.const_data_ptr(), bytes.nbytes());
     });
   }

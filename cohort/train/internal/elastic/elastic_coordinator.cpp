@@ -55,11 +55,14 @@ void ElasticCoordinator::write_trace(const std::filesystem::path& path) const {
   if (is_first()) base::Timeline::write(path);
 }
 
-RankCoordinator::ControlRequests ElasticCoordinator::agree_on(const ControlRequests& requests) {
-  // They stay until a step with them is made.
+void ElasticCoordinator::request(const ControlRequests& requests) {
   if (own_.requests.stop_signal == 0) own_.requests.stop_signal = requests.stop_signal;
   own_.requests.save_now |= requests.save_now;
   own_.requests.save_due |= requests.save_due;
+}
+
+RankCoordinator::ControlRequests ElasticCoordinator::agree_on(const ControlRequests& requests) {
+  request(requests);
   return std::exchange(is_answered_, true) ? ControlRequests() : heard_.requests;
 }
 

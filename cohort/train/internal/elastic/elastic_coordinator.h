@@ -64,6 +64,9 @@ class ElasticCoordinator : public RankCoordinator {
   /// Returns the text that process 0 gives. Collective.
   std::string text_of_first(const std::string& text) const;
 
+  /// This process asks for `requests`: until a step is made with them, which all hear.
+  void request(const ControlRequests& requests);
+
   /// A step begins.
   void begin_step() { own_.samples.clear(); }
   void add_part(const data::Batch& part);

@@ -92,14 +92,29 @@ void ElasticFit::enter() {
   const bool stays_first = before.process == 0 && entry.process == 0 &&
                            entry.generation == before.generation + 1 && !entry.has_copied;
   if (!stays_first) opens_ = true;
+  if (!state_.is_done) {
+    parts_.ranks.compare();
+    take_decisions_of_first();
+  }
   go_back();
   if (state_.is_done) return;
-  parts_.ranks.compare();
   if (entry.process == 0) {
     base::log_info(
         base::concat("generation ", entry.generation, ", after step ", entry.steps, ": ",
                      parallel::describe_virtual_ranks(parts_.sync.num_virtual_ranks(), entry.num_processes)));
   }
+}
+
+// A process that alone has committed a step, and was cut off, may have heard requests with it that the others have not: they
+// made the step again without them. Then it would stop, and the others continue. What only it has heard, it asks for again.
+void ElasticFit::take_decisions_of_first() {
+  RankCoordinator::ControlRequests lost = state_.words.requests;
+  take_decisions(parts_.ranks.text_of_first(decisions_to_text(state_)), state_);
+  const RankCoordinator::ControlRequests& heard = state_.words.requests;
+  if (heard.stop_signal != 0) lost.stop_signal = 0;
+  lost.save_now &= !heard.save_now;
+  lost.save_due &= !heard.save_due;
+  parts_.ranks.request(lost);
 }
 
 void ElasticFit::go_back() {

@@ -16,7 +16,8 @@ namespace cohort::train {
 
 /// Enters generations, commits steps, and gives the state to processes that lack it.
 ///
-/// Always: two processes that have committed as many steps have the same StepState and the same tensors.
+/// Always: two processes that have committed as many steps have the same tensors, and the same StepState once they are in one
+/// generation.
 /// Threads: one caller at a time.
 class ElasticFit {
  public:
@@ -72,6 +73,7 @@ class ElasticFit {
 
  private:
   std::uint64_t committed() const;
+  void take_decisions_of_first();
   void go_back();
   void set_shares(data::Loader& loader) const;
   void use_threads(int threads);

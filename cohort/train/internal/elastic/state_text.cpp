@@ -63,20 +63,24 @@ std::vector<LedgerLine> lines_from_json(const json& from) {
   return lines;
 }
 
-json to_json(const StepState& step) {
+json decisions_to_json(const StepState& step) {
   return {{"num_saves", step.saves.num_saves},
           {"saved_step", step.saves.saved_step},
           {"save_is_requested", step.saves.is_requested},
           {"save_at_epoch_end", step.saves.is_due_at_epoch_end},
           {"stop_signal", step.agreed.stop_signal},
           {"num_saves_told", step.agreed.num_saves_told},
-          {"words", step.words.to_text()},
-          {"unlisted", to_json(step.unlisted)},
-          {"is_done", step.is_done}};
+          {"words", step.words.to_text()}};
 }
 
-StepState step_from_json(const json& from) {
-  StepState step;
+json to_json(const StepState& step) {
+  json all = decisions_to_json(step);
+  all["unlisted"] = to_json(step.unlisted);
+  all["is_done"] = step.is_done;
+  return all;
+}
+
+void decisions_from_json(const json& from, StepState& step) {
   step.saves.num_saves = from.at("num_saves");
   step.saves.saved_step = from.at("saved_step");
   step.saves.is_requested = from.at("save_is_requested");
@@ -84,9 +88,20 @@ StepState step_from_json(const json& from) {
   step.agreed.stop_signal = from.at("stop_signal");
   step.agreed.num_saves_told = from.at("num_saves_told");
   step.words = StepWords::of_all({from.at("words").get<std::string>()});
+}
+
+StepState step_from_json(const json& from) {
+  StepState step;
+  decisions_from_json(from, step);
   step.unlisted = lines_from_json(from.at("unlisted"));
   step.is_done = from.at("is_done");
   return step;
+}
+
+[[noreturn]] void throw_unreadable(const json::exception& error) {
+  throw CommError("train.elastic",
+                  base::concat("the state of another process cannot be read: ", error.what()),
+                  "the same program on all nodes");
 }
 
 }  // namespace
@@ -94,6 +109,18 @@ StepState step_from_json(const json& from) {
 at::Tensor flat_alias(const at::Tensor& tensor) {
   if (!tensor.is_non_overlapping_and_dense()) return tensor.contiguous().view({-1});
   return tensor.as_strided({tensor.numel()}, {1});
+}
+
+std::string decisions_to_text(const StepState& step) {
+  return decisions_to_json(step).dump();
+}
+
+void take_decisions(const std::string& text, StepState& step) {
+  try {
+    decisions_from_json(json::parse(text), step);
+  } catch (const json::exception& error) {
+    throw_unreadable(error);
+  }
 }
 
 elastic::StateSnapshot to_snapshot(const ElasticState& state) {
@@ -129,9 +156,7 @@ ElasticState from_snapshot(const elastic::StateSnapshot& snapshot) {
     state.step = step_from_json(text.at("step"));
     return state;
   } catch (const json::exception& error) {
-    throw CommError("train.elastic",
-                    base::concat("the state of another process cannot be read: ", error.what()),
-                    "the same program on all nodes");
+    throw_unreadable(error);
   } catch (const std::out_of_range&) {
     throw CommError("train.elastic", "the state of another process lacks tensors that its text names",
                     "the same program on all nodes");

@@ -35,6 +35,12 @@ struct StepState {
   bool is_done = false;  ///< nothing is left: all processes have seen the end of the run
 };
 
+/// Returns what a process has decided after its step. Where two processes have made one step, each without the other, requests
+/// may have come to one of them alone.
+std::string decisions_to_text(const StepState& step);
+/// Throws: CommError for a text that decisions_to_text() did not make.
+void take_decisions(const std::string& text, StepState& step);
+
 /// What a snapshot holds.
 struct ElasticState {
   checkpoint::CheckpointContent content;  ///< as of a checkpoint

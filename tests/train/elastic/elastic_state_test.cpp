@@ -1,0 +1,70 @@
+// What processes of an elastic run tell each other with their states.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tests/support/comes_true.h"
+#include "tests/train/elastic/elastic_job.h"
+#include "tests/train/elastic/wrapped_session.h"
+
+namespace cohort::train {
+namespace {
+
+using nlohmann::json;
+
+/// The results of one process, and of a second one that comes after step 2. `change`: changes the text of the state that the
+/// second one copies.
+std::vector<FitResult> results_beside_newcomer(const ElasticSetting& setting,
+                                               const std::filesystem::path& folder,
+                                               const std::function<void(json&)>& change) {
+  std::mutex mutex;
+  std::vector<FitResult> results;
+  std::atomic<bool> is_wanted = false;
+  const auto faults = [&](int, int) {
+    return is_wanted.exchange(false) ? test::FakeFault::kJoin : test::FakeFault::kNone;
+  };
+  test::FakeRun run(kElasticRanks, faults, [&](int id, std::shared_ptr<elastic::Session> session) {
+    ElasticSetting own = setting;
+    if (id == 0) {
+      own.on_step = [&is_wanted, session](const StepReport& report) {
+        if (report.step != 2) return;
+        is_wanted = true;
+        test::wait_until([&] { return session->must_enter(); });
+      };
+    } else {
+      session = std::make_shared<test::WrappedSession>(
+          session, test::WrappedSession::Listener{.on_load = [&](elastic::StateSnapshot& state) {
+            json text = json::parse(state.text);
+            change(text);
+            state.text = text.dump();
+          }});
+    }
+    const FitResult result = train_elastic(own, folder, std::move(session));
+    const std::lock_guard lock(mutex);
+    results.push_back(result);
+  });
+  run.run(1);
+  return results;
+}
+
+// As where one process has committed a step, and all others have lost it and made it again.
+TEST(ElasticStateTest, ARequestThatOneProcessAloneHasHeardIsMadeAgain) {
+  const test::TempDir dir;
+  const std::vector<FitResult> results = results_beside_newcomer({}, dir.path(), [&](json& text) {
+    json words = json::parse(text.at("step").at("words").get<std::string>());
+    words.at("requests").at(0) = SIGTERM;
+    text.at("step").at("words") = words.dump();
+  });
+  ASSERT_EQ(results.size(), 2U);
+  for (const FitResult& result : results) {
+    EXPECT_EQ(result.signal, SIGTERM);
+    EXPECT_EQ(result.steps, 3);
+  }
+}
+
+}  // namespace
+}  // namespace cohort::train
