@@ -66,5 +66,22 @@ TEST(ElasticStateTest, ARequestThatOneProcessAloneHasHeardIsMadeAgain) {
   }
 }
 
+TEST(ElasticStateTest, WithoutAFolderTheStateDoesNotGrowWithTheSteps) {
+  const test::TempDir dir;
+  std::map<std::uint64_t, std::size_t> lengths;
+  const ElasticSetting setting{
+      .change = [](TrainerOptions& options) { options.run_dir("").resume("").epochs(8).eval_every(0); }};
+  test::FakeRun run(kElasticRanks, {}, [&](int, std::shared_ptr<elastic::Session> session) {
+    const auto note = [&](std::uint64_t step, const elastic::StateSnapshot& state) {
+      lengths[step] = state.text.size();
+    };
+    train_elastic(
+        setting, dir.path(),
+        std::make_shared<test::WrappedSession>(session, test::WrappedSession::Listener{.on_commit = note}));
+  });
+  run.run(1);
+  EXPECT_LT(lengths.at(30), lengths.at(2) + 300) << "lines of 28 steps have 1000 bytes and more";
+}
+
 }  // namespace
 }  // namespace cohort::train

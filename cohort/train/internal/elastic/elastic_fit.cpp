@@ -170,7 +170,9 @@ void ElasticFit::commit() {
   StepWords words = parts_.ranks.heard();
   std::vector<LedgerLine> unlisted = std::move(state_.unlisted);
   std::erase_if(unlisted, [&](const LedgerLine& line) { return line.step <= words.num_listed; });
-  unlisted.push_back({.step = run.step, .epoch = run.epoch + 1, .samples = std::exchange(words.samples, {})});
+  LedgerLine line{.step = run.step, .epoch = run.epoch + 1, .samples = std::exchange(words.samples, {})};
+  // Without a folder nobody writes them.
+  if (parts_.saver.saves()) unlisted.push_back(std::move(line));
   state_ = {.run = run,
             .saves = parts_.saver.policy.history(),
             .agreed = parts_.control.agreed(),
