@@ -42,5 +42,19 @@ TEST(SavePolicyTest, TheClockCountsFromTheLastSave) {
   EXPECT_TRUE(policy.is_due_by_clock());  // it was never begun
 }
 
+TEST(SavePolicyTest, TheClockContinuesFromThatOfAnotherProcess) {
+  const TrainerOptions options = TrainerOptions().save_every_minutes(60);
+  SavePolicy policy(options);
+  EXPECT_EQ(policy.seconds_since_save(), 0);
+  policy.set_seconds_since_save(3500);
+  policy.begin();
+  EXPECT_GE(policy.seconds_since_save(), 3500);
+  EXPECT_FALSE(policy.is_due_by_clock());
+  policy.set_seconds_since_save(3601);
+  EXPECT_TRUE(policy.is_due_by_clock());
+  policy.saving();
+  EXPECT_FALSE(policy.is_due_by_clock());
+}
+
 }  // namespace
 }  // namespace cohort::train

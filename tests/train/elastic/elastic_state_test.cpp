@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -64,6 +65,21 @@ TEST(ElasticStateTest, ARequestThatOneProcessAloneHasHeardIsMadeAgain) {
     EXPECT_EQ(result.signal, SIGTERM);
     EXPECT_EQ(result.steps, 3);
   }
+}
+
+TEST(ElasticStateTest, ASaveByTheClockFallsDueAsIfTheProcessesHadNotChanged) {
+  const test::TempDir dir;
+  const ElasticSetting setting{.change = [](TrainerOptions& options) {
+    options.save_every_steps(0).save_every(0).save_every_minutes(60).eval_every(0);
+  }};
+  // The newcomer is not the first process.
+  results_beside_newcomer(setting, dir.path(), [](json& text) {
+    const double seconds = text.at("step").at("seconds_since_save");
+    EXPECT_GE(seconds, 0);
+    EXPECT_LT(seconds, 3600);
+    text.at("step").at("seconds_since_save") = seconds + 3600;
+  });
+  EXPECT_TRUE(std::filesystem::exists(dir / "checkpoints" / "step_00000003"));
 }
 
 TEST(ElasticStateTest, WithoutAFolderTheStateDoesNotGrowWithTheSteps) {

@@ -196,8 +196,11 @@ void ElasticFit::end() {
 elastic::StateSnapshot ElasticFit::save() const {
   RunState run = parts_.progress.state;
   static_cast<RunProgress&>(run) = state_.run;
+  StepState step = state_;
+  // Before the first step processes compare their states, and clocks would differ.
+  if (!is_at_start()) step.seconds_since_save = parts_.saver.policy.seconds_since_save();
   elastic::StateSnapshot snapshot =
-      to_snapshot({.content = capture(parts_.task, run), .start = start_, .step = state_});
+      to_snapshot({.content = capture(parts_.task, run), .start = start_, .step = std::move(step)});
   // Forward changes buffers: all else that a step changes, it changes once it has its sum.
   std::set<const c10::StorageImpl*> buffers;
   for (const parallel::NamedModule& entry : parts_.task.modules()) {
@@ -218,6 +221,7 @@ void ElasticFit::load(const elastic::StateSnapshot& snapshot) {
   state_ = std::move(state.step);
   state_.run = parts_.progress.state;
   start_ = std::move(state.start);
+  parts_.saver.policy.set_seconds_since_save(state_.seconds_since_save);
   use_threads(parts_.progress.state.threads);
 }
 

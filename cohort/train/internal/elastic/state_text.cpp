@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kSnapshotVersion = 2;
+constexpr int kSnapshotVersion = 3;
 
 json layout_of_tensors(const checkpoint::TensorMap& tensors, std::vector<at::Tensor>& flats) {
   json layout = json::array();
@@ -77,6 +77,7 @@ json to_json(const StepState& step) {
   json all = decisions_to_json(step);
   all["unlisted"] = to_json(step.unlisted);
   all["is_done"] = step.is_done;
+  all["seconds_since_save"] = step.seconds_since_save;
   return all;
 }
 
@@ -95,6 +96,7 @@ StepState step_from_json(const json& from) {
   decisions_from_json(from, step);
   step.unlisted = lines_from_json(from.at("unlisted"));
   step.is_done = from.at("is_done");
+  step.seconds_since_save = from.at("seconds_since_save");
   return step;
 }
 

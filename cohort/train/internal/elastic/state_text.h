@@ -29,7 +29,8 @@ struct StepState {
   RunProgress run;
   SavePolicy::History saves;
   FitControl::Agreed agreed;
-  StepWords words;  ///< of the step, but for its samples
+  StepWords words;                ///< of the step, but for its samples
+  double seconds_since_save = 0;  ///< as of now, where it is a state for others
   /// Of the steps whose lines may not be on disk yet. Each process keeps them: the first one may die before it can write.
   std::vector<LedgerLine> unlisted = {};
   bool is_done = false;  ///< nothing is left: all processes have seen the end of the run

@@ -42,7 +42,8 @@ class FitControl {
       requests.save_now = signals_->take_save_request();
       requests.stop_signal = signals_->stop_signal();
     }
-    requests.save_due = ranks_.is_first() && policy.is_due_by_clock();
+    // Of an elastic run each process: the clock stays when another one becomes the first.
+    requests.save_due = ranks_.may_write() && policy.is_due_by_clock();
     RankCoordinator::ControlRequests agreed = ranks_.agree_on(requests);
     // Several ranks hear what was requested at the poll before. A save since then is what was requested.
     if (ranks_.agrees_late() && policy.num_saves() != agreed_.num_saves_told) {

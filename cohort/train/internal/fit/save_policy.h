@@ -25,15 +25,26 @@ class SavePolicy {
   const History& history() const { return history_; }
   void set_history(const History& history) { history_ = history; }
 
-  /// Starts the clock.
-  void begin() { last_save_ = Clock::now(); }
+  /// Starts the clock, unless it runs.
+  void begin() {
+    if (!runs()) last_save_ = Clock::now();
+  }
+  /// The time since the last save, or since begin(); 0 where the clock does not run.
+  double seconds_since_save() const {
+    return runs() ? std::chrono::duration<double>(Clock::now() - last_save_).count() : 0;
+  }
+  /// The clock runs, and shows that much, as that of another process.
+  void set_seconds_since_save(double seconds) {
+    last_save_ =
+        Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
   Clock::time_point last_save() const { return last_save_; }
   /// Saves so far: the same number on all ranks.
   std::int64_t num_saves() const { return history_.num_saves; }
   /// The step of the last checkpoint; -1: none was saved.
   std::int64_t saved_step() const { return history_.saved_step; }
 
-  /// True: save_every_minutes have passed. One rank asks, for all.
+  /// True: save_every_minutes have passed. It is enough that one rank asks, for all.
   bool is_due_by_clock() const {
     const std::chrono::duration<double> since = Clock::now() - last_save_;
     return options_.save_every_minutes() > 0 && since.count() > 60 * options_.save_every_minutes();
@@ -68,8 +79,10 @@ class SavePolicy {
   }
 
  private:
+  bool runs() const { return last_save_ != Clock::time_point(); }
+
   const TrainerOptions& options_;
-  Clock::time_point last_save_ = {};
+  Clock::time_point last_save_ = {};  // that of the clock's start: it does not run
   History history_;
 };
 
