@@ -91,6 +91,20 @@ TEST(ElasticCoordinatorTest, APlannedChangeWaitsForAnEvaluationForAWhile) {
   EXPECT_THROW(patient.check_evaluation(), elastic::GenerationEnded);
 }
 
+/// Returns how long a planned change waits for an evaluation.
+std::chrono::steady_clock::duration time_until_it_ends(ElasticCoordinator& ranks) {
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(test::comes_true([&] {
+    try {
+      ranks.check_evaluation();
+      return false;
+    } catch (const elastic::GenerationEnded&) {
+      return true;
+    }
+  }));
+  return std::chrono::steady_clock::now() - begin;
+}
+
 TEST(ElasticCoordinatorTest, AnEvaluationThatIsMadeAnewIsWaitedForLonger) {
   const auto session = std::make_shared<ChangingSession>();
   session->is_planned = true;
@@ -98,19 +112,37 @@ TEST(ElasticCoordinatorTest, AnEvaluationThatIsMadeAnewIsWaitedForLonger) {
   ranks.set_entry(session->enter(0));
   const auto time_of = [&] {
     EXPECT_FALSE(ranks.find_evaluation(8));
-    const auto begin = std::chrono::steady_clock::now();
-    EXPECT_TRUE(test::comes_true([&] {
-      try {
-        ranks.check_evaluation();
-        return false;
-      } catch (const elastic::GenerationEnded&) {
-        return true;
-      }
-    }));
-    return std::chrono::steady_clock::now() - begin;
+    return time_until_it_ends(ranks);
   };
   EXPECT_GE(time_of(), std::chrono::milliseconds(300));
   EXPECT_GE(time_of(), std::chrono::milliseconds(600));
+}
+
+/// The same beside another process, over that one's exchange.
+struct ChangingMember : ChangingSession {
+  std::shared_ptr<parallel::SliceExchange> exchange() const override { return links; }
+  std::shared_ptr<parallel::SliceExchange> links;
+};
+
+TEST(ElasticCoordinatorTest, ANewcomerWaitsForAnEvaluationAsLongAsTheOthers) {
+  constexpr std::chrono::milliseconds kWait(40);
+  std::chrono::steady_clock::duration waited{};
+  test::FakeRun run(4, {}, [&](int id, std::shared_ptr<elastic::Session> session) {
+    session->set_state({.save = [] { return elastic::StateSnapshot(); }, .load = [](const auto&) {}});
+    const auto changing = std::make_shared<ChangingMember>();
+    ElasticCoordinator ranks(changing, kWait);
+    // The first process has begun it twice alone.
+    for (int time = 0; id == 0 && time < 2; ++time) EXPECT_FALSE(ranks.find_evaluation(8));
+    session->enter(0);
+    changing->links = session->exchange();
+    changing->is_planned = true;
+    ranks.set_entry(changing->enter(0));
+    EXPECT_FALSE(ranks.find_evaluation(8));
+    if (id == 1) waited = time_until_it_ends(ranks);
+    session->finish();
+  });
+  run.run(2);
+  EXPECT_GE(waited, 3 * kWait);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // an evaluation that one process has ended is not made again.
 #include "cohort/train/internal/elastic/elastic_coordinator.h"
 
+#include <algorithm>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -75,12 +76,16 @@ RankCoordinator::MetricSums ElasticCoordinator::total(MeterSet& meters) const {
 std::optional<RankCoordinator::Metrics> ElasticCoordinator::find_evaluation(std::int64_t step) {
   num_begun_ = std::exchange(begun_step_, step) == step ? num_begun_ + 1 : 1;
   change_limit_.reset();
-  std::string own;
-  if (evaluated_step_ == step) own = numbers_to_json(evaluated_).dump();
-  for (const std::string& text : parallel::all_gather_texts(exchange(), own)) {
-    if (!text.empty()) return numbers_from_json(json::parse(text));
+  json own = {{"begun", num_begun_}, {"metrics", nullptr}};
+  if (evaluated_step_ == step) own["metrics"] = numbers_to_json(evaluated_);
+  std::optional<Metrics> found;
+  for (const std::string& text : parallel::all_gather_texts(exchange(), own.dump())) {
+    const json told = json::parse(text);
+    // A newcomer has as much patience as the others: the first one to lose it ends the evaluation of all.
+    num_begun_ = std::max(num_begun_, told.at("begun").get<int>());
+    if (!found && !told.at("metrics").is_null()) found = numbers_from_json(told.at("metrics"));
   }
-  return std::nullopt;
+  return found;
 }
 
 void ElasticCoordinator::keep_evaluation(std::int64_t step, const Metrics& metrics) {

@@ -95,7 +95,7 @@ class ElasticCoordinator : public RankCoordinator {
   std::int64_t evaluated_step_ = -1;
   Metrics evaluated_;
   std::int64_t begun_step_ = -1;                // of the evaluation that was begun last
-  int num_begun_ = 0;                           // how often it was begun
+  int num_begun_ = 0;                           // how often it was begun, by any process
   std::optional<base::Deadline> change_limit_;  // of the planned change that waits for it
 };
 
