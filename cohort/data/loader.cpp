@@ -140,6 +140,7 @@ struct Loader::Impl {
   std::int64_t inline_jobs = 0;  // jobs that were planned without workers
   std::optional<Ready> pending;  // read, and on its way to the accelerator
   bool at_end = false;           // the caller was told that the epoch is over
+  std::int64_t began_at = 0;     // where in the epoch the next two count from
   std::int64_t delivered_in_epoch = 0;
   std::int64_t skipped_in_epoch = 0;
 
@@ -159,6 +160,7 @@ void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position, bool is_
   has_more_parts = false;
   ++generation;
   at_end = is_at_end;
+  began_at = position;
   delivered_in_epoch = skipped_in_epoch = 0;
   drain();
 }
@@ -350,7 +352,7 @@ std::optional<Batch> Loader::Impl::next() {
     consumed = ready->part.whole_next;
     if (ready->size > 0 || options.world_size > 1) return deliver(std::move(*ready));
   }
-  if (delivered_in_epoch == 0 && skipped_in_epoch > 0) {
+  if (began_at == 0 && delivered_in_epoch == 0 && skipped_in_epoch > 0) {
     throw DataError("data.loader",
                     base::concat("every sample was skipped (", skipped_in_epoch,
                                  "), the first: ", skipped.empty() ? "" : skipped.front().what));

@@ -378,6 +378,15 @@ TEST(LoaderTest, AnEpochWithoutAReadableSampleIsAnError) {
   COHORT_EXPECT_THROW_WITH(loader.next(), DataError, "every sample was skipped (1), the first: moody/0");
 }
 
+TEST(LoaderTest, TheRestOfAnEpochMayHaveNoReadableSample) {
+  auto dataset = std::make_shared<Moody>(3);
+  dataset->fail_at = 2;
+  Loader loader(dataset, {.batch_size = 2, .on_error = OnError::kSkip});
+  loader.restore({.epoch = 0, .samples_consumed = 2});
+  EXPECT_FALSE(loader.next());
+  EXPECT_TRUE(loader.next()) << "of the next epoch";
+}
+
 TEST(LoaderTest, AStuckSampleIsNamedAndDoesNotHangTheDestructor) {
   auto dataset = std::make_shared<Moody>(30);
   dataset->fields();  // reads sample 0
