@@ -89,7 +89,8 @@ class Callback {
   virtual void on_epoch_end(const EpochReport&) {}
   /// Before a checkpoint is written: whatever was reported so far must be in its file.
   virtual void on_save(std::int64_t /*step*/) {}
-  /// At the end of fit(), also where a signal or a step limit ended it; not where it throws.
+  /// At the end of fit(), also where a signal or a step limit ended it; not where it throws. Once, unless an elastic run makes
+  /// steps after it.
   virtual void on_fit_end(const FitResult&) {}
 };
 

@@ -16,7 +16,10 @@ struct Listener : Callback {
   void on_step_end(const StepReport& report) override { steps.push_back(report); }
   void on_epoch_end(const EpochReport& report) override { epochs.push_back(report); }
   void on_save(std::int64_t step) override { saves.push_back(step); }
-  void on_fit_end(const FitResult& told) override { result = told; }
+  void on_fit_end(const FitResult& told) override {
+    result = told;
+    ++num_ends;
+  }
 
   FitInfo fit;
   std::int64_t counted_from = -1;
@@ -24,6 +27,7 @@ struct Listener : Callback {
   std::vector<StepReport> steps;
   std::vector<EpochReport> epochs;
   FitResult result;
+  int num_ends = 0;
 };
 
 class FitReportsTest : public testing::Test {
@@ -133,6 +137,18 @@ TEST_F(FitReportsTest, TheReportOfAnEpochHasItsRatesAndTheResultItsMetrics) {
   EXPECT_EQ(reports.fit_ends(result).metrics, report.metrics);
   EXPECT_EQ(listener->result.metrics, report.metrics);
   EXPECT_EQ(listener->result.steps, 5);
+}
+
+TEST_F(FitReportsTest, TheEndIsHeardOnceUnlessStepsFollow) {
+  FitResult result;
+  result.steps = 5;
+  reports.set_last_metrics({{"val_loss", 0.5}});
+  EXPECT_EQ(reports.fit_ends(result).metrics.at("val_loss"), 0.5);
+  EXPECT_EQ(reports.fit_ends(result).metrics.at("val_loss"), 0.5);
+  EXPECT_EQ(listener->num_ends, 1);
+  result.steps = 8;
+  reports.fit_ends(result);
+  EXPECT_EQ(listener->num_ends, 2);
 }
 
 }  // namespace

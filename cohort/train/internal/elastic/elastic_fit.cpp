@@ -181,7 +181,7 @@ void ElasticFit::commit() {
   parts_.ranks.session().commit(committed());
 }
 
-void ElasticFit::end() {
+void ElasticFit::end(const std::map<std::string, double>& metrics) {
   // Process 0 takes part when it has written everything.
   parallel::all_gather_texts(parts_.ranks.session().exchange().get(), "end");
   // A process that copies it tells the same result.
@@ -190,6 +190,7 @@ void ElasticFit::end() {
   state_.saves = parts_.saver.policy.history();
   state_.agreed = parts_.control.agreed();
   state_.is_done = true;
+  state_.metrics = metrics;
   parts_.ranks.session().commit(committed());
 }
 

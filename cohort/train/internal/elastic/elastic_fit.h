@@ -66,8 +66,8 @@ class ElasticFit {
   void commit();
   /// Gives up the step that is being made: nothing of it remains.
   void give_up_step() { parts_.sync.abandon_step(); }
-  /// All is made: the run ends where each process has called it. Collective.
-  void end();
+  /// All is made: the run ends where each process has called it. `metrics`: of the last epoch. Collective.
+  void end(const std::map<std::string, double>& metrics);
   /// Stays in the run until it has ended: others may need the state. Blocking. Throws: as Session::finish().
   void leave() { parts_.ranks.session().finish(); }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/train/internal/fit/state_numbers.h"
 
 namespace cohort::train {
 namespace {
@@ -77,6 +78,7 @@ json to_json(const StepState& step) {
   json all = decisions_to_json(step);
   all["unlisted"] = to_json(step.unlisted);
   all["is_done"] = step.is_done;
+  all["metrics"] = numbers_to_json(step.metrics);
   all["seconds_since_save"] = step.seconds_since_save;
   return all;
 }
@@ -96,6 +98,7 @@ StepState step_from_json(const json& from) {
   decisions_from_json(from, step);
   step.unlisted = lines_from_json(from.at("unlisted"));
   step.is_done = from.at("is_done");
+  step.metrics = numbers_from_json(from.at("metrics"));
   step.seconds_since_save = from.at("seconds_since_save");
   return step;
 }

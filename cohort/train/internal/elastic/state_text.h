@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct StepState {
   /// Of the steps whose lines may not be on disk yet. Each process keeps them: the first one may die before it can write.
   std::vector<LedgerLine> unlisted = {};
   bool is_done = false;  ///< nothing is left: all processes have seen the end of the run
+  std::map<std::string, double> metrics = {};  ///< of the last epoch, where nothing is left
 };
 
 /// Returns what a process has decided after its step. Where two processes have made one step, each without the other, requests

@@ -145,17 +145,13 @@ class FitLoop {
         begin_generation(std::exchange(is_first_time, false));
         while (!elastic_->is_done() && !progress_.is_over() && !control_.stopping()) run_epoch();
         FitResult result = finish();
-        if (!elastic_->is_done()) elastic_->end();
+        if (!elastic_->is_done()) elastic_->end(result.metrics);
         elastic_->leave();
         return result;
       } catch (const elastic::RunEnded& news) {
         // This process was not in the last generation: in reserve, or given up.
         if (!news.has_succeeded()) throw;
-        FitResult result;
-        result.finished = true;
-        result.rank = -1;
-        result.steps = elastic_->state().run.step;
-        return result;
+        return result_of(elastic_->state().run, 0, -1);
       } catch (const elastic::GenerationEnded& news) {
         base::log_info(base::concat("after step ", elastic_->state().run.step, ": ", news.what()));
         elastic_->give_up_step();
@@ -174,6 +170,7 @@ class FitLoop {
   }
 
   void begin_generation(bool is_first_time) {
+    if (elastic_->is_done()) reports_.set_last_metrics(elastic_->state().metrics);
     evaluation_.set_logs(ranks_.is_first());
     steps_.read_lr();
     owes_step_ = elastic_->has_step();

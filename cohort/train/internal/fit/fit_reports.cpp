@@ -8,7 +8,7 @@
 
 namespace cohort::train {
 
-FitResult result_of(const RunState& state, int stop_signal, int rank) {
+FitResult result_of(const RunProgress& state, int stop_signal, int rank) {
   FitResult result;
   result.finished = stop_signal == 0;
   result.signal = stop_signal;
@@ -97,7 +97,10 @@ void FitReports::saving(std::int64_t step) {
 
 FitResult FitReports::fit_ends(FitResult result) {
   result.metrics = last_metrics_;
-  notify([&](Callback& callback) { callback.on_fit_end(result); });
+  // The processes of an elastic run may change before all of them have ended.
+  if (ranks_.reports() && std::exchange(told_end_step_, result.steps) != result.steps) {
+    notify([&](Callback& callback) { callback.on_fit_end(result); });
+  }
   return result;
 }
 

@@ -16,7 +16,7 @@
 namespace cohort::train {
 
 /// Returns what a fit tells that has ended at `state`, by `stop_signal` unless it is 0; without metrics and the last checkpoint.
-FitResult result_of(const RunState& state, int stop_signal, int rank);
+FitResult result_of(const RunProgress& state, int stop_signal, int rank);
 
 /// Makes the reports of a fit, and gives them to the callbacks in their order.
 class FitReports {
@@ -56,8 +56,11 @@ class FitReports {
   void epoch_ended(const EpochReport& report);
 
   void saving(std::int64_t step);
-  /// Adds the metrics of the last epoch that was reported, and returns the result.
+  /// Adds the metrics of the last epoch that was reported, and returns the result. The callbacks hear it once, unless the fit
+  /// has made more steps since.
   FitResult fit_ends(FitResult result);
+  /// Another process has reported the last epoch.
+  void set_last_metrics(std::map<std::string, double> metrics) { last_metrics_ = std::move(metrics); }
 
  private:
   void tell_begin();
@@ -73,6 +76,7 @@ class FitReports {
   FitInfo start_;
   std::map<std::string, double> last_metrics_;
   std::int64_t told_step_ = -1, told_epoch_step_ = -1;  // the last ones of which callbacks heard a report
+  std::int64_t told_end_step_ = -1;                     // likewise, of the end
   bool counts_ = false;
   bool seen_first_batch_ = false, is_begin_told_ = false;
 };
