@@ -38,10 +38,13 @@ TEST(StepWordsTest, ARequestOfOneProcessIsOneOfAll) {
   EXPECT_TRUE(words.requests.save_due);
 }
 
-TEST(StepWordsTest, WhatIsListedIsWhatTheProcessSaysThatListsIt) {
+TEST(StepWordsTest, WhatIsWrittenIsWhatTheProcessSaysThatWritesIt) {
   StepWords first = words_of(1, 1, 0);
   first.num_listed = 7;
-  EXPECT_EQ(StepWords::of_all({first.to_text(), words_of(1, 1, 1).to_text()}).num_listed, 7);
+  first.is_opened = true;
+  const StepWords words = StepWords::of_all({first.to_text(), words_of(1, 1, 1).to_text()});
+  EXPECT_EQ(words.num_listed, 7);
+  EXPECT_TRUE(words.is_opened);
 }
 
 TEST(StepWordsTest, NumbersThatAreNotFiniteTravelToo) {

@@ -14,6 +14,7 @@
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 #include "tests/train/elastic/elastic_job.h"
+#include "tests/train/elastic/wrapped_session.h"
 
 namespace cohort::train {
 namespace {
@@ -92,6 +93,33 @@ void expect_whole_end(const ElasticEnd& end) {
     EXPECT_TRUE(end.files.at(file) == undisturbed().files.at(file)) << file;
   }
   EXPECT_EQ(end.files.at("checkpoints/last"), "epoch_0002");
+}
+
+TEST(ElasticRunStoppedWriterTest, FilesThatNoProcessCouldOpenAreOpenedAsOfTheStart) {
+  const test::TempDir dir;
+  base::Fd stopped(::open((dir / ".writer").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  ASSERT_EQ(::flock(stopped.get(), LOCK_EX), 0);
+  std::vector<FitInfo> starts;
+  const ElasticSetting setting{.on_start = [&](const FitInfo& info) { starts.push_back(info); }};
+  std::atomic<bool> must_die = false;
+  const auto faults = [&](int id, int) {
+    if (id != 0 || !must_die.exchange(false)) return test::FakeFault::kNone;
+    stopped.close();
+    return test::FakeFault::kDie;
+  };
+  test::FakeRun run(kElasticRanks, faults, [&](int id, std::shared_ptr<elastic::Session> session) {
+    const auto note = [&, id](std::uint64_t step, const elastic::StateSnapshot&) {
+      if (id == 0 && step == 3) must_die = true;
+    };
+    train_elastic(
+        setting, dir.path(),
+        std::make_shared<test::WrappedSession>(session, test::WrappedSession::Listener{.on_commit = note}));
+  });
+  run.run(2);
+  ASSERT_EQ(starts.size(), 1U);
+  EXPECT_FALSE(starts.front().continues);
+  EXPECT_EQ(starts.front().first_step, 0);
+  expect_whole_end({test::run_files(dir.path())});
 }
 
 TEST(ElasticRunStoppedWriterTest, StepsThatCouldNotBeListedAreListedOnceTheFolderIsFree) {

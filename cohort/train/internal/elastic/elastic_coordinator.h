@@ -72,6 +72,8 @@ class ElasticCoordinator : public RankCoordinator {
   void add_part(const data::Batch& part);
   /// The lines of so many steps are on disk in the ledger: the others need not keep them.
   void set_listed(std::int64_t steps) { own_.num_listed = steps; }
+  /// The files of the run are open, and what earlier starts wrote after this one's first step is cut.
+  void set_opened() { own_.is_opened = true; }
   /// Returns what this process tells of its part of the step.
   std::string own_words(const StepMetrics& metrics);
   /// The step is made, and `words` are those of all processes.

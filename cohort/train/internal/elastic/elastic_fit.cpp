@@ -154,8 +154,8 @@ FitInfo ElasticFit::describe_opening(FitInfo start) const {
   start.first_epoch = start_.epoch;
   start.first_step = start_.step;
   start.resumed = !start_.resumed_from.empty();
-  // The report of the last step may not have been written; what is before has been.
-  if (state_.run.step > start_.step + 1) {
+  // The report of the last step may not have been written; what is before has been, unless nobody could open the files.
+  if (state_.is_opened && state_.run.step > start_.step + 1) {
     start.first_epoch = state_.run.epoch;
     start.first_step = state_.run.step - 1;
     start.resumed = start.continues = true;
@@ -173,11 +173,13 @@ void ElasticFit::commit() {
   LedgerLine line{.step = run.step, .epoch = run.epoch + 1, .samples = std::exchange(words.samples, {})};
   // Without a folder nobody writes them.
   if (parts_.saver.saves()) unlisted.push_back(std::move(line));
+  const bool is_opened = state_.is_opened || words.is_opened;
   state_ = {.run = run,
             .saves = parts_.saver.policy.history(),
             .agreed = parts_.control.agreed(),
             .words = std::move(words),
-            .unlisted = std::move(unlisted)};
+            .unlisted = std::move(unlisted),
+            .is_opened = is_opened};
   parts_.ranks.session().commit(committed());
 }
 

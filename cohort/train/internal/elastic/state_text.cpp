@@ -77,6 +77,7 @@ json decisions_to_json(const StepState& step) {
 json to_json(const StepState& step) {
   json all = decisions_to_json(step);
   all["unlisted"] = to_json(step.unlisted);
+  all["is_opened"] = step.is_opened;
   all["is_done"] = step.is_done;
   all["metrics"] = numbers_to_json(step.metrics);
   all["seconds_since_save"] = step.seconds_since_save;
@@ -97,6 +98,7 @@ StepState step_from_json(const json& from) {
   StepState step;
   decisions_from_json(from, step);
   step.unlisted = lines_from_json(from.at("unlisted"));
+  step.is_opened = from.at("is_opened");
   step.is_done = from.at("is_done");
   step.metrics = numbers_from_json(from.at("metrics"));
   step.seconds_since_save = from.at("seconds_since_save");

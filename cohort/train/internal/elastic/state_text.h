@@ -34,7 +34,8 @@ struct StepState {
   double seconds_since_save = 0;  ///< as of now, where it is a state for others
   /// Of the steps whose lines may not be on disk yet. Each process keeps them: the first one may die before it can write.
   std::vector<LedgerLine> unlisted = {};
-  bool is_done = false;  ///< nothing is left: all processes have seen the end of the run
+  bool is_opened = false;  ///< process 0 has said that the run's files are open
+  bool is_done = false;    ///< nothing is left: all processes have seen the end of the run
   std::map<std::string, double> metrics = {};  ///< of the last epoch, where nothing is left
 };
 

@@ -17,7 +17,8 @@ std::string StepWords::to_text() const {
   return json{{"metrics", metrics},
               {"samples", shares},
               {"requests", {requests.stop_signal, requests.save_now, requests.save_due}},
-              {"listed", num_listed}}
+              {"listed", num_listed},
+              {"opened", is_opened}}
       .dump();
 }
 
@@ -39,6 +40,7 @@ StepWords StepWords::of_all(const std::vector<std::string>& texts) {
       words.requests.save_now |= asked.at(1).get<bool>();
       words.requests.save_due |= asked.at(2).get<bool>();
       words.num_listed = std::max(words.num_listed, told.at("listed").get<std::int64_t>());
+      words.is_opened |= told.at("opened").get<bool>();
     }
   } catch (const json::exception& error) {
     throw CommError("train.elastic",

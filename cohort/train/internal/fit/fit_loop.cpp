@@ -204,6 +204,7 @@ class FitLoop {
     reports_.start_counts();
     // Lines of an earlier start, which a checkpoint has gone back before, are cut.
     if (is_writer()) writer_->open_ledger(elastic_->start().step, !reports_.start().continues);
+    if (elastic_ && ranks_.is_first()) fit_ranks_.elastic()->set_opened();
   }
 
   /// This process writes to the folder of an elastic run.
