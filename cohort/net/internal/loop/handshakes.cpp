@@ -204,6 +204,7 @@ void Handshakes::finish(const std::shared_ptr<Connection>& connection, Time now)
   state.connection = connection;
   if (state.session.num_links() == 0) state.session.limit_window(hello.window);
   state.session.link_up(hello.received, now, handles);
+  state.addresses.note_link();
   ++state.counts.links;
   if (state.role == Role::kListener && state.session.num_links() == 1) {
     core_.hand_over.push({peer, true, std::nullopt, std::nullopt});

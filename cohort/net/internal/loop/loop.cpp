@@ -119,19 +119,20 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   if (core_.lock.is_closing) throw UsageError("net.connect", "this node has been closed");
   const std::shared_ptr<PeerState> peer = peers_.add(Role::kCaller);
   PeerState& state = *peer;
-  state.addresses = std::move(addresses);
+  state.addresses = AddressList(std::move(addresses));
   state.gives_up = gives_up_if_rejected;
   state.identity.session = new_number();
   state.wake();
   const auto is_known = [&] {
     return state.session.num_links() > 0 || state.session.ended() ||
-           (gives_up_if_rejected && state.was_rejected);
+           (gives_up_if_rejected && state.addresses.all_rejected());
   };
   base::wait(core_.lock.changed, lock, is_known, deadline);
   if (state.session.num_links() > 0) return peer;
   // Before the first link kDied means that the process is leaving. A process that rejects the handshake runs.
   const auto& end = state.session.ended();
-  const bool is_gone = gives_up_if_rejected && (end ? end->kind == DownKind::kDied : state.was_rejected);
+  const bool is_gone =
+      gives_up_if_rejected && (end ? end->kind == DownKind::kDied : state.addresses.all_rejected());
   const std::string why = end ? end->text : state.last_error;
   state.session.end(DownKind::kFailed, why);
   state.wake();

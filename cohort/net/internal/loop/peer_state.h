@@ -1,19 +1,17 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "cohort/net/internal/handles.h"
+#include "cohort/net/internal/loop/address_list.h"
 #include "cohort/net/internal/role.h"
 #include "cohort/net/internal/session.h"
-#include "cohort/net/internal/socket.h"
 #include "cohort/net/peer.h"
 
 namespace cohort::net::node_detail {
@@ -55,20 +53,11 @@ struct PeerState : Peer {
   std::atomic<bool> wake_is_posted{false};
   Session session;
   PeerProcess process;
-  // Of one that this side calls: its address, in all forms that the name has, which are tried in turn.
-  std::vector<SocketAddress> addresses;
-  std::size_t num_tries = 0, num_rejections = 0;  ///< the second: in a row
-  bool gives_up = false;                          ///< connect() does not wait for a process to come
+  AddressList addresses;  ///< of one that this side calls
+  bool gives_up = false;  ///< connect() does not wait for a process to come
   std::shared_ptr<Connection> connection;
-  std::string last_error;     ///< why it could not be connected to
-  bool was_rejected = false;  ///< nobody listened at any of its addresses
+  std::string last_error;  ///< why it could not be connected to
   PeerMetrics counts;
-
-  const SocketAddress& next_address() { return addresses[num_tries++ % addresses.size()]; }
-  void note_failure(bool is_rejection) {
-    num_rejections = is_rejection ? num_rejections + 1 : 0;
-    was_rejected = num_rejections >= addresses.size();
-  }
 };
 
 }  // namespace cohort::net::node_detail

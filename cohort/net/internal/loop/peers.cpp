@@ -71,18 +71,19 @@ void Peers::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
   if (state.connection) return;
   state.session.start_link();
   try {
-    base::Fd fd = start_connect(state.next_address());
+    base::Fd fd = start_connect(state.addresses.current());
     if (!fd.is_open()) {
       const int error = errno;
       state.last_error = std::strerror(error);
       // A local socket that is gone may be that of a process which has not ended: its pidfd says.
-      state.note_failure(error == ECONNREFUSED || error == ENOENT);
+      state.addresses.note_failure(error == ECONNREFUSED || error == ENOENT);
       core_.lock.changed.notify_all();
-      return state.session.connect_failed(state.was_rejected && !state.process.end, now);
+      return state.session.connect_failed(state.addresses.all_rejected() && !state.process.end, now);
     }
     state.connection = add_connection(std::move(fd), Role::kCaller, peer, now);
   } catch (const SystemError& error) {
     state.last_error = base::message_of(error);
+    state.addresses.skip();
     state.session.connect_failed(false, now);
   }
 }
@@ -99,9 +100,9 @@ void Peers::lose(const std::shared_ptr<Connection>& connection, Time now, const 
   if (!connection->handshake) {
     state.session.link_down(now);
   } else if (state.role == Role::kCaller) {
-    state.note_failure(is_rejected);
+    state.addresses.note_failure(is_rejected);
     core_.lock.changed.notify_all();
-    state.session.connect_failed(state.was_rejected && !state.process.end, now);
+    state.session.connect_failed(state.addresses.all_rejected() && !state.process.end, now);
   }
   update(peer, now);
 }
