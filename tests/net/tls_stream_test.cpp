@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
@@ -61,6 +63,51 @@ TEST(TlsContextTest, EachFileThatCannotBeUsedIsNamedWithTheReason) {
   const TlsOptions old = authority.make_node("old", std::chrono::seconds(-1));
   COHORT_EXPECT_THROW_WITH(TlsContext{old}, UsageError,
                            old.certificate.string() + ", has expired: it was valid until ");
+}
+
+// So long as it lives this process can open no file.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none{0, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+std::string subject_of(const TlsContext& context, TlsContext::Time now) {
+  const std::unique_ptr<SSL, Releaser<&::SSL_free>> connection(context.make_connection(now));
+  std::array<char, 64> name{};
+  ::X509_NAME_get_text_by_NID(::X509_get_subject_name(::SSL_get_certificate(connection.get())),
+                              NID_commonName, name.data(), name.size());
+  return name.data();
+}
+
+// What is wrong with a file may end without a change of it.
+TEST(TlsContextTest, FilesThatCouldNotBeUsedAreTriedAgainOnceASecond) {
+  const Authority authority;
+  const TlsOptions files = authority.make_node("old"), later = authority.make_node("new");
+  const TlsContext context(files);
+  TlsContext::Time now;
+  EXPECT_EQ(subject_of(context, now), "old");
+  std::filesystem::rename(later.certificate, files.certificate);
+  std::filesystem::rename(later.key, files.key);
+  {
+    const NoDescriptors none_are_left;
+    EXPECT_EQ(subject_of(context, now), "old") << "those from before";
+  }
+  EXPECT_EQ(subject_of(context, now + std::chrono::milliseconds(999)), "old");
+  now += std::chrono::seconds(1);
+  {
+    const NoDescriptors none_are_left;
+    EXPECT_EQ(subject_of(context, now), "old") << "tried again, and not for another second";
+  }
+  EXPECT_EQ(subject_of(context, now + std::chrono::milliseconds(999)), "old");
+  EXPECT_EQ(subject_of(context, now + std::chrono::seconds(1)), "new");
 }
 
 TEST(TlsOptionsTest, TheEnvironmentNamesAllThreeFilesOrNone) {

@@ -1,6 +1,7 @@
 // The files are read as a node is made: what is wrong with them is known before anybody connects. Before each connection it is
 // looked whether one of them has changed. Then all are read again, and where something is wrong with them those from before
-// stay in use: whoever replaces a certificate and its key writes one after the other.
+// stay in use: whoever replaces a certificate and its key writes one after the other. They are tried again once a second, as
+// what is wrong may end without a change of a file: a certificate is not valid yet, or no descriptor is left to read it.
 //
 // A peer is whoever has a certificate that an authority signed, for the time being. Its names are not compared with the
 // address: workers are reached by addresses that nobody knows as a job begins. docs/design/net.md, TLS.
@@ -30,6 +31,7 @@ namespace {
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 // Of a peer's certificates, before they are checked: as many as fit into the 16 KiB that OpenSSL has for messages anyway.
 constexpr long kMaxChainBytes = 12 * 1024;
+constexpr std::chrono::seconds kBetweenTries(1);
 
 using CertificatePointer = std::unique_ptr<X509, Releaser<&::X509_free>>;
 using RevocationsPointer = std::unique_ptr<X509_CRL, Releaser<&::X509_CRL_free>>;
@@ -224,9 +226,9 @@ TlsContext::TlsContext(TlsOptions options)
 
 TlsContext::~TlsContext() = default;
 
-SSL* TlsContext::make_connection() const {
+SSL* TlsContext::make_connection(Time now) const {
   const std::lock_guard lock(mutex_);
-  read_what_changed();
+  read_what_changed(now);
   SSL* const connection = ::SSL_new(context_.get());  // keeps the context
   if (connection == nullptr) {
     throw SystemError("net.tls", base::concat("no TLS connection can be made: ", take_tls_error()));
@@ -234,17 +236,23 @@ SSL* TlsContext::make_connection() const {
   return connection;
 }
 
-void TlsContext::read_what_changed() const {
+void TlsContext::read_what_changed(Time now) const {
   std::string versions =
       versions_of(options_);  // before they are read: what changes meanwhile is seen next time
-  if (versions == versions_) return;
+  const bool is_tried_again = !problem_.empty() && now >= next_try_;
+  if (versions == versions_ && !is_tried_again) return;
   versions_ = std::move(versions);
   try {
     context_ = make_context(options_);
+    problem_.clear();
   } catch (const Error& error) {
+    next_try_ = now + kBetweenTries;
+    const bool is_known = problem_ == error.what();
+    problem_ = error.what();
+    if (is_known) return;
     base::log_warning(base::concat(
         "[net.tls] files of certificates have changed and cannot be used, so those from before stay: ",
-        error.what()));
+        problem_));
   }
 }
 

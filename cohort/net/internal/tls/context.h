@@ -2,6 +2,7 @@
 
 #include <openssl/ssl.h>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,6 +23,7 @@ struct Releaser {
 /// A node's certificate and key, and whom it believes. Threads: any.
 class TlsContext {
  public:
+  using Time = std::chrono::steady_clock::time_point;
   using Pointer = std::unique_ptr<SSL_CTX, Releaser<&::SSL_CTX_free>>;
 
   /// Reads the files. Throws: UsageError that names the file and what is wrong with it.
@@ -32,14 +34,16 @@ class TlsContext {
 
   const TlsOptions& options() const { return options_; }
   /// A new object for one connection, with what the files have now. Throws: SystemError.
-  SSL* make_connection() const;
+  SSL* make_connection(Time now = Time::clock::now()) const;
 
  private:
-  void read_what_changed() const;
+  void read_what_changed(Time now) const;
 
   const TlsOptions options_;
   mutable std::mutex mutex_;  // guards what follows
   mutable std::string versions_;
+  mutable std::string problem_;  // with these versions; empty: they are in use
+  mutable Time next_try_;        // where there is a problem
   mutable Pointer context_;
 };
 
