@@ -148,6 +148,21 @@ TEST_F(DistAutogradRecomputeTest, BothRunsDrawTheSameInAContextWithoutAKey) {
   }
 }
 
+// Calls without gradients do not count in the context, and draw all the same.
+TEST_F(DistAutogradRecomputeTest, TwoRunsOfOneFunctionDrawDifferentNumbersWithoutAKey) {
+  const at::Tensor x = new_x();
+  const Context context(job_[0]);
+  std::vector<at::Tensor> noise;
+  const auto add_noise = [&](const at::Tensor& t) {
+    const at::NoGradGuard no_grad;
+    noise.push_back(job_[0].rpc_sync<drop_there>("w2", at::ones_like(t)));
+    return t;
+  };
+  autograd::recompute(add_noise, autograd::recompute(add_noise, x));
+  ASSERT_EQ(noise.size(), 2U);
+  EXPECT_FALSE(at::equal(noise[0], noise[1]));
+}
+
 TEST_F(DistAutogradRecomputeTest, ABackwardAfterTheEndOfTheContextIsAnError) {
   const at::Tensor x = new_x();
   at::Tensor y;

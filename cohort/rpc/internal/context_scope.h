@@ -37,6 +37,8 @@ class ContextScope {
   const std::vector<at::Tensor>& inputs() const { return inputs_; }
   /// The number of the next call.
   std::uint32_t num_calls() const { return num_calls_; }
+  /// The number of the recompute() that begins now, among those of this scope that need a seed of their own.
+  std::uint64_t next_recompute() { return num_recomputes_++; }
   /// Another scope has made the calls before this number.
   void skip_to(std::uint32_t num_calls) { num_calls_ = num_calls; }
   /// The place of the next call.
@@ -57,6 +59,7 @@ class ContextScope {
   const std::vector<at::Tensor> inputs_;
   ContextScope* outer_;
   std::uint32_t num_calls_;
+  std::uint64_t num_recomputes_ = 0;
   std::uint64_t next_low_ = 0, last_low_ = 0;
   std::vector<std::shared_ptr<RecordedCall>> calls_;
 };

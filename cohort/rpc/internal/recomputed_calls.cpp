@@ -28,8 +28,9 @@ namespace {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// For calls that have none of their own: of the program's seed and of the place in the context.
-std::uint64_t seed_of_place(const ContextScope& scope) {
+// For calls that have none of their own: of the program's seed and of the place in the context. Calls that are not recorded
+// have no number there, so two recompute() may begin at one number of a call.
+std::uint64_t seed_of_place(ContextScope& scope) {
   at::Generator generator = core::RandomScope::current();
   if (!generator.defined()) generator = core::RandomScope::global();
   std::uint64_t seed = 0;
@@ -44,6 +45,7 @@ std::uint64_t seed_of_place(const ContextScope& scope) {
   mix(static_cast<std::uint64_t>(id.creator), id.number);
   for (const std::uint32_t number : scope.path()) mix(0, number);
   mix(1, scope.num_calls());
+  mix(2, scope.next_recompute());
   return seed;
 }
 
@@ -105,7 +107,7 @@ class StateOfCalls : public autograd::RunState {
       seed_ = seeds->seed();
       first_seed_ = seeds->num_calls();
     }
-    if (const ContextScope* const scope = ContextScope::current(); scope != nullptr && !seed_) {
+    if (ContextScope* const scope = ContextScope::current(); scope != nullptr && !seed_) {
       seed_ = seed_of_place(*scope);
       first_seed_ = 0;
     }
