@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include <array>
+#include <cstddef>
 #include <new>
 #include <stdexcept>
 #include <string_view>
@@ -20,6 +21,8 @@ namespace cohort::rpc {
 namespace {
 
 constexpr std::string_view kWhere = "rpc.call";
+// Each call on the way adds its name. A message of more than 64 MiB besides tensors would not be sent, and the caller would wait.
+constexpr std::size_t kMaxTextBytes = std::size_t{64} << 10;
 
 struct ExceptionType {
   std::string_view name;
@@ -84,6 +87,17 @@ const auto& kinds() {
   return all;
 }
 
+std::string text_of(const std::exception& error) {
+  std::string text = base::message_of(error);
+  if (text.size() <= kMaxTextBytes) return text;
+  const std::size_t num_bytes = text.size();
+  std::size_t end = kMaxTextBytes;
+  // Before a character, not within one: in UTF-8 its further bytes begin with the bits 10.
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;
+  text.resize(end);
+  return base::concat(text, "... (", num_bytes, " bytes)");
+}
+
 }  // namespace
 
 RemoteException describe_exception(const std::exception_ptr& error) {
@@ -91,9 +105,9 @@ RemoteException describe_exception(const std::exception_ptr& error) {
     std::rethrow_exception(error);
   } catch (const std::exception& caught) {
     for (const ExceptionType& kind : kinds()) {
-      if (kind.fits(caught)) return {std::string(kind.name), base::message_of(caught)};
+      if (kind.fits(caught)) return {std::string(kind.name), text_of(caught)};
     }
-    return {"", base::message_of(caught)};
+    return {"", text_of(caught)};
   } catch (...) {
     return {"", "an object was thrown that is no std::exception"};
   }

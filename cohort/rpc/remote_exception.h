@@ -17,7 +17,7 @@ struct RemoteException {
 COHORT_NESTED(RemoteException, type, text)
 
 /// Returns the type by its own name, or by that of the nearest base class that travels, and the text without LibTorch's
-/// backtrace.
+/// backtrace. A text of more than 64 KiB is cut.
 RemoteException describe_exception(const std::exception_ptr& error);
 
 /// Throws an exception of that type, with `where` ("embed on ps/0, call 17") before its text. A type that this program

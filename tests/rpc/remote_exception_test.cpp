@@ -5,6 +5,7 @@
 
 #include <new>
 #include <stdexcept>
+#include <string>
 
 #include "cohort/base/error.h"
 #include "tests/support/throws.h"
@@ -53,6 +54,19 @@ TEST(RemoteExceptionTest, AnErrorOfCohortWithoutARowArrivesAsRemoteError) {
   EXPECT_EQ(exception.type, "RemoteError");
   COHORT_EXPECT_THROW_WITH(throw_remote(exception, "f on ps/0"), RemoteError,
                            "[rpc.call] f on ps/0: [pipeline.step] stage 1 failed");
+}
+
+TEST(RemoteExceptionTest, ALongTextIsCutBetweenTwoCharacters) {
+  const std::string end = "... (200001 bytes)";
+  std::string text = "x";
+  for (int i = 0; i < 100'000; ++i) text += "\u00e9";  // two bytes each, so one of them would be cut
+  const RemoteException exception = exception_of(std::runtime_error(text));
+  ASSERT_TRUE(exception.text.ends_with(end));
+  const std::size_t num_kept = exception.text.size() - end.size();
+  EXPECT_EQ(num_kept, 64U * 1024 - 1);
+  EXPECT_EQ(exception.text.substr(0, num_kept), text.substr(0, num_kept));
+  const std::string fits(64U * 1024, 'y');
+  EXPECT_EQ(exception_of(std::runtime_error(fits)).text, fits);
 }
 
 TEST(RemoteExceptionTest, LibTorchsErrorsComeWithoutTheirBacktrace) {
