@@ -1,6 +1,7 @@
 // Agents beside process groups, and one after the other in a process.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -11,6 +12,8 @@
 #include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/comm/init.h"
+#include "cohort/parallel/distributed.h"
+#include "cohort/rpc/dist_autograd.h"
 #include "cohort/rpc/init.h"
 #include "tests/support/environment.h"
 #include "tests/support/patience.h"
@@ -90,6 +93,62 @@ TEST(GroupAfterAgentChild, DISABLED_Rank) {
 
 TEST(AgentAndGroupTest, AGroupMayFollowAnAgentWhileACallRuns) {
   test::RankProcesses ranks("GroupAfterAgentChild", 2);
+  EXPECT_EQ(ranks.wait(seconds(40)), (std::vector<int>{0, 0})) << ranks.output(0) << ranks.output(1);
+}
+
+// What rank `rank` computes: a layer of its own of what the other rank's parameter makes of its input.
+at::Tensor& scale_of_rank() {
+  static at::Tensor scale = at::full({4}, 2.0 + own_rank()).requires_grad_();
+  return scale;
+}
+at::Tensor scaled_by_rank(const at::Tensor& x) {
+  return x * scale_of_rank();
+}
+at::Tensor gradient_of_scale(dist_autograd::ContextId context) {
+  return dist_autograd::get_gradients(context).at(0).second;
+}
+COHORT_REMOTE(scaled_by_rank);
+COHORT_REMOTE(gradient_of_scale);
+
+at::Tensor input_of_rank(int rank) {
+  return at::linspace(-1, 1, 8).view({2, 4}) + rank;
+}
+torch::nn::Linear layer_of_ranks() {
+  at::manual_seed(3);
+  return torch::nn::Linear(4, 2);
+}
+
+// A backward through calls averages the gradients of a DistributedDataParallel model. Those of calls stay the caller's own.
+TEST(DdpInContextChild, DISABLED_Rank) {
+  const comm::Group group = comm::init_process_group({.backend = "gloo", .timeout = seconds(30)});
+  init_rpc("rank/" + std::to_string(own_rank()), {.group = group});
+  {
+    parallel::DistributedDataParallel<torch::nn::Linear> layer(layer_of_ranks(), group);
+    const auto loss_of = [](auto& of, const at::Tensor& x) { return of.forward(x).square().sum(); };
+    for (int step = 0; step < 2; ++step) {
+      for (const at::Tensor& parameter : layer->parameters()) parameter.mutable_grad().reset();
+      dist_autograd::Context context;
+      const at::Tensor x = rpc_sync<scaled_by_rank>(other_worker(), input_of_rank(own_rank()));
+      dist_autograd::backward(context, {loss_of(layer, x)}, {.into_grad = true});
+      torch::nn::Linear alone = layer_of_ranks();
+      at::Tensor of_call;
+      for (int rank = 0; rank < 2; ++rank) {
+        const at::Tensor scale = at::full({4}, 3.0 - rank).requires_grad_();
+        (loss_of(*alone, input_of_rank(rank) * scale) / 2).backward();
+        if (rank == own_rank()) of_call = scale.grad() * 2;
+      }
+      EXPECT_TRUE(at::allclose(layer->weight.grad(), alone->weight.grad()));
+      EXPECT_TRUE(at::allclose(layer->bias.grad(), alone->bias.grad()));
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(at::allclose(rpc_sync<gradient_of_scale>(other_worker(), context.id()), of_call));
+    }
+    group.barrier();
+  }
+  shutdown(seconds(30));
+}
+
+TEST(AgentAndGroupTest, ABackwardThroughCallsAveragesTheGradientsOfADistributedModel) {
+  test::RankProcesses ranks("DdpInContextChild", 2);
   EXPECT_EQ(ranks.wait(seconds(40)), (std::vector<int>{0, 0})) << ranks.output(0) << ranks.output(1);
 }
 
