@@ -7,11 +7,15 @@
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/secret.h"
+#include "cohort/net/node.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/remote_exception.h"
+#include "tests/rpc/fake_member.h"
 #include "tests/rpc/fake_worker.h"
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
@@ -129,6 +133,55 @@ TEST(AgentJoinTest, MessagesAreHandledInOrderAcrossTheEndOfTheJoin) {
   }));
   const std::lock_guard lock(numbers_mutex);
   EXPECT_TRUE(std::is_sorted(numbers_that_came.begin(), numbers_that_came.end()));
+}
+
+struct DeafHandler : net::Handler {
+  void on_message(const std::shared_ptr<net::Peer>&, net::Message) override {}
+};
+
+// A process of another job listens at the TCP address of a worker of a dynamic group.
+class AgentJoinStrangerTest : public testing::Test {
+ protected:
+  AgentJoinStrangerTest() {
+    net::NodeOptions stranger;
+    stranger.name = "stranger";
+    stranger.secret = base::Secret::make();
+    stranger_ = std::make_unique<net::Node>(std::move(stranger), std::make_shared<DeafHandler>());
+    address_ = stranger_->listen("127.0.0.1:0");
+  }
+  std::unique_ptr<Agent> join(const std::string& name) { return std::make_unique<Agent>(name, store_); }
+  void expect_rejection_of(const std::string& name) {
+    COHORT_EXPECT_THROW_WITH(join(name), RendezvousError, "the job's secret");
+    EXPECT_FALSE(store_.has("rpc/dynamic/1/gone"));
+  }
+
+  test::MapStore store_;
+  std::unique_ptr<net::Node> stranger_;
+  std::string address_;
+};
+
+TEST_F(AgentJoinStrangerTest, KeepsNobodyOutWhereItsWorkerIsGoneAndAnotherAcceptsTheNewOne) {
+  const auto first = join("w0");
+  test::FakeMember dead("w1", store_);
+  dead.publish(address_);
+  const auto next = join("w2");
+  EXPECT_TRUE(store_.has("rpc/dynamic/1/gone"));
+  EXPECT_EQ(next->rpc_sync<same_word>("w0", "word"), "word");
+}
+
+TEST_F(AgentJoinStrangerTest, IsTheWorkerWhereOthersHearIt) {
+  const auto first = join("w0");
+  test::FakeMember running("w1", store_);
+  running.join();
+  running.publish(address_);
+  expect_rejection_of("w2");
+}
+
+TEST_F(AgentJoinStrangerTest, IsTheWorkerWhereNobodyAcceptsTheNewOne) {
+  test::FakeMember earlier("w0", store_), other("w1", store_);
+  earlier.publish(address_);
+  other.publish(address_);
+  expect_rejection_of("w2");
 }
 
 TEST(AgentJoinTest, AWorkerThatLeavesDuringTheJoinIsKnownToBeGone) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -53,6 +54,7 @@ class AgentMembers {
   struct Entry;
   struct Unreached {
     std::string name, why;
+    std::exception_ptr error;  // who listens at its address keeps this worker out
   };
   void listen_and_publish(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler);
   bool may_be_gone(std::int32_t id, base::KeyValueStore& store) const;
@@ -61,7 +63,7 @@ class AgentMembers {
                       base::Deadline deadline);
   std::string give_up_missing(base::KeyValueStore& store, base::Deadline deadline);
   std::optional<Entry> read_entry(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
-  Peer connect(const Entry& entry, base::Deadline deadline, std::string& why) const;
+  Peer connect(const Entry& entry, base::Deadline deadline, Unreached& unreached) const;
   bool answers_now(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   MemberMessage ask_to_join(const Peer& peer, const Entry& entry, base::Deadline deadline);
@@ -86,6 +88,7 @@ class AgentMembers {
   CallTables& tables_ = core_.tables;
   std::map<std::int32_t, std::string> gone_;
   std::map<std::int32_t, Unreached> unreached_;  // workers with lower ids that have not accepted this one
+  bool is_accepted_ = false;                     // by one of them at least
   MemberProtocol protocol_;                      // under the mutex of the tables
 };
 

@@ -135,11 +135,17 @@ void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base
   const std::optional<Entry> entry = read_entry(id, store, deadline);
   if (!entry) return add_gone(id, base::concat("worker ", id));
   const std::string& name = entry->worker.info.name;
-  std::string why;
-  Peer peer = connect(*entry, deadline, why);
+  Unreached unreached;
+  const std::string& why = unreached.why;
+  unreached.name = name;
+  Peer peer = connect(*entry, deadline, unreached);
   if (peer != nullptr) {
-    if (is_accepted_by(peer, *entry, store, deadline)) return;
-    if (peer->is_down()) peer = connect(*entry, deadline, why);  // has it ended, or is the connection lost?
+    if (is_accepted_by(peer, *entry, store, deadline)) {
+      is_accepted_ = true;
+      return;
+    }
+    if (peer->is_down())
+      peer = connect(*entry, deadline, unreached);  // has it ended, or is the connection lost?
   }
   if (peer == nullptr && why.empty()) {
     store.set(member_key(id, "gone"), "1");
@@ -150,7 +156,8 @@ void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base
         "rpc.join", base::concat(name, " (worker ", id, ") did not answer within ",
                                  core_.options.join_timeout.count(), " ms", why.empty() ? "" : ": ", why));
   }
-  unreached_[id] = {name, peer == nullptr ? why : "it does not accept this worker"};
+  if (peer != nullptr) unreached.why = "it does not accept this worker";
+  unreached_[id] = std::move(unreached);
   const std::lock_guard lock(tables_.mutex);
   protocol_.add_unreached(id, peer != nullptr);
 }
@@ -184,10 +191,14 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
   const std::optional<std::int32_t> unreached = protocol_.find_unreached();
   const std::set<std::int32_t> skipped = protocol_.skipped();
   lock.unlock();
+  for (const auto& [id, worker] : unreached_) {
+    if (worker.error && (!is_accepted_ || id == unreached)) std::rethrow_exception(worker.error);
+  }
   if (unreached) {
-    const auto& [name, why] = unreached_.at(*unreached);
+    const Unreached& worker = unreached_.at(*unreached);
     base::sleep(kLookAtPeers, deadline);
-    return base::concat(name, " (worker ", *unreached, ") runs, and this worker cannot join it: ", why);
+    return base::concat(worker.name, " (worker ", *unreached,
+                        ") runs, and this worker cannot join it: ", worker.why);
   }
   // The others were asked meanwhile: one that was stopped may run again, and they may not have heard it then.
   for (const auto& [id, worker] : unreached_) {
@@ -205,8 +216,8 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
 
 bool AgentMembers::answers_now(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
   const std::optional<Entry> entry = read_entry(id, store, deadline);
-  std::string why;
-  return entry && connect(*entry, base::Deadline(kLastTry).sooner(deadline), why) != nullptr;
+  Unreached unreached;
+  return entry && connect(*entry, base::Deadline(kLastTry).sooner(deadline), unreached) != nullptr;
 }
 
 // None: the worker has never come so far.
@@ -233,15 +244,18 @@ std::optional<AgentMembers::Entry> AgentMembers::read_entry(std::int32_t id, bas
 
 // Null without `why`: its process is not there. Null with it: it could not be reached, which proves nothing. An address of TCP may
 // lead elsewhere, or be closed to this host alone. What does not answer, or has no address any more, is tried for
-// AgentOptions::silence.
+// AgentOptions::silence. With `error`: somebody is there, and this worker has another secret, certificate or version. Where others
+// accept this worker it may be a stranger, at the port of a worker that has ended.
 AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline deadline,
-                                         std::string& why) const {
+                                         Unreached& unreached) const {
   if (entry.address.empty()) {
     throw RendezvousError(
         "rpc.join", base::concat(entry.worker.info.name, " is on another host, and listens for its own"),
         "the job's secret on all workers");
   }
   const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
+  std::string& why = unreached.why;
+  unreached.error = nullptr;
   while (true) {
     try {
       why.clear();
@@ -257,8 +271,8 @@ AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline dead
       if (attempt.expired()) return nullptr;
     } catch (const RendezvousError& error) {
       why = base::message_of(error);
-      if (attempt.expired()) return nullptr;
-      throw;  // it runs: another secret, certificate or version keeps this worker out
+      if (!attempt.expired()) unreached.error = std::current_exception();
+      return nullptr;
     }
     base::sleep(kBetweenLookups, attempt);
   }
@@ -283,8 +297,8 @@ MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Entry& entry, ba
 bool AgentMembers::is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
   if (may_be_gone(id, store)) return true;
   const std::optional<Entry> entry = read_entry(id, store, deadline);
-  std::string why;
-  return !entry || connect(*entry, deadline, why) == nullptr;
+  Unreached unreached;
+  return !entry || connect(*entry, deadline, unreached) == nullptr;
 }
 
 void AgentMembers::add_gone(std::int32_t id, const std::string& name) {
