@@ -52,16 +52,13 @@ struct Statement {
 at::Tensor random_program(Int place, Int seed, Int depth, const at::Tensor& x) {
   return run_program(Execution::kRemote, place, seed, depth, x);
 }
-at::Tensor plain_program(Int place, Int seed, Int depth, const at::Tensor& x) {
-  return run_program(Execution::kPlain, place, seed, depth, x);
-}
 COHORT_REMOTE(random_program);
 
 Future<at::Tensor> call(const Statement& s, Int place, Int seed, const at::Tensor& x) {
   return agent_at(s.here).rpc_async<random_program>(worker_of(place), place, seed, s.depth, x);
 }
 at::Tensor plain_call(const Statement& s, Int place, Int seed, const at::Tensor& x) {
-  return plain_program(place, seed, s.depth, x);
+  return run_program(Execution::kPlain, place, seed, s.depth, x);
 }
 
 struct Multiply {
@@ -355,10 +352,8 @@ struct KeptArgument {
 class Mailbox {
  public:
   void post(Int key, RRef<at::Tensor> object) {
-    {
-      const std::lock_guard lock(mutex_);
-      objects_.emplace(key, std::move(object));
-    }
+    const std::lock_guard lock(mutex_);
+    objects_.emplace(key, std::move(object));
     changed_.notify_all();
   }
   RRef<at::Tensor> take(Int key) {
@@ -378,7 +373,7 @@ class Mailbox {
 Mailbox mailbox;
 std::atomic<Int> next_key{0};
 
-void post_object(Int place, Int key, Int seed, Int depth, const at::Tensor& x) {
+at::Tensor post_object(Int place, Int key, Int seed, Int depth, const at::Tensor& x) {
   RRef<at::Tensor> object;
   try {
     object = agent_at(place).make_rref(random_program(place, seed, depth, x));
@@ -389,6 +384,7 @@ void post_object(Int place, Int key, Int seed, Int depth, const at::Tensor& x) {
   mailbox.post(key, object);
   // So it answers later than the call that takes the object.
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return x.detach();
 }
 at::Tensor times_posted(Int key, const at::Tensor& x) {
   return x * mailbox.take(key).to_here();
@@ -402,7 +398,11 @@ struct PostedObject {
     Agent& agent = agent_at(s.here);
     const std::string worker = worker_of(s.there);
     const Int key = next_key++;
-    agent.rpc_async<post_object>(worker, s.there, key, s.seed, s.depth, y * 0.5);
+    if (s.has(0)) {
+      agent.remote<post_object>(worker, s.there, key, s.seed, s.depth, y * 0.5);
+    } else {
+      agent.rpc_async<post_object>(worker, s.there, key, s.seed, s.depth, y * 0.5);
+    }
     return y + agent.rpc_sync<times_posted>(worker, key, y);
   }
   static at::Tensor plain(const Statement& s, const at::Tensor& y) {

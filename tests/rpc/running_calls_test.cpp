@@ -50,6 +50,22 @@ TEST(RunningCallsTest, TheEndOfACallerDoesNotConcernWhatOthersMayNeed) {
   EXPECT_EQ(calls.stop_sources().size(), 4U);
 }
 
+TEST(RunningCallsTest, WhatWaitsForTheEndOfACallGoesToWhoeverTakesItOut) {
+  RunningCalls calls;
+  int num_called = 0;
+  const auto count = [&] { ++num_called; };
+  EXPECT_FALSE(calls.on_end({"w1", 7}, count)) << "it has yet to come";
+  calls.add({"w1", 7}, kept_call());
+  EXPECT_TRUE(calls.on_end({"w1", 7}, count));
+  EXPECT_TRUE(calls.on_end({"w1", 7}, count));
+  const std::optional<RunningCalls::Call> taken = calls.take({"w1", 7});
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_EQ(num_called, 0);
+  for (const auto& fn : taken->on_end) fn();
+  EXPECT_EQ(num_called, 2);
+  EXPECT_FALSE(calls.on_end({"w1", 7}, count)) << "it has ended";
+}
+
 TEST(CallArrivalsTest, ACallThatIsCancelledBeforeItComesIsKnownOnce) {
   CallArrivals arrivals;
   arrivals.cancel(2);

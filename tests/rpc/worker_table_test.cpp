@@ -217,12 +217,13 @@ TEST(WorkerTableTest, ANameBelongsToWhoIsReadyElseToTheLowestId) {
 TEST(WorkerTableTest, AFunctionThatAWorkerLacksOrHasDifferentlyIsAnError) {
   KnownWorker worker = known_workers(1)[0];
   COHORT_EXPECT_THROW_WITH(worker.check_function(kBackwardPart), UsageError,
-                           "w0 has no function rpc::backward_part: here (gradients) -> gradients");
+                           "w0 has no function rpc::backward_part: here (gradients) -> gradients, untaken");
   worker.signatures[kBackwardPart] = "(Tensor) -> Tensor";
-  COHORT_EXPECT_THROW_WITH(worker.check_function(kBackwardPart), UsageError,
-                           "w0 has another function rpc::backward_part: here (gradients) -> gradients, "
-                           "there (Tensor) -> Tensor");
-  worker.signatures[kBackwardPart] = "(gradients) -> gradients";
+  COHORT_EXPECT_THROW_WITH(
+      worker.check_function(kBackwardPart), UsageError,
+      "w0 has another function rpc::backward_part: here (gradients) -> gradients, untaken, "
+      "there (Tensor) -> Tensor");
+  worker.signatures[kBackwardPart] = "(gradients) -> gradients, untaken";
   EXPECT_NO_THROW(worker.check_function(kBackwardPart));
 }
 

@@ -167,7 +167,49 @@ void ContextState::add_gradients(Order order, const Gradients& gradients) {
     }
   }
   auto& known = gradients_[order];
-  for (const auto& [leaf, gradient] : gradients) known.push_back({leaf, gradient});
+  for (const auto& [leaf, gradient] : gradients) {
+    known.push_back({leaf, gradient});
+    const auto value = values_.find(leaf.unsafeGetTensorImpl());
+    if (value == values_.end()) continue;
+    if (std::exchange(value->second.last_gradient, order.first) != order.first) {
+      count_untaken(order.first, {.count = 1});
+    }
+  }
+}
+
+// Under the mutex. Of an earlier backward, which has failed, nobody asks any more.
+void ContextState::count_untaken(std::uint64_t backward, const UntakenGradients& more) {
+  if (backward < untaken_in_) return;
+  if (backward > untaken_in_) untaken_ = {};
+  untaken_in_ = backward;
+  untaken_.count += more.count;
+  if (untaken_.lost_worker.empty()) untaken_.lost_worker = more.lost_worker;
+}
+
+void ContextState::add_untaken(std::uint64_t backward, const UntakenGradients& more) {
+  const std::lock_guard lock(mutex_);
+  count_untaken(backward, more);
+}
+
+UntakenGradients ContextState::take_untaken(std::uint64_t backward) {
+  const std::lock_guard lock(mutex_);
+  return backward == untaken_in_ ? std::exchange(untaken_, {}) : UntakenGradients();
+}
+
+// At the end of the root's backward, when all answers are here.
+void ContextState::check_all_taken(std::uint64_t backward) {
+  const UntakenGradients untaken = take_untaken(backward);
+  if (untaken.count == 0) return;
+  const std::string what = base::concat(
+      "gradients of ", untaken.count, untaken.count == 1 ? " tensor" : " tensors", " of objects are lost: ");
+  if (!untaken.lost_worker.empty()) {
+    throw PeerError("rpc.backward",
+                    base::concat(what, untaken.lost_worker, " is gone, and a call to it has made objects"));
+  }
+  throw UsageError(
+      "rpc.backward",
+      what + "a call that made an object did not go backward, as it has failed or was recomputed",
+      "objects of calls that have succeeded; within autograd::recompute() none that others use");
 }
 
 // Of the object's tensors, in the order of the parts that used them.
@@ -191,6 +233,7 @@ Tensors ContextState::take_gradients(const Part& part, std::uint64_t number, boo
   for (const at::Tensor& value : part.values) {
     if (!value.defined()) continue;
     Value& known = values_.at(value.unsafeGetTensorImpl());
+    if (std::exchange(known.last_gradient, 0) == number) count_untaken(number, {.count = -1});
     known.last_backward = number;
     if (is_used && !keep_graph) known.has_graph = false;
   }
@@ -295,7 +338,7 @@ void ContextState::backward(const Tensors& roots, const Tensors& late,
       if (is_value(static_cast<torch::autograd::AccumulateGrad&>(*edge.function).variable)) throw_late();
     }
     engine.execute(edges, gradients, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/true);
-    return;
+    return check_all_taken(number);
   }
   const Tensors found =
       engine.execute(edges, gradients, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/false, leaves);
@@ -305,6 +348,7 @@ void ContextState::backward(const Tensors& roots, const Tensors& late,
     if (found[i].defined() && !leaf.is_same(anchor_)) of_leaves.emplace_back(leaf, found[i]);
   }
   add_gradients({number, {}}, of_leaves);
+  check_all_taken(number);
 }
 
 ContextState::Backward ContextState::current_backward() const {

@@ -16,6 +16,7 @@
 #include "cohort/rpc/codec_values.h"
 #include "cohort/rpc/encoded.h"
 #include "cohort/rpc/internal/protocol/context_protocol.h"
+#include "cohort/rpc/internal/untaken_gradients.h"
 
 /// What a worker knows of one context of distributed autograd: the parts of its graph that lie here, and the gradients of leaves
 /// here.
@@ -85,6 +86,11 @@ class ContextState {
   /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one.
   Backward current_backward() const;
 
+  /// Adds what an answer says of the backward with this number.
+  void add_untaken(std::uint64_t backward, const UntakenGradients& more);
+  /// Takes out what was added since the last call, here and by answers.
+  UntakenGradients take_untaken(std::uint64_t backward);
+
   /// Backwards that run: of the context, and of parts here.
   int num_running() const;
 
@@ -104,6 +110,7 @@ class ContextState {
   // A tensor of an object.
   struct Value {
     at::Tensor tensor;
+    std::uint64_t last_gradient = 0;  // the backward in which one came
     std::uint64_t last_backward = 0;  // in which its gradients were taken
     bool has_graph = true;
   };
@@ -114,6 +121,8 @@ class ContextState {
   };
   struct SumOfLeaf;
   void add_gradients(Order order, const Gradients& gradients);
+  void count_untaken(std::uint64_t backward, const UntakenGradients& more);
+  void check_all_taken(std::uint64_t backward);
   std::vector<SumOfLeaf> collect_by_leaf(Of of);
   Tensors take_gradients(const Part& part, std::uint64_t number, bool keep_graph);
   Tensors backward_graph(const Part& part, bool keep_graph, Tensors gradients, Gradients& of_leaves) const;
@@ -128,7 +137,9 @@ class ContextState {
   std::unordered_map<const c10::TensorImpl*, Value> values_;
   std::map<Order, std::vector<Collected>, Earlier> gradients_;
   Backward backward_;
-  int num_running_ = 0;  // backwards, here and of parts
+  UntakenGradients untaken_;      // that nobody has been told of,
+  std::uint64_t untaken_in_ = 0;  // in this backward
+  int num_running_ = 0;           // backwards, here and of parts
 };
 
 /// Whether some of them are defined: of gradients, whether any came.

@@ -4,7 +4,7 @@
 //
 // The graph of the first run is dropped, and with it its calls: they send no gradients. Those of the second run go backward
 // within it. So an object that the function makes goes backward there, after all its users (Note [Late calls]), and must
-// not be used elsewhere: its call would have no backward, which get_gradients() says.
+// not be used elsewhere: its call would have no backward, which the root's backward says.
 //
 // Without a key of the context handlers draw from their process's generator, which has moved when the second run comes. So the
 // calls get seeds in any case.

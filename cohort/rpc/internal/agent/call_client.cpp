@@ -228,14 +228,19 @@ void CallClient::forget(const std::optional<ContextCall>& in_context,
 }
 
 // The owner of an object has the gradients of its users. Where the owner is gone, nobody can tell an object without gradients
-// from one whose gradients are lost. But one that was never fetched and never passed on has none.
+// from one whose gradients are lost. But one that was never fetched and never passed on has none. Its function may have handed
+// on other objects: then their gradients are untaken in the end, and the error names this worker.
 Callee CallClient::callee_of_object(const std::string& worker, std::uint64_t id,
                                     const std::weak_ptr<ContextState>& context,
                                     std::shared_ptr<const std::atomic<bool>> is_used) {
-  return {[self = core_.share_weakly(this), worker, is_used = std::move(is_used),
+  return {[self = core_.share_weakly(this), worker, context, is_used = std::move(is_used),
            send = gradient_sender(worker, id, context)](const std::vector<at::Tensor>& gradients) {
     const auto client = self.lock();
-    if (client == nullptr || is_used->load() || !client->is_gone(worker)) return send(gradients);
+    const auto known = context.lock();
+    if (client == nullptr || known == nullptr || is_used->load() || !client->is_gone(worker)) {
+      return send(gradients);
+    }
+    known->add_untaken(known->current_backward().number, {.lost_worker = worker});
     base::Promise<Encoded> none("the gradients of an object that nobody used");
     none.run([] { return encode_gradients({}); });
     return none.future();
@@ -357,7 +362,20 @@ base::Future<Encoded> CallClient::send_gradients(const std::string& worker, std:
   out.number(backward.number);
   out.number(backward.keep_graph);
   out.append(encode_gradients(gradients));
-  return call(Target(worker), kBackwardPart, out.take());
+  base::Future<Encoded> answer = call(Target(worker), kBackwardPart, out.take());
+  const auto of_arguments =
+      std::make_shared<base::Promise<Encoded>>("the gradients of a call's arguments", helper_of(worker));
+  answer.on_ready(
+      [answer, of_arguments, number = backward.number, context = std::weak_ptr(context)]() mutable {
+        of_arguments->run([&] {
+          const Encoded encoded = answer.get(base::Deadline::never());
+          Reader in(encoded);
+          const auto untaken = decode<UntakenGradients>(in);
+          if (const auto known = context.lock()) known->add_untaken(number, untaken);
+          return in.rest();
+        });
+      });
+  return of_arguments->future();
 }
 
 // A call that is not sent yet needs no kCancel. If it goes all the same, no time is left in it.

@@ -65,22 +65,42 @@ void run_unless_failed(std::exception_ptr& error, const Fn& fn) {
   }
 }
 
+// What CallClient::send_gradients() sends.
+struct BackwardCall {
+  explicit BackwardCall(const Encoded& arguments) {
+    Reader in(arguments);
+    context = decode<ContextId>(in);
+    call = in.number<std::uint64_t>();
+    backward.number = in.number<std::uint64_t>();
+    backward.keep_graph = in.number<bool>();
+    gradients = decode_gradients(in);
+    in.finish();
+  }
+
+  ContextId context;
+  std::uint64_t call = 0;
+  ContextState::Backward backward;
+  std::vector<at::Tensor> gradients;
+};
+
 // The gradients of the arguments of a call that this agent answered, for those of its results.
 Encoded backward_part(AgentCore& agent, const Encoded& arguments) {
-  Reader in(arguments);
-  const auto context = decode<ContextId>(in);
-  const auto call = in.number<std::uint64_t>();
-  ContextState::Backward backward;
-  backward.number = in.number<std::uint64_t>();
-  backward.keep_graph = in.number<bool>();
-  const std::vector<at::Tensor> gradients = decode_gradients(in);
-  in.finish();
-  trace_gradient(current_call()->caller, call, !backward.keep_graph);
-  const std::shared_ptr<ContextState> known =
-      gradients.empty() ? agent.contexts.find_if_here(context) : agent.contexts.find(context);
-  if (known == nullptr) return encode_gradients({});  // the call that was to make the object did not run here
-  return encode_gradients(
-      known->backward_part({agent.id_of(current_call()->caller), call}, backward, gradients));
+  const BackwardCall asked(arguments);
+  trace_gradient(current_call()->caller, asked.call, !asked.backward.keep_graph);
+  const std::shared_ptr<ContextState> known = asked.gradients.empty()
+                                                  ? agent.contexts.find_if_here(asked.context)
+                                                  : agent.contexts.find(asked.context);
+  std::vector<at::Tensor> of_arguments;  // none where the call that was to make the object did not run here
+  UntakenGradients untaken;
+  if (known != nullptr) {
+    of_arguments = known->backward_part({agent.id_of(current_call()->caller), asked.call}, asked.backward,
+                                        asked.gradients);
+    untaken = known->take_untaken(asked.backward.number);
+  }
+  Writer out;
+  encode(out, untaken);
+  out.append(encode_gradients(of_arguments));
+  return out.take();
 }
 
 void answer_backward_part(const Encoded& arguments, const Reply& reply) {
@@ -95,7 +115,8 @@ void answer_backward_part(const Encoded& arguments, const Reply& reply) {
 }
 
 [[maybe_unused]] const bool is_registered = add_function_at_load(
-    kBackwardPart, {"(gradients) -> gradients", false, answer_backward_part, nullptr}, __FILE__, __LINE__);
+    kBackwardPart, {"(gradients) -> gradients, untaken", false, answer_backward_part, nullptr}, __FILE__,
+    __LINE__);
 
 }  // namespace
 
@@ -212,6 +233,7 @@ void CallServer::run(const Job& job) {
   Encoded arguments = *std::move(waiting);
   const RunTimer timer(job.key);
   try {
+    if (job.function == kBackwardPart && waits_for_maker(job, arguments)) return;
     const RemoteFunction& found = find_function(job.function);
     const CallScope scope(job.call);
     const HandlerScope agent(&core_);
@@ -237,6 +259,23 @@ void CallServer::run(const Job& job) {
     fail_job(job, std::current_exception());
   }
   threads_.note_run(job.function, timer.elapsed());
+}
+
+// The function of a remote() may hand on objects that it makes before it returns, and its part is there once it has returned. So a
+// backward of a call that still runs begins then. No thread waits meanwhile.
+bool CallServer::waits_for_maker(const Job& job, const Encoded& arguments) {
+  const BackwardCall asked(arguments);
+  if (!asked.gradients.empty()) return false;
+  Job again = job;
+  again.arguments = std::make_shared<WaitingArguments>(arguments, nullptr);
+  auto run_again = [self = core_.share_weakly(this), again = std::move(again)] {
+    const auto server = self.lock();
+    if (server == nullptr) return;
+    server->threads_.on_queued();
+    server->run_on_pool(again);
+  };
+  const std::lock_guard lock(tables_.mutex);
+  return tables_.running.on_end({job.key.first, asked.call}, std::move(run_again));
 }
 
 // The value of an object. A parameter is copied, since an optimizer may step while it is sent.
@@ -301,6 +340,7 @@ std::optional<std::stop_source> CallServer::end(const Key& key) {
   if (!call) return std::nullopt;
   core_.timers->remove(call->timer);
   call->arguments->drop();
+  for (const std::function<void()>& fn : call->on_end) fn();
   return call->stop;
 }
 

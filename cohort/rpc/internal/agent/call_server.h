@@ -63,6 +63,7 @@ class CallServer {
   void run_here(const Job& job);
   void run_on_pool(const Job& job);
   void run(const Job& job);
+  bool waits_for_maker(const Job& job, const Encoded& arguments);
   void run_fetch(const Job& job, const Encoded& arguments, const RemoteFunction& function);
   void run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function);
   void fail_job(const Job& job, const std::exception_ptr& error);

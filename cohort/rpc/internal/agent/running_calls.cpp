@@ -32,6 +32,13 @@ std::vector<std::shared_ptr<Reference>> WaitingArguments::references() const {
   return arguments_ ? arguments_->references : std::vector<std::shared_ptr<Reference>>();
 }
 
+bool RunningCalls::on_end(const Key& key, std::function<void()> fn) {
+  const auto call = calls_.find(key);
+  if (call == calls_.end()) return false;
+  call->second.on_end.push_back(std::move(fn));
+  return true;
+}
+
 std::optional<RunningCalls::Call> RunningCalls::take(const Key& key) {
   auto call = calls_.extract(key);
   if (call.empty()) return std::nullopt;

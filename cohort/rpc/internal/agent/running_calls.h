@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -63,10 +64,13 @@ class RunningCalls {
     std::stop_source stop;
     Timers::Key timer;
     std::shared_ptr<WaitingArguments> arguments;
-    bool is_kept = false;  ///< others than the caller may need what it makes
+    bool is_kept = false;                       ///< others than the caller may need what it makes
+    std::vector<std::function<void()>> on_end;  ///< for whoever takes the call out to call, without the mutex
   };
 
   void add(const Key& key, Call call) { calls_.emplace(key, std::move(call)); }
+  /// Adds a function to Call::on_end. False where the call has ended, or has yet to come.
+  bool on_end(const Key& key, std::function<void()> fn);
   /// Takes a call out; none where it has ended.
   std::optional<Call> take(const Key& key);
 
