@@ -7,10 +7,14 @@
 
 #include <memory>
 #include <mutex>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "cohort/base/error.h"
+#include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/comm/init.h"
 #include "cohort/comm/store_adapter.h"
+#include "cohort/net/address_towards.h"
 #include "cohort/rpc/internal/agent/agent_state.h"
 
 namespace cohort::rpc {
@@ -36,6 +40,19 @@ const std::shared_ptr<Agent>& agent_of(const Process& here) {
   return here.agent;
 }
 
+// By which name or address other hosts reach this one, as they reach the group's store; empty: the store does not say.
+std::string host_beside_store(c10::intrusive_ptr<c10d::Store> store) {
+  while (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    store = prefixed->getUnderlyingStore();
+  }
+  const auto* const tcp = dynamic_cast<const c10d::TCPStore*>(store.get());
+  if (tcp == nullptr) return "";
+  std::string own = net::address_towards(tcp->getHost());
+  if (own.empty() || !base::is_loopback(own)) return own;
+  // The store is on this host, whose name may lead to 127.0.1.1 here.
+  return base::is_this_host(tcp->getHost()) ? "" : tcp->getHost();
+}
+
 }  // namespace
 
 Agent& init_rpc(std::string name, RpcOptions options) {
@@ -58,6 +75,7 @@ Agent& init_rpc(std::string name, RpcOptions options) {
                   ? options.group
                   : comm::init_process_group({.backend = "gloo", .timeout = options.agent.join_timeout});
       comm::StoreAdapter store(group.store());
+      if (options.agent.host.empty()) options.agent.host = host_beside_store(group.store());
       made = std::make_shared<Agent>(std::move(name), group.rank(), group.size(), store, options.agent);
     }
   } catch (...) {

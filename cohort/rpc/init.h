@@ -19,7 +19,7 @@ namespace cohort::rpc {
 
 /// How the process's agent is made.
 struct RpcOptions {
-  AgentOptions agent = {};  ///< passed to Agent() as they are
+  AgentOptions agent = {};  ///< passed to Agent(); an empty `host` is filled in for a group
   /// Its ranks are the workers. None: all ranks of the job, as comm::init_process_group() finds them.
   comm::Group group = {};
   /// In place of a group: joins the dynamic group of those that share the store, at any time. comm::StoreAdapter makes one of a

@@ -184,6 +184,22 @@ TEST_F(AgentJoinStrangerTest, IsTheWorkerWhereNobodyAcceptsTheNewOne) {
   expect_rejection_of("w2");
 }
 
+// Its name may be one that other hosts do not know.
+TEST(AgentJoinTest, AWorkerSaysByWhichAddressOtherHostsReachIt) {
+  for (const char* host : {"192.0.2.7", "2001:db8::7"}) {
+    test::MapStore store;
+    AgentOptions options;
+    options.secret = base::Secret::make();
+    options.host = host;
+    const Agent agent("w0", store, options);
+    const std::string entry = store.get("rpc/dynamic/0/entry");
+    const std::string shown = std::string(host).find(':') == std::string::npos
+                                  ? base::concat('"', host, ':')
+                                  : base::concat("\"[", host, "]:");
+    EXPECT_NE(entry.find(shown), std::string::npos) << entry;
+  }
+}
+
 TEST(AgentJoinTest, AWorkerThatLeavesDuringTheJoinIsKnownToBeGone) {
   JobOfFakes job(3, 1);
   job.fake(0).accept();  // the agent knows all workers

@@ -59,6 +59,12 @@ void make_node(AgentCore& core, int workers_of_host, const std::shared_ptr<net::
   core.node = std::make_unique<net::Node>(std::move(options), handler);
 }
 
+std::string listen_beyond_host(AgentCore& core) {
+  const std::string& host = core.options.host;
+  if (core.options.listen != "auto") return core.node->listen(core.options.listen);
+  return core.node->listen(host.find(':') == std::string::npos ? "0.0.0.0:0" : "[::]:0", host);
+}
+
 void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
                   const std::shared_ptr<net::Handler>& handler) {
   const base::Deadline deadline(core.options.join_timeout);
@@ -81,9 +87,7 @@ void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
   const auto listen_locally = [&] { return core.node->listen("unix:@cohort-" + base::random_word()); };
   const bool is_auto = core.options.listen == "auto", is_one_host = workers_of_host == world_size;
   const std::string local = is_auto && !is_one_host ? listen_locally() : "";
-  const std::string address = is_auto && is_one_host
-                                  ? listen_locally()
-                                  : core.node->listen(is_auto ? "0.0.0.0:0" : core.options.listen);
+  const std::string address = is_auto && is_one_host ? listen_locally() : listen_beyond_host(core);
   const std::map<std::string, std::string> signatures = all_signatures();
   const json own = {{"name", core.self.name},
                     {"address", address},

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "cohort/base/key_value_store.h"
 #include "cohort/net/peer.h"
@@ -10,6 +11,9 @@ namespace cohort::rpc {
 
 /// Makes the node of an agent, which calls `handler` from then on.
 void make_node(AgentCore& core, int workers_of_host, const std::shared_ptr<net::Handler>& handler);
+
+/// Listens for workers of other hosts too. Returns the address for them.
+std::string listen_beyond_host(AgentCore& core);
 
 /// Fills the table of workers, and connects to all of them. Makes the node, which calls `handler` from then on.
 /// Blocking: until all have come. Throws: RendezvousError that names who is missing; UsageError for two workers of one name.

@@ -113,8 +113,7 @@ void AgentMembers::listen_and_publish(base::KeyValueStore& store,
   const bool is_auto = core_.options.listen == "auto";
   std::string local, address;
   if (is_auto) local = core_.node->listen("unix:@cohort-" + base::random_word());
-  if (!is_auto || core_.options.secret)
-    address = core_.node->listen(is_auto ? "0.0.0.0:0" : core_.options.listen);
+  if (!is_auto || core_.options.secret) address = listen_beyond_host(core_);
   const json entry = {{"name", core_.self.name}, {"host", base::machine_id()},
                       {"local", local},          {"address", address},
                       {"ticket", ticket},        {"incarnation", core_.node->incarnation()},
