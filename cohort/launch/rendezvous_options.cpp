@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <memory>
@@ -23,20 +22,13 @@ namespace {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-// Null where the name is not known; `why` says why.
-Addresses resolve_host(const std::string& host, std::string& why) {
+// Null where the name is not known.
+Addresses resolve_host(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
   const int status = ::getaddrinfo(host.c_str(), "9", &hints, &found);
-  if (status != 0) why = ::gai_strerror(status);
   return {status == 0 ? found : nullptr, ::freeaddrinfo};
-}
-
-std::string numeric_text(const sockaddr* address, socklen_t size) {
-  char text[NI_MAXHOST] = "";
-  ::getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-  return text;
 }
 
 bool is_same_address(const sockaddr* a, const sockaddr* b) {
@@ -93,8 +85,7 @@ std::optional<std::string> read_endpoint_text(std::string_view text, std::uint16
 
 bool names_this_host(const std::string& host) {
   if (base::is_this_host(host) || host == base::host_name()) return true;
-  std::string why;
-  const Addresses found = resolve_host(host, why);
+  const Addresses found = resolve_host(host);
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return false;
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
@@ -112,21 +103,11 @@ bool names_this_host(const std::string& host) {
 }
 
 std::string address_towards(const std::string& host) {
-  std::string why = "it has no address";
-  const Addresses found = resolve_host(host, why);
-  for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
-    const base::Fd fd(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    sockaddr_storage own{};
-    socklen_t size = sizeof own;
-    if (fd.is_open() && ::connect(fd.get(), address->ai_addr, address->ai_addrlen) == 0 &&
-        ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0) {
-      return numeric_text(reinterpret_cast<const sockaddr*>(&own), size);
-    }
-    why = std::strerror(errno);
-  }
-  throw RendezvousError("launch.run",
-                        base::concat("no way leads to the rendezvous endpoint ", host, ": ", why),
-                        "--rdzv-endpoint HOST:PORT with a host that this one can reach");
+  std::string own = base::address_towards(host);
+  if (!own.empty()) return own;
+  throw RendezvousError(
+      "launch.run", base::concat("no way leads to the rendezvous endpoint ", host, ", or it has no address"),
+      "--rdzv-endpoint HOST:PORT with a host that this one can reach");
 }
 
 }  // namespace cohort::launch

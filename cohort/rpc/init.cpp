@@ -11,10 +11,10 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "cohort/base/error.h"
+#include "cohort/base/host.h"
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/comm/init.h"
 #include "cohort/comm/store_adapter.h"
-#include "cohort/net/address_towards.h"
 #include "cohort/rpc/internal/agent/agent_state.h"
 
 namespace cohort::rpc {
@@ -47,7 +47,7 @@ std::string host_beside_store(c10::intrusive_ptr<c10d::Store> store) {
   }
   const auto* const tcp = dynamic_cast<const c10d::TCPStore*>(store.get());
   if (tcp == nullptr) return "";
-  std::string own = net::address_towards(tcp->getHost());
+  std::string own = base::address_towards(tcp->getHost());
   if (own.empty() || !base::is_loopback(own)) return own;
   // The store is on this host, whose name may lead to 127.0.1.1 here.
   return base::is_this_host(tcp->getHost()) ? "" : tcp->getHost();

@@ -42,7 +42,7 @@ TEST(RendezvousOptionsTest, AHostKnowsItself) {
 TEST(RendezvousOptionsTest, TheWayToAHostIsOfOneInterface) {
   EXPECT_EQ(address_towards("127.0.0.1"), "127.0.0.1");
   COHORT_EXPECT_THROW_WITH(address_towards("no-such-host.invalid"), RendezvousError,
-                           "no way leads to the rendezvous endpoint no-such-host.invalid: ");
+                           "no way leads to the rendezvous endpoint no-such-host.invalid, or");
 }
 
 // As that of a pod that is starting.

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "cohort/base/secret.h"
-#include "cohort/net/address_towards.h"
 
 namespace cohort::net {
 namespace {
@@ -24,12 +23,6 @@ int num_open_files() {
   while (::readdir(folder) != nullptr) ++count;
   ::closedir(folder);
   return count;
-}
-
-TEST(SocketTest, AHostHasOneOfItsAddressesTowardsAnother) {
-  EXPECT_EQ(address_towards("127.0.0.1"), "127.0.0.1");
-  EXPECT_EQ(address_towards("127.0.0.2").substr(0, 4), "127.");
-  EXPECT_EQ(address_towards("no..host"), "");
 }
 
 // A node that took another error for its own shortage of descriptors would drop a handshake.

@@ -21,7 +21,6 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
-#include "cohort/net/address_towards.h"
 #include "cohort/net/unknown_host.h"
 
 namespace cohort::net {
@@ -133,32 +132,6 @@ std::vector<SocketAddress> resolve_all(const std::string& text) {
   }
   for (SocketAddress& address : addresses) address.text = text;
   return addresses;
-}
-
-std::string address_towards(const std::string& host) {
-  std::vector<SocketAddress> addresses;
-  try {
-    addresses = tcp_addresses(host.find(':') == std::string::npos ? host + ":1" : "[" + host + "]:1");
-  } catch (const UnknownHost&) {
-    return "";
-  }
-  for (const SocketAddress& address : addresses) {
-    const base::Fd fd(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    SocketAddress own;
-    own.size = sizeof own.storage;
-    // Of a datagram socket it chooses the way, and sends nothing.
-    if (!fd.is_open() ||
-        ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0 ||
-        ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own.storage), &own.size) != 0) {
-      continue;
-    }
-    std::array<char, NI_MAXHOST> text{};
-    if (::getnameinfo(reinterpret_cast<const sockaddr*>(&own.storage), own.size, text.data(), text.size(),
-                      nullptr, 0, NI_NUMERICHOST) == 0) {
-      return text.data();
-    }
-  }
-  return "";
 }
 
 SocketAddress resolve(const std::string& text) {

@@ -24,6 +24,7 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
+#include "cohort/base/host.h"
 #include "cohort/base/key_value_store.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
@@ -81,37 +82,11 @@ class Gloo : public c10d::ProcessGroupGloo, public ClosesConnections {
   std::once_flag is_closed_;
 };
 
-// The address of this host from which `host` is reached, as numbers; empty if there is no way. Connecting a
-// UDP socket sends nothing: it asks the routing table.
-std::string address_towards(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
-  std::string result;
-  for (const addrinfo* at = found; at != nullptr && result.empty(); at = at->ai_next) {
-    const int fd = ::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
-    if (fd < 0) continue;
-    sockaddr_storage local{};
-    socklen_t size = sizeof(local);
-    std::array<char, NI_MAXHOST> text{};
-    if (::connect(fd, at->ai_addr, at->ai_addrlen) == 0 &&
-        ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0 &&
-        ::getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text.data(), text.size(), nullptr, 0,
-                      NI_NUMERICHOST) == 0) {
-      result = text.data();
-    }
-    ::close(fd);
-  }
-  ::freeaddrinfo(found);
-  return result;
-}
-
 // An address of this host that others can come to: that of the route to everywhere, else of the first
 // interface that is up; empty if there is none.
 std::string own_address() {
   // Of a network that is for documentation: only the routing table is asked.
-  const std::string routed = address_towards("192.0.2.1");
+  const std::string routed = base::address_towards("192.0.2.1");
   if (!routed.empty() && !base::is_loopback(routed)) return routed;
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return "";
@@ -133,7 +108,7 @@ std::string own_address() {
 // 127.0.1.1: true, but no address for other hosts to come to.
 std::string address_for(const std::string& reach) {
   const bool asks_for_loopback = reach == "localhost" || reach == "::1" || reach.starts_with("127.");
-  const std::string address = reach.empty() ? "" : address_towards(reach);
+  const std::string address = reach.empty() ? "" : base::address_towards(reach);
   return asks_for_loopback || !base::is_loopback(address) ? address : own_address();
 }
 
