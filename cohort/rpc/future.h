@@ -114,7 +114,8 @@ class Future {
   base::Future<Encoded> encoded_;
 };
 
-/// Sets a result for a handler that answers later. One that is destroyed without gives its future an error.
+/// Sets a result, once, for a handler that answers later. One that is destroyed without gives its future an error. What sets a
+/// result throws UsageError where it has been set.
 template <typename T>
 class Promise {
  public:

@@ -55,6 +55,25 @@ TEST(FutureTest, APromiseThatIsGoneIsAnError) {
   COHORT_EXPECT_THROW_WITH(future.get(patience()), UsageError, "the answer will never come");
 }
 
+TEST(FutureTest, AResultIsSetOnce) {
+  constexpr const char* kError = "the answer is set a second time";
+  Promise<int> promise("the answer");
+  Future<int> future = promise.future();
+  bool is_called = false;
+  const auto fn = [&] {
+    is_called = true;
+    return 7;
+  };
+  promise.run([&] {  // also while it is being set
+    COHORT_EXPECT_THROW_WITH(promise.run(fn), UsageError, kError);
+    return 42;
+  });
+  COHORT_EXPECT_THROW_WITH(promise.run(fn), UsageError, kError);
+  COHORT_EXPECT_THROW_WITH(promise.set_error(nullptr), UsageError, kError);
+  EXPECT_FALSE(is_called);
+  EXPECT_EQ(future.get(patience()), 42);
+}
+
 TEST(FutureTest, ACopyOfOneWithoutAValueMayBeAskedToo) {
   Promise<void> promise("the end");
   const Future<void> first = promise.future();

@@ -161,6 +161,16 @@ TEST(RpcFutureTest, ManyReadOneResultAtTheSameTime) {
   }
 }
 
+TEST(RpcFutureTest, AResultIsSetOnce) {
+  Promise<int> promise;
+  promise.set_value(1);
+  COHORT_EXPECT_THROW_WITH(promise.set_value(2), UsageError, "is set a second time");
+  COHORT_EXPECT_THROW_WITH(promise.set_from(promise.future()), UsageError, "is set a second time");
+  COHORT_EXPECT_THROW_WITH(promise.set_error(std::make_exception_ptr(DataError("test.future", "late"))),
+                           UsageError, "is set a second time");
+  EXPECT_EQ(promise.future().get(), 1);
+}
+
 TEST(RpcFutureTest, SeveralResultsBecomeOne) {
   std::vector<Promise<int>> promises(3);
   std::vector<Future<int>> futures;

@@ -37,6 +37,16 @@ bool State::abandon() {
   return true;
 }
 
+void State::claim_or_throw() {
+  if (claim()) return;
+  throw UsageError("base.future", concat(what(), " is set a second time"), "a promise for each result");
+}
+
+void State::set(std::exception_ptr error) {
+  claim_or_throw();
+  finish(std::move(error));
+}
+
 void State::finish(std::exception_ptr error) noexcept {
   // Nobody reads it before done_ is set, which releases it.
   error_ = std::move(error);

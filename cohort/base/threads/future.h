@@ -47,6 +47,11 @@ class State {
   void wait_or_throw(Deadline deadline);
   /// Nobody waits any more. False where it is done.
   bool abandon();
+  bool claim() noexcept {
+    return !is_claimed_.exchange(true);
+  }  ///< true once: the caller is to set the result
+  void claim_or_throw();
+  void set(std::exception_ptr error);  ///< claim_or_throw() and finish()
   /// It is done: its value is there, or this error.
   void finish(std::exception_ptr error) noexcept;
   void on_ready(std::function<void()> fn);
@@ -64,7 +69,7 @@ class State {
  private:
   const char* const what_;
   const WaitHelper helper_;
-  std::atomic<bool> done_{false};
+  std::atomic<bool> is_claimed_{false}, done_{false};
   std::condition_variable finished_;
   std::exception_ptr error_;  // written before done_
   bool is_abandoned_ = false;
@@ -216,8 +221,8 @@ class Promise {
   explicit Promise(const char* what, WaitHelper helper = nullptr)
       : state_(std::make_shared<future_detail::ValueState<T>>(what, std::move(helper))) {}
   ~Promise() {
-    if (state_ == nullptr || state_->done()) return;
-    set_error(std::make_exception_ptr(
+    if (state_ == nullptr || !state_->claim()) return;
+    state_->finish(std::make_exception_ptr(
         UsageError("base.future", concat(state_->what(), " will never come: its promise is gone"))));
   }
   Promise(Promise&&) noexcept = default;
@@ -227,25 +232,26 @@ class Promise {
   /// takes.
   Future<T> future() const { return Future<T>(state_); }
 
-  /// The result is what `fn` returns or throws.
+  /// Sets what `fn` returns or throws. Throws, as all that sets it: UsageError where it has been set.
   template <typename Fn>
-  void run(Fn&& fn) noexcept {
+  void run(Fn&& fn) {
+    state_->claim_or_throw();
     std::exception_ptr error;
     try {
       state_->set_from(std::forward<Fn>(fn));
     } catch (...) {
       error = std::current_exception();
     }
-    set_error(std::move(error));
+    state_->finish(std::move(error));
   }
   /// Sets the result of a Promise<void>, which has no value.
-  void set() noexcept
+  void set()
     requires std::is_void_v<T>
   {
     set_error(nullptr);
   }
   /// Null: it has its value.
-  void set_error(std::exception_ptr error) noexcept { state_->finish(std::move(error)); }
+  void set_error(std::exception_ptr error) { state_->set(std::move(error)); }
 
  private:
   std::shared_ptr<future_detail::ValueState<T>> state_;
