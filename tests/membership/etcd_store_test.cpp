@@ -146,7 +146,9 @@ TEST(EtcdStoreTest, AgentsAgreeWhileAMemberOfEtcdAndTheDecidingAgentDie) {
   EtcdCluster etcd(3);
   const LogLines log;
   std::vector<std::unique_ptr<EtcdAgent>> agents;
-  for (int i = 0; i < 2; ++i) agents.push_back(std::make_unique<EtcdAgent>(options_of(etcd)));
+  agents.push_back(std::make_unique<EtcdAgent>(options_of(etcd)));
+  ASSERT_TRUE(agents[0]->sees_members(1)) << log.text() << etcd.log(0);
+  agents.push_back(std::make_unique<EtcdAgent>(options_of(etcd)));
   for (const auto& agent : agents) ASSERT_TRUE(agent->sees_members(2)) << log.text() << etcd.log(0);
   etcd.kill(0);  // the one that they talk to
   agents.push_back(std::make_unique<EtcdAgent>(options_of(etcd)));
