@@ -83,7 +83,7 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
   output_.log(LogLevel::kWarning, describe({failure}, world_size));
   if (generation != 0) times_.note_cause(Clock::now(), end.alive_at);
   note_failure(failure, end.place, std::max(member_.status().committed_steps, end.committed_steps));
-  report_ranks();  // before a successor starts, which takes milliseconds
+  report_ranks(ranks_.seen());  // before a successor starts, which takes milliseconds
   start_successors();
 }
 
@@ -130,17 +130,15 @@ void ElasticAgent::start_successors() {
 void ElasticAgent::follow() {
   const bool is_late_to_save = end_.save_by.expired();
   const bool is_news = take_news();
-  if (is_news || is_late_to_save || do_ranks_leave() != end_.is_leaving || is_answer_due()) tell_ranks();
+  if (is_news || is_late_to_save || do_ranks_leave() != end_.is_leaving) tell_ranks();
   if (is_late_to_save) end_.save_by = base::Deadline::never();
-  report_ranks();
+  const std::vector<SeenRank> ranks = ranks_.seen();
+  report_ranks(ranks);
+  // Others wait for a rank that is to enter a generation: whether it runs is seen by its answers.
+  if (ask_by_.expired() && std::ranges::any_of(ranks, &SeenRank::is_behind)) tell_ranks();
   start_successors();
-  end_hung_rank();
+  end_hung_rank(ranks);
   end_ranks();
-}
-
-// Others wait for a rank that is to enter a generation: whether it runs is seen by its answers.
-bool ElasticAgent::is_answer_due() const {
-  return ask_by_.expired() && std::ranges::any_of(ranks_.seen(), &SeenRank::is_behind);
 }
 
 void ElasticAgent::tell_ranks() {
@@ -170,13 +168,14 @@ void ElasticAgent::tell_ranks() {
   ranks_.tell(order);
 }
 
-void ElasticAgent::report_ranks() {
+void ElasticAgent::report_ranks(const std::vector<SeenRank>& ranks) {
   const std::uint64_t generation = member_.generation();
   if (loss_ && loss_->generation != generation) loss_.reset();
-  const std::vector<RankStatus> statuses = ranks_.statuses();
+  std::vector<RankStatus> statuses;
   const Clock::time_point now = Clock::now();
   std::uint64_t recovered = generation, stepped = generation, state_bytes = 0;
-  for (const RankStatus& status : statuses) {
+  for (const SeenRank& rank : ranks) {
+    const RankStatus& status = statuses.emplace_back(rank.status);
     if (status.entered == generation && !status.lost_links.empty()) times_.note_cause(now, std::nullopt);
     recovered = std::min(recovered, status.recovered);
     stepped = std::min(stepped, status.stepped);
@@ -184,7 +183,7 @@ void ElasticAgent::report_ranks() {
   }
   if (std::exchange(end_.state_bytes, state_bytes) < state_bytes) leave_.extend();
   if (!shutdown_.has_begun()) {
-    for (const std::string& line : watch_.note(ranks_.seen(), now)) output_.log(LogLevel::kWarning, line);
+    for (const std::string& line : watch_.note(ranks, now)) output_.log(LogLevel::kWarning, line);
   }
   membership::MemberStatus status = fold_ranks(member_.status(), statuses, loss_);
   status.stuck = watch_.stuck();
@@ -196,9 +195,8 @@ void ElasticAgent::report_ranks() {
   if (status.is_finished) log_change(times_.finish());
 }
 
-void ElasticAgent::end_hung_rank() {
+void ElasticAgent::end_hung_rank(const std::vector<SeenRank>& ranks) {
   if (member_.is_over() || shutdown_.has_begun() || leave_.has_begun() || loss_) return;
-  const std::vector<SeenRank> ranks = ranks_.seen();
   const Clock::time_point now = Clock::now();
   if (const auto mute = hung_.find_mute(ranks, now)) {
     output_.log(
@@ -246,9 +244,9 @@ bool ElasticAgent::may_save() {
 bool ElasticAgent::have_left() const {
   if (member_.is_over() || member_.generation() != 0 || !member_.view().record) return true;
   const std::uint64_t number = member_.view().record->generation.number;
-  const std::vector<RankStatus> statuses = ranks_.statuses();
-  return std::ranges::all_of(
-      statuses, [&](const RankStatus& status) { return status.entered == 0 || status.left >= number; });
+  return std::ranges::all_of(ranks_.seen(), [&](const SeenRank& rank) {
+    return rank.status.entered == 0 || rank.status.left >= number;
+  });
 }
 
 // Ranks that end by a signal do not end the run.

@@ -51,10 +51,9 @@ class ElasticAgent : public MemberAgent {
   int finish() override;
   void note_end(const ElasticRanks::End& end);
   void note_failure(const RankFailure& failure, std::size_t place, std::uint64_t committed_steps);
-  bool is_answer_due() const;
   void tell_ranks();
-  void report_ranks();
-  void end_hung_rank();
+  void report_ranks(const std::vector<SeenRank>& ranks);
+  void end_hung_rank(const std::vector<SeenRank>& ranks);
   void start_successors();
   void end_ranks();
   bool have_left() const;

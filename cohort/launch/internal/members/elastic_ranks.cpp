@@ -233,14 +233,6 @@ void ElasticRanks::drop_unfinished() {
   for (const auto& rank : reserve_) rank->process().worker().kill();
 }
 
-std::vector<RankStatus> ElasticRanks::statuses() const {
-  std::vector<RankStatus> statuses;
-  for (const Place& place : places_) {
-    statuses.push_back(place.rank ? place.rank->status() : RankStatus());
-  }
-  return statuses;
-}
-
 std::vector<SeenRank> ElasticRanks::seen() const {
   std::vector<SeenRank> ranks;
   for (std::size_t i = 0; i < places_.size(); ++i) {

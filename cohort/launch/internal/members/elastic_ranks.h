@@ -51,8 +51,6 @@ class ElasticRanks : public RankSet {
   void drop_unfinished();
 
   /// Of the ranks in their places; an empty one where the rank has ended.
-  std::vector<membership::RankStatus> statuses() const;
-  /// The same, with what the ranks are to do.
   std::vector<SeenRank> seen() const;
   /// Kills the rank in a place; step() tells of its end.
   void end_place(std::size_t place);

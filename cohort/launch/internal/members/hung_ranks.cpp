@@ -15,8 +15,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr int kSilencesToAnswer = 10;
-constexpr auto kMuteTime = std::chrono::seconds(30);     // few programs take longer to begin
-constexpr auto kLongestPause = std::chrono::seconds(1);  // between two looks of an agent that runs
+constexpr auto kMuteTime = std::chrono::seconds(30);  // few programs take longer to begin
 
 }  // namespace
 

@@ -13,8 +13,6 @@ namespace {
 using base::concat;
 using membership::RankStatus;
 
-constexpr auto kLongestGap = std::chrono::seconds(1);  // between two looks of an agent that runs
-
 // Whether a rank waits is no progress of its own, nor that it answers its agent: a thread of its own does that.
 bool has_moved(RankStatus before, RankStatus now) {
   before.is_waiting = now.is_waiting = false;
@@ -31,8 +29,7 @@ std::string where_it_is(const RankStatus& status) {
 
 std::vector<std::string> RankWatch::note(const std::vector<SeenRank>& ranks, Time now) {
   places_.resize(ranks.size());
-  // Ranks may have been stopped with their agent.
-  if (noted_at_ && now - *noted_at_ > kLongestGap) {
+  if (noted_at_ && now - *noted_at_ > kLongestPause) {
     for (Place& place : places_) place.changed_at += now - *noted_at_;
   }
   noted_at_ = now;
