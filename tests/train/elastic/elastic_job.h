@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -140,6 +141,27 @@ inline ElasticEnd run_elastic(const ElasticSetting& setting, test::FakeFaults fa
 inline ElasticEnd run_elastic(const ElasticSetting& setting, test::FakeFaults faults) {
   const test::TempDir dir;
   return run_elastic(setting, std::move(faults), dir.path());
+}
+
+/// The results of two processes, and of the successor of the second one, which dies at the point; below 0: it does not.
+/// `setting_of`: of a process, by its id. `points`: those that the second one has come to.
+inline std::vector<FitResult> results_beside_successor(
+    const std::function<ElasticSetting(int id)>& setting_of, int victim_point, int& points) {
+  const test::TempDir dir;
+  std::mutex mutex;
+  std::vector<FitResult> results;
+  const auto faults = [&](int id, int point) {
+    return id == 1 && point == victim_point ? test::FakeFault::kDie : test::FakeFault::kNone;
+  };
+  test::FakeRun run(kElasticRanks, faults, [&](int id, std::shared_ptr<elastic::Session> session) {
+    const ElasticSetting setting = setting_of(id);
+    const FitResult result = train_elastic(setting, dir.path(), std::move(session));
+    const std::lock_guard lock(mutex);
+    results.push_back(result);
+  });
+  run.run(2);
+  points = run.points(1);
+  return results;
 }
 
 inline void expect_same_files(const ElasticEnd& found, const ElasticEnd& expected, const std::string& what) {

@@ -243,26 +243,14 @@ TEST(ElasticRunTest, ASignalAtOneProcessStopsTheRunAfterTheNextStep) {
 
 TEST(ElasticRunTest, EachProcessOfARunThatWasStoppedTellsTheSignal) {
   const auto results_of = [](int victim_point, int& points) {
-    const test::TempDir dir;
-    std::mutex mutex;
-    std::vector<FitResult> results;
-    const auto faults = [&](int id, int point) {
-      return id == 1 && point == victim_point ? test::FakeFault::kDie : test::FakeFault::kNone;
+    const auto setting_of = [](int id) {
+      return ElasticSetting{.change = [id](TrainerOptions& options) { options.handle_signals(id == 0); },
+                            .on_step =
+                                [](const StepReport& report) {
+                                  if (report.step == 2) ::raise(SIGTERM);
+                                }};
     };
-    test::FakeRun run(kElasticRanks, faults, [&](int id, std::shared_ptr<elastic::Session> session) {
-      const ElasticSetting setting{
-          .change = [&](TrainerOptions& options) { options.handle_signals(id == 0); },
-          .on_step =
-              [](const StepReport& report) {
-                if (report.step == 2) ::raise(SIGTERM);
-              }};
-      const FitResult result = train_elastic(setting, dir.path(), std::move(session));
-      const std::lock_guard lock(mutex);
-      results.push_back(result);
-    });
-    run.run(2);
-    points = run.points(1);
-    return results;
+    return results_beside_successor(setting_of, victim_point, points);
   };
   int points = 0;
   results_of(-1, points);

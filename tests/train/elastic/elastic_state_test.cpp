@@ -82,32 +82,19 @@ TEST(ElasticStateTest, ASaveByTheClockFallsDueAsIfTheProcessesHadNotChanged) {
   EXPECT_TRUE(std::filesystem::exists(dir / "checkpoints" / "step_00000003"));
 }
 
-/// The results of two processes, and of the successor of the second one, which dies at the point. `points`: of the second one.
-std::vector<FitResult> results_beside_successor(int victim_point, int& points) {
-  const test::TempDir dir;
-  std::mutex mutex;
-  std::vector<FitResult> results;
-  const auto faults = [&](int id, int point) {
-    return id == 1 && point == victim_point ? test::FakeFault::kDie : test::FakeFault::kNone;
-  };
-  test::FakeRun run(kElasticRanks, faults, [&](int, std::shared_ptr<elastic::Session> session) {
-    const ElasticSetting setting{.change = [](TrainerOptions& options) { options.epochs(1); }};
-    const FitResult result = train_elastic(setting, dir.path(), std::move(session));
-    const std::lock_guard lock(mutex);
-    results.push_back(result);
-  });
-  run.run(2);
-  points = run.points(1);
-  return results;
-}
-
 TEST(ElasticStateTest, AProcessThatCopiesTheEndOfARunHasItsMetrics) {
+  const auto results_of = [](int victim_point, int& points) {
+    const auto setting_of = [](int) {
+      return ElasticSetting{.change = [](TrainerOptions& options) { options.epochs(1); }};
+    };
+    return results_beside_successor(setting_of, victim_point, points);
+  };
   int points = 0, ignored = 0;
-  const std::map<std::string, double> metrics = results_beside_successor(-1, points).at(0).metrics;
+  const std::map<std::string, double> metrics = results_of(-1, points).at(0).metrics;
   EXPECT_TRUE(metrics.contains("val_loss"));
   int num_copied = 0;
   for (int point = points - 8; point < points; point += 3) {
-    const std::vector<FitResult> results = results_beside_successor(point, ignored);
+    const std::vector<FitResult> results = results_of(point, ignored);
     num_copied += results.size() == 2 ? 1 : 0;
     for (const FitResult& result : results) {
       if (result.rank >= 0) EXPECT_EQ(result.metrics, metrics) << "dies at point " << point;
