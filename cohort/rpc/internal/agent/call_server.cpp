@@ -264,6 +264,7 @@ void CallServer::run(const Job& job) {
 // The function of a remote() may hand on objects that it makes before it returns, and its part is there once it has returned. So a
 // backward of a call that still runs begins then. No thread waits meanwhile.
 bool CallServer::waits_for_maker(const Job& job, const Encoded& arguments) {
+  if (!arguments.tensors.empty()) return false;  // gradients of results, so it has returned
   const BackwardCall asked(arguments);
   if (!asked.gradients.empty()) return false;
   Job again = job;
