@@ -53,7 +53,7 @@ class SimulatedRun::Process : public membership::StepHost {
   membership::StepProtocol steps;
   std::uint64_t not_before = 0;  ///< the generation in which it was started: it enters a later one
   std::uint64_t recovered = 0;   ///< the generation in which it has begun a step
-  std::uint64_t heard = 0;       ///< the newest generation that it was told of, and not stopped
+  std::vector<membership::MemberId> lost_links;  ///< of the generation that it is in
   bool is_finished = false, is_alive = true;
   SimTime stopped_until;
   std::uint64_t value() const { return state_; }

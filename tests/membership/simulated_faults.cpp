@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 
 #include "cohort/base/error.h"
 #include "simulated_agent.h"
@@ -7,6 +8,7 @@
 namespace cohort::test {
 
 using base::concat;
+using membership::MemberInfo;
 using membership::RunState;
 using std::chrono::seconds;
 
@@ -135,7 +137,7 @@ void SimulatedRun::heal() {
   for (const auto& agent : agents_) {
     if (agent->is_alive && agent->report.is_leaving) kill_agent(agent, false);
   }
-  end_lone_process();
+  end_stopped_process();
   for (int host = 0; host < num_hosts(); ++host) {
     const bool is_needed = num_agents() < static_cast<std::size_t>(settings_.min_nodes);
     if (agent_on(host) == nullptr && (is_needed || world_.chance(30)) && !is_endpoint_lost_)
@@ -143,15 +145,27 @@ void SimulatedRun::heal() {
   }
 }
 
-// A process that is stopped and has a generation to itself holds nobody up: it is for its user to end it.
-void SimulatedRun::end_lone_process() {
+// Processes that are all stopped hold nobody up: it is for their user to end one.
+void SimulatedRun::end_stopped_process() {
+  std::set<std::uint64_t> looked_at;
   for (const auto& agent : agents_) {
     const auto& record = agent->protocol->record();
-    if (!agent->is_alive || !record || record->generation.num_processes() != 1) continue;
-    const std::uint64_t number = record->generation.number;
-    Process& process = *agent->processes.front();
-    const bool is_in_it = process.is_alive && process.steps.generation() == number;
-    if (is_in_it && process.stopped_until > world_.now() + seconds(20)) kill_process(agent, 0, number);
+    if (!agent->is_alive || !record || !looked_at.insert(record->generation.number).second) continue;
+    const membership::Generation& generation = record->generation;
+    const auto is_stopped_in_it = [&](const std::unique_ptr<Process>& process) {
+      return process->is_alive && process->steps.generation() == generation.number &&
+             process->stopped_until > world_.now() + seconds(20);
+    };
+    const bool are_all_stopped =
+        std::all_of(generation.members.begin(), generation.members.end(), [&](const MemberInfo& member) {
+          const Agent* const of_member = agent_of(member.incarnation);
+          return of_member != nullptr && of_member->is_alive &&
+                 std::all_of(of_member->processes.begin(), of_member->processes.end(), is_stopped_in_it);
+        });
+    const bool is_member =
+        std::any_of(generation.members.begin(), generation.members.end(),
+                    [&](const MemberInfo& member) { return member.incarnation == agent->incarnation; });
+    if (are_all_stopped && is_member) kill_process(agent, 0, generation.number);
   }
 }
 

@@ -232,8 +232,12 @@ void SimulatedRun::report(const std::shared_ptr<Agent>& agent) {
   if (entered > report.entered) {
     report.entered = entered;
     report.failure.clear();
-    report.lost_links.clear();
     report.is_state_lost = false;
+  }
+  report.lost_links.clear();
+  for (const auto& process : agent->processes) {
+    if (process->steps.generation() != report.entered) continue;
+    report.lost_links.insert(report.lost_links.end(), process->lost_links.begin(), process->lost_links.end());
   }
   const auto is_out = [](const auto& process) { return process->steps.generation() == 0; };
   const bool has_left =
@@ -261,7 +265,7 @@ void SimulatedRun::link_lost(const std::string& incarnation, std::size_t process
       });
     }
     ++counts.lost_links;
-    if (agent->report.entered == generation) agent->report.lost_links.push_back(other);
+    here.lost_links.push_back(other);
     here.steps.on_link_lost();
     report(agent);
   }
@@ -315,23 +319,30 @@ void SimulatedRun::on_process(const std::shared_ptr<Agent>& agent, Process& proc
   });
 }
 
-// An agent kills a process that does not answer for ten times the silence.
 void SimulatedRun::tell_process(const std::shared_ptr<Agent>& agent, std::size_t index,
                                 const Generation& told, std::optional<int> number) {
   Process& process = *agent->processes[index];
-  const auto tell = [&process, told, number] {
-    process.heard = std::max(process.heard, told.number);
-    process.steps.announce(told, number);
-  };
-  if (process.stopped_until <= world_.now()) return tell();
-  on_process(agent, process, process.stopped_until, tell);
-  if (!number) return;
-  world_.on_host(agent->host, world_.now() + 10 * settings_.silence, [this, agent, index, &process, told] {
-    const bool is_there = agent->is_alive && process.is_alive && !agent->has_stopped;
-    if (!is_there || process.heard >= told.number || world_.now() >= process.stopped_until) return;
-    ++counts.hung;
-    kill_process(agent, index, agent->protocol->record()->generation.number);
-  });
+  const auto tell = [&process, told, number] { process.steps.announce(told, number); };
+  if (process.stopped_until <= world_.now()) {
+    tell();
+  } else {
+    on_process(agent, process, process.stopped_until, tell);
+  }
+  if (number) ask_process(agent, index, process, told.number, 0);
+}
+
+// An agent asks a process in each silence until it has entered the generation, and kills one that does not answer ten times.
+void SimulatedRun::ask_process(const std::shared_ptr<Agent>& agent, std::size_t index, Process& process,
+                               std::uint64_t generation, int unanswered) {
+  world_.on_host(agent->host, world_.now() + settings_.silence,
+                 [this, agent, index, &process, generation, unanswered] {
+                   const bool is_there = agent->is_alive && process.is_alive && !agent->has_stopped;
+                   if (!is_there || process.steps.generation() >= generation) return;
+                   const int count = world_.now() < process.stopped_until ? unanswered + 1 : 0;
+                   if (count < 10) return ask_process(agent, index, process, generation, count);
+                   ++counts.hung;
+                   kill_process(agent, index, agent->protocol->record()->generation.number);
+                 });
 }
 
 // As SIGSTOP does. After kGiveUp the others have lost it, and it has lost them.

@@ -78,7 +78,7 @@ class SimulatedRun {
   void report(const std::shared_ptr<Agent>& agent);
   void kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_lost);
   void kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told = 0);
-  void end_lone_process();
+  void end_stopped_process();
   void stop_process(const std::shared_ptr<Agent>& agent, std::size_t index, milliseconds time);
   void deliver(const std::shared_ptr<Agent>& agent, std::size_t index,
                const membership::StepMessage& message);
@@ -86,6 +86,8 @@ class SimulatedRun {
                   std::function<void()> run);
   void tell_process(const std::shared_ptr<Agent>& agent, std::size_t index,
                     const membership::Generation& told, std::optional<int> number);
+  void ask_process(const std::shared_ptr<Agent>& agent, std::size_t index, Process& process,
+                   std::uint64_t generation, int unanswered);
   void make_faults();
   void make_fault();
   void heal();
