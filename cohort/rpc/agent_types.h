@@ -74,7 +74,7 @@ struct AgentOptions {
   /// which only processes of this user may connect, and those of other hosts by a port of all addresses of this one.
   std::string listen = "auto";
   /// By which name or address workers of other hosts reach this one, where `listen` is auto. Empty: the host's name; for init_rpc()
-  /// of a group the address by which this host reaches the group's store.
+  /// of a group the address by which this host reaches the group's rank 0, on other hosts than that one.
   std::string host;
   std::optional<base::Secret> secret = base::Secret::of_process();  ///< of the job; needed beyond loopback
   /// Encrypts what goes over TCP, and takes only workers with a certificate. All workers have it, or none. Else the files that

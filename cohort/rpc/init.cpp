@@ -7,8 +7,6 @@
 
 #include <memory>
 #include <mutex>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
@@ -40,17 +38,11 @@ const std::shared_ptr<Agent>& agent_of(const Process& here) {
   return here.agent;
 }
 
-// By which name or address other hosts reach this one, as they reach the group's store; empty: the store does not say.
-std::string host_beside_store(c10::intrusive_ptr<c10d::Store> store) {
-  while (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
-    store = prefixed->getUnderlyingStore();
-  }
-  const auto* const tcp = dynamic_cast<const c10d::TCPStore*>(store.get());
-  if (tcp == nullptr) return "";
-  std::string own = base::address_towards(tcp->getHost());
-  if (own.empty() || !base::is_loopback(own)) return own;
-  // The store is on this host, whose name may lead to 127.0.1.1 here.
-  return base::is_this_host(tcp->getHost()) ? "" : tcp->getHost();
+// The address by which this host reaches the group's rank 0, as others then reach this one; empty: its name will do.
+std::string address_towards_rank_0(const comm::Group& group) {
+  const std::string own = group.reach().empty() ? "" : base::address_towards(group.reach());
+  // Not that of an interface, whose number is this host's alone.
+  return base::is_far_address(own) && own.find('%') == std::string::npos ? own : "";
 }
 
 }  // namespace
@@ -75,7 +67,7 @@ Agent& init_rpc(std::string name, RpcOptions options) {
                   ? options.group
                   : comm::init_process_group({.backend = "gloo", .timeout = options.agent.join_timeout});
       comm::StoreAdapter store(group.store());
-      if (options.agent.host.empty()) options.agent.host = host_beside_store(group.store());
+      if (options.agent.host.empty()) options.agent.host = address_towards_rank_0(group);
       made = std::make_shared<Agent>(std::move(name), group.rank(), group.size(), store, options.agent);
     }
   } catch (...) {

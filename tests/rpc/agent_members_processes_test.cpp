@@ -6,11 +6,15 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/host.h"
+#include "cohort/base/key_value_store.h"
+#include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/rpc/init.h"
@@ -92,6 +96,28 @@ TEST(AgentMembersProcessesTest, AStoreAndAGroupAreNotTakenTogether) {
   options.group = group;
   options.store = std::make_shared<comm::StoreAdapter>(group.store());
   COHORT_EXPECT_THROW_WITH(init_rpc("w0", options), UsageError, "got a store and a group");
+}
+
+// Rank 0 is on another host, as it says. Its address is of those that RFC 5737 keeps for documents.
+TEST(AgentMembersProcessesTest, AWorkerTellsOtherHostsTheAddressTowardsTheirs) {
+  const std::string own = base::address_towards("192.0.2.250");
+  if (!base::is_far_address(own)) GTEST_SKIP() << "this host has no way to others";
+  const comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 1, 2, "fake",
+                                             std::chrono::seconds(20), "192.0.2.250");
+  std::string word;
+  std::thread rank_0([&] {
+    comm::StoreAdapter store(group.store());
+    const base::Deadline deadline(std::chrono::seconds(20));
+    base::all_gather_words(store, "rpc/1/host", 0, 2, "another host", deadline);
+    if (store.wait({"rpc/1/join/1"}, deadline)) word = store.get("rpc/1/join/1");
+    store.set("rpc/1/join/all", "-0");
+  });
+  RpcOptions options;
+  options.group = group;
+  options.agent.secret = base::Secret::make();
+  COHORT_EXPECT_THROW_WITH(init_rpc("w1", options), RendezvousError, "these did not come");
+  rank_0.join();
+  EXPECT_NE(word.find("\"address\":\"" + own + ":"), std::string::npos) << word;
 }
 
 }  // namespace

@@ -47,6 +47,11 @@ at::Tensor hands_an_object_on(const std::string& here, const at::Tensor& x) {
   if (handed_on->before_return) handed_on->before_return(agent);
   return x.detach();
 }
+Promise<at::Tensor>* late_result = nullptr;
+Future<at::Tensor> returns_a_future(const at::Tensor& /*x*/) {
+  return late_result->future();
+}
+COHORT_REMOTE(returns_a_future);
 COHORT_REMOTE(three_times);
 COHORT_REMOTE(keep_object);
 COHORT_REMOTE(use_kept_object);
@@ -89,6 +94,19 @@ TEST_F(UntakenGradientsTest, AFunctionThatStillRunsGoesBackwardOnceItHasReturned
   const at::Tensor gradient = backward_through_object(context);
   ASSERT_TRUE(gradient.defined());
   EXPECT_TRUE(at::equal(gradient, at::full({2}, 30.0F)));
+}
+
+// Nothing of it is recorded, so a backward has nothing to wait for.
+TEST_F(UntakenGradientsTest, ABackwardDoesNotWaitForAPromise) {
+  Promise<at::Tensor> promise;
+  late_result = &promise;
+  Context context(job[0]);
+  const TensorRRef late = job[0].remote<returns_a_future>("w1", x);
+  const at::Tensor y = job[0].rpc_sync<three_times>("w2", x);
+  dist_autograd::backward(context, {y.sum()});
+  EXPECT_TRUE(at::equal(dist_autograd::get_gradients(context).at(0).second, at::full({2}, 3.0F)));
+  promise.set_value(at::ones({2}));
+  late.when_made().get();
 }
 
 TEST_F(UntakenGradientsTest, TheDeathOfWhoeverRanTheFunctionEndsTheBackward) {

@@ -297,7 +297,8 @@ bool AgentMembers::is_dead(std::int32_t id, base::KeyValueStore& store, base::De
   if (may_be_gone(id, store)) return true;
   const std::optional<Entry> entry = read_entry(id, store, deadline);
   Unreached unreached;
-  return !entry || connect(*entry, deadline, unreached) == nullptr;
+  // One that rejects this worker runs.
+  return !entry || (connect(*entry, deadline, unreached) == nullptr && !unreached.error);
 }
 
 void AgentMembers::add_gone(std::int32_t id, const std::string& name) {

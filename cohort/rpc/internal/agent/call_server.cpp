@@ -178,6 +178,7 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     // The count is last, as AgentState::take() counts what throws.
     const std::int32_t caller = tables_.workers.id_of(job.key.first);
     RunningCalls::Call running;
+    running.function = job.function;
     running.is_kept = job.result != nullptr;
     running.arguments = job.arguments;
     job.call.stop = running.stop.get_token();
@@ -275,8 +276,12 @@ bool CallServer::waits_for_maker(const Job& job, const Encoded& arguments) {
     server->threads_.on_queued();
     server->run_on_pool(again);
   };
+  const RunningCalls::Key maker{job.key.first, asked.call};
   const std::lock_guard lock(tables_.mutex);
-  return tables_.running.on_end({job.key.first, asked.call}, std::move(run_again));
+  const std::string function = tables_.running.function_of(maker);
+  // Nothing is recorded of one that returns a Future, which may be set long after.
+  if (function.empty() || find_function(function).is_async) return false;
+  return tables_.running.on_end(maker, std::move(run_again));
 }
 
 // The value of an object. A parameter is copied, since an optimizer may step while it is sent.

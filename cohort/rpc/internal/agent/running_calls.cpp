@@ -32,6 +32,11 @@ std::vector<std::shared_ptr<Reference>> WaitingArguments::references() const {
   return arguments_ ? arguments_->references : std::vector<std::shared_ptr<Reference>>();
 }
 
+std::string RunningCalls::function_of(const Key& key) const {
+  const auto call = calls_.find(key);
+  return call == calls_.end() ? "" : call->second.function;
+}
+
 bool RunningCalls::on_end(const Key& key, std::function<void()> fn) {
   const auto call = calls_.find(key);
   if (call == calls_.end()) return false;

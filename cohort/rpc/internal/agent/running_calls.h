@@ -61,6 +61,7 @@ class RunningCalls {
  public:
   using Key = std::pair<std::string, std::uint64_t>;  ///< the caller's name, its number of the call
   struct Call {
+    std::string function;
     std::stop_source stop;
     Timers::Key timer;
     std::shared_ptr<WaitingArguments> arguments;
@@ -69,6 +70,8 @@ class RunningCalls {
   };
 
   void add(const Key& key, Call call) { calls_.emplace(key, std::move(call)); }
+  /// Of a call; empty where it has ended, or has yet to come.
+  std::string function_of(const Key& key) const;
   /// Adds a function to Call::on_end. False where the call has ended, or has yet to come.
   bool on_end(const Key& key, std::function<void()> fn);
   /// Takes a call out; none where it has ended.
