@@ -147,25 +147,26 @@ void SimulatedRun::heal() {
 
 // Processes that are all stopped hold nobody up: it is for their user to end one.
 void SimulatedRun::end_stopped_process() {
-  std::set<std::uint64_t> looked_at;
+  std::set<std::uint64_t> seen;
   for (const auto& agent : agents_) {
     const auto& record = agent->protocol->record();
-    if (!agent->is_alive || !record || !looked_at.insert(record->generation.number).second) continue;
+    if (!agent->is_alive || !record) continue;
     const membership::Generation& generation = record->generation;
     const auto is_stopped_in_it = [&](const std::unique_ptr<Process>& process) {
       return process->is_alive && process->steps.generation() == generation.number &&
              process->stopped_until > world_.now() + seconds(20);
     };
-    const bool are_all_stopped =
-        std::all_of(generation.members.begin(), generation.members.end(), [&](const MemberInfo& member) {
-          const Agent* const of_member = agent_of(member.incarnation);
-          return of_member != nullptr && of_member->is_alive &&
-                 std::all_of(of_member->processes.begin(), of_member->processes.end(), is_stopped_in_it);
-        });
-    const bool is_member =
-        std::any_of(generation.members.begin(), generation.members.end(),
-                    [&](const MemberInfo& member) { return member.incarnation == agent->incarnation; });
-    if (are_all_stopped && is_member) kill_process(agent, 0, generation.number);
+    const auto are_stopped = [&](const MemberInfo& member) {
+      const Agent* const other = agent_of(member.incarnation);
+      return other != nullptr && other->is_alive &&
+             std::all_of(other->processes.begin(), other->processes.end(), is_stopped_in_it);
+    };
+    const auto is_own = [&](const MemberInfo& member) { return member.incarnation == agent->incarnation; };
+    const auto& members = generation.members;
+    if (std::any_of(members.begin(), members.end(), is_own) && seen.insert(generation.number).second &&
+        std::all_of(members.begin(), members.end(), are_stopped)) {
+      kill_process(agent, 0, generation.number);
+    }
   }
 }
 
