@@ -11,6 +11,7 @@ step; the median step is printed beside them. --cohort and --worker name the pro
 """
 
 import argparse
+import atexit
 import collections
 import os
 import pathlib
@@ -101,6 +102,7 @@ class Run:
         self.nodes, self.nproc = nodes, nproc
         self.endpoint = f"127.0.0.1:{free_port()}"
         self.agents = []
+        atexit.register(self.stop)  # also after a failure
 
     def command(self):
         a = self.arguments
@@ -116,7 +118,9 @@ class Run:
                 a.worker, str(self.events.path), str(ENDLESS), hidden]  # fmt: skip
 
     def add_agent(self):
-        environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        # torchrun keeps one store for all attempts, and its workers find there the addresses of processes that are dead.
+        # They wait for them, or fail. So each attempt gets a store of its own.
+        environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         agent = subprocess.Popen(self.command(), stdout=self.log, stderr=self.log, env=environment,
                                  start_new_session=True)  # fmt: skip
         self.agents.append(agent)
