@@ -101,6 +101,22 @@ TEST_F(HungRanksTest, TheOneEndsThatHasNotEntered) {
   EXPECT_EQ(look_for(milliseconds(1'000)), 0U);
 }
 
+TEST_F(HungRanksTest, AThirdRankThatHasNotEnteredIsNoEndOfALostLink) {
+  ranks.resize(3, ranks[0]);
+  std::uint64_t number = 1;
+  for (const bool both_have_lost_it : {true, false}) {
+    for (const bool is_repeated : {false, true}) {
+      enter(++number);
+      ranks[0].status.lost_links = {kSelf};
+      if (both_have_lost_it) ranks[1].status.lost_links = {kSelf};
+      ranks[2].status.entered = number - 1;  // its constructor takes long
+      const auto found = look_for(milliseconds(1'000));
+      if (!is_repeated) EXPECT_EQ(found, std::nullopt);
+      if (is_repeated) EXPECT_EQ(found, both_have_lost_it ? 1U : 0U);
+    }
+  }
+}
+
 TEST_F(HungRanksTest, AStepBetweenTwoLossesMakesTheSecondOneTheFirst) {
   ranks[0].status.lost_links = {kSelf};
   EXPECT_EQ(look_for(milliseconds(1'000)), std::nullopt);

@@ -4,7 +4,8 @@
 //
 // A link between two ranks of this node that is lost is made again with the next generation. If one is lost again before a step was
 // made, one of the two ends: the one that has not entered the generation, else the later one. It ends after another `silence`, as
-// the other side may have died, which the agent sees by itself.
+// the other side may have died, which the agent sees by itself. A rank names the node to which it has lost a link, and not the rank. So
+// where a node has more than two ranks only one that has lost a link is surely an end of it.
 #include "cohort/launch/internal/members/hung_ranks.h"
 
 #include <algorithm>
@@ -87,7 +88,7 @@ std::optional<HungRanks::Found> HungRanks::find_end_of_link(std::uint64_t genera
   repeated_.reset();
   loss_.reset();
   return Found{
-      absent.value_or(*last_loser),
+      ranks.size() == 2 ? absent.value_or(*last_loser) : *last_loser,
       base::concat("ranks of this node have lost a link between them in two generations, and made no "
                    "step in generation ",
                    generation)};
