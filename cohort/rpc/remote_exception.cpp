@@ -121,4 +121,12 @@ void throw_remote(const RemoteException& exception, const std::string& where) {
   throw RemoteError(kWhere, text);
 }
 
+std::exception_ptr error_of_remote(const RemoteException& exception, const std::string& where) {
+  try {
+    throw_remote(exception, where);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 }  // namespace cohort::rpc

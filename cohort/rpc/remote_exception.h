@@ -23,5 +23,7 @@ RemoteException describe_exception(const std::exception_ptr& error);
 /// Throws an exception of that type, with `where` ("embed on ps/0, call 17") before its text. A type that this program
 /// does not know becomes RemoteError.
 [[noreturn]] void throw_remote(const RemoteException& exception, const std::string& where);
+/// Returns what throw_remote() throws.
+std::exception_ptr error_of_remote(const RemoteException& exception, const std::string& where);
 
 }  // namespace cohort::rpc

@@ -241,7 +241,7 @@ void read_message(const Encoded& encoded) {
       return read_error(in);
     case static_cast<int>(MessageKind::kCancel):
       CallArrivals().cancel(in.number<std::uint64_t>());
-      return;
+      return read_error(in);
     case static_cast<int>(MessageKind::kReference):
       return read_reference_messages(in);
     case static_cast<int>(MessageKind::kContext):

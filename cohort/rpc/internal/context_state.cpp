@@ -6,6 +6,12 @@
 // The part of an object has results that anybody may fetch. Each is a leaf here, so what uses it collects its gradient
 // as that of any leaf, in the same order. The call that made the object comes after all of them, takes the sums out and
 // continues: Note [Late calls].
+//
+// Note [Failed backwards]
+// A failure travels along the calls of the backward: as an error to the caller of each part, and as a cancel, which says why, to
+// those that the part has called. A worker that learns of it gives up all its calls of that backward, of other parts
+// too. So the root and each part that runs learn of it, and those parts alone. It is the same where a caller dies or passes its
+// deadline, as its calls are cancelled then.
 #include "cohort/rpc/internal/context_state.h"
 
 #include <ATen/core/grad_mode.h>
@@ -74,17 +80,18 @@ bool any_defined(const Tensors& tensors) {
                      [](const at::Tensor& tensor) { return tensor.defined(); });
 }
 
-// A backward, of the roots or of a part, while it runs here.
+// A backward, of the roots or of a part, while it runs here. None begins of one that has failed.
 class ContextState::Running {
  public:
   Running(ContextState& context, Backward backward) : context_(context) {
     const std::lock_guard lock(context_.mutex_);
+    context_.check_not_failed(backward.number);
     context_.backward_ = backward;
     ++context_.num_running_;
   }
   ~Running() {
     const std::lock_guard lock(context_.mutex_);
-    --context_.num_running_;
+    if (--context_.num_running_ == 0) context_.on_failure_.clear();
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
@@ -241,6 +248,16 @@ Tensors ContextState::take_gradients(const Part& part, std::uint64_t number, boo
 }
 
 Tensors ContextState::backward_part(PartKey key, Backward backward, Tensors gradients) {
+  const Running running(*this, backward);
+  try {
+    return run_part(key, backward, std::move(gradients));
+  } catch (...) {
+    fail(backward.number, std::current_exception());
+    throw;
+  }
+}
+
+Tensors ContextState::run_part(PartKey key, Backward backward, Tensors gradients) {
   Part part;
   bool keep_graph = false;
   {
@@ -259,7 +276,6 @@ Tensors ContextState::backward_part(PartKey key, Backward backward, Tensors grad
     // Before it runs: a second backward through the part finds nothing, and says so.
     if (!keep_graph) parts_.erase(found);
   }
-  const Running running(*this, backward);
   Tensors of_inputs;
   Gradients of_leaves;
   if (part.graph == nullptr) {
@@ -314,6 +330,16 @@ void ContextState::backward(const Tensors& roots, const Tensors& late,
     number = ++backward_.number;
   }
   const Running running(*this, {number, options.keep_graph});
+  try {
+    run(number, roots, late, options);
+  } catch (...) {
+    fail(number, std::current_exception());
+    throw;
+  }
+}
+
+void ContextState::run(std::uint64_t number, const Tensors& roots, const Tensors& late,
+                       dist_autograd::BackwardOptions options) {
   check_roots(roots);
   std::vector<Edge> edges;
   Tensors gradients;
@@ -359,7 +385,40 @@ ContextState::Backward ContextState::current_backward() const {
                                   id_.number, " of worker ", id_.creator),
                      "detach() what goes from one context to another, or one context for both");
   }
+  check_not_failed(backward_.number);
   return backward_;
+}
+
+// Under the mutex. An earlier one is over, and nobody waits for its parts.
+void ContextState::check_not_failed(std::uint64_t backward) const {
+  if (backward <= last_failed_) std::rethrow_exception(failure_);
+}
+
+void ContextState::fail(std::uint64_t backward, const std::exception_ptr& error) {
+  std::vector<OnFailure> fns;
+  {
+    const std::lock_guard lock(mutex_);
+    if (backward <= last_failed_) return;
+    last_failed_ = backward;
+    failure_ = error;
+    const auto begin = on_failure_.begin(), end = on_failure_.upper_bound(backward);
+    for (auto fn = begin; fn != end; ++fn) fns.push_back(std::move(fn->second));
+    on_failure_.erase(begin, end);
+  }
+  for (const OnFailure& fn : fns) fn(error);
+}
+
+void ContextState::on_failure(std::uint64_t backward, OnFailure fn) {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    if (backward > last_failed_) {
+      on_failure_.emplace(backward, std::move(fn));
+      return;
+    }
+    error = failure_;
+  }
+  fn(error);
 }
 
 // The gradients of a leaf, in the order in which they are added.

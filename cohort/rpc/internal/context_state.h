@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -83,8 +85,16 @@ class ContextState {
   Tensors backward_part(PartKey key, Backward backward, Tensors gradients);
   /// Goes backward from the roots, through this worker's graph and all parts that it leads to. `late`: late_calls().
   void backward(const Tensors& roots, const Tensors& late, dist_autograd::BackwardOptions options);
-  /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one.
+  /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one. The error of one that
+  /// has failed.
   Backward current_backward() const;
+
+  using OnFailure = std::function<void(const std::exception_ptr& error)>;
+  /// The backward with this number has failed, here or elsewhere. The first error counts. No further part of the backward runs
+  /// here, and what on_failure() got is called.
+  void fail(std::uint64_t backward, const std::exception_ptr& error);
+  /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has failed.
+  void on_failure(std::uint64_t backward, OnFailure fn);
 
   /// Adds what an answer says of the backward with this number.
   void add_untaken(std::uint64_t backward, const UntakenGradients& more);
@@ -124,6 +134,10 @@ class ContextState {
   void count_untaken(std::uint64_t backward, const UntakenGradients& more);
   void check_all_taken(std::uint64_t backward);
   std::vector<SumOfLeaf> collect_by_leaf(Of of);
+  void check_not_failed(std::uint64_t backward) const;
+  Tensors run_part(PartKey key, Backward backward, Tensors gradients);
+  void run(std::uint64_t number, const Tensors& roots, const Tensors& late,
+           dist_autograd::BackwardOptions options);
   Tensors take_gradients(const Part& part, std::uint64_t number, bool keep_graph);
   Tensors backward_graph(const Part& part, bool keep_graph, Tensors gradients, Gradients& of_leaves) const;
 
@@ -140,6 +154,10 @@ class ContextState {
   UntakenGradients untaken_;      // that nobody has been told of,
   std::uint64_t untaken_in_ = 0;  // in this backward
   int num_running_ = 0;           // backwards, here and of parts
+  // Note [Failed backwards]
+  std::uint64_t last_failed_ = 0;
+  std::exception_ptr failure_;
+  std::multimap<std::uint64_t, OnFailure> on_failure_;  // of backwards that run here
 };
 
 /// Whether some of them are defined: of gradients, whether any came.

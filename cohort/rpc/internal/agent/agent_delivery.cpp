@@ -48,8 +48,10 @@ void AgentState::take(const std::string& from, net::Message message) {
       }
       case MessageKind::kError:
         return client_.on_error(id, decode<RemoteException>(in));
-      case MessageKind::kCancel:
-        return server_.on_cancel({from, id}, in.number<std::uint64_t>());
+      case MessageKind::kCancel: {
+        const auto sequence = in.number<std::uint64_t>();
+        return server_.on_cancel({from, id}, sequence, decode<RemoteException>(in));
+      }
       case MessageKind::kReference:
         return on_reference(from, in);
       case MessageKind::kContext:
@@ -148,7 +150,7 @@ void AgentState::end_worker(const std::shared_ptr<net::Peer>& peer, const std::s
   }
   for (const auto& [id, what] : calls)
     client_.fail(id, std::make_exception_ptr(PeerError("rpc.call", what + ": " + why)));
-  for (const RunningCalls::Key& key : handlers) server_.cancel(key);
+  for (const RunningCalls::Key& key : handlers) server_.cancel(key, {"PeerError", why});
   core_.references->on_down(*worker, why);
   sender_.send_effects(core_.contexts.on_down(*worker));
   core_.tables.changed.notify_all();

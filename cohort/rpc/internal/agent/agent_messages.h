@@ -19,7 +19,7 @@ enum class MessageKind : std::uint8_t {
   kMake,      ///< time left, function, object, fork, line, channel and the rest: a reference keeps the result
   kResult,    ///< value
   kError,     ///< RemoteException
-  kCancel,    ///< sequence: nobody waits for the call any more
+  kCancel,    ///< sequence, RemoteException: nobody waits for the call any more, and why
   kReference,  ///< ReferenceMessage
   kContext,    ///< ContextMessage
   kLeaving,    ///< this worker has come to shutdown(), or has given up; or IdleReport: and has nothing to do

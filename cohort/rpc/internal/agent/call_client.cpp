@@ -36,14 +36,6 @@ CallerState state_for(std::string_view function) {
   return is_own ? CallerState() : CallerState::of_next_call();
 }
 
-std::exception_ptr error_of(const RemoteException& exception, const std::string& where) {
-  try {
-    throw_remote(exception, where);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<RecordedCall> CallClient::record(ContextScope& scope, const ContextCall& in_context,
@@ -59,7 +51,7 @@ std::shared_ptr<RecordedCall> CallClient::record(ContextScope& scope, const Cont
   }
 }
 
-base::Future<Encoded> CallClient::call(const Target& target, const char* function, Encoded arguments) {
+CallClient::BegunCall CallClient::begin(const Target& target, const char* function, Encoded arguments) {
   core_.references->check_own(arguments.references);
   if (std::string_view(function) != kAwait) References::mark_used(arguments.references);
   const milliseconds timeout = target.timeout.value_or(core_.timeout.load());
@@ -112,7 +104,7 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
   if (!down.empty()) {
     forget(in_context, pending.recorded);
     pending.fail(std::make_exception_ptr(PeerError("rpc.call", pending.describe(id) + ": " + down)));
-    return future;
+    return {id, std::move(future)};
   }
   Writer out = begin_call_message(MessageKind::kCall, id, deadline);
   out.text(function);
@@ -138,7 +130,7 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
         return false;
       },
       target.channel);
-  return future;
+  return {id, std::move(future)};
 }
 
 std::shared_ptr<Reference> CallClient::make(const Target& target, const char* function, Encoded arguments,
@@ -292,7 +284,7 @@ void CallClient::on_error(std::uint64_t id, const RemoteException& exception) {
     if (call == nullptr) return;
     where = call->describe(id);
   }
-  fail(id, error_of(exception, where));
+  fail(id, error_of_remote(exception, where));
 }
 
 void CallClient::finish(std::uint64_t id, Encoded result, const std::exception_ptr& error) {
@@ -362,25 +354,48 @@ base::Future<Encoded> CallClient::send_gradients(const std::string& worker, std:
   out.number(backward.number);
   out.number(backward.keep_graph);
   out.append(encode_gradients(gradients));
-  base::Future<Encoded> answer = call(Target(worker), kBackwardPart, out.take());
+  const BegunCall call = begin(Target(worker), kBackwardPart, out.take());
+  context->on_failure(backward.number,
+                      [self = core_.share_weakly(this), id = call.id](const std::exception_ptr& error) {
+                        if (const auto client = self.lock()) client->give_up(id, error);
+                      });
   const auto of_arguments =
       std::make_shared<base::Promise<Encoded>>("the gradients of a call's arguments", helper_of(worker));
-  answer.on_ready(
-      [answer, of_arguments, number = backward.number, context = std::weak_ptr(context)]() mutable {
-        of_arguments->run([&] {
-          const Encoded encoded = answer.get(base::Deadline::never());
-          Reader in(encoded);
-          const auto untaken = decode<UntakenGradients>(in);
-          if (const auto known = context.lock()) known->add_untaken(number, untaken);
-          return in.rest();
-        });
-      });
+  call.result.on_ready([answer = call.result, of_arguments, number = backward.number,
+                        context = std::weak_ptr(context)]() mutable {
+    const auto known = context.lock();
+    of_arguments->run([&] {
+      try {
+        const Encoded encoded = answer.get(base::Deadline::never());
+        Reader in(encoded);
+        const auto untaken = decode<UntakenGradients>(in);
+        if (known != nullptr) known->add_untaken(number, untaken);
+        return in.rest();
+      } catch (...) {
+        if (known != nullptr) known->fail(number, std::current_exception());
+        throw;
+      }
+    });
+  });
   return of_arguments->future();
 }
 
-// A call that is not sent yet needs no kCancel. If it goes all the same, no time is left in it.
 void CallClient::expire(std::uint64_t id) {
-  std::string worker, text;
+  std::string text;
+  {
+    const std::lock_guard lock(tables_.mutex);
+    const PendingCall* const call = tables_.pending.find(id);
+    if (call == nullptr) return;
+    text = base::concat(call->describe(id), ": no answer within ", call->timeout.count(),
+                        " ms, or what was left of the call that it belongs to");
+  }
+  give_up(id, std::make_exception_ptr(TimeoutError("rpc.call", text)));
+}
+
+// A call that is not sent yet needs no kCancel. If it goes all the same, no time is left in it: what is given up for another reason
+// than its deadline has been sent (send_gradients()).
+void CallClient::give_up(std::uint64_t id, const std::exception_ptr& error) {
+  std::string worker;
   std::uint64_t sequence = 0;
   {
     const std::lock_guard lock(tables_.mutex);
@@ -388,13 +403,12 @@ void CallClient::expire(std::uint64_t id) {
     if (call == nullptr) return;
     worker = call->worker;
     sequence = call->sequence;
-    text = base::concat(call->describe(id), ": no answer within ", call->timeout.count(),
-                        " ms, or what was left of the call that it belongs to");
   }
-  fail(id, std::make_exception_ptr(TimeoutError("rpc.call", text)));
+  fail(id, error);
   if (sequence == 0) return;
   Writer out = begin_message(MessageKind::kCancel, id);
   out.number(sequence);
+  encode(out, describe_exception(error));
   sender_.send(worker, out.take());
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cohort/rpc/internal/agent/agent_core.h"
@@ -26,7 +27,9 @@ class CallClient {
   CallClient(AgentCore& core, MessageSender& sender) : core_(core), sender_(sender), trace_(core.self.name) {}
 
   /// Calls a function. Throws: UsageError for an unknown worker or function, and after the agent has stopped.
-  base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments);
+  base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) {
+    return begin(target, function, std::move(arguments)).result;
+  }
   /// Asks for an object. `asked_at`: the line of the program that asks. Throws: as call().
   std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments,
                                   const std::string& asked_at);
@@ -40,6 +43,11 @@ class CallClient {
   void fail(std::uint64_t id, const std::exception_ptr& error) { finish(id, {}, error); }
 
  private:
+  struct BegunCall {
+    std::uint64_t id;
+    base::Future<Encoded> result;
+  };
+  BegunCall begin(const Target& target, const char* function, Encoded arguments);
   base::WaitHelper helper_of(const std::string& worker);
   std::shared_ptr<RecordedCall> record(ContextScope& scope, const ContextCall& in_context, Encoded& arguments,
                                        Callee callee, std::optional<RecordedPlace>& place);
@@ -52,6 +60,7 @@ class CallClient {
   void finish(std::uint64_t id, Encoded result, const std::exception_ptr& error);
   static void attach(PendingCall& call, Encoded& result);
   void expire(std::uint64_t id);
+  void give_up(std::uint64_t id, const std::exception_ptr& error);
   SendGradients gradient_sender(const std::string& worker, std::uint64_t id,
                                 const std::weak_ptr<ContextState>& context);
   base::Future<Encoded> send_gradients(const std::string& worker, std::uint64_t id,

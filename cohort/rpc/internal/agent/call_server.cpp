@@ -45,6 +45,10 @@ void invoke_and_keep(const RemoteFunction& function, Encoded arguments, const Ke
   function.invoke_and_keep(std::move(arguments), keep);
 }
 
+RemoteException no_time_is_left() {
+  return {"TimeoutError", "its caller had no answer in time"};
+}
+
 std::exception_ptr did_not_begin(const std::string& function) {
   return std::make_exception_ptr(TimeoutError("rpc.remote", function + " did not begin in time"));
 }
@@ -65,8 +69,14 @@ void run_unless_failed(std::exception_ptr& error, const Fn& fn) {
   }
 }
 
+// CallServer::run_backward() runs it.
+[[maybe_unused]] const bool is_registered = add_function_at_load(
+    kBackwardPart, {"(gradients) -> gradients, untaken", false, nullptr, nullptr}, __FILE__, __LINE__);
+
+}  // namespace
+
 // What CallClient::send_gradients() sends.
-struct BackwardCall {
+struct CallServer::BackwardCall {
   explicit BackwardCall(const Encoded& arguments) {
     Reader in(arguments);
     context = decode<ContextId>(in);
@@ -84,17 +94,15 @@ struct BackwardCall {
 };
 
 // The gradients of the arguments of a call that this agent answered, for those of its results.
-Encoded backward_part(AgentCore& agent, const Encoded& arguments) {
-  const BackwardCall asked(arguments);
-  trace_gradient(current_call()->caller, asked.call, !asked.backward.keep_graph);
+Encoded CallServer::backward_part(const std::string& caller, const BackwardCall& asked) const {
+  trace_gradient(caller, asked.call, !asked.backward.keep_graph);
   const std::shared_ptr<ContextState> known = asked.gradients.empty()
-                                                  ? agent.contexts.find_if_here(asked.context)
-                                                  : agent.contexts.find(asked.context);
+                                                  ? core_.contexts.find_if_here(asked.context)
+                                                  : core_.contexts.find(asked.context);
   std::vector<at::Tensor> of_arguments;  // none where the call that was to make the object did not run here
   UntakenGradients untaken;
   if (known != nullptr) {
-    of_arguments = known->backward_part({agent.id_of(current_call()->caller), asked.call}, asked.backward,
-                                        asked.gradients);
+    of_arguments = known->backward_part({core_.id_of(caller), asked.call}, asked.backward, asked.gradients);
     untaken = known->take_untaken(asked.backward.number);
   }
   Writer out;
@@ -102,23 +110,6 @@ Encoded backward_part(AgentCore& agent, const Encoded& arguments) {
   out.append(encode_gradients(of_arguments));
   return out.take();
 }
-
-void answer_backward_part(const Encoded& arguments, const Reply& reply) {
-  Encoded gradients;
-  std::exception_ptr error;
-  try {
-    gradients = backward_part(*HandlerScope::agent(), arguments);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  reply(std::move(gradients), error);
-}
-
-[[maybe_unused]] const bool is_registered = add_function_at_load(
-    kBackwardPart, {"(gradients) -> gradients, untaken", false, answer_backward_part, nullptr}, __FILE__,
-    __LINE__);
-
-}  // namespace
 
 // Also of a call whose handler will not begin: the end of its context waits for it.
 ContextProtocol::CopyId CallServer::count_in_context(const std::string& caller,
@@ -182,9 +173,14 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     running.is_kept = job.result != nullptr;
     running.arguments = job.arguments;
     job.call.stop = running.stop.get_token();
+    if (job.function == kBackwardPart) {
+      running.why_cancelled =
+          std::make_shared<RemoteException>(RemoteException{"UsageError", "this agent has been stopped"});
+      job.why_cancelled = running.why_cancelled;
+    }
     if (!job.call.deadline.is_never()) {
       std::function<void()> expire = [self = core_.share_weakly(this), key = job.key] {
-        if (const auto server = self.lock()) server->cancel(key);
+        if (const auto server = self.lock()) server->cancel(key, no_time_is_left());
       };
       if (job.result != nullptr) {
         expire = [self = core_.share_weakly(this), job] {
@@ -240,7 +236,9 @@ void CallServer::run(const Job& job) {
     const HandlerScope agent(&core_);
     const CallerStateScope state(job.state);
     const HandlerTrace trace(job.function, job.key.first, job.key.second, job.place.has_value());
-    if (job.function == kFetch) {
+    if (job.function == kBackwardPart && job.result == nullptr) {
+      run_backward(job, BackwardCall(arguments));
+    } else if (job.function == kFetch) {
       run_fetch(job, arguments, found);
     } else if (job.place) {
       run_in_context(job, std::move(arguments), found);
@@ -260,6 +258,24 @@ void CallServer::run(const Job& job) {
     fail_job(job, std::current_exception());
   }
   threads_.note_run(job.function, timer.elapsed());
+}
+
+// A part whose caller gives it up, or is gone, belongs to a backward that has failed: Note [Failed backwards].
+void CallServer::run_backward(const Job& job, const BackwardCall& asked) {
+  const std::shared_ptr<ContextState> context = core_.contexts.find_if_here(asked.context);
+  const std::stop_callback on_stop(job.call.stop, [&] {
+    if (context == nullptr) return;
+    RemoteException why;
+    {
+      const std::lock_guard lock(tables_.mutex);
+      why = *job.why_cancelled;
+    }
+    context->fail(asked.backward.number,
+                  error_of_remote(why, base::concat(kBackwardPart, " for ", job.key.first, ", call ",
+                                                    shown_number(job.key.second), ", was given up")));
+  });
+  answer(job.key, backward_part(job.key.first, asked), nullptr);
+  unlock_channel(job.channel_lock);
 }
 
 // The function of a remote() may hand on objects that it makes before it returns, and its part is there once it has returned. So a
@@ -336,8 +352,8 @@ void CallServer::fail_job(const Job& job, const std::exception_ptr& error) {
   unlock_channel(job.channel_lock);
 }
 
-// Takes the call out, if somebody still waits for it, and returns what asks its handler to stop.
-std::optional<std::stop_source> CallServer::end(const Key& key) {
+// Takes the call out, if somebody still waits for it.
+std::optional<RunningCalls::Call> CallServer::end(const Key& key) {
   std::optional<RunningCalls::Call> call;
   {
     const std::lock_guard lock(tables_.mutex);
@@ -347,7 +363,7 @@ std::optional<std::stop_source> CallServer::end(const Key& key) {
   core_.timers->remove(call->timer);
   call->arguments->drop();
   for (const std::function<void()>& fn : call->on_end) fn();
-  return call->stop;
+  return call;
 }
 
 void CallServer::keep(const Job& job, ObjectValue value, const std::exception_ptr& error) {
@@ -392,19 +408,23 @@ void CallServer::expire_object(const Job& job) {
   core_.references->set_value(
       *job.result, {},
       std::make_exception_ptr(TimeoutError("rpc.remote", job.function + " was not done in time")));
-  cancel(job.key);
+  cancel(job.key, no_time_is_left());
 }
 
 // False where no such call runs.
-bool CallServer::cancel(const Key& key) {
-  std::optional<std::stop_source> stop = end(key);
-  if (!stop) return false;
-  stop->request_stop();
+bool CallServer::cancel(const Key& key, const RemoteException& why) {
+  std::optional<RunningCalls::Call> call = end(key);
+  if (!call) return false;
+  if (call->why_cancelled != nullptr) {
+    const std::lock_guard lock(tables_.mutex);
+    *call->why_cancelled = why;
+  }
+  call->stop.request_stop();
   return true;
 }
 
-void CallServer::on_cancel(const Key& key, std::uint64_t sequence) {
-  if (cancel(key)) return;
+void CallServer::on_cancel(const Key& key, std::uint64_t sequence, const RemoteException& why) {
+  if (cancel(key, why)) return;
   const std::lock_guard lock(tables_.mutex);
   tables_.running.arrivals_of(key.first).cancel(sequence);
 }

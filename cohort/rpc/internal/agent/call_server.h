@@ -31,9 +31,9 @@ class CallServer {
   /// The same for one that asks for an object.
   void on_make(const std::string& caller, std::uint64_t id, Reader& in, std::shared_ptr<void> credit);
   /// The caller has given up a call, which may have yet to come.
-  void on_cancel(const Key& key, std::uint64_t sequence);
+  void on_cancel(const Key& key, std::uint64_t sequence, const RemoteException& why);
   /// Drops a call, and asks its handler to stop. False where no such call runs.
-  bool cancel(const Key& key);
+  bool cancel(const Key& key, const RemoteException& why);
   /// At the end of the agent: handlers that wait for their channel do not begin, nor those that come.
   void stop() { channels_->clear(); }
 
@@ -52,8 +52,10 @@ class CallServer {
     bool is_cancelled = false;                                  // before it came
     std::shared_ptr<base::KeyedAsyncMutex::Lock> channel_lock;  // from start() on
     std::shared_ptr<WaitingArguments> arguments;                // until it begins
+    std::shared_ptr<const RemoteException> why_cancelled;       // RunningCalls::Call; under the mutex
   };
 
+  struct BackwardCall;
   ContextProtocol::CopyId count_in_context(const std::string& caller,
                                            const std::optional<RecordedPlace>& place);
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
@@ -63,6 +65,8 @@ class CallServer {
   void run_here(const Job& job);
   void run_on_pool(const Job& job);
   void run(const Job& job);
+  void run_backward(const Job& job, const BackwardCall& asked);
+  Encoded backward_part(const std::string& caller, const BackwardCall& asked) const;
   bool waits_for_maker(const Job& job, const Encoded& arguments);
   void run_fetch(const Job& job, const Encoded& arguments, const RemoteFunction& function);
   void run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function);
@@ -71,7 +75,7 @@ class CallServer {
   void keep(const Job& job, ObjectValue value, const std::exception_ptr& error);
   void answer(const Key& key, Encoded result, std::exception_ptr error,
               std::optional<bool> is_late = std::nullopt);
-  std::optional<std::stop_source> end(const Key& key);
+  std::optional<RunningCalls::Call> end(const Key& key);
 
   AgentCore& core_;
   CallTables& tables_ = core_.tables;

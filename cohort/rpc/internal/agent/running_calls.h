@@ -15,6 +15,7 @@
 
 #include "cohort/rpc/encoded.h"
 #include "cohort/rpc/internal/timers.h"
+#include "cohort/rpc/remote_exception.h"
 
 namespace cohort::rpc {
 
@@ -65,7 +66,8 @@ class RunningCalls {
     std::stop_source stop;
     Timers::Key timer;
     std::shared_ptr<WaitingArguments> arguments;
-    bool is_kept = false;                       ///< others than the caller may need what it makes
+    std::shared_ptr<RemoteException> why_cancelled;  ///< of a part of a backward: for its handler
+    bool is_kept = false;                            ///< others than the caller may need what it makes
     std::vector<std::function<void()>> on_end;  ///< for whoever takes the call out to call, without the mutex
   };
 

@@ -1,0 +1,154 @@
+// A backward that fails ends on all workers that take part in it: Note [Failed backwards].
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/rpc/dist_autograd.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
+#include "tests/rpc/job.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/gate.h"
+#include "tests/support/throws.h"
+
+namespace cohort::rpc {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::ContextId;
+using test::agent_of;
+using test::comes_true;
+using test::Job;
+
+test::Gate* held_gate = nullptr;     // of the part that lasts
+test::Gate* failure_gate = nullptr;  // of what fails
+std::atomic<bool> is_held{false};
+
+struct HeldInBackward : torch::autograd::Function<HeldInBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          std::vector<at::Tensor> gradients) {
+    is_held = true;
+    held_gate->wait();
+    return gradients;
+  }
+};
+struct FailsAtGate : torch::autograd::Function<FailsAtGate> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          std::vector<at::Tensor> /*gradients*/) {
+    failure_gate->wait();
+    throw NumericError("test.backward", "it fails at the gate");
+  }
+};
+
+at::Tensor held_in_backward(const at::Tensor& x) {
+  return HeldInBackward::apply(x);
+}
+at::Tensor fails_at_gate(const at::Tensor& x) {
+  return FailsAtGate::apply(x);
+}
+// On w2: its backward waits for the worker that is called.
+at::Tensor held_below(const at::Tensor& x, const std::string& worker) {
+  return agent_of("w2").rpc_sync<held_in_backward>(worker, x * 2);
+}
+
+COHORT_REMOTE(held_in_backward);
+COHORT_REMOTE(fails_at_gate);
+COHORT_REMOTE(held_below);
+
+std::string error_of_first_backward(ContextState& context) {
+  std::string text;
+  context.on_failure(1, [&](const std::exception_ptr& error) {
+    text = base::concat(describe_exception(error).type, " ", describe_exception(error).text);
+  });
+  return text;
+}
+
+class DistAutogradFailuresTest : public testing::Test {
+ protected:
+  DistAutogradFailuresTest() {
+    is_held = false;
+    held_gate = &held;
+    failure_gate = &failure;
+  }
+  // Goes backward on a thread of its own, through `root`, and through w2, whose part waits for a part on `holder`.
+  template <typename Root>
+  void begin_backward(const std::string& holder, Root root) {
+    thread = std::thread([this, holder, root] {
+      try {
+        Context context(job[0]);
+        const at::Tensor x = at::ones({2}).requires_grad_();
+        const at::Tensor loss = root(x).sum() + job[0].rpc_sync<held_below>("w2", x, holder).sum();
+        on_w2 = job[2].state()->contexts().find(context.id());
+        dist_autograd::backward(context, {loss});
+      } catch (const std::exception& error) {
+        error_of_root = base::message_of(error);
+      }
+      has_ended = true;
+    });
+    EXPECT_TRUE(comes_true([] { return is_held.load(); }));
+  }
+  void expect_end(const std::string& on_root, const std::string& on_w2_too) {
+    EXPECT_TRUE(comes_true([&] { return has_ended && on_w2->num_running() == 0; })) << "while a part is held";
+    const std::string text = error_of_first_backward(*on_w2);
+    held.open();
+    thread.join();
+    EXPECT_NE(error_of_root.find(on_root), std::string::npos) << error_of_root;
+    EXPECT_NE(text.find(on_w2_too), std::string::npos) << text;
+  }
+
+  test::Gate held, failure;
+  Job job{3};
+  std::shared_ptr<ContextState> on_w2;
+  std::string error_of_root;
+  std::atomic<bool> has_ended{false};
+  std::thread thread;
+};
+
+TEST_F(DistAutogradFailuresTest, AFailureOfAWorkerEndsThePartThatWaitsOnAnother) {
+  begin_backward("w0", [this](const at::Tensor& x) { return job[0].rpc_sync<fails_at_gate>("w1", x); });
+  failure.open();
+  expect_end("rpc::backward_part on w1", "rpc::backward_part on w1");
+  EXPECT_TRUE(comes_true([this] {
+    return job[0].metrics().contexts + job[1].metrics().contexts + job[2].metrics().contexts == 0;
+  }));
+  job.shutdown();
+}
+
+TEST_F(DistAutogradFailuresTest, AFailureOfTheRootItselfEndsThePartThatWaits) {
+  begin_backward("w1", fails_at_gate);
+  failure.open();
+  expect_end("it fails at the gate", "NumericError [rpc.call] rpc::backward_part for w0");
+  job.shutdown();
+}
+
+TEST_F(DistAutogradFailuresTest, TheDeathOfTheRootEndsThePartThatWaits) {
+  begin_backward("w1", [](const at::Tensor& x) { return x * 2; });
+  job.drop(0);
+  expect_end("this agent has been stopped", "rpc::backward_part for w0");
+}
+
+TEST_F(DistAutogradFailuresTest, NoPartOfABackwardThatHasFailedBegins) {
+  ContextState context(ContextId{0, 1}, 1, {});
+  const auto error_of = [](const char* text) { return std::make_exception_ptr(NumericError("test", text)); };
+  int num_failures = 0;
+  context.on_failure(2, [&](const std::exception_ptr&) { ++num_failures; });
+  context.on_failure(3, [&](const std::exception_ptr&) { num_failures += 10; });
+  context.fail(2, error_of("the first error"));
+  context.fail(2, error_of("the second error"));
+  EXPECT_EQ(num_failures, 1);
+  COHORT_EXPECT_THROW_WITH(context.backward_part({1, 1}, {2, false}, {}), NumericError, "the first error");
+  EXPECT_TRUE(context.backward_part({1, 1}, {3, false}, {}).empty());
+}
+
+}  // namespace
+}  // namespace cohort::rpc
