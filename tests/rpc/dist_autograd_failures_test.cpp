@@ -53,6 +53,10 @@ struct FailsAtGate : torch::autograd::Function<FailsAtGate> {
 at::Tensor held_in_backward(const at::Tensor& x) {
   return HeldInBackward::apply(x);
 }
+at::Tensor held_in_forward(const at::Tensor& x) {
+  held_gate->wait();
+  return x * 2;
+}
 at::Tensor fails_at_gate(const at::Tensor& x) {
   return FailsAtGate::apply(x);
 }
@@ -62,6 +66,7 @@ at::Tensor held_below(const at::Tensor& x, const std::string& worker) {
 }
 
 COHORT_REMOTE(held_in_backward);
+COHORT_REMOTE(held_in_forward);
 COHORT_REMOTE(fails_at_gate);
 COHORT_REMOTE(held_below);
 
@@ -135,6 +140,19 @@ TEST_F(DistAutogradFailuresTest, TheDeathOfTheRootEndsThePartThatWaits) {
   begin_backward("w1", [](const at::Tensor& x) { return x * 2; });
   job.drop(0);
   expect_end("this agent has been stopped", "rpc::backward_part for w0");
+}
+
+// The backward waits for a call that its program has not waited for, as that call may make an object.
+TEST_F(DistAutogradFailuresTest, AFailureEndsTheWaitForACallThatStillRuns) {
+  failure.open();
+  Context context(job[0]);
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const at::Tensor loss = job[0].rpc_sync<fails_at_gate>("w1", x).sum();
+  const Future<at::Tensor> late = job[0].rpc_async<held_in_forward>("w2", x);
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {loss}), NumericError,
+                           "rpc::backward_part on w1");
+  EXPECT_FALSE(late.ready());
+  held.open();
 }
 
 TEST_F(DistAutogradFailuresTest, NoPartOfABackwardThatHasFailedBegins) {

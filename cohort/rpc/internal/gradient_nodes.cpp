@@ -55,7 +55,7 @@ class Send : public autograd::BoundaryNode {
   }
   void make_late(const Callee& callee) {
     send_late_ = callee.send;
-    answer_ = callee.answer;
+    wait_for_ = callee.answer_or_failure;
   }
   void run_before(Edge late) { next_edges().back() = std::move(late); }
   void take(const SendGradients& send, const Tensors& gradients) {
@@ -95,10 +95,10 @@ class Send : public autograd::BoundaryNode {
  private:
   // Waits for the answer of a late call. One that failed has no part elsewhere.
   bool has_succeeded() const {
-    if (!answer_.valid()) return true;
+    if (!wait_for_) return true;
     const base::ThreadPool::Waiting waiting;
     try {
-      base::Future<void>(answer_).get(base::Deadline::never());  // the call has a deadline of its own
+      wait_for_().get(base::Deadline::never());  // the call has a deadline of its own
     } catch (const std::exception&) {
       return false;
     }
@@ -108,7 +108,7 @@ class Send : public autograd::BoundaryNode {
   const std::size_t num_arguments_;
   std::optional<base::Future<Encoded>> gradients_;  // of the arguments
   SendGradients send_late_;
-  base::Future<void> answer_;
+  std::function<base::Future<void>()> wait_for_;
   Tensors of_results_;
 };
 

@@ -27,6 +27,8 @@ struct Callee {
   SendGradients send;
   /// Ready once the results have their history, with an error where the call failed. Not valid: there are no results.
   base::Future<void> answer = {};
+  /// Ready as `answer`, or once the backward that runs has failed; `send` throws then.
+  std::function<base::Future<void>()> answer_or_failure = nullptr;
 };
 
 /// A call within a context. Threads: any.

@@ -78,9 +78,11 @@ CallClient::BegunCall CallClient::begin(const Target& target, const char* functi
   if (in_context) {
     pending.context = scope->context();
     pending.attached.emplace("the answer to a call of a context", helper_of(target.worker));
-    pending.recorded =
-        record(*scope, *in_context, arguments,
-               {gradient_sender(target.worker, id, pending.context), pending.attached->future()}, place);
+    const base::Future<void> answer = pending.attached->future();
+    pending.recorded = record(*scope, *in_context, arguments,
+                              {gradient_sender(target.worker, id, pending.context), answer,
+                               answer_or_failure(target.worker, answer, pending.context)},
+                              place);
   }
   std::string down;
   {
@@ -330,6 +332,37 @@ void CallClient::attach(PendingCall& call, Encoded& result) {
     call.recorded->attach(result, is_late);
   }
   call.attached->set();
+}
+
+// For a backward that waits for a call which its program has not waited for.
+std::function<base::Future<void>()> CallClient::answer_or_failure(
+    const std::string& worker, const base::Future<void>& answer, const std::weak_ptr<ContextState>& context) {
+  return [self = core_.share_weakly(this), worker, answer, context] {
+    const auto client = self.lock();
+    const auto known = context.lock();
+    if (client == nullptr || known == nullptr || answer.ready()) return answer;
+    struct Either {
+      explicit Either(base::WaitHelper helper) : promise("the answer to a late call", std::move(helper)) {}
+      void set(const std::exception_ptr& error) {
+        if (!is_set.exchange(true)) promise.set_error(error);
+      }
+      base::Promise<void> promise;
+      std::atomic<bool> is_set{false};
+    };
+    const auto either = std::make_shared<Either>(client->helper_of(worker));
+    known->on_failure(known->current_backward().number,
+                      [either](const std::exception_ptr& /*error*/) { either->set(nullptr); });
+    answer.on_ready([either, answer] {
+      std::exception_ptr error;
+      try {
+        base::Future<void>(answer).get(base::Deadline::never());
+      } catch (...) {
+        error = std::current_exception();
+      }
+      either->set(error);
+    });
+    return either->promise.future();
+  };
 }
 
 SendGradients CallClient::gradient_sender(const std::string& worker, std::uint64_t id,

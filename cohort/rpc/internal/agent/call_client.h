@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -61,6 +62,9 @@ class CallClient {
   static void attach(PendingCall& call, Encoded& result);
   void expire(std::uint64_t id);
   void give_up(std::uint64_t id, const std::exception_ptr& error);
+  std::function<base::Future<void>()> answer_or_failure(const std::string& worker,
+                                                        const base::Future<void>& answer,
+                                                        const std::weak_ptr<ContextState>& context);
   SendGradients gradient_sender(const std::string& worker, std::uint64_t id,
                                 const std::weak_ptr<ContextState>& context);
   base::Future<Encoded> send_gradients(const std::string& worker, std::uint64_t id,
