@@ -21,6 +21,8 @@ Hello hello_named(const std::string& name) {
   hello.place = "here";
   hello.process = 4711;
   hello.began = "99";
+  hello.address = "10.0.0.2:41234";
+  hello.port = 29'500;
   return hello;
 }
 
@@ -58,6 +60,8 @@ TEST(HandshakeTest, BothSidesLearnWhoTheOtherIsInPiecesOfAnySize) {
     EXPECT_EQ(hello.place, "here");
     EXPECT_EQ(hello.process, 4711);
     EXPECT_EQ(hello.began, "99");
+    EXPECT_EQ(hello.address, "10.0.0.2:41234");
+    EXPECT_EQ(hello.port, 29'500);
   }
 }
 

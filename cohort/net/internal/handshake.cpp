@@ -16,7 +16,7 @@ namespace cohort::net {
 namespace {
 
 constexpr std::string_view kMagic = "COHORTNT";
-constexpr std::uint16_t kVersion = 4;
+constexpr std::uint16_t kVersion = 5;
 constexpr std::string_view kTlsHandshake = "\x16\x03", kTlsAlert = "\x15\x03";
 // How a client of LibTorch's TCPStore begins: QueryType::VALIDATE, and the number 0x3C85F7CE.
 constexpr std::string_view kStoreClient("\0\xCE\xF7\x85\x3C", 5);
@@ -41,6 +41,8 @@ std::string bytes_of(const Hello& hello) {
   put_text(bytes, hello.began);
   put(bytes, hello.window);
   put(bytes, hello.has_shared_link);
+  put_text(bytes, hello.address);
+  put(bytes, hello.port);
   return bytes;
 }
 
@@ -57,6 +59,8 @@ Hello hello_of(std::string_view bytes) {
   hello.began = reader.text();
   hello.window = reader.number<std::uint64_t>();
   hello.has_shared_link = reader.number<std::uint8_t>() != 0;
+  hello.address = reader.text();
+  hello.port = reader.number<std::uint16_t>();
   return hello;
 }
 

@@ -24,6 +24,9 @@ struct Hello {
   std::uint64_t window = 0;  ///< bytes that the other side may have on their way here
   /// A caller: the memory of a SharedLink comes with this. A listener: it is used.
   bool has_shared_link = false;
+  // A caller over TCP: its end of the connection, as it knows it, and the port where it listens at that host; 0: none.
+  std::string address;
+  std::uint16_t port = 0;
 };
 
 /// Both sides prove that they know the secret of the job, and say who they are. Does no input or output.

@@ -104,6 +104,14 @@ std::string bound_address(int fd, const SocketAddress& wanted, const std::string
   return text_of(storage, size, host);
 }
 
+SocketAddress end_by(int (*name)(int, sockaddr*, socklen_t*), int socket) {
+  SocketAddress end;
+  end.size = sizeof end.storage;
+  if (name(socket, reinterpret_cast<sockaddr*>(&end.storage), &end.size) != 0) return {};
+  end.text = end.is_unix() ? "a process of this host" : text_of(end.storage, end.size);
+  return end;
+}
+
 bool read_peer(int socket, ucred& peer) {
   socklen_t size = sizeof peer;
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
@@ -121,6 +129,30 @@ bool SocketAddress::is_loopback() const {
     return IN6_IS_ADDR_LOOPBACK(&in.sin6_addr);
   }
   return false;
+}
+
+std::uint16_t SocketAddress::port() const {
+  if (storage.ss_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in&>(storage).sin_port);
+  if (storage.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(storage).sin6_port);
+  return 0;
+}
+
+void SocketAddress::set_port(std::uint16_t port) {
+  if (storage.ss_family == AF_INET) reinterpret_cast<sockaddr_in&>(storage).sin_port = htons(port);
+  if (storage.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6&>(storage).sin6_port = htons(port);
+}
+
+bool SocketAddress::covers(const SocketAddress& host) const {
+  if (storage.ss_family != host.storage.ss_family) return false;
+  if (storage.ss_family == AF_INET) {
+    const in_addr_t own = reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr;
+    return own == htonl(INADDR_ANY) ||
+           own == reinterpret_cast<const sockaddr_in&>(host.storage).sin_addr.s_addr;
+  }
+  if (storage.ss_family != AF_INET6) return false;
+  const in6_addr& own = reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr;
+  return IN6_IS_ADDR_UNSPECIFIED(&own) ||
+         std::memcmp(&own, &reinterpret_cast<const sockaddr_in6&>(host.storage).sin6_addr, sizeof own) == 0;
 }
 
 std::vector<SocketAddress> resolve_all(const std::string& text) {
@@ -184,10 +216,15 @@ int connect_error(int socket) {
 }
 
 std::string peer_address(int socket) {
-  sockaddr_storage storage{};
-  socklen_t size = sizeof storage;
-  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&storage), &size) != 0) return "";
-  return storage.ss_family == AF_UNIX ? "a process of this host" : text_of(storage, size);
+  return peer_end(socket).text;
+}
+
+SocketAddress own_end(int socket) {
+  return end_by(::getsockname, socket);
+}
+
+SocketAddress peer_end(int socket) {
+  return end_by(::getpeername, socket);
 }
 
 bool is_of_own_user(int socket) {

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,10 @@ struct SocketAddress {
 
   bool is_unix() const { return storage.ss_family == AF_UNIX; }
   bool is_loopback() const;
+  std::uint16_t port() const;  ///< of TCP; else 0
+  void set_port(std::uint16_t port);
+  /// Whether who listens here listens at `host` too, which is of TCP.
+  bool covers(const SocketAddress& host) const;
 };
 
 /// Throws: UsageError for a text that is no address; UnknownHost.
@@ -43,6 +48,9 @@ int connect_error(int socket);
 
 /// "10.0.0.2:41234": the other side of a connection. "" where it is gone.
 std::string peer_address(int socket);
+/// Both ends of a connection, with the same text. Of one that is gone: empty.
+SocketAddress own_end(int socket);
+SocketAddress peer_end(int socket);
 
 /// Whether it is one between processes of this host (AF_UNIX).
 bool is_local(int socket);

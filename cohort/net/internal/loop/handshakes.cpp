@@ -210,6 +210,7 @@ void Handshakes::finish(const std::shared_ptr<Connection>& connection, Time now)
     core_.hand_over.push({peer, true, std::nullopt, std::nullopt});
   }
   peers_.watch_process(peer, hello);
+  peers_.watch_listener(peer, hello);
   if (connection->shared) {
     core_.active.keep(connection);
   } else if (!rest.empty()) {

@@ -60,6 +60,13 @@ Hello own_hello(const LoopCore& core, Connection& connection) {
   hello.window = core.options.window;
   hello.has_shared_link = core.options.shared_memory && make_shared_link(connection);
   connection.handshake->shows_heap = hello.has_shared_link;
+  if (peer.role == Role::kCaller) {
+    const SocketAddress own = own_end(connection.socket.get());
+    hello.address = own.text;
+    for (const SocketAddress& listened : core.listened) {
+      if (listened.covers(own)) hello.port = listened.port();
+    }
+  }
   return hello;
 }
 

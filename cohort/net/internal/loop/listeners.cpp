@@ -37,6 +37,7 @@ std::string Listeners::listen(const std::string& text, const std::string& host) 
   base::Fd fd = listen_at(address, bound, host);
   const std::lock_guard lock(core_.lock.mutex);
   if (core_.lock.is_closing) throw UsageError("net.listen", "this node has been closed");
+  core_.listened.push_back(own_end(fd.get()));
   listeners_.push_back(std::make_shared<asio::posix::stream_descriptor>(core_.io, fd.release()));
   wait_to_accept(listeners_.back());
   return bound;
@@ -49,6 +50,7 @@ void Listeners::stop() {
     listener->close(ignored);
   }
   listeners_.clear();
+  core_.listened.clear();
 }
 
 void Listeners::wait_to_accept(const Listener& listener) {

@@ -3,6 +3,7 @@
 #include <asio/io_context.hpp>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cohort/net/internal/loop/active_links.h"
 #include "cohort/net/internal/loop/connection_table.h"
@@ -10,6 +11,7 @@
 #include "cohort/net/internal/loop/hand_over.h"
 #include "cohort/net/internal/loop/node_lock.h"
 #include "cohort/net/internal/shared_heap.h"
+#include "cohort/net/internal/socket.h"
 #include "cohort/net/internal/tls/context.h"
 #include "cohort/net/node_options.h"
 
@@ -41,6 +43,7 @@ struct LoopCore {
   NodeLock lock;
   HandOver hand_over;
   ConnectionTable table;
+  std::vector<SocketAddress> listened;  ///< at which this node listens, under the mutex
   ActiveLinks active{table};
   FrameIo frames{table, hand_over};
 };

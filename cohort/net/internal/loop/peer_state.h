@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,6 +13,7 @@
 #include "cohort/net/internal/loop/address_list.h"
 #include "cohort/net/internal/role.h"
 #include "cohort/net/internal/session.h"
+#include "cohort/net/internal/socket.h"
 #include "cohort/net/peer.h"
 
 namespace cohort::net::node_detail {
@@ -29,6 +31,14 @@ struct PeerProcess {
   std::shared_ptr<Holder> holder;    ///< of this process's blocks
   std::shared_ptr<MappedHeap> heap;  ///< the peer's
   std::shared_ptr<void> end;         ///< while it is there, the loop is told of the end of the process
+};
+
+/// Where a caller listens, of a link: CallerProbes.
+struct CallerListener {
+  SocketAddress address;        ///< port 0: not known
+  bool was_reached = false;     ///< over this link's time, so no firewall is between
+  std::shared_ptr<void> probe;  ///< under way, or the pause before it
+  std::chrono::milliseconds pause{1};
 };
 
 /// What a node knows of a peer.
@@ -53,8 +63,9 @@ struct PeerState : Peer {
   std::atomic<bool> wake_is_posted{false};
   Session session;
   PeerProcess process;
-  AddressList addresses;  ///< of one that this side calls
-  bool gives_up = false;  ///< connect() does not wait for a process to come
+  AddressList addresses;    ///< of one that this side calls
+  CallerListener listener;  ///< of one that calls this side
+  bool gives_up = false;    ///< connect() does not wait for a process to come
   std::shared_ptr<Connection> connection;
   std::string last_error;  ///< why it could not be connected to
   PeerMetrics counts;

@@ -27,7 +27,15 @@
 
 namespace cohort::net::node_detail {
 
-Peers::Peers(LoopCore& core, Make make) : core_(core), make_(std::move(make)), timer_(core.io) {}
+Peers::Peers(LoopCore& core, Make make)
+    : core_(core),
+      make_(std::move(make)),
+      probes_(core,
+              [this](const std::shared_ptr<PeerState>& peer) {
+                peer->session.end(DownKind::kDied, "died: nobody listens at its address any more");
+                update(peer, Time::clock::now());
+              }),
+      timer_(core.io) {}
 
 std::shared_ptr<PeerState> Peers::add(Role role) {
   return *peers_.insert(make_(role)).first;
@@ -48,6 +56,7 @@ void Peers::stop() {
     if (peer->connection) core_.table.close(*peer->connection);
     peer->connection.reset();  // each holds the other
     peer->process.end.reset();
+    peer->listener.probe.reset();
     peer->session.end(DownKind::kLeft, "was left");
   }
   peers_.clear();
@@ -99,6 +108,7 @@ void Peers::lose(const std::shared_ptr<Connection>& connection, Time now, const 
   state.last_error = error;
   if (!connection->handshake) {
     state.session.link_down(now);
+    if (!state.session.ended()) probes_.link_down(peer);
   } else if (state.role == Role::kCaller) {
     state.addresses.note_failure(is_rejected);
     core_.lock.changed.notify_all();
@@ -182,6 +192,7 @@ void Peers::remove(const std::shared_ptr<PeerState>& peer) {
   const std::shared_ptr<Connection> connection = std::exchange(state.connection, nullptr);
   if (connection) core_.table.close(*connection);
   state.process.end.reset();
+  state.listener.probe.reset();
   if (!state.session.ended()) {
     state.session.end(DownKind::kLeft, "was left");
   } else if (state.session.num_links() > 0) {  // nobody has a caller that never had a link

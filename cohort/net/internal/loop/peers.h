@@ -9,6 +9,7 @@
 
 #include "cohort/base/files/fd.h"
 #include "cohort/net/internal/handshake.h"
+#include "cohort/net/internal/loop/caller_probes.h"
 #include "cohort/net/internal/loop/loop_core.h"
 #include "cohort/net/internal/loop/peer_state.h"
 
@@ -54,6 +55,10 @@ class Peers {
   void update(const std::shared_ptr<PeerState>& peer, Time now);
   /// Has the end of a peer's process noticed, where it is of this host.
   void watch_process(const std::shared_ptr<PeerState>& peer, const Hello& hello);
+  /// Has the end of a caller's process of another host noticed, where its listener can be reached. After watch_process().
+  void watch_listener(const std::shared_ptr<PeerState>& peer, const Hello& hello) {
+    probes_.link_up(peer, hello);
+  }
 
  private:
   bool read(const std::shared_ptr<Connection>& connection, Time now);
@@ -66,6 +71,7 @@ class Peers {
   LoopCore& core_;
   const Make make_;
   std::set<std::shared_ptr<PeerState>> peers_;
+  CallerProbes probes_;
   asio::steady_timer timer_;
   Time armed_ = Time::max();
 };
