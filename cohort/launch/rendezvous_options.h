@@ -46,7 +46,8 @@ struct RendezvousOptions {
   bool is_elastic = false;
   int virtual_ranks = 0;  ///< of an elastic program; 0: nnodes * nproc_per_node
   int warm_ranks = 0;  ///< processes of an elastic program that wait, started, for the place of one that dies
-  /// How long a rank of an elastic program may take to enter a generation. Then the others do without its node until it does. Below the ten
+  /// How long a rank of an elastic program may take to enter a generation. Then the others do without its node until it does. One that has
+  /// been in the run may be in a step, and has `progress_timeout` where that is more. Both belong below SessionOptions::timeout, the ten
   /// minutes for which ranks wait for each other.
   std::chrono::milliseconds enter_timeout = std::chrono::minutes(5);
   /// A rank that neither gets on nor waits for others for so long is named in the log. 0: none is.

@@ -22,9 +22,13 @@ class HungRanksTest : public ::testing::Test {
   void enter(std::uint64_t number) {
     generation = number;
     for (SeenRank& rank : ranks) {
-      rank.told = rank.status.heard = rank.status.entered = number;
+      rank.told = rank.status.heard = rank.status.entered = rank.to_enter = number;
       rank.status.lost_links.clear();
     }
+  }
+  // Both have been told of it.
+  void begin_generation(std::uint64_t number) {
+    for (SeenRank& rank : ranks) rank.told = rank.to_enter = number;
   }
   // Looks as often as an agent does, for so long. Returns the place that was found.
   std::optional<std::size_t> look_for(milliseconds time) {
@@ -45,15 +49,32 @@ class HungRanksTest : public ::testing::Test {
 };
 
 TEST_F(HungRanksTest, ARankThatDoesNotAnswerIsFoundAfterTenSilences) {
-  ranks[0].told = ranks[1].told = 2;
+  begin_generation(2);
   ranks[0].status.heard = 2;
   EXPECT_EQ(look_for(milliseconds(4'900)), std::nullopt);
   EXPECT_EQ(look_for(milliseconds(400)), 1U);
   EXPECT_TRUE(test::contains(why, "has not answered its agent for 5000 ms"));
 }
 
+// It is under a debugger, for instance.
+TEST_F(HungRanksTest, ARankForWhichNobodyWaitsNeedNotAnswer) {
+  ranks[0].told = ranks[1].told = 2;  // an order without a new generation
+  EXPECT_EQ(look_for(std::chrono::minutes(2)), std::nullopt);
+  ranks[0].to_enter = ranks[1].to_enter = 0;
+  EXPECT_EQ(look_for(std::chrono::minutes(2)), std::nullopt);
+}
+
+TEST_F(HungRanksTest, ASuccessorHasTheWholeTime) {
+  begin_generation(2);
+  ranks[0].status.heard = ranks[0].status.entered = 2;
+  EXPECT_EQ(look_for(milliseconds(4'900)), std::nullopt);
+  ranks[1].pid = 11;  // a warm process, between two looks
+  EXPECT_EQ(look_for(milliseconds(4'900)), std::nullopt);
+  EXPECT_EQ(look_for(milliseconds(400)), 1U);
+}
+
 TEST_F(HungRanksTest, ARankThatAnswersMayComputeForAsLongAsItWants) {
-  ranks[0].told = ranks[1].told = 2;
+  begin_generation(2);
   ranks[0].status.heard = ranks[1].status.heard = 2;
   ranks[0].status.entered = 2;
   EXPECT_EQ(look_for(std::chrono::minutes(2)), std::nullopt);
@@ -61,7 +82,7 @@ TEST_F(HungRanksTest, ARankThatAnswersMayComputeForAsLongAsItWants) {
 
 TEST_F(HungRanksTest, AnswersThatComeLateEachGiveTheWholeTimeAgain) {
   for (std::uint64_t order = 2; order < 20; ++order) {  // one is always under way
-    ranks[1].told = order + 1;
+    ranks[1].told = ranks[1].to_enter = order + 1;
     ranks[1].status.heard = order;
     EXPECT_EQ(look_for(milliseconds(1'000)), std::nullopt);
   }
@@ -69,13 +90,14 @@ TEST_F(HungRanksTest, AnswersThatComeLateEachGiveTheWholeTimeAgain) {
 }
 
 TEST_F(HungRanksTest, ARankThatNeverAnswersOrHasNotBegunIsLeftAlone) {
-  ranks[1].told = 2;
+  begin_generation(2);
+  ranks[0].status.heard = 2;
   ranks[1].status.heard = 0;
   EXPECT_EQ(look_for(std::chrono::minutes(2)), std::nullopt);
 }
 
 TEST_F(HungRanksTest, AnAgentThatWasStoppedItselfBeginsAnew) {
-  ranks[0].told = ranks[1].told = 2;
+  begin_generation(2);
   EXPECT_EQ(look_for(milliseconds(4'000)), std::nullopt);
   now += std::chrono::minutes(1);
   EXPECT_EQ(look_for(milliseconds(4'000)), std::nullopt);

@@ -209,7 +209,7 @@ TEST(RankWatchTest, FurtherGenerationsGiveAStuckRankNoMoreTime) {
 
 // A thread of its own answers the agent, also where the program hangs for ever.
 TEST(RankWatchTest, ARankThatAnswersItsAgentStaysStuck) {
-  RankWatch watch(milliseconds(100), milliseconds(0));
+  RankWatch watch(milliseconds(100), milliseconds(100));
   const RankWatch::Time begin;
   RankStatus status = rank_in(3, 7);
   for (int i = 0; i < 30; ++i) {
@@ -219,6 +219,14 @@ TEST(RankWatchTest, ARankThatAnswersItsAgentStaysStuck) {
   }
   ++status.committed_steps;
   watch.note({seen_rank(status, 10, 0)}, begin + milliseconds(300));
+  EXPECT_EQ(watch.stuck(), "");
+}
+
+TEST(RankWatchTest, WithoutALimitARankThatHasBeenInTheRunIsNotStuck) {
+  RankWatch watch(milliseconds(100), milliseconds(0));
+  const RankWatch::Time begin;
+  const std::vector<SeenRank> ranks{seen_rank(rank_in(3, 7), 10, 4)};
+  for (int ms = 0; ms < 100'000; ms += 500) watch.note(ranks, begin + milliseconds(ms));
   EXPECT_EQ(watch.stuck(), "");
 }
 

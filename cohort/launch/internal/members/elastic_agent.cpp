@@ -54,7 +54,9 @@ bool ElasticAgent::is_over() const {
 }
 
 void ElasticAgent::wait() {
-  const auto most = std::min<std::chrono::nanoseconds>(options_.monitor_interval, shutdown_.grace_left());
+  // However seldom the notice file is looked for: a longer pause counts as one in which the agent was stopped (kLongestPause).
+  const auto most = std::min<std::chrono::nanoseconds>(
+      {options_.monitor_interval, std::chrono::milliseconds(kLongestPause) / 4, shutdown_.grace_left()});
   const std::vector<int> wake{parts_.signals.fd(), member_.fd()};
   for (const ElasticRanks::End& end : ranks_.step(std::chrono::ceil<milliseconds>(most), wake)) note_end(end);
 }

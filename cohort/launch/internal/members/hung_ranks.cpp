@@ -47,12 +47,15 @@ std::optional<std::size_t> HungRanks::find_mute(const std::vector<SeenRank>& ran
 std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<SeenRank>& ranks, Time now) {
   for (std::size_t place = 0; place < ranks.size(); ++place) {
     const SeenRank& rank = ranks[place];
-    if (rank.pid == 0 || rank.status.heard == 0 || rank.status.heard >= rank.told) {
+    // Nobody waits for one that is in the newest generation, or has none to enter: it may be under a debugger.
+    if (rank.pid == 0 || !rank.is_behind() || rank.status.heard == 0 || rank.status.heard >= rank.told) {
       unanswered_.erase(place);
       continue;
     }
     Unanswered& unanswered = unanswered_[place];
-    if (unanswered.told <= rank.status.heard) unanswered = {rank.told, now};
+    if (unanswered.pid != rank.pid || unanswered.told <= rank.status.heard) {
+      unanswered = {rank.pid, rank.told, now};
+    }
     const auto most = kSilencesToAnswer * silence_;
     if (now - unanswered.since <= most) continue;
     unanswered_.erase(place);

@@ -37,6 +37,7 @@ class HungRanks {
                                         const std::vector<SeenRank>& ranks, Time now);
 
   struct Unanswered {
+    int pid = 0;
     std::uint64_t told = 0;  // the first order that the rank has not answered
     Time since;
   };

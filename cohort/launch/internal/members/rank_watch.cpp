@@ -64,8 +64,9 @@ std::string RankWatch::look_at(std::size_t number, Place& place, const SeenRank&
     return concat("local rank ", number, " (", in, "process id ", seen.pid, ")");
   };
   // One that has been in the run may be in a step, or in what its program does between two.
+  const bool has_no_limit = seen.status.entered != 0 && progress_.count() == 0;
   const auto enter = seen.status.entered == 0 ? enter_ : std::max(enter_, progress_);
-  if (place.is_behind && still >= enter && place.stuck.empty()) {
+  if (place.is_behind && !has_no_limit && still >= enter && place.stuck.empty()) {
     place.stuck =
         concat(name(), " has not entered it for ", still.count(), " ms: ", where_it_is(seen.status));
     return concat(place.stuck, ". This node is given up until it does. Try: gdb -p ", seen.pid,
