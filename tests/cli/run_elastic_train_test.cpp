@@ -79,7 +79,8 @@ TEST_F(RunElasticTrainTest, ARankThatWasStoppedAndItsNeighbourContinueWithNewLin
 }
 
 TEST_F(RunElasticTrainTest, ARankThatStaysStoppedHasASuccessor) {
-  Job job = train({"--standalone", "--nproc-per-node=2", "--max-restarts=1", "--silence=200"});
+  Job job = train(
+      {"--standalone", "--nproc-per-node=2", "--max-restarts=1", "--silence=200", "--monitor-interval=2"});
   ASSERT_TRUE(makes_steps()) << job.err();
   const pid_t rank = rank_of(job, 1);
   ASSERT_NE(rank, 0);
