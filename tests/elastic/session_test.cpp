@@ -1,7 +1,9 @@
 // Sessions over net, each with an agent that the test plays.
 #include "cohort/elastic/session.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,7 +16,11 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/base/files/memory_file.h"
+#include "cohort/base/log.h"
 #include "cohort/base/secret.h"
+#include "cohort/elastic/internal/arithmetic.h"
+#include "cohort/elastic/internal/state_region.h"
 #include "cohort/elastic/run.h"
 #include "cohort/elastic/writer_fence.h"
 #include "cohort/net/node.h"
@@ -266,6 +272,62 @@ TEST(ElasticSessionTest, ProcessesThatResumeFromDifferentFilesHaveTheStateOfTheF
   agents.join(second);
   EXPECT_EQ(state.number(), 10);
   EXPECT_EQ(other.number(), 10);
+}
+
+/// How a process that has died says that it has computed, and what its successor logs.
+struct LeftArithmetic {
+  std::string text, warning;
+};
+
+// Four successors in a row would die of it, and the run with them.
+TEST(ElasticSessionTest, AProcessWhosePredecessorComputedInAnotherWayHasTheStateOfOthers) {
+  Arithmetic other = Arithmetic::of_thread(), more_threads = other;
+  other.instructions = "AVX1024";
+  other.threads = more_threads.threads = other.threads + 2;
+  const std::string does_not_fit = "the state that the process before has left does not fit: ";
+  for (const auto& [text, warning] :
+       {LeftArithmetic{"no line", does_not_fit + "[elastic.read] a process did not say how it computes"},
+        LeftArithmetic{other.to_text() + "\n", does_not_fit + "[elastic.session] this process computes with"},
+        LeftArithmetic{more_threads.to_text() + "\nrejected", does_not_fit + "[test] rejected"}}) {
+    SCOPED_TRACE(text);
+    const base::Fd file = base::make_memory_file("test");
+    StateRegion(base::Fd(::fcntl(file.get(), F_DUPFD_CLOEXEC, 3)))
+        .commit(5, {text, {at::full({1000}, 999.0)}, {false}});
+    std::string log;
+    base::set_log_sink([&](base::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
+    {
+      PlayedAgents agents;
+      Rank &first = agents.add(), &successor = agents.add();
+      Counted state, copied;
+      agents.start(first, [&](Session&) { run_counted(options_of(first, 3), state); });
+      agents.start(successor, [&](Session&) {
+        const int threads = at::get_num_threads();
+        StateAccess access = copied.access();
+        access.load = [load = access.load](const StateSnapshot& given) {
+          if (given.text == "rejected") throw DataError("test", "rejected");
+          load(given);
+        };
+        run(options_of(successor, 3), access, [&](StepContext& context) {
+          parallel::all_gather_texts(context.exchange().get(), "a part of the step");
+          context.begin_changes();
+          copied.value += 1;
+        });
+        EXPECT_EQ(at::get_num_threads(), threads) << "of the process whose state it has";
+      });
+      successor.link.send_file(file, base::Deadline(milliseconds(1000)));
+      agents.wait_until_ready();
+      agents.decide({&first, &successor});
+      agents.wait_until([&] { return first.status.is_finished && successor.status.is_finished; });
+      agents.end_run();
+      agents.join(first);
+      agents.join(successor);
+      EXPECT_EQ(state.number(), 3);
+      EXPECT_EQ(copied.number(), 3);
+    }
+    base::set_log_sink({});
+    EXPECT_NE(log.find(warning), std::string::npos) << log;
+    EXPECT_EQ(log.find("as the process before it"), std::string::npos) << log;
+  }
 }
 
 }  // namespace

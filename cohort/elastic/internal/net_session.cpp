@@ -228,12 +228,14 @@ bool NetSession::take_over() {
   const base::TimelineScope scope("elastic state of the process before");
   std::optional<StateSnapshot> state = region_->read();
   if (!state) return false;
-  const std::size_t end = state->text.find('\n');
-  compute_as(Arithmetic::parse(state->text.substr(0, end)), "the process before it");
-  state->text.erase(0, end + 1);
-  is_changing_ = true;
   try {
+    const std::size_t end = state->text.find('\n');
+    const Arithmetic arithmetic = Arithmetic::parse(state->text.substr(0, end));
+    state->text.erase(0, end + 1);
+    is_changing_ = true;
     state_.load(*state);
+    // Last: a process without the state computes as others, from which it copies the state.
+    compute_as(arithmetic, "the process before it");
   } catch (const std::exception& error) {
     base::log_warning(
         concat("the state that the process before has left does not fit: ", base::message_of(error)));
