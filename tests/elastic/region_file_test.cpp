@@ -2,14 +2,20 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -224,6 +230,49 @@ TEST(RegionFileTest, NoMemoryIsAnError) {
     limited.allocate(20'000);
   });
   EXPECT_EQ(status, 3 << 8);
+}
+
+// From here on fallocate() fails, as in a container whose memory is full.
+void fail_each_fallocate() {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSPC),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{static_cast<unsigned short>(std::size(filter)), filter};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    ::_exit(9);
+  }
+}
+
+// A write to a hole would end the process by a signal where there is no memory.
+TEST(RegionFileTest, WithoutMemoryForTheHeaderNothingIsWritten) {
+  const base::Fd file = base::make_memory_file("test");
+  EXPECT_EQ(run_child([&] {
+              RegionFile region(duplicate(file));
+              commit_text(region, 1, "one");
+              fail_each_fallocate();
+              try {
+                region.clear();
+                ::_exit(8);
+              } catch (const SystemError&) {
+                region.mark_empty();
+              }
+            }),
+            0);
+  EXPECT_EQ(blocks_of(file), 0U);
+  // Nor does a successor touch the page.
+  EXPECT_EQ(run_child([&] {
+              fail_each_fallocate();
+              RegionFile region(duplicate(file));
+            }),
+            3 << 8);
+  EXPECT_EQ(blocks_of(file), 0U);
+  RegionFile region(duplicate(file));
+  commit_text(region, 2, "two");
+  EXPECT_EQ(text_of(region), "two");
 }
 
 }  // namespace

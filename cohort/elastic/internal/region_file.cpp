@@ -140,7 +140,7 @@ RegionFile::RegionFile(base::Fd file, std::chrono::milliseconds lock_time)
     make_header();
     return;
   }
-  head_ = std::make_unique<RegionBytes>(file_, 0, page_bytes());
+  map_header();
   header().magic == kRegionMagic&& size_ % page_bytes() == 0 ? map_slots() : clear();
 }
 
@@ -163,10 +163,16 @@ void RegionFile::grow(std::uint64_t bytes) {
   size_ += bytes;
 }
 
+// Without memory the page is a hole, which nobody may touch: also where the process before could not reserve it.
+void RegionFile::map_header() {
+  auto head = std::make_unique<RegionBytes>(file_, 0, page_bytes());
+  head->reserve(0, page_bytes());
+  head_ = std::move(head);
+}
+
 void RegionFile::make_header() {
   grow(page_bytes() - size_);
-  head_ = std::make_unique<RegionBytes>(file_, 0, page_bytes());
-  head_->reserve(0, page_bytes());
+  map_header();
   header() = Header{};
   header().magic = kRegionMagic;
 }

@@ -85,6 +85,7 @@ class RegionFile {
   struct Slot;
   Header& header() const;
   void grow(std::uint64_t bytes);
+  void map_header();
   void make_header();
   void map_slots();
   std::byte* place_of_record(std::size_t slot, std::uint64_t bytes);
