@@ -130,6 +130,7 @@ TEST_F(FitReportsTest, TheReportOfAnEpochHasItsRatesAndTheResultItsMetrics) {
   EXPECT_EQ(report.samples_per_second, 4);
   EXPECT_EQ(report.data_wait_share, 0.2);
   EXPECT_EQ(report.metrics, (std::map<std::string, double>{{"train_loss", 3}}));
+  reports.set_last_metrics(report.metrics);
   reports.epoch_ended(report);
   EXPECT_EQ(listener->epochs.size(), 1U);
   FitResult result;

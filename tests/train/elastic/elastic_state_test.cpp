@@ -17,11 +17,12 @@ namespace {
 
 using nlohmann::json;
 
-/// The results of one process, and of a second one that comes after step 2. `change`: changes the text of the state that the
+/// The results of one process, and of a second one that comes after step `join_step`. `change`: changes the text of the state that the
 /// second one copies.
 std::vector<FitResult> results_beside_newcomer(const ElasticSetting& setting,
                                                const std::filesystem::path& folder,
-                                               const std::function<void(json&)>& change) {
+                                               const std::function<void(json&)>& change,
+                                               std::int64_t join_step = 2) {
   std::mutex mutex;
   std::vector<FitResult> results;
   std::atomic<bool> is_wanted = false;
@@ -31,8 +32,8 @@ std::vector<FitResult> results_beside_newcomer(const ElasticSetting& setting,
   test::FakeRun run(kElasticRanks, faults, [&](int id, std::shared_ptr<elastic::Session> session) {
     ElasticSetting own = setting;
     if (id == 0) {
-      own.on_step = [&is_wanted, session](const StepReport& report) {
-        if (report.step != 2) return;
+      own.on_step = [&is_wanted, session, join_step](const StepReport& report) {
+        if (report.step != join_step) return;
         is_wanted = true;
         test::wait_until([&] { return session->must_enter(); });
       };
@@ -64,6 +65,25 @@ TEST(ElasticStateTest, ARequestThatOneProcessAloneHasHeardIsMadeAgain) {
   for (const FitResult& result : results) {
     EXPECT_EQ(result.signal, SIGTERM);
     EXPECT_EQ(result.steps, 3);
+  }
+}
+
+TEST(ElasticStateTest, AProcessThatComesInTheMiddleOfAnEpochHasTheMetricsOfTheLastOne) {
+  const test::TempDir dir;
+  constexpr std::int64_t kJoinStep = 6;  // of the second epoch
+  const std::vector<FitResult> results = results_beside_newcomer(
+      {}, dir.path(),
+      [&](json& text) {
+        json words = json::parse(text.at("step").at("words").get<std::string>());
+        words.at("requests").at(0) = SIGTERM;
+        text.at("step").at("words") = words.dump();
+      },
+      kJoinStep);
+  ASSERT_EQ(results.size(), 2U);
+  for (const FitResult& result : results) {
+    EXPECT_EQ(result.steps, kJoinStep + 1);
+    EXPECT_TRUE(result.metrics.contains("val_loss"));
+    EXPECT_EQ(result.metrics, results.front().metrics);
   }
 }
 

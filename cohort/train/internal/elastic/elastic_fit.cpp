@@ -163,7 +163,7 @@ FitInfo ElasticFit::describe_opening(FitInfo start) const {
   return start;
 }
 
-void ElasticFit::commit() {
+void ElasticFit::commit(const std::map<std::string, double>& metrics) {
   parts_.sync.commit_step();
   parts_.progress.total_meters();
   const RunState& run = parts_.progress.state;
@@ -179,7 +179,8 @@ void ElasticFit::commit() {
             .agreed = parts_.control.agreed(),
             .words = std::move(words),
             .unlisted = std::move(unlisted),
-            .is_opened = is_opened};
+            .is_opened = is_opened,
+            .metrics = metrics};
   parts_.ranks.session().commit(committed());
 }
 

@@ -62,8 +62,8 @@ class ElasticFit {
   /// Of the start that this process begins as the one that writes. `start`: that of the run.
   FitInfo describe_opening(FitInfo start) const;
 
-  /// The step that the fit has made counts.
-  void commit();
+  /// The step that the fit has made counts. `metrics`: of the last epoch before it.
+  void commit(const std::map<std::string, double>& metrics);
   /// Gives up the step that is being made: nothing of it remains.
   void give_up_step() { parts_.sync.abandon_step(); }
   /// All is made: the run ends where each process has called it. `metrics`: of the last epoch. Collective.

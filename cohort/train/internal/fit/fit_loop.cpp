@@ -170,7 +170,7 @@ class FitLoop {
   }
 
   void begin_generation(bool is_first_time) {
-    if (elastic_->is_done()) reports_.set_last_metrics(elastic_->state().metrics);
+    reports_.set_last_metrics(elastic_->state().metrics);
     evaluation_.set_logs(ranks_.is_first());
     steps_.read_lr();
     owes_step_ = elastic_->has_step();
@@ -361,7 +361,7 @@ class FitLoop {
     for (const CheckedStep& checked : known) {
       take(checked, checked.step == progress_.state.step ? &batch : nullptr);
     }
-    if (elastic_) elastic_->commit();
+    if (elastic_) elastic_->commit(reports_.last_metrics());
     count_start(&batch);
     if (reports_.trace.is_over(progress_.steps_made())) {
       as_writer("the trace is not written", [&] { reports_.trace.end(); });
@@ -414,6 +414,7 @@ class FitLoop {
       report.best = evaluation_.best().choose(report, state);
     }
     count_start();
+    reports_.set_last_metrics(report.metrics);  // on each process alike, whether it may write or not
     as_writer("an epoch is not reported", [&] { reports_.epoch_ended(report); });
     // Before the save: a run that resumes from it must not report this epoch again.
     state.reported_step = state.step;

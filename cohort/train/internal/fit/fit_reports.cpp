@@ -86,7 +86,6 @@ EpochReport FitReports::epoch_report(FitProgress& progress, double lr) const {
 }
 
 void FitReports::epoch_ended(const EpochReport& report) {
-  last_metrics_ = report.metrics;
   if (std::exchange(told_epoch_step_, report.step) == report.step) return;
   notify([&](Callback& callback) { callback.on_epoch_end(report); });
 }

@@ -56,11 +56,12 @@ class FitReports {
   void epoch_ended(const EpochReport& report);
 
   void saving(std::int64_t step);
-  /// Adds the metrics of the last epoch that was reported, and returns the result. The callbacks hear it once, unless the fit
+  /// Adds the metrics of the last epoch, and returns the result. The callbacks hear it once, unless the fit
   /// has made more steps since.
   FitResult fit_ends(FitResult result);
-  /// Another process has reported the last epoch.
+  /// Of the last epoch, whoever reports it.
   void set_last_metrics(std::map<std::string, double> metrics) { last_metrics_ = std::move(metrics); }
+  const std::map<std::string, double>& last_metrics() const { return last_metrics_; }
 
  private:
   void tell_begin();
