@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "cohort/data/loader.h"
 #include "cohort/train/internal/fit/group_coordinator.h"
 
@@ -150,6 +152,29 @@ TEST_F(FitReportsTest, TheEndIsHeardOnceUnlessStepsFollow) {
   result.steps = 8;
   reports.fit_ends(result);
   EXPECT_EQ(listener->num_ends, 2);
+}
+
+TEST_F(FitReportsTest, AfterAStartAnewAllIsHeardAgain) {
+  FitResult result;
+  result.steps = 5;
+  EpochReport epoch;
+  epoch.step = 5;
+  const auto tell_all = [&] {
+    end_step(5, 8, 1);
+    reports.epoch_ended(epoch);
+    reports.fit_ends(result);
+  };
+  const auto heard = [&] {
+    return std::array<std::size_t, 3>{listener->steps.size(), listener->epochs.size(),
+                                      static_cast<std::size_t>(listener->num_ends)};
+  };
+  tell_all();
+  tell_all();
+  EXPECT_EQ(heard(), (std::array<std::size_t, 3>{1, 1, 1}));
+  // Another process has written to the run's files meanwhile.
+  reports.start_anew({.epochs = 3, .steps_per_epoch = 5, .first_step = 4});
+  tell_all();
+  EXPECT_EQ(heard(), (std::array<std::size_t, 3>{2, 2, 2}));
 }
 
 }  // namespace

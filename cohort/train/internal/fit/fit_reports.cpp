@@ -39,7 +39,7 @@ void FitReports::start_counts() {
 void FitReports::start_anew(const FitInfo& start) {
   start_ = start;
   counts_ = false;
-  told_step_ = told_epoch_step_ = -1;
+  told_step_ = told_epoch_step_ = told_end_step_ = -1;
   tell_begin();
 }
 

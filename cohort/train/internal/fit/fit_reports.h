@@ -57,7 +57,7 @@ class FitReports {
 
   void saving(std::int64_t step);
   /// Adds the metrics of the last epoch, and returns the result. The callbacks hear it once, unless the fit
-  /// has made more steps since.
+  /// has made more steps since, or start_anew() was called.
   FitResult fit_ends(FitResult result);
   /// Of the last epoch, whoever reports it.
   void set_last_metrics(std::map<std::string, double> metrics) { last_metrics_ = std::move(metrics); }
