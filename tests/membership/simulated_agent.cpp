@@ -162,6 +162,7 @@ void SimulatedRun::Process::on_entered(const Generation& generation) {
   ++computing_;  // what was under way is over
   is_finished = false;
   lost_links.clear();
+  run_.give_up_stopped_of(generation);
   run_.report(agent);
 }
 

@@ -351,7 +351,13 @@ void SimulatedRun::stop_process(const std::shared_ptr<Agent>& agent, std::size_t
   const std::uint64_t number = process.steps.generation();
   process.stopped_until = std::max(process.stopped_until, world_.now() + time);
   ++counts.stopped;
-  if (number == 0) return;
+  if (number != 0) give_up_stopped(agent, index, number);
+}
+
+// Also once another process has entered the generation in which it is stopped.
+void SimulatedRun::give_up_stopped(const std::shared_ptr<Agent>& agent, std::size_t index,
+                                   std::uint64_t number) {
+  Process& process = *agent->processes[index];
   world_.at(world_.now() + SimulatedWorld::kGiveUp, [this, agent, index, &process, number] {
     if (!process.is_alive || process.stopped_until <= world_.now() || process.steps.generation() != number)
       return;
@@ -361,6 +367,16 @@ void SimulatedRun::stop_process(const std::shared_ptr<Agent>& agent, std::size_t
         link_lost(agent->incarnation, index, member.id, number);
     }
   });
+}
+
+void SimulatedRun::give_up_stopped_of(const Generation& generation) {
+  for (const auto& agent : agents_) {
+    for (std::size_t i = 0; i < agent->processes.size(); ++i) {
+      const Process& process = *agent->processes[i];
+      const bool is_in_it = agent->is_alive && process.steps.generation() == generation.number;
+      if (is_in_it && process.stopped_until > world_.now()) give_up_stopped(agent, i, generation.number);
+    }
+  }
 }
 
 // `told`: of which its place was told, whether it has entered it or not.

@@ -79,6 +79,8 @@ class SimulatedRun {
   void kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_lost);
   void kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told = 0);
   void end_stopped_process();
+  void give_up_stopped(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t number);
+  void give_up_stopped_of(const membership::Generation& generation);
   void stop_process(const std::shared_ptr<Agent>& agent, std::size_t index, milliseconds time);
   void deliver(const std::shared_ptr<Agent>& agent, std::size_t index,
                const membership::StepMessage& message);
