@@ -18,45 +18,63 @@ TEST(AddressListTest, AddressesAreTriedInTurn) {
   AddressList list = list_of({"a", "b"});
   EXPECT_EQ(list.current().text, "a");
   EXPECT_EQ(list.current().text, "a") << "nothing has failed";
-  list.note_failure(false);
+  list.note_failure(Outcome::kOther);
   EXPECT_EQ(list.current().text, "b");
-  list.skip();
+  list.note_failure(Outcome::kNoWay);
   EXPECT_EQ(list.current().text, "a");
 }
 
-TEST(AddressListTest, AllAreRejectedOnceEachWasInARow) {
+TEST(AddressListTest, BeforeALinkEachAddressIsToBeRejected) {
   AddressList list = list_of({"a", "b"});
-  EXPECT_FALSE(list.all_rejected());
-  list.note_failure(true);
-  EXPECT_FALSE(list.all_rejected());
-  list.note_failure(false);
-  list.note_failure(true);
-  EXPECT_FALSE(list.all_rejected()) << "b may be there";
-  list.note_failure(true);
-  EXPECT_TRUE(list.all_rejected());
-  EXPECT_FALSE(AddressList().all_rejected()) << "of a peer that this side does not call";
-}
-
-TEST(AddressListTest, ALinkForgetsTheRejectionsBeforeItAndItsAddressIsTheNext) {
-  AddressList list = list_of({"a", "b"});
-  list.note_failure(true);
-  list.note_link();
-  EXPECT_EQ(list.current().text, "b");
-  list.note_failure(true);
-  EXPECT_FALSE(list.all_rejected()) << "a may be there by now";
-  list.note_failure(true);
-  EXPECT_TRUE(list.all_rejected());
+  EXPECT_FALSE(list.is_rejected());
+  list.note_failure(Outcome::kRejected);
+  EXPECT_FALSE(list.is_rejected());
+  for (int i = 0; i < 3; ++i) {  // no descriptor is left whenever b is tried
+    list.note_failure(Outcome::kOther);
+    list.note_failure(Outcome::kRejected);
+    EXPECT_FALSE(list.is_rejected()) << "b may be there";
+  }
+  list.note_failure(Outcome::kRejected);
+  EXPECT_TRUE(list.is_rejected());
+  EXPECT_FALSE(AddressList().is_rejected()) << "of a peer that this side does not call";
 }
 
 // A host without IPv6: the other address alone says whether the process is there.
-TEST(AddressListTest, AnAddressWithoutASocketIsSkipped) {
+TEST(AddressListTest, AnAddressWithoutAWayDoesNotCount) {
   AddressList list = list_of({"a", "b"});
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_FALSE(list.all_rejected());
-    list.skip();
-    list.note_failure(true);
+  list.note_failure(Outcome::kNoWay);
+  EXPECT_FALSE(list.is_rejected());
+  list.note_failure(Outcome::kRejected);
+  EXPECT_TRUE(list.is_rejected());
+  AddressList unreachable = list_of({"a"});
+  unreachable.note_failure(Outcome::kNoWay);
+  EXPECT_FALSE(unreachable.is_rejected()) << "nobody has said anything";
+}
+
+TEST(AddressListTest, AfterALinkItsAddressAlone) {
+  AddressList list = list_of({"a", "b"});
+  list.note_failure(Outcome::kRejected);
+  list.note_link();
+  EXPECT_EQ(list.current().text, "b");
+  list.note_failure(Outcome::kOther);
+  list.note_failure(Outcome::kRejected);
+  EXPECT_FALSE(list.is_rejected()) << "it listens at b";
+  list.note_failure(Outcome::kRejected);
+  EXPECT_TRUE(list.is_rejected());
+  list.note_link();
+  EXPECT_FALSE(list.is_rejected());
+}
+
+TEST(AddressListTest, WhatAnErrnoSays) {
+  SocketAddress v4, v6;
+  v4.storage.ss_family = AF_INET;
+  v6.storage.ss_family = AF_INET6;
+  EXPECT_EQ(outcome_of(ECONNREFUSED, v4), Outcome::kRejected);
+  for (const int error : {EAFNOSUPPORT, EADDRNOTAVAIL, ENETUNREACH}) {
+    EXPECT_EQ(outcome_of(error, v6), Outcome::kNoWay);
+    EXPECT_EQ(outcome_of(error, v4), Outcome::kOther) << "a network that is down for a while";
   }
-  EXPECT_TRUE(list.all_rejected());
+  EXPECT_EQ(outcome_of(EMFILE, v6), Outcome::kOther);
 }
 
 }  // namespace

@@ -197,7 +197,8 @@ base::Fd accept_from(int listener) {
 }
 
 base::Fd start_connect(const SocketAddress& address) {
-  base::Fd fd = open_socket(address);
+  base::Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.is_open()) return fd;
   set_options(fd.get());
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0) return fd;
   // connect_error() says how it ended, once the socket is writable.

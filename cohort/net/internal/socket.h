@@ -41,7 +41,7 @@ base::Fd listen_at(const SocketAddress& address, std::string& bound, const std::
 /// process of another user (EACCES).
 base::Fd accept_from(int listener);
 
-/// A socket that connects and does not block. Writable: it has, or connect_error() says why not.
+/// A socket that connects and does not block. Writable: it has, or connect_error() says why not. Empty, with an errno, where it cannot.
 base::Fd start_connect(const SocketAddress& address);
 /// 0, or an errno.
 int connect_error(int socket);

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -8,30 +11,56 @@
 
 namespace cohort::net::node_detail {
 
+/// How a try to connect ended.
+enum class Outcome : std::uint8_t {
+  kOther,
+  kRejected,  ///< nobody listens there
+  kNoWay,     ///< this host has no IPv6, as it seems
+};
+
+/// `error`: an errno.
+inline Outcome outcome_of(int error, const SocketAddress& address) {
+  // A local socket that is gone may be that of a process which has not ended: its pidfd says.
+  if (error == ECONNREFUSED || error == ENOENT) return Outcome::kRejected;
+  const bool has_no_way = error == EAFNOSUPPORT || error == EADDRNOTAVAIL || error == ENETUNREACH;
+  return has_no_way && address.storage.ss_family == AF_INET6 ? Outcome::kNoWay : Outcome::kOther;
+}
+
 /// The addresses that a name has, which are tried in turn. Threads: one at a time.
 class AddressList {
  public:
   AddressList() = default;
-  explicit AddressList(std::vector<SocketAddress> addresses) : addresses_(std::move(addresses)) {}
+  explicit AddressList(std::vector<SocketAddress> addresses)
+      : addresses_(std::move(addresses)), outcomes_(addresses_.size()) {}
 
   /// The address to try now.
   const SocketAddress& current() const { return addresses_[at_]; }
   /// A link came up at current(), which is tried first once the link breaks.
-  void note_link() { num_rejected_ = 0; }
-  /// The try at current() has failed, so the next address follows. `is_rejected`: nobody listens there.
-  void note_failure(bool is_rejected) {
-    num_rejected_ = is_rejected ? num_rejected_ + 1 : 0;
-    skip();
+  void note_link() {
+    linked_ = at_;
+    outcomes_.assign(addresses_.size(), Outcome::kOther);
   }
-  /// No socket can be had for current(), as where the host has no IPv6: the next address follows.
-  void skip() { at_ = (at_ + 1) % addresses_.size(); }
-  /// Whether nobody listened at any of the addresses when each was tried last, all since the last link.
-  bool all_rejected() const { return !addresses_.empty() && num_rejected_ >= addresses_.size(); }
+  /// The try at current() has failed, so the next address follows.
+  void note_failure(Outcome outcome) {
+    outcomes_[at_] = outcome;
+    at_ = (at_ + 1) % addresses_.size();
+  }
+  /// Whether nobody listens: where the last link was, or, before there was one, at each address to which this host has a way.
+  bool is_rejected() const {
+    if (linked_) return outcomes_[*linked_] == Outcome::kRejected;
+    bool is_any = false;
+    for (const Outcome outcome : outcomes_) {
+      if (outcome == Outcome::kOther) return false;
+      is_any = is_any || outcome == Outcome::kRejected;
+    }
+    return is_any;
+  }
 
  private:
   std::vector<SocketAddress> addresses_;
+  std::vector<Outcome> outcomes_;  // of the last try of each
   std::size_t at_ = 0;
-  std::size_t num_rejected_ = 0;  // in a row
+  std::optional<std::size_t> linked_;
 };
 
 }  // namespace cohort::net::node_detail

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <utility>
 
-#include "cohort/base/error.h"
 #include "cohort/net/internal/loop/connection.h"
 #include "cohort/net/internal/socket.h"
 
@@ -37,12 +36,7 @@ void CallerProbes::link_down(const std::shared_ptr<PeerState>& peer) {
 }
 
 void CallerProbes::probe(const std::shared_ptr<PeerState>& peer) {
-  base::Fd fd;
-  try {
-    fd = start_connect(peer->listener.address);
-  } catch (const SystemError&) {
-    return on_result(peer, EMFILE);
-  }
+  base::Fd fd = start_connect(peer->listener.address);
   if (!fd.is_open()) return on_result(peer, errno);
   const auto socket = std::make_shared<asio::posix::stream_descriptor>(core_.io, fd.release());
   peer->listener.probe = socket;

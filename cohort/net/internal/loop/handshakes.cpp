@@ -38,10 +38,10 @@ void Handshakes::on_writable(const std::shared_ptr<Connection>& connection) {
     const int socket = connection->socket.get();
     int error = connect_error(socket);
     if (error == 0 && is_connected_to_itself(socket)) error = ECONNREFUSED;
-    if (error != 0)
-      return peers_.lose(connection, Time::clock::now(), std::strerror(error), error == ECONNREFUSED);
+    if (error != 0) return peers_.lose(connection, Time::clock::now(), std::strerror(error), error);
     if (!is_of_own_user(socket)) {  // before it is shown any memory
-      return peers_.lose(connection, Time::clock::now(), "a process of another user listens there", true);
+      return peers_.lose(connection, Time::clock::now(), "a process of another user listens there",
+                         ECONNREFUSED);
     }
   }
   core_.table.update_interest(*connection);

@@ -125,14 +125,14 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   state.wake();
   const auto is_known = [&] {
     return state.session.num_links() > 0 || state.session.ended() ||
-           (gives_up_if_rejected && state.addresses.all_rejected());
+           (gives_up_if_rejected && state.addresses.is_rejected());
   };
   base::wait(core_.lock.changed, lock, is_known, deadline);
   if (state.session.num_links() > 0) return peer;
   // Before the first link kDied means that the process is leaving. A process that rejects the handshake runs.
   const auto& end = state.session.ended();
   const bool is_gone =
-      gives_up_if_rejected && (end ? end->kind == DownKind::kDied : state.addresses.all_rejected());
+      gives_up_if_rejected && (end ? end->kind == DownKind::kDied : state.addresses.is_rejected());
   const std::string why = end ? end->text : state.last_error;
   state.session.end(DownKind::kFailed, why);
   state.wake();

@@ -84,21 +84,20 @@ void Peers::start_link(const std::shared_ptr<PeerState>& peer, Time now) {
     if (!fd.is_open()) {
       const int error = errno;
       state.last_error = std::strerror(error);
-      // A local socket that is gone may be that of a process which has not ended: its pidfd says.
-      state.addresses.note_failure(error == ECONNREFUSED || error == ENOENT);
+      state.addresses.note_failure(outcome_of(error, state.addresses.current()));
       core_.lock.changed.notify_all();
-      return state.session.connect_failed(state.addresses.all_rejected() && !state.process.end, now);
+      return state.session.connect_failed(state.addresses.is_rejected() && !state.process.end, now);
     }
     state.connection = add_connection(std::move(fd), Role::kCaller, peer, now);
   } catch (const SystemError& error) {
     state.last_error = base::message_of(error);
-    state.addresses.skip();
+    state.addresses.note_failure(Outcome::kOther);
     state.session.connect_failed(false, now);
   }
 }
 
 void Peers::lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,
-                 bool is_rejected) {
+                 int connect_error) {
   core_.table.close(*connection);
   if (!connection->peer) return;
   const std::shared_ptr<PeerState> peer = connection->peer;
@@ -110,9 +109,9 @@ void Peers::lose(const std::shared_ptr<Connection>& connection, Time now, const 
     state.session.link_down(now);
     if (!state.session.ended()) probes_.link_down(peer);
   } else if (state.role == Role::kCaller) {
-    state.addresses.note_failure(is_rejected);
+    state.addresses.note_failure(outcome_of(connect_error, state.addresses.current()));
     core_.lock.changed.notify_all();
-    state.session.connect_failed(state.addresses.all_rejected() && !state.process.end, now);
+    state.session.connect_failed(state.addresses.is_rejected() && !state.process.end, now);
   }
   update(peer, now);
 }

@@ -39,9 +39,9 @@ class Peers {
   std::shared_ptr<Connection> add_connection(base::Fd fd, Role role, std::shared_ptr<PeerState> peer,
                                              Time now);
   /// Closes a connection. Its peer, where it is the peer's, is told, and a caller's tries again.
-  /// `is_rejected`: nobody listens there.
+  /// `connect_error`: an errno, where there was no connection yet; ECONNREFUSED: nobody listens there.
   void lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,
-            bool is_rejected = false);
+            int connect_error = 0);
 
   /// Of a connection whose handshake is done: its socket is readable, or takes bytes again.
   void on_readable(const std::shared_ptr<Connection>& connection);
