@@ -80,8 +80,8 @@ std::vector<Prediction> predict_samples(const config::Config& config, const std:
 std::vector<Prediction> predict_samples(const config::Config& config, const TrainedWeights& trained,
                                         const std::vector<std::int64_t>& samples, std::int64_t top);
 
-/// Writes what Predictor::of_run() would compute to `file`, as a program for `batch_size` images: docs/
-/// script.md, "Program files". Where a library registered the data set, the program takes inputs of its first
+/// Writes what Predictor::of_run() would compute to `file`, as a program for `batch_size` images
+/// (docs/guide/script.md, "Program files"). Where a library registered the data set, the program takes inputs of its first
 /// field, and nothing in the file says how an image becomes one. Throws: ConfigError, DataError; UsageError
 /// where script mode cannot record the model.
 void export_program(const config::Config& config, const std::filesystem::path& checkpoint,
