@@ -100,8 +100,8 @@ TEST(AgentMembersProcessesTest, AStoreAndAGroupAreNotTakenTogether) {
 
 // Rank 0 is on another host, as it says. Its address is of those that RFC 5737 keeps for documents.
 TEST(AgentMembersProcessesTest, AWorkerTellsOtherHostsTheAddressTowardsTheirs) {
-  const std::string own = base::address_towards("192.0.2.250");
-  if (!base::is_far_address(own)) GTEST_SKIP() << "this host has no way to others";
+  std::string own = base::address_towards("192.0.2.250");
+  if (!base::is_far_address(own)) own = base::host_name();  // this host has no way to others
   const comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 1, 2, "fake",
                                              std::chrono::seconds(20), "192.0.2.250");
   std::string word;
