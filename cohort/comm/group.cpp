@@ -82,6 +82,7 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const {
   state().share_with_c10d();
   return state().group;
 }
+
 const std::string& Group::reach() const {
   return state().reach;
 }

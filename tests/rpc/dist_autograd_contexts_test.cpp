@@ -14,6 +14,7 @@
 #include "cohort/rpc/dist_autograd.h"
 #include "cohort/rpc/internal/agent/agent_state.h"
 #include "tests/rpc/job.h"
+#include "tests/rpc/waits_in_backward.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
@@ -26,6 +27,7 @@ using dist_autograd::ContextId;
 using test::agent_of;
 using test::comes_true;
 using test::Job;
+using test::WaitsInBackward;
 
 at::Tensor shared_weight;  // a parameter of w2
 at::Tensor times_shared(const at::Tensor& x) {
@@ -62,17 +64,6 @@ at::Tensor may_fail(const at::Tensor& x) {
 at::Tensor may_fail_below(const at::Tensor& x) {
   return agent_of("w1").rpc_sync<may_fail>("w2", x * 2);
 }
-test::Gate* backward_gate = nullptr;
-std::atomic<bool> is_in_backward{false};
-struct WaitsInBackward : torch::autograd::Function<WaitsInBackward> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
-                                          std::vector<at::Tensor> gradients) {
-    is_in_backward = true;
-    backward_gate->wait();
-    return gradients;
-  }
-};
 at::Tensor waits_in_backward(const at::Tensor& x) {
   return WaitsInBackward::apply(x);
 }
@@ -320,13 +311,13 @@ TEST_F(DistAutogradContextsTest, AWorkerWhoseCallerHasDiedLearnsOfTheEnd) {
 // Of the worker that began it: its thread ends, and with it the context, while a part still goes backward elsewhere.
 TEST_F(DistAutogradContextsTest, AContextMayEndDuringItsBackward) {
   test::Gate gate;
-  backward_gate = &gate;
+  WaitsInBackward::gate = &gate;
   {
     auto context = std::make_unique<Context>(job[0]);
     const at::Tensor loss = job[0].rpc_sync<waits_in_backward>(to("w1"), x).sum();
-    is_in_backward = false;
+    WaitsInBackward::has_begun = false;
     std::jthread ends([&] {
-      EXPECT_TRUE(comes_true([] { return is_in_backward.load(); }));
+      EXPECT_TRUE(comes_true([] { return WaitsInBackward::has_begun.load(); }));
       job[0].state()->end_context(context->id());
       EXPECT_TRUE(comes_true([&] { return job[1].metrics().contexts == 0; }));
       gate.open();

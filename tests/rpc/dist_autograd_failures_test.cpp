@@ -15,6 +15,7 @@
 #include "cohort/rpc/dist_autograd.h"
 #include "cohort/rpc/internal/agent/agent_state.h"
 #include "tests/rpc/job.h"
+#include "tests/rpc/waits_in_backward.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
@@ -27,20 +28,11 @@ using dist_autograd::ContextId;
 using test::agent_of;
 using test::comes_true;
 using test::Job;
+using test::WaitsInBackward;
 
-test::Gate* held_gate = nullptr;     // of the part that lasts
+test::Gate* held_gate = nullptr;     // of what lasts
 test::Gate* failure_gate = nullptr;  // of what fails
-std::atomic<bool> is_held{false};
 
-struct HeldInBackward : torch::autograd::Function<HeldInBackward> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
-                                          std::vector<at::Tensor> gradients) {
-    is_held = true;
-    held_gate->wait();
-    return gradients;
-  }
-};
 struct FailsAtGate : torch::autograd::Function<FailsAtGate> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
@@ -51,7 +43,7 @@ struct FailsAtGate : torch::autograd::Function<FailsAtGate> {
 };
 
 at::Tensor held_in_backward(const at::Tensor& x) {
-  return HeldInBackward::apply(x);
+  return WaitsInBackward::apply(x);
 }
 at::Tensor held_in_forward(const at::Tensor& x) {
   held_gate->wait();
@@ -81,8 +73,8 @@ std::string error_of_first_backward(ContextState& context) {
 class DistAutogradFailuresTest : public testing::Test {
  protected:
   DistAutogradFailuresTest() {
-    is_held = false;
-    held_gate = &held;
+    WaitsInBackward::has_begun = false;
+    WaitsInBackward::gate = held_gate = &held;
     failure_gate = &failure;
   }
   // Goes backward on a thread of its own, through `root`, and through w2, whose part waits for a part on `holder`.
@@ -100,7 +92,7 @@ class DistAutogradFailuresTest : public testing::Test {
       }
       has_ended = true;
     });
-    EXPECT_TRUE(comes_true([] { return is_held.load(); }));
+    EXPECT_TRUE(comes_true([] { return WaitsInBackward::has_begun.load(); }));
   }
   void expect_end(const std::string& on_root, const std::string& on_w2_too) {
     EXPECT_TRUE(comes_true([&] { return has_ended && on_w2->num_running() == 0; })) << "while a part is held";

@@ -72,11 +72,9 @@ std::vector<SocketAddress> tcp_addresses(const std::string& text) {
   return addresses;
 }
 
+// Empty, with an errno, where none can be had.
 base::Fd open_socket(const SocketAddress& address) {
-  base::Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.is_open())
-    throw SystemError("net.socket", base::concat("no socket can be had: ", std::strerror(errno)));
-  return fd;
+  return base::Fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
 void set_options(int fd) {
@@ -172,6 +170,8 @@ SocketAddress resolve(const std::string& text) {
 
 base::Fd listen_at(const SocketAddress& address, std::string& bound, const std::string& host) {
   base::Fd fd = open_socket(address);
+  if (!fd.is_open())
+    throw SystemError("net.socket", base::concat("no socket can be had: ", std::strerror(errno)));
   // A restarted process can listen at its port while old connections are in TIME_WAIT.
   const int on = 1;
   static_cast<void>(::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
@@ -197,7 +197,7 @@ base::Fd accept_from(int listener) {
 }
 
 base::Fd start_connect(const SocketAddress& address) {
-  base::Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  base::Fd fd = open_socket(address);
   if (!fd.is_open()) return fd;
   set_options(fd.get());
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0) return fd;
