@@ -21,6 +21,7 @@
 #include "relay.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
+#include "tests/support/listeners.h"
 #include "tests/support/patience.h"
 #include "tests/support/processes.h"
 #include "tests/support/throws.h"
@@ -48,6 +49,9 @@ TEST(NodeChild, DISABLED_Process) {
   if (does == "die") {
     for (int i = 0; i < 1000; ++i) peer->send(message_of(0, std::to_string(i), 1000));
     test::wait_until([&] { return peer->metrics().queued == 0; });
+    // A TCP socket that is closed with acknowledgements unread drops what has not left its host.
+    test::wait_until(
+        [port = resolve(std::getenv("NODE_ADDRESS")).port()] { return test::has_all_arrived(port); });
     ::kill(::getpid(), SIGKILL);
   }
   base::sleep(seconds(60), patience());
@@ -136,15 +140,12 @@ TEST(NodeTest, AKilledProcessIsSeenAtOnceAndItsLastMessagesCome) {
   milliseconds least(1'000'000);
   for (int round = 0; round < 3; ++round) {
     Worker a("a");
-    const bool is_tcp = round % 2 == 0;
     auto processes =
-        child("die", a.node->listen(is_tcp ? "127.0.0.1:0" : "unix:@cohort-" + base::random_word()));
+        child("die", a.node->listen(round % 2 == 0 ? "127.0.0.1:0" : "unix:@cohort-" + base::random_word()));
     ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); })) << processes.output(0);
     EXPECT_EQ(a.heard->down().kind, DownKind::kDied);
     EXPECT_NE(a.heard->down().text.find("child died (process "), std::string::npos) << a.heard->down().text;
-    // A TCP socket that is closed with acknowledgements unread resets its connection, and drops what it has not sent yet.
-    EXPECT_LE(a.heard->count(), 1000U);
-    EXPECT_GE(a.heard->count(), is_tcp ? 1U : 1000U);
+    EXPECT_EQ(a.heard->count(), 1000U);
 
     Worker b("b");
     auto waiting = child("wait", b.node->listen("127.0.0.1:0"));
@@ -258,53 +259,6 @@ TEST(NodeTest, APeerWhoseNodeIsGoneHasDied) {
   b.reset();  // without a goodbye, in this process, which lives on
   ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));
   EXPECT_EQ(a.heard->down().text, "b died: nobody listens at its address any more");
-}
-
-// Nodes of one process do not watch each other's process, as those of two hosts cannot.
-TEST(NodeTest, APeerThatIsGoneIsSeenWithoutTheSilenceWhicheverSideHasConnected) {
-  NodeOptions options;
-  options.silence = seconds(60);
-  options.secret = base::Secret::make();
-  for (const std::string where : {"", "127.0.0.1:0", "0.0.0.0:0"}) {
-    SCOPED_TRACE(where.empty() ? "a connects" : where);
-    Worker a("a", options);
-    auto b = std::make_unique<Worker>("b", options, true);
-    std::shared_ptr<Peer> peer;
-    if (where.empty()) {
-      peer = a.node->connect(b->node->listen("127.0.0.1:0"), patience());
-    } else {
-      b->node->listen(where, "no-host-has-this-name");
-      b->node->connect(a.node->listen("127.0.0.1:0"), patience());
-      peer = a.heard->peer();
-    }
-    for (std::size_t i = 1; i <= 3; ++i) {  // the probe of the new link comes before the second answer
-      peer->send(message_of(0, "echo"));
-      ASSERT_TRUE(test::comes_true([&] { return a.heard->count() == i; }));
-    }
-    const auto begin = Clock::now();
-    b.reset();
-    ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));
-    EXPECT_EQ(a.heard->down().kind, DownKind::kDied);
-    EXPECT_EQ(a.heard->down().text, "b died: nobody listens at its address any more");
-    EXPECT_LT(a.heard->down_at() - begin, seconds(10));
-  }
-}
-
-// The port of a proxy's host may be another one's.
-TEST(NodeTest, ACallerThatComesThroughAProxyIsNotTakenForDead) {
-  NodeOptions options;
-  options.heartbeat = milliseconds(50);
-  options.silence = milliseconds(300);
-  Worker a("a", options);
-  auto b = std::make_unique<Worker>("b", options, true);
-  b->node->listen("127.0.0.1:0");
-  test::Relay relay(a.node->listen("127.0.0.1:0"));
-  b->node->connect(relay.address(), patience());
-  a.heard->peer()->send(message_of(0, "echo"));
-  ASSERT_TRUE(test::comes_true([&] { return a.heard->count() == 1; }));
-  b.reset();
-  ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));
-  EXPECT_EQ(a.heard->down().text, "b could not be reached for 300 ms");
 }
 
 TEST(NodeTest, ASlowReaderHoldsItsSenderBack) {
