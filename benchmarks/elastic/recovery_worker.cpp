@@ -118,11 +118,11 @@ void work(const char* events_path, std::uint64_t steps, int hidden) {
                 .session = session,
                 .sync = &sync,
                 .on_enter =
-                    [&](const elastic::Entry& entry) {
-                      events.add("enter", entry.generation, entry.process, entry.num_processes, entry.steps,
-                                 entry.has_copied ? 1 : 0);
+                    [&](const elastic::GenerationInfo& info) {
+                      events.add("enter", info.generation, info.process, info.num_processes, info.steps,
+                                 info.has_copied ? 1 : 0);
                     },
-                .on_commit = [&](const elastic::Entry& entry) { events.add("commit", entry.steps); }},
+                .on_commit = [&](const elastic::GenerationInfo& info) { events.add("commit", info.steps); }},
                elastic::state_of(net.module, optimizer), make_step);
 }
 

@@ -1,5 +1,5 @@
 // The loop of Session's header. A step that throws GenerationEnded has changed nothing but buffers, which abandon_step() restores
-// before enter() shows the state to others, whether the step has its average or not. Always: entry_.steps is the number of
+// before enter() shows the state to others, whether the step has its average or not. Always: info_.steps is the number of
 // steps whose changes are complete here.
 #include "cohort/elastic/run.h"
 
@@ -17,24 +17,24 @@ class Runner {
  public:
   Runner(const RunOptions& options, const std::function<void(StepContext&)>& step)
       : options_(options), step_(step) {
-    entry_.steps = options.first_step;
+    info_.steps = options.first_step;
   }
 
-  Entry run_alone() {
+  GenerationInfo run_alone() {
     if (options_.sync != nullptr) options_.sync->set_exchange(nullptr);
-    if (options_.on_enter) options_.on_enter(entry_);
-    while (entry_.steps < options_.total_steps) {
+    if (options_.on_enter) options_.on_enter(info_);
+    while (info_.steps < options_.total_steps) {
       make_step();
-      ++entry_.steps;
+      ++info_.steps;
       report_commit();
     }
-    return entry_;
+    return info_;
   }
 
-  Entry run_with_session() {
+  GenerationInfo run_with_session() {
     Session& session = *options_.session;
     bool is_in_generation = false;
-    while (!is_in_generation || entry_.steps < options_.total_steps) {
+    while (!is_in_generation || info_.steps < options_.total_steps) {
       try {
         if (!is_in_generation || session.must_enter()) {
           is_in_generation = false;
@@ -44,7 +44,7 @@ class Runner {
         }
         make_step();
         if (options_.sync != nullptr) options_.sync->commit_step();
-        session.commit(++entry_.steps);
+        session.commit(++info_.steps);
         report_commit();
       } catch (const GenerationEnded& ended) {  // also of what the caller's functions exchange
         base::log_debug(ended.what());
@@ -52,46 +52,45 @@ class Runner {
         is_in_generation = false;
       }
     }
-    const Entry last = session.finish();
-    entry_.generation = last.generation;
-    entry_.process = last.process;
-    entry_.num_processes = last.num_processes;
+    const GenerationInfo last = session.finish();
+    info_.generation = last.generation;
+    info_.process = last.process;
+    info_.num_processes = last.num_processes;
     // Process 0 of before may have died.
     report_commit();
-    return entry_;
+    return info_;
   }
 
  private:
   void make_step() {
-    StepContext context(entry_.steps, entry_, options_.session);
+    StepContext context(info_.steps, info_, options_.session);
     step_(context);
     if (context.has_begun_changes()) return;
-    throw UsageError("elastic.run",
-                     base::concat("step ", entry_.steps, " did not say when its changes began"),
+    throw UsageError("elastic.run", base::concat("step ", info_.steps, " did not say when its changes began"),
                      "context.begin_changes() before optimizer.step()");
   }
 
   void enter() {
-    entry_ = options_.session->enter(entry_.steps);
-    has_copied_ = has_copied_ || entry_.has_copied;
+    info_ = options_.session->enter(info_.steps);
+    has_copied_ = has_copied_ || info_.has_copied;
     if (options_.sync != nullptr) {
-      options_.sync->set_exchange(entry_.num_processes > 1 ? options_.session->exchange() : nullptr);
+      options_.sync->set_exchange(info_.num_processes > 1 ? options_.session->exchange() : nullptr);
     }
-    if (options_.on_enter) options_.on_enter(entry_);
+    if (options_.on_enter) options_.on_enter(info_);
     report_commit();  // process 0 of before may be gone
   }
 
   void report_commit() {
-    if (!options_.on_commit || entry_.process != 0 || entry_.steps == reported_) return;
+    if (!options_.on_commit || info_.process != 0 || info_.steps == reported_) return;
     // The state at the start is of no step of this run, unless it came from another process.
-    const bool is_start = entry_.steps == 0 || (entry_.steps == options_.first_step && !has_copied_);
-    if (!is_start) options_.on_commit(entry_);
-    reported_ = entry_.steps;
+    const bool is_start = info_.steps == 0 || (info_.steps == options_.first_step && !has_copied_);
+    if (!is_start) options_.on_commit(info_);
+    reported_ = info_.steps;
   }
 
   const RunOptions& options_;
   const std::function<void(StepContext&)>& step_;
-  Entry entry_;
+  GenerationInfo info_;
   std::uint64_t reported_ = 0;  // steps
   bool has_copied_ = false;
 };
@@ -107,8 +106,8 @@ void StepContext::begin_changes() {
   if (session_ != nullptr) session_->begin_changes();
 }
 
-std::optional<Entry> run(const RunOptions& options, const StateAccess& state,
-                         const std::function<void(StepContext& context)>& step) {
+std::optional<GenerationInfo> run(const RunOptions& options, const StateAccess& state,
+                                  const std::function<void(StepContext& context)>& step) {
   Runner runner(options, step);
   if (options.session == nullptr) return runner.run_alone();
   options.session->set_state(state);

@@ -20,22 +20,22 @@ struct RunOptions {
   /// Gets the processes of each generation; may be null. It must outlive run().
   parallel::VirtualRankSync* sync = nullptr;
   /// Called after each change, before the next step: to set what the loader reads, for instance. The end of the run is no
-  /// change: the result of run() has the last entry.
-  std::function<void(const Entry& entry)> on_enter = {};
-  /// Called on process 0 when `entry.steps` are committed, before the next step begins: to write what is written once. A step may
+  /// change: the result of run() has that of the last generation.
+  std::function<void(const GenerationInfo& info)> on_enter = {};
+  /// Called on process 0 when `info.steps` are committed, before the next step begins: to write what is written once. A step may
   /// come twice, from two processes, where the first one dies. None is left out. A process that was stopped may come late, when
   /// another one is process 0, and would write over what is newer: WriterFence (writer_fence.h) keeps it out.
-  std::function<void(const Entry& entry)> on_commit = {};
+  std::function<void(const GenerationInfo& info)> on_commit = {};
 };
 
 /// What a step function is given.
 class StepContext {
  public:
-  StepContext(std::uint64_t step, const Entry& entry, std::shared_ptr<Session> session)
-      : step_(step), entry_(entry), session_(std::move(session)) {}
+  StepContext(std::uint64_t step, const GenerationInfo& info, std::shared_ptr<Session> session)
+      : step_(step), info_(info), session_(std::move(session)) {}
 
   std::uint64_t step() const { return step_; }
-  const Entry& entry() const { return entry_; }
+  const GenerationInfo& info() const { return info_; }
   /// Null where this process is alone.
   std::shared_ptr<parallel::SliceExchange> exchange() const;
   /// To be called once all that comes from other processes is there, and before parameters, optimizer or anything else of the
@@ -45,7 +45,7 @@ class StepContext {
 
  private:
   const std::uint64_t step_;
-  const Entry& entry_;
+  const GenerationInfo& info_;
   const std::shared_ptr<Session> session_;
   bool has_begun_changes_ = false;
 };
@@ -56,7 +56,7 @@ class StepContext {
 /// but the state and the step's number, with generators seeded by (seed, step, virtual rank). What it throws ends the
 /// process's part in the run. GenerationEnded, also of on_enter and on_commit, makes the process enter the next generation.
 ///
-/// Returns the process's last entry, with the final state. Nothing where the run has ended while the process was in no
+/// Returns that of the process's last generation, with the final state. Nothing where the run has ended while the process was in no
 /// generation: it has an earlier state.
 ///
 ///     parallel::VirtualRankSync sync({}, {.num_virtual_ranks = 4});
@@ -71,7 +71,7 @@ class StepContext {
 ///                  });
 ///
 /// Throws: as Session::enter(); UsageError where a step did not call begin_changes(), and for a second run with one session.
-std::optional<Entry> run(const RunOptions& options, const StateAccess& state,
-                         const std::function<void(StepContext& context)>& step);
+std::optional<GenerationInfo> run(const RunOptions& options, const StateAccess& state,
+                                  const std::function<void(StepContext& context)>& step);
 
 }  // namespace cohort::elastic

@@ -70,8 +70,8 @@ struct StateAccess {
   std::function<void(const StateSnapshot& state)> load;
 };
 
-/// This process's place from now on.
-struct Entry {
+/// A generation as one of its processes sees it.
+struct GenerationInfo {
   std::uint64_t generation = 0;
   int process = 0, num_processes = 1;  ///< process 0 writes what is written once
   std::uint64_t steps = 0;             ///< that are committed: the next step to make
@@ -82,14 +82,14 @@ struct Entry {
 /// The run as a process sees it. elastic::run (run.h) is the loop below, with VirtualRankSync::commit_step() and abandon_step(). A
 /// process has one session, and one run with it. Threads: one caller.
 ///
-///     elastic::Entry entry = session->enter(0);              // blocks until there is a generation
-///     while (entry.steps < total) {
+///     elastic::GenerationInfo info = session->enter(0);              // blocks until there is a generation
+///     while (info.steps < total) {
 ///       try {
-///         if (session->must_enter()) entry = session->enter(entry.steps);
-///         make_step(entry.steps, *session->exchange());       // throws GenerationEnded, and has changed nothing then
-///         session->commit(++entry.steps);
+///         if (session->must_enter()) info = session->enter(info.steps);
+///         make_step(info.steps, *session->exchange());       // throws GenerationEnded, and has changed nothing then
+///         session->commit(++info.steps);
 ///       } catch (const elastic::GenerationEnded&) {
-///         entry = session->enter(entry.steps);
+///         info = session->enter(info.steps);
 ///       }
 ///     }
 ///     session->finish();
@@ -104,7 +104,7 @@ class Session {
   /// Blocks until there is a generation that this process is in. Throws: RunEnded; CommError where the agent is gone, or where
   /// processes have different states after the same step; TimeoutError where the generation's store did not answer; UsageError
   /// where the processor has other instructions than that of the run's first process, and for a second run.
-  virtual Entry enter(std::uint64_t committed_steps) = 0;
+  virtual GenerationInfo enter(std::uint64_t committed_steps) = 0;
   /// Whether no step can be made in this generation: there is another one to enter, or will be, as a process is lost.
   /// Between two steps. Does not wait.
   virtual bool must_enter() const = 0;
@@ -123,7 +123,7 @@ class Session {
   /// meanwhile it enters further generations: save() is called, and load() where this process's last state was not complete.
   /// Throws: as enter(), but not where the run has succeeded.
   /// Returns its place at the end: process 0 writes what another one may not have written any more.
-  virtual Entry finish() = 0;
+  virtual GenerationInfo finish() = 0;
 };
 
 /// The session with the agent that has started this process (`cohort run --elastic`), or null where none has. Throws: UsageError

@@ -13,9 +13,9 @@ namespace cohort::elastic {
 /// a process of another run.
 ///
 ///     elastic::WriterFence fence("runs/7");
-///     options.on_enter = [&](const elastic::Entry& entry) { fence.claim(entry.origin); };
-///     options.on_commit = [&](const elastic::Entry& entry) {
-///       fence.write(entry.generation, [&] { save_checkpoint("runs/7/last", entry.steps); });
+///     options.on_enter = [&](const elastic::GenerationInfo& info) { fence.claim(info.origin); };
+///     options.on_commit = [&](const elastic::GenerationInfo& info) {
+///       fence.write(info.generation, [&] { save_checkpoint("runs/7/last", info.steps); });
 ///     };
 ///
 /// The file `.origin` there says whose the folder is, by the origin of the run's record. Each process of the run holds a shared

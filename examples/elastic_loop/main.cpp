@@ -65,12 +65,12 @@ void train(std::uint64_t steps) {
     const bool is_last = shares.first + shares.count == virtual_ranks;
     if (is_last && (context.step() + 1) % 20 == 0) {
       std::printf("step %llu of %d processes: loss %.4f\n",
-                  static_cast<unsigned long long>(context.step() + 1), context.entry().num_processes,
+                  static_cast<unsigned long long>(context.step() + 1), context.info().num_processes,
                   loss_of_share);
     }
   };
   const elastic::RunOptions options{.total_steps = steps, .session = session, .sync = &sync};
-  const std::optional<elastic::Entry> last =
+  const std::optional<elastic::GenerationInfo> last =
       elastic::run(options, elastic::state_of(net, optimizer), make_step);
 
   if (!last || last->process != 0)

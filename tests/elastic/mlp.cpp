@@ -110,21 +110,21 @@ std::string run_mlp(const MlpRun& run) {
        .session = run.session,
        .sync = &sync,
        .on_enter =
-           [&](const elastic::Entry& entry) {
-             steps = entry.steps;
+           [&](const elastic::GenerationInfo& info) {
+             steps = info.steps;
              memory.clear();
-             if (writes_again && entry.num_processes > 1)
+             if (writes_again && info.num_processes > 1)
                sync.set_exchange(std::make_shared<RememberingExchange>(run.session->exchange(), memory));
-             if (run.on_enter) run.on_enter(entry);
+             if (run.on_enter) run.on_enter(info);
            },
        .on_commit =
-           [&](const elastic::Entry& entry) {
-             if (run.on_commit) run.on_commit(entry.steps, [&] { return bytes_of(*net, *optimizer); });
+           [&](const elastic::GenerationInfo& info) {
+             if (run.on_commit) run.on_commit(info.steps, [&] { return bytes_of(*net, *optimizer); });
            }},
       state, [&](elastic::StepContext& context) {
         if (run.before_step) run.before_step(context.step());
         if (has_slow_process) {
-          const bool is_slow = context.entry().process == 1 && context.step() < kSlowSteps;
+          const bool is_slow = context.info().process == 1 && context.step() < kSlowSteps;
           std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 8 : 4));
         }
         sync.begin_step();

@@ -16,7 +16,7 @@ struct MlpRun {
   std::uint64_t total_steps = 60;
   int hidden = 64;
   std::int64_t bucket_bytes = 8'192;
-  std::function<void(const elastic::Entry& entry)> on_enter = {};
+  std::function<void(const elastic::GenerationInfo& info)> on_enter = {};
   /// As elastic::RunOptions::on_commit. `bytes` returns those of the state after so many steps.
   std::function<void(std::uint64_t steps, const std::function<std::string()>& bytes)> on_commit = {};
   std::function<void(std::uint64_t step)> before_step = {};

@@ -48,9 +48,9 @@ class Notes {
     }
     ::close(file);
   }
-  void add_entry(const elastic::Entry& entry) const {
+  void add_entry(const elastic::GenerationInfo& info) const {
     write("entered",
-          concat(entry.generation, " ", entry.process, " ", entry.num_processes, " ", host_, " ", ::getpid()),
+          concat(info.generation, " ", info.process, " ", info.num_processes, " ", host_, " ", ::getpid()),
           std::to_string(std::time(nullptr)));
   }
   void add_end(const std::string& bytes) const {
@@ -98,7 +98,7 @@ int main(int argc, char** argv) {
     run.total_steps = std::stoull(argv[1]);
     run.virtual_ranks = std::stoi(argv[2]);
     run.hidden = 16;
-    run.on_enter = [&](const elastic::Entry& entry) { notes.add_entry(entry); };
+    run.on_enter = [&](const elastic::GenerationInfo& info) { notes.add_entry(info); };
     run.on_commit = [&](std::uint64_t steps, const auto& bytes) { notes.add_step(steps, bytes()); };
     run.before_step = [&](std::uint64_t step) {
       if (run.session == nullptr || notes.is_fast()) return;

@@ -25,18 +25,18 @@ class LoneSession : public Session {
  public:
   int virtual_ranks() const override { return 1; }
   void set_state(StateAccess) override {}
-  Entry enter(std::uint64_t committed_steps) override {
-    entry_ = {.generation = entry_.generation + 1, .steps = committed_steps};
-    return entry_;
+  GenerationInfo enter(std::uint64_t committed_steps) override {
+    info_ = {.generation = info_.generation + 1, .steps = committed_steps};
+    return info_;
   }
   bool must_enter() const override { return false; }
   std::shared_ptr<parallel::SliceExchange> exchange() const override { return nullptr; }
   void begin_changes() override {}
-  void commit(std::uint64_t steps) override { entry_.steps = steps; }
-  Entry finish() override { return entry_; }
+  void commit(std::uint64_t steps) override { info_.steps = steps; }
+  GenerationInfo finish() override { return info_; }
 
  private:
-  Entry entry_;
+  GenerationInfo info_;
 };
 
 struct NormedNet : torch::nn::Module {
@@ -91,14 +91,14 @@ TEST(ElasticRunTest, AGenerationThatEndsInACallbackIsEnteredAgain) {
   std::vector<std::uint64_t> entered, committed;
   bool has_failed_on_enter = false, has_failed_on_commit = false;
   RunOptions options;
-  options.on_enter = [&](const Entry& entry) {
-    entered.push_back(entry.generation);
+  options.on_enter = [&](const GenerationInfo& info) {
+    entered.push_back(info.generation);
     if (!std::exchange(has_failed_on_enter, true)) throw GenerationEnded("test", "a process is lost");
   };
-  options.on_commit = [&](const Entry& entry) {
-    if (entry.steps == 3 && !std::exchange(has_failed_on_commit, true))
+  options.on_commit = [&](const GenerationInfo& info) {
+    if (info.steps == 3 && !std::exchange(has_failed_on_commit, true))
       throw GenerationEnded("test", "a process is lost");
-    committed.push_back(entry.steps);
+    committed.push_back(info.steps);
   };
   expect_same(train([](const StepContext&) {}, options), expected);
   EXPECT_EQ(entered, (std::vector<std::uint64_t>{1, 2, 3}));

@@ -57,7 +57,7 @@ RunOptions options_of(const Rank& rank, std::uint64_t total_steps, std::uint64_t
 }
 
 // All processes take part in each step, which adds one to the state.
-std::optional<Entry> run_counted(const RunOptions& options, Counted& state) {
+std::optional<GenerationInfo> run_counted(const RunOptions& options, Counted& state) {
   return run(options, state.access(), [&](StepContext& context) {
     parallel::all_gather_texts(context.exchange().get(), "a part of the step");
     context.begin_changes();
@@ -71,7 +71,7 @@ TEST(ElasticSessionTest, ASecondRunIsAnError) {
   for (Rank* const rank : {&member, &idle}) {
     agents.start(*rank, [&, rank](Session&) {
       Counted state;
-      const std::optional<Entry> last = run_counted(options_of(*rank, 3), state);
+      const std::optional<GenerationInfo> last = run_counted(options_of(*rank, 3), state);
       EXPECT_EQ(last.has_value(), rank == &member);
       if (last) EXPECT_EQ(last->steps, 3U);
       if (last) EXPECT_EQ(last->process, 0);
@@ -96,7 +96,7 @@ TEST(ElasticSessionTest, AProcessThatIsStuckIsReportedAndTheOthersContinue) {
        &stuck = agents.add({.timeout = milliseconds(300)});
   Counted state, other;
   agents.start(first, [&](Session&) {
-    const std::optional<Entry> last = run_counted(options_of(first, 5), state);
+    const std::optional<GenerationInfo> last = run_counted(options_of(first, 5), state);
     ASSERT_TRUE(last);
     EXPECT_EQ(last->num_processes, 1);
   });
@@ -189,7 +189,7 @@ TEST(ElasticSessionTest, AProcessThatIsNewToTheRunDoesNotTakeItOver) {
   std::promise<void> gate;
   agents.start(first, [&](Session&) {
     const auto last = run(options_of(first, 20), state.access(), [&](StepContext& context) {
-      if (context.step() == 3 && context.entry().generation == 1) gate.get_future().wait();
+      if (context.step() == 3 && context.info().generation == 1) gate.get_future().wait();
       parallel::all_gather_texts(context.exchange().get(), "a part of the step");
       context.begin_changes();
       state.value += 1;
@@ -198,7 +198,7 @@ TEST(ElasticSessionTest, AProcessThatIsNewToTheRunDoesNotTakeItOver) {
   });
   agents.start(joining, [&](Session&) {
     RunOptions options = options_of(joining, 20, 50);
-    options.on_commit = [&](const Entry& entry) { committed.push_back(entry.steps); };
+    options.on_commit = [&](const GenerationInfo& info) { committed.push_back(info.steps); };
     run_counted(options, other);
   });
   agents.wait_until_ready();
@@ -230,13 +230,13 @@ TEST(ElasticSessionTest, AProcessThatComesLateDoesNotWriteOverWhatIsNewer) {
     WriterFence fence(dir.path());
     RunOptions options = options_of(rank, 6);
     bool is_first_time = &rank == &late;
-    options.on_enter = [&](const Entry& entry) { fence.claim(entry.origin); };
-    options.on_commit = [&](const Entry& entry) {
-      if (entry.steps == 2 && std::exchange(is_first_time, false)) {
+    options.on_enter = [&](const GenerationInfo& info) { fence.claim(info.origin); };
+    options.on_commit = [&](const GenerationInfo& info) {
+      if (info.steps == 2 && std::exchange(is_first_time, false)) {
         has_come.set_value();
         gate.get_future().wait();
       }
-      fence.write(entry.generation, [&] { written = entry.steps; });
+      fence.write(info.generation, [&] { written = info.steps; });
     };
     const auto last = run_counted(options, state);
     EXPECT_EQ(last.has_value(), &rank == &other);

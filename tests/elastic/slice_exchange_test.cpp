@@ -253,7 +253,7 @@ TEST(NetSliceExchangeTest, APlannedChangeWaitsForTheStep) {
   const auto transfer = ring.exchanges[1]->broadcast(got);
   net::Message message;
   message.channel = 1;
-  message.header = encode({.kind = Kind::kHello, .from = 0, .generation = 2, .number = 0, .value = 1});
+  message.header = encode({.type = WireType::kHello, .from = 0, .generation = 2, .number = 0, .value = 1});
   ring.inboxes[0]->peer_of(1)->send(std::move(message));
   COHORT_EXPECT_THROW_WITH(transfer(), GenerationEnded, "generation 2 follows");
   EXPECT_TRUE(ring.inboxes[1]->must_leave());
@@ -296,7 +296,7 @@ TEST(NetSliceExchangeTest, OtherSizesAreAnError) {
 }
 
 TEST(WireTest, AHeaderIsReadAsItWasWritten) {
-  const Wire wire{Kind::kChunk, 3, ~std::uint32_t{0}, 7, ~std::uint64_t{0}, 5, 6, "text"};
+  const Wire wire{WireType::kChunk, 3, ~std::uint32_t{0}, 7, ~std::uint64_t{0}, 5, 6, "text"};
   EXPECT_EQ(decode(encode(wire)), wire);
   std::string header = encode(wire);
   header[4] = 100;

@@ -118,11 +118,16 @@ TEST(StateTransferTest, BytesWithAnotherHashAreAnError) {
       holder.peer_of(1)->send(std::move(message));
     };
     const ProcessInbox::WaitEnd end{.generation = 1, .deadline = patience()};
-    holder.take({Kind::kAskState}, end);
-    reply({.kind = Kind::kState, .generation = 1, .text = R"([{"sizes":[8],"strides":[1],"type":0}])"}, {});
+    holder.take({WireType::kAskState}, end);
+    reply({.type = WireType::kState, .generation = 1, .text = R"([{"sizes":[8],"strides":[1],"type":0}])"},
+          {});
     for (int i = 0; i < 3; ++i) {
-      const Wire asked = holder.take({Kind::kAskChunk}, end).front().wire;
-      reply({.kind = Kind::kChunk, .generation = 1, .number = asked.number, .value = asked.value, .hash = 1},
+      const Wire asked = holder.take({WireType::kAskChunk}, end).front().wire;
+      reply({.type = WireType::kChunk,
+             .generation = 1,
+             .number = asked.number,
+             .value = asked.value,
+             .hash = 1},
             std::vector<std::byte>(8));
     }
   });
@@ -181,10 +186,13 @@ TEST(StateTransferTest, WhoIsAskedForBytesThatItDoesNotHaveSaysSoAndContinues) {
     if (process == 0) return serve_state(inbox, place, state);
     net::Message message;
     message.channel = 2;
-    message.header = encode(
-        {.kind = Kind::kAskChunk, .from = 1, .generation = 1, .number = 8, .value = std::uint64_t{1} << 40});
+    message.header = encode({.type = WireType::kAskChunk,
+                             .from = 1,
+                             .generation = 1,
+                             .number = 8,
+                             .value = std::uint64_t{1} << 40});
     inbox.peer_of(0)->send(std::move(message));
-    const auto answers = inbox.take({Kind::kChunk}, {.generation = 1, .deadline = patience()});
+    const auto answers = inbox.take({WireType::kChunk}, {.generation = 1, .deadline = patience()});
     EXPECT_TRUE(answers.front().message.payloads.empty());
     expect_same(pull_state(inbox, place, {}, [] {}).state, state);
     confirm_state(inbox, place);
@@ -198,10 +206,10 @@ TEST(StateTransferTest, SizesThatNoTensorHasAreAnError) {
         R"([{"sizes":[1000000000000000000],"strides":[1],"type":6}])"}) {
     Ring ring(2, "local");
     std::thread liar([&] {
-      ring.inboxes[0]->take({Kind::kAskState}, {.generation = 1, .deadline = patience()});
+      ring.inboxes[0]->take({WireType::kAskState}, {.generation = 1, .deadline = patience()});
       net::Message message;
       message.channel = net::kAnswerChannels + 2;
-      message.header = encode({.kind = Kind::kState, .generation = 1, .text = sizes});
+      message.header = encode({.type = WireType::kState, .generation = 1, .text = sizes});
       const auto text = std::make_shared<std::vector<std::byte>>(1);
       message.payloads.push_back({text, *text, false});
       ring.inboxes[0]->peer_of(1)->send(std::move(message));

@@ -140,7 +140,7 @@ void NetSession::commit(std::uint64_t steps) {
   agent_->update(
       [&](RankStatus& status) {
         status.committed_steps = steps;
-        status.stepped = entry_.generation;
+        status.stepped = info_.generation;
       },
       std::exchange(is_first_step_, false) ? AgentLink::When::kNow : AgentLink::When::kSoon);
 }
@@ -152,7 +152,7 @@ void NetSession::end_step() {
   step_began_ = now;
 }
 
-Entry NetSession::enter(std::uint64_t committed_steps) {
+GenerationInfo NetSession::enter(std::uint64_t committed_steps) {
   if (!state_.save || !state_.load) {
     throw UsageError("elastic.session", "a session without a state enters", "Session::set_state()");
   }
@@ -191,8 +191,8 @@ Entry NetSession::enter(std::uint64_t committed_steps) {
     }
     try {
       enter_generation(times);
-      entry_.has_copied = entry_.has_copied || has_taken_over;
-      return entry_;
+      info_.has_copied = info_.has_copied || has_taken_over;
+      return info_;
     } catch (const GenerationEnded& ended) {
       base::log_debug(ended.what());
     }
@@ -223,7 +223,7 @@ bool NetSession::take_over() {
                           ": its state is of no use"));
   }
   // What this process has itself, as of a checkpoint, may be newer.
-  const bool is_new = entry_.generation == 0 && !is_changing_;
+  const bool is_new = info_.generation == 0 && !is_changing_;
   if (found.phase != Phase::kCommitted || !is_new || found.steps <= committed_) return false;
   const base::TimelineScope scope("elastic state of the process before");
   std::optional<StateSnapshot> state = region_->read();
@@ -273,7 +273,7 @@ void NetSession::say_goodbye() {
   for (int to = 0; to < before.num_processes(); ++to) {
     net::Message message;
     message.channel = kHelloChannel;
-    message.header = encode({.kind = Kind::kGoodbye,
+    message.header = encode({.type = WireType::kGoodbye,
                              .from = static_cast<std::uint32_t>(*process),
                              .generation = before.number,
                              .number = committed_});
@@ -318,19 +318,19 @@ void NetSession::enter_generation(Times& times) {
   stragglers_.enter(generation, process);
   step_began_ = Clock::now();
   is_first_step_ = true;
-  entry_ = {.generation = generation.number,
-            .process = process,
-            .num_processes = generation.num_processes(),
-            .steps = committed_,
-            .has_copied = has_copied,
-            .origin = inbox_->origin()};
+  info_ = {.generation = generation.number,
+           .process = process,
+           .num_processes = generation.num_processes(),
+           .steps = committed_,
+           .has_copied = has_copied,
+           .origin = inbox_->origin()};
 }
 
 Recovery NetSession::exchange_hellos(const Generation& generation, int process, base::Deadline deadline) {
   // Initial states may differ, where a program draws its parameters without a seed, or reads another checkpoint. Later ones cannot.
   const bool is_initial = !is_changing_ && committed_ == first_committed_;
   const auto self = static_cast<std::uint32_t>(process);
-  const Wire hello{.kind = Kind::kHello,
+  const Wire hello{.type = WireType::kHello,
                    .from = self,
                    .generation = generation.number,
                    .number = committed_,
@@ -351,7 +351,7 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
     for (int other = 0; other < generation.num_processes(); ++other) {
       if (!hellos.contains(other)) missing.push_back(other);
     }
-    const auto letters = inbox_->take({Kind::kHello, Kind::kNewLink},
+    const auto letters = inbox_->take({WireType::kHello, WireType::kNewLink},
                                       {.generation = generation.number,
                                        .is_in_step = false,
                                        .needed = missing,
@@ -359,7 +359,7 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
                                        .what = concat("the hello of process ", base::join(missing))});
     for (const Letter& letter : letters) {
       const int from = static_cast<int>(letter.wire.from);
-      if (letter.wire.kind == Kind::kNewLink) {
+      if (letter.wire.type == WireType::kNewLink) {
         send_hello(from);
       } else {
         hellos[from] = letter.wire;
@@ -437,7 +437,7 @@ void NetSession::log_change(const Generation& generation, int process, const Tim
   base::log_info(text);
 }
 
-Entry NetSession::finish() {
+GenerationInfo NetSession::finish() {
   const auto say_finished = [&] {
     agent_->update([&](RankStatus& status) {
       status.is_finished = true;
@@ -457,7 +457,7 @@ Entry NetSession::finish() {
     say_finished();
   }
   has_ended_ = true;
-  return entry_;
+  return info_;
 }
 
 namespace {

@@ -24,13 +24,13 @@ class NetSession : public Session {
   int virtual_ranks() const override { return virtual_ranks_; }
   const SessionOptions& options() const { return options_; }
   void set_state(StateAccess state) override { state_ = std::move(state); }
-  Entry enter(std::uint64_t committed_steps) override;
+  GenerationInfo enter(std::uint64_t committed_steps) override;
   bool must_enter() const override { return inbox_->must_enter(); }
   bool must_leave() const override { return inbox_->must_leave(); }
   std::shared_ptr<parallel::SliceExchange> exchange() const override { return exchange_; }
   void begin_changes() override;
   void commit(std::uint64_t steps) override;
-  Entry finish() override;
+  GenerationInfo finish() override;
 
  private:
   struct Times;
@@ -56,7 +56,7 @@ class NetSession : public Session {
   StateAccess state_;
   std::unique_ptr<StateRegion> region_;  // null: the agent has given none
   std::shared_ptr<NetSliceExchange> exchange_;
-  Entry entry_;  // of the generation that it is in, or was in last
+  GenerationInfo info_;  // of the generation that it is in, or was in last
   std::uint64_t committed_ = 0;
   std::optional<std::uint64_t> first_committed_;  // of the first enter()
   bool has_state_of_run_ = false;                 // it had the newest state in some generation

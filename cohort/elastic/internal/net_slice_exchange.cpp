@@ -114,7 +114,7 @@ void NetSliceExchange::send(Operation& operation, int to, std::span<const std::b
   const bool is_long = bytes.size() >= net::kLeastBytesByHandle;
   net::Message message;
   message.channel = kSliceChannel;
-  message.header = encode({.kind = Kind::kSlice,
+  message.header = encode({.type = WireType::kSlice,
                            .from = static_cast<std::uint32_t>(place_.process),
                            .work_us = work_us_[static_cast<std::size_t>(place_.process)],
                            .generation = place_.generation,
@@ -157,7 +157,7 @@ void NetSliceExchange::handle(Letter& letter) {
   const int from = static_cast<int>(letter.wire.from);
   const std::uint64_t number = letter.wire.number;
   const auto pending = pending_.find(number);
-  if (letter.wire.kind == Kind::kTaken) {
+  if (letter.wire.type == WireType::kTaken) {
     if (pending != pending_.end()) pending->second->unread.erase(from);
     return;
   }
@@ -175,7 +175,7 @@ void NetSliceExchange::handle(Letter& letter) {
   if (!is_waited_for) return;
   net::Message taken;
   taken.channel = kSliceChannel;
-  taken.header = encode({.kind = Kind::kTaken,
+  taken.header = encode({.type = WireType::kTaken,
                          .from = static_cast<std::uint32_t>(place_.process),
                          .generation = place_.generation,
                          .number = number});
@@ -183,7 +183,7 @@ void NetSliceExchange::handle(Letter& letter) {
 }
 
 void NetSliceExchange::finish(Operation& operation) {
-  static const std::set<Kind> kKinds = {Kind::kSlice, Kind::kTaken};
+  static const std::set<WireType> kTypes = {WireType::kSlice, WireType::kTaken};
   const auto is_pending = [&] { return pending_.contains(operation.number); };
   if (!is_pending()) return;  // a second call
   reach_fault_point("exchange");
@@ -200,7 +200,7 @@ void NetSliceExchange::finish(Operation& operation) {
     const std::vector<int> list(needed.begin(), needed.end());
     const auto began = base::Deadline::Clock::now();
     std::vector<Letter> letters = inbox_->take(
-        kKinds, {.generation = place_.generation,
+        kTypes, {.generation = place_.generation,
                  .is_in_step = true,
                  .needed = list,
                  .deadline = deadline,

@@ -73,7 +73,7 @@ void ProcessInbox::on_connect(const std::shared_ptr<net::Peer>& peer) {
     // It had given this process up, for instance while this one was stopped.
     if (keeps_links_) return lose(*process, "it has connected again");
     Received news;
-    news.letter.wire.kind = Kind::kNewLink;
+    news.letter.wire.type = WireType::kNewLink;
     news.letter.wire.from = static_cast<std::uint32_t>(*process);
     news.incarnation = peer->incarnation();
     received_.push_back(std::move(news));
@@ -103,7 +103,7 @@ void ProcessInbox::on_message(const std::shared_ptr<net::Peer>& peer, net::Messa
     const std::lock_guard lock(mutex_);
     const std::uint64_t current = change_.generation().number;
     if (wire.generation > current) {
-      if (wire.kind != Kind::kHello) return;
+      if (wire.type != WireType::kHello) return;
       change_.on_hello(wire.generation, from, wire.number);
       early_.push_back(std::move(received));
     } else if (wire.generation < current || !change_.process()) {
@@ -112,7 +112,7 @@ void ProcessInbox::on_message(const std::shared_ptr<net::Peer>& peer, net::Messa
       return;
     } else {
       heard_[from] = base::Deadline::Clock::now();
-      if (wire.kind == Kind::kGoodbye) {
+      if (wire.type == WireType::kGoodbye) {
         change_.on_goodbye(from, wire.number);
       } else {
         received.letter.message = std::move(message);
@@ -176,11 +176,11 @@ bool ProcessInbox::wait_long(std::unique_lock<std::mutex>& lock, const std::func
                              base::Deadline deadline) {
   const base::Deadline short_wait(kLongWait);
   if (base::wait(changed_, lock, condition, deadline.sooner(short_wait))) return true;
-  const auto tell = [&](bool is_waiting) {
-    if (tell_long_wait_) tell_long_wait_(is_waiting);
+  const auto notify = [&](bool is_waiting) {
+    if (notify_long_wait_) notify_long_wait_(is_waiting);
   };
-  tell(true);
-  const std::unique_ptr<void, std::function<void(void*)>> guard(this, [&](void*) { tell(false); });
+  notify(true);
+  const std::unique_ptr<void, std::function<void(void*)>> guard(this, [&](void*) { notify(false); });
   return base::wait(changed_, lock, condition, deadline);
 }
 
@@ -271,8 +271,8 @@ std::uint64_t ProcessInbox::newest() const {
 void ProcessInbox::keep_links() {
   const std::lock_guard lock(mutex_);
   keeps_links_ = true;
-  const auto news = std::ranges::find(received_, Kind::kNewLink,
-                                      [](const Received& received) { return received.letter.wire.kind; });
+  const auto news = std::ranges::find(received_, WireType::kNewLink,
+                                      [](const Received& received) { return received.letter.wire.type; });
   if (news != received_.end()) lose(static_cast<int>(news->letter.wire.from), "it has connected again");
 }
 
@@ -350,30 +350,30 @@ void ProcessInbox::throw_late(const WaitEnd& end) {
   throw_ended(what);
 }
 
-std::vector<Letter> ProcessInbox::extract(const std::set<Kind>& kinds) {
+std::vector<Letter> ProcessInbox::extract(const std::set<WireType>& types) {
   std::vector<Letter> letters;
   for (Received& received : received_) {
-    if (kinds.contains(received.letter.wire.kind)) letters.push_back(std::move(received.letter));
+    if (types.contains(received.letter.wire.type)) letters.push_back(std::move(received.letter));
   }
   std::erase_if(received_,
-                [&](const Received& received) { return kinds.contains(received.letter.wire.kind); });
+                [&](const Received& received) { return types.contains(received.letter.wire.type); });
   return letters;
 }
 
-std::vector<Letter> ProcessInbox::take(const std::set<Kind>& kinds, const WaitEnd& end) {
+std::vector<Letter> ProcessInbox::take(const std::set<WireType>& types, const WaitEnd& end) {
   std::vector<Letter> letters;
   wait(
       [&] {
-        if (end.generation == change_.generation().number) letters = extract(kinds);
+        if (end.generation == change_.generation().number) letters = extract(types);
         return !letters.empty();
       },
       end);
   return letters;
 }
 
-std::vector<Letter> ProcessInbox::take_now(const std::set<Kind>& kinds) {
+std::vector<Letter> ProcessInbox::take_now(const std::set<WireType>& types) {
   const std::lock_guard lock(mutex_);
-  return extract(kinds);
+  return extract(types);
 }
 
 }  // namespace cohort::elastic

@@ -36,7 +36,7 @@ class ProcessInbox : public net::Handler {
       : on_lost_link_(std::move(on_lost_link)) {}
   /// `tell` is called where this process has waited for others for a second, and when that wait has ended. Must not wait. Before
   /// anything waits.
-  void on_long_wait(std::function<void(bool is_waiting)> tell) { tell_long_wait_ = std::move(tell); }
+  void on_long_wait(std::function<void(bool is_waiting)> notify) { notify_long_wait_ = std::move(notify); }
 
   // What other threads put in.
 
@@ -104,9 +104,9 @@ class ProcessInbox : public net::Handler {
   /// there are none.
   [[noreturn]] void give_up(const WaitEnd& end);
   /// Waits for letters of these kinds, and takes all of them.
-  std::vector<Letter> take(const std::set<Kind>& kinds, const WaitEnd& end);
+  std::vector<Letter> take(const std::set<WireType>& types, const WaitEnd& end);
   /// The same without waiting: may be none.
-  std::vector<Letter> take_now(const std::set<Kind>& kinds);
+  std::vector<Letter> take_now(const std::set<WireType>& types);
 
  private:
   bool has_left_with_node() const;
@@ -116,12 +116,12 @@ class ProcessInbox : public net::Handler {
   void throw_if_ended(const WaitEnd& end) const;
   [[noreturn]] void throw_late(const WaitEnd& end);
   [[noreturn]] void throw_ended(const std::string& why) const;
-  std::vector<Letter> extract(const std::set<Kind>& kinds);
+  std::vector<Letter> extract(const std::set<WireType>& types);
   void lose(int process, const std::string& why);
   std::optional<int> process_of(const std::string& incarnation) const;
 
   const std::function<void(membership::MemberId)> on_lost_link_;
-  std::function<void(bool is_waiting)> tell_long_wait_;
+  std::function<void(bool is_waiting)> notify_long_wait_;
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;

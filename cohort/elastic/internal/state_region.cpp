@@ -164,13 +164,13 @@ StateRegion::Table StateRegion::Table::read(const json& list, const RegionFile& 
 }
 
 /// Storages of a state that are to lie in the region, and their tensors.
-struct StateRegion::Plan {
-  explicit Plan(const StateSnapshot& state);
+struct StateRegion::StorageLayout {
+  explicit StorageLayout(const StateSnapshot& state);
   std::vector<std::vector<std::size_t>> groups;  // tensors, by storage
   std::vector<c10::StorageImpl*> storages;
 };
 
-StateRegion::Plan::Plan(const StateSnapshot& state) {
+StateRegion::StorageLayout::StorageLayout(const StateSnapshot& state) {
   std::map<c10::StorageImpl*, std::size_t> numbers;
   std::vector<std::vector<std::size_t>> all;
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
@@ -302,7 +302,7 @@ std::optional<StateRegion::StoragePlace> StateRegion::find_equal(const StateSnap
 
 // Throws: SystemError where there is no memory. Then some storages may have moved: they stay where they are.
 void StateRegion::move_in(const StateSnapshot& state) {
-  const Plan plan(state);
+  const StorageLayout layout(state);
   auto table = std::make_unique<Table>();
   for (const at::Tensor& tensor : state.tensors) {
     const at::Tensor laid_out = dense(tensor);
@@ -311,9 +311,9 @@ void StateRegion::move_in(const StateSnapshot& state) {
   }
   std::uint64_t new_bytes = 0;
   std::vector<std::size_t> new_storages;
-  for (std::size_t s = 0; s < plan.storages.size(); ++s) {
-    c10::StorageImpl& storage = *plan.storages[s];
-    for (const std::size_t i : plan.groups[s]) {
+  for (std::size_t s = 0; s < layout.storages.size(); ++s) {
+    c10::StorageImpl& storage = *layout.storages[s];
+    for (const std::size_t i : layout.groups[s]) {
       const at::Tensor& tensor = state.tensors[i];
       table->tensors[i] = {static_cast<int>(s), tensor.storage_offset(), tensor.sizes().vec(),
                            tensor.strides().vec(), tensor.scalar_type()};
@@ -328,7 +328,7 @@ void StateRegion::move_in(const StateSnapshot& state) {
         continue;
       }
     }
-    if (const auto equal = find_equal(state, plan.groups[s].front())) {
+    if (const auto equal = find_equal(state, layout.groups[s].front())) {
       storage.set_data_ptr(pointer_into(equal->memory, equal->begin));
       table->storages.push_back(*equal);
       continue;
@@ -342,8 +342,8 @@ void StateRegion::move_in(const StateSnapshot& state) {
     StoragePlace& place = table->storages[s];
     place.memory = memory;
     memory->reserve(place.begin, place.bytes);
-    std::memcpy(place.data(), plan.storages[s]->data(), place.bytes);
-    plan.storages[s]->set_data_ptr(pointer_into(memory, place.begin));
+    std::memcpy(place.data(), layout.storages[s]->data(), place.bytes);
+    layout.storages[s]->set_data_ptr(pointer_into(memory, place.begin));
     reach_fault_point("moved");
   }
   table->write_text();

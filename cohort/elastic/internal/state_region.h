@@ -39,7 +39,7 @@ class StateRegion {
  private:
   struct StoragePlace;
   struct Table;
-  struct Plan;
+  struct StorageLayout;
   bool fits(const StateSnapshot& state) const;
   std::optional<StoragePlace> find_equal(const StateSnapshot& state, std::size_t tensor);
   void move_in(const StateSnapshot& state);

@@ -126,8 +126,8 @@ void send_wire(ProcessInbox& inbox, int to, std::uint32_t channel, const Wire& w
   if (const auto peer = inbox.peer_of(to)) peer->send(std::move(message));
 }
 
-Wire wire_of(const TransferPlace& place, Kind kind) {
-  return {.kind = kind, .from = static_cast<std::uint32_t>(place.process), .generation = place.generation};
+Wire wire_of(const TransferPlace& place, WireType type) {
+  return {.type = type, .from = static_cast<std::uint32_t>(place.process), .generation = place.generation};
 }
 
 ProcessInbox::WaitEnd wait_end(const TransferPlace& place, std::vector<int> needed, std::string what) {
@@ -146,7 +146,7 @@ void send_chunk(ProcessInbox& inbox, const TransferPlace& place, const FlatState
   for (const FlatState::Piece& piece : pieces) {
     payloads.push_back({std::make_shared<at::Tensor>(piece.tensor), piece.bytes, false});
   }
-  Wire chunk = wire_of(place, Kind::kChunk);
+  Wire chunk = wire_of(place, WireType::kChunk);
   chunk.number = asked.number;
   chunk.value = asked.value;
   chunk.hash = hash_of_pieces(pieces);
@@ -171,8 +171,9 @@ class Puller {
       std::set<int> givers;
       for (const auto& [begin, holder] : asked_) givers.insert(holder);
       const std::vector<int> needed(givers.begin(), givers.end());
-      const auto letters = inbox_.take(
-          {Kind::kChunk}, wait_end(place_, needed, concat("the state from process ", base::join(needed))));
+      const auto letters =
+          inbox_.take({WireType::kChunk},
+                      wait_end(place_, needed, concat("the state from process ", base::join(needed))));
       for (const Letter& letter : letters) {
         reach_fault_point("state copy");
         accept(letter);
@@ -189,7 +190,7 @@ class Puller {
     const std::uint64_t begin = left_.front();
     left_.pop_front();
     asked_[begin] = holder;
-    Wire wire = wire_of(place_, Kind::kAskChunk);
+    Wire wire = wire_of(place_, WireType::kAskChunk);
     wire.number = begin;
     wire.value = end_of(begin);
     send_wire(inbox_, holder, kAskChannel, wire);
@@ -274,16 +275,16 @@ void serve_state(ProcessInbox& inbox, const TransferPlace& place, const StateSna
   std::vector<int> missing = place.behind;
   while (!missing.empty()) {
     const auto letters = inbox.take(
-        {Kind::kAskState, Kind::kAskChunk, Kind::kHasState},
+        {WireType::kAskState, WireType::kAskChunk, WireType::kHasState},
         wait_end(place, missing, concat("the state to be copied by process ", base::join(missing))));
     for (const Letter& letter : letters) {
       const int from = static_cast<int>(letter.wire.from);
-      if (letter.wire.kind == Kind::kHasState) {
+      if (letter.wire.type == WireType::kHasState) {
         std::erase(missing, from);
-      } else if (letter.wire.kind == Kind::kAskChunk) {
+      } else if (letter.wire.type == WireType::kAskChunk) {
         send_chunk(inbox, place, flat, letter.wire);
       } else {
-        Wire wire = wire_of(place, Kind::kState);
+        Wire wire = wire_of(place, WireType::kState);
         wire.hash = hash;
         wire.text = json_of_tensors(tensors).dump();
         const auto text = std::make_shared<const std::string>(state.text);
@@ -298,14 +299,14 @@ namespace {
 // What the state consists of, by the first process that has it. Throws: CommError where another one has another state.
 Letter ask_for_state(ProcessInbox& inbox, const TransferPlace& place) {
   for (const int holder : place.holders) {
-    send_wire(inbox, holder, kAskChannel, wire_of(place, Kind::kAskState));
+    send_wire(inbox, holder, kAskChannel, wire_of(place, WireType::kAskState));
   }
   std::map<int, Letter> answers;
   while (answers.size() < place.holders.size()) {
     std::vector<int> missing = place.holders;
     std::erase_if(missing, [&](int holder) { return answers.contains(holder); });
     auto letters =
-        inbox.take({Kind::kState},
+        inbox.take({WireType::kState},
                    wait_end(place, missing, concat("the state's sizes from process ", base::join(missing))));
     for (Letter& letter : letters) answers[static_cast<int>(letter.wire.from)] = std::move(letter);
   }
@@ -355,7 +356,7 @@ PulledState pull_state(ProcessInbox& inbox, const TransferPlace& place, const St
 
 void confirm_state(ProcessInbox& inbox, const TransferPlace& place) {
   for (const int holder : place.holders) {
-    send_wire(inbox, holder, kAskChannel, wire_of(place, Kind::kHasState));
+    send_wire(inbox, holder, kAskChannel, wire_of(place, WireType::kHasState));
   }
 }
 

@@ -116,12 +116,12 @@ std::vector<StragglerNews> StragglerDetector::add_step(std::span<const double> s
   if (num_steps_ < window || num_steps_ % static_cast<std::size_t>(options_.check_every) != 0) return news;
   for (std::size_t i = 0; i < tracks_.size(); ++i) {
     StragglerNews found{.process = static_cast<int>(i)};
-    if (look_at(i, found)) news.push_back(found);
+    if (check(i, found)) news.push_back(found);
   }
   return news;
 }
 
-bool StragglerDetector::look_at(std::size_t process, StragglerNews& news) {
+bool StragglerDetector::check(std::size_t process, StragglerNews& news) {
   Track& track = tracks_[process];
   const bool is_mostly_late = track.num_late >= options_.least_share * options_.window;
   if (!track.is_slow && !is_mostly_late) return false;

@@ -52,7 +52,7 @@ class StragglerDetector {
     bool is_slow = false;
   };
   void note(std::size_t process, double seconds, double expected);
-  bool look_at(std::size_t process, StragglerNews& news);
+  bool check(std::size_t process, StragglerNews& news);
   std::vector<double> window_of(const std::vector<double>& ring, std::size_t process) const;
 
   const StragglerOptions options_;

@@ -7,7 +7,7 @@
 /// What processes of a generation say to each other.
 namespace cohort::elastic {
 
-enum class Kind : std::uint32_t {
+enum class WireType : std::uint32_t {
   kHello,  ///< the sender has entered the generation; number: its committed steps, value: 1 where its state is whole, and 2 where it
            ///< is in the run already, hash: of its first state, text: Arithmetic
   kGoodbye,   ///< it has left it, for another one or none; number: its committed steps
@@ -20,11 +20,11 @@ enum class Kind : std::uint32_t {
   kHasState,  ///< the sender has the newest state now
   kNewLink,   ///< never sent: the process has connected again, so what was sent to it before may not come
 };
-inline constexpr std::uint32_t kNumKinds = 9;  ///< that are sent
+inline constexpr std::uint32_t kNumWireTypes = 9;  ///< that are sent
 
 /// The header of a message.
 struct Wire {
-  Kind kind = Kind::kHello;
+  WireType type = WireType::kHello;
   std::uint32_t from = 0;     ///< number of the sender in the generation
   std::uint32_t work_us = 0;  ///< of kSlice: how long the sender has worked in its last step; 0: not known
   std::uint64_t generation = 0, number = 0, value = 0, hash = 0;

@@ -23,7 +23,7 @@ std::vector<std::string> errors_of(const std::function<std::optional<LoadedCheck
   test::FakeRun run(4, {}, [&](int id, std::shared_ptr<elastic::Session> session) {
     session->set_state({.save = [] { return elastic::StateSnapshot(); }, .load = [](const auto&) {}});
     ElasticCoordinator ranks(session);
-    ranks.set_entry(session->enter(0));
+    ranks.set_info(session->enter(0));
     try {
       static_cast<void>(ranks.load(load));
     } catch (const Error& error) {
@@ -65,13 +65,13 @@ TEST(ElasticCoordinatorTest, WithoutACheckpointNobodyReadsOne) {
 struct ChangingSession : elastic::Session {
   int virtual_ranks() const override { return 4; }
   void set_state(elastic::StateAccess) override {}
-  elastic::Entry enter(std::uint64_t) override { return {.generation = 1}; }
+  elastic::GenerationInfo enter(std::uint64_t) override { return {.generation = 1}; }
   bool must_enter() const override { return is_planned || is_lost; }
   bool must_leave() const override { return is_lost; }
   std::shared_ptr<parallel::SliceExchange> exchange() const override { return nullptr; }
   void begin_changes() override {}
   void commit(std::uint64_t) override {}
-  elastic::Entry finish() override { return {}; }
+  elastic::GenerationInfo finish() override { return {}; }
   bool is_planned = false, is_lost = false;
 };
 
@@ -79,7 +79,7 @@ TEST(ElasticCoordinatorTest, APlannedChangeWaitsForAnEvaluationForAWhile) {
   const auto session = std::make_shared<ChangingSession>();
   ElasticCoordinator patient(session), hasty(session, std::chrono::milliseconds(0));
   for (ElasticCoordinator* const ranks : {&patient, &hasty}) {
-    ranks->set_entry(session->enter(0));
+    ranks->set_info(session->enter(0));
     EXPECT_FALSE(ranks->find_evaluation(8));
     EXPECT_NO_THROW(ranks->check_evaluation());
   }
@@ -109,7 +109,7 @@ TEST(ElasticCoordinatorTest, AnEvaluationThatIsMadeAnewIsWaitedForLonger) {
   const auto session = std::make_shared<ChangingSession>();
   session->is_planned = true;
   ElasticCoordinator ranks(session, std::chrono::milliseconds(300));
-  ranks.set_entry(session->enter(0));
+  ranks.set_info(session->enter(0));
   const auto time_of = [&] {
     EXPECT_FALSE(ranks.find_evaluation(8));
     return time_until_it_ends(ranks);
@@ -136,7 +136,7 @@ TEST(ElasticCoordinatorTest, ANewcomerWaitsForAnEvaluationAsLongAsTheOthers) {
     session->enter(0);
     changing->links = session->exchange();
     changing->is_planned = true;
-    ranks.set_entry(changing->enter(0));
+    ranks.set_info(changing->enter(0));
     EXPECT_FALSE(ranks.find_evaluation(8));
     if (id == 1) waited = time_until_it_ends(ranks);
     session->finish();

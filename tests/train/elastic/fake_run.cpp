@@ -33,7 +33,7 @@ struct FakeRun::Process {
   int points = 0;
   elastic::StateAccess state;
   std::optional<elastic::StateSnapshot> incoming;
-  elastic::Entry entry;
+  elastic::GenerationInfo info;
 };
 
 class FakeExchange : public parallel::SliceExchange {
@@ -126,7 +126,7 @@ class FakeSession : public elastic::Session {
     const std::lock_guard lock(run_.mutex_);
     process().state = std::move(state);
   }
-  elastic::Entry enter(std::uint64_t committed_steps) override {
+  elastic::GenerationInfo enter(std::uint64_t committed_steps) override {
     run_.reach_point(id_, false);
     std::unique_lock lock(run_.mutex_);
     wait_for_generation(lock, committed_steps);
@@ -160,13 +160,13 @@ class FakeSession : public elastic::Session {
     }
     run_.reach_point(id_, false);
   }
-  elastic::Entry finish() override {
+  elastic::GenerationInfo finish() override {
     run_.reach_point(id_, false);
     std::unique_lock lock(run_.mutex_);
     process().has_finished = true;
     while (true) {
       wait_for_generation(lock, process().committed);
-      if (run_.has_ended_) return process().entry;
+      if (run_.has_ended_) return process().info;
       take_place(lock);
     }
   }
@@ -185,15 +185,15 @@ class FakeSession : public elastic::Session {
     run_.wait(lock, [&] { return run_.has_ended_ || process().generation > before; }, "a generation");
     process().waits = false;
   }
-  elastic::Entry take_place(std::unique_lock<std::mutex>& lock) {
-    exchange_ = std::make_shared<FakeExchange>(run_, run_.round_, id_, process().entry.process);
-    elastic::Entry entry = process().entry;
+  elastic::GenerationInfo take_place(std::unique_lock<std::mutex>& lock) {
+    exchange_ = std::make_shared<FakeExchange>(run_, run_.round_, id_, process().info.process);
+    elastic::GenerationInfo info = process().info;
     if (const auto incoming = std::exchange(process().incoming, std::nullopt)) {
       lock.unlock();
       process().state.load(*incoming);
       lock.lock();
     }
-    return entry;
+    return info;
   }
 
   FakeRun& run_;
@@ -276,12 +276,12 @@ void FakeRun::form_generation() {
     process.committed = newest;
     process.generation = generation_;
     process.waits = false;  // though its thread may wake up later
-    process.entry = {.generation = generation_,
-                     .process = rank,
-                     .num_processes = round_->size,
-                     .steps = newest,
-                     .has_copied = copies,
-                     .origin = origin_};
+    process.info = {.generation = generation_,
+                    .process = rank,
+                    .num_processes = round_->size,
+                    .steps = newest,
+                    .has_copied = copies,
+                    .origin = origin_};
   }
   changed_.notify_all();
 }

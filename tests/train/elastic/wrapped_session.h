@@ -31,7 +31,9 @@ class WrappedSession : public elastic::Session {
                            load(changed);
                          }});
   }
-  elastic::Entry enter(std::uint64_t committed_steps) override { return session_->enter(committed_steps); }
+  elastic::GenerationInfo enter(std::uint64_t committed_steps) override {
+    return session_->enter(committed_steps);
+  }
   bool must_enter() const override { return session_->must_enter(); }
   bool must_leave() const override { return session_->must_leave(); }
   std::shared_ptr<parallel::SliceExchange> exchange() const override { return session_->exchange(); }
@@ -40,7 +42,7 @@ class WrappedSession : public elastic::Session {
     session_->commit(steps);
     if (listener_.on_commit) listener_.on_commit(steps, save_());
   }
-  elastic::Entry finish() override { return session_->finish(); }
+  elastic::GenerationInfo finish() override { return session_->finish(); }
 
  private:
   const std::shared_ptr<elastic::Session> session_;

@@ -39,12 +39,12 @@ std::string first_difference(const std::string& text, const std::string& other) 
 }  // namespace
 
 void ElasticCoordinator::check_members() const {
-  if (entry_.process < 0 || !session_->must_enter()) return;
+  if (info_.process < 0 || !session_->must_enter()) return;
   throw elastic::GenerationEnded("train.elastic", "the processes of the run change");
 }
 
 void ElasticCoordinator::check_evaluation() {
-  if (entry_.process < 0 || !session_->must_enter()) return;
+  if (info_.process < 0 || !session_->must_enter()) return;
   if (!session_->must_leave()) {
     if (!change_limit_) change_limit_.emplace(change_wait_ * num_begun_);
     if (!change_limit_->expired()) return;
@@ -133,8 +133,8 @@ std::optional<checkpoint::LoadedCheckpoint> ElasticCoordinator::load(
   return loaded;
 }
 
-void ElasticCoordinator::set_entry(const elastic::Entry& entry) {
-  entry_ = entry;
+void ElasticCoordinator::set_info(const elastic::GenerationInfo& info) {
+  info_ = info;
   exchange_ = session_->exchange();
 }
 

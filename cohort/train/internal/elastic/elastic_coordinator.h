@@ -15,7 +15,7 @@
 
 namespace cohort::train {
 
-/// The processes of an elastic run. Which they are changes: set_entry(). What is agreed on after a step travels
+/// The processes of an elastic run. Which they are changes: set_info(). What is agreed on after a step travels
 /// within the step's transaction, so that each process that has the step has that too.
 class ElasticCoordinator : public RankCoordinator {
  public:
@@ -25,9 +25,9 @@ class ElasticCoordinator : public RankCoordinator {
                               std::chrono::milliseconds change_wait = std::chrono::seconds(30))
       : session_(std::move(session)), change_wait_(change_wait) {}
 
-  /// -1 before the first entry.
-  int rank() const override { return entry_.process; }
-  int size() const override { return entry_.num_processes; }
+  /// -1 before it has entered one.
+  int rank() const override { return info_.process; }
+  int size() const override { return info_.num_processes; }
   bool may_write() const override { return true; }
   bool reports() const override { return is_first(); }
   bool agrees_late() const override { return true; }
@@ -55,8 +55,8 @@ class ElasticCoordinator : public RankCoordinator {
       const std::function<std::optional<checkpoint::LoadedCheckpoint>()>& load) const override;
 
   elastic::Session& session() const { return *session_; }
-  const elastic::Entry& entry() const { return entry_; }
-  void set_entry(const elastic::Entry& entry);
+  const elastic::GenerationInfo& info() const { return info_; }
+  void set_info(const elastic::GenerationInfo& info);
   /// Throws: UsageError on the processes whose text of require_same() is another one than process 0's.
   /// Collective.
   void compare() const;
@@ -89,7 +89,7 @@ class ElasticCoordinator : public RankCoordinator {
 
   const std::shared_ptr<elastic::Session> session_;
   const std::chrono::milliseconds change_wait_;
-  elastic::Entry entry_{.process = -1};
+  elastic::GenerationInfo info_{.process = -1};
   std::shared_ptr<parallel::SliceExchange> exchange_;  // null: not in a generation
   std::map<std::string, std::string> same_;
   StepWords own_, heard_;

@@ -79,18 +79,17 @@ std::uint64_t ElasticFit::committed() const {
 
 void ElasticFit::enter() {
   elastic::Session& session = parts_.ranks.session();
-  const elastic::Entry before = parts_.ranks.entry();
-  const elastic::Entry entry = session.enter(committed());
-  if (entry.steps != committed()) {
-    throw CommError(kWhereElastic,
-                    base::concat("generation ", entry.generation, " is after step ", entry.steps,
-                                 ", and this process has the state after ", committed()));
+  const elastic::GenerationInfo before = parts_.ranks.info();
+  const elastic::GenerationInfo info = session.enter(committed());
+  if (info.steps != committed()) {
+    throw CommError(kWhereElastic, base::concat("generation ", info.generation, " is after step ", info.steps,
+                                                ", and this process has the state after ", committed()));
   }
-  parts_.ranks.set_entry(entry);
+  parts_.ranks.set_info(info);
   parts_.sync.set_exchange(session.exchange());
   // Where it stays the first one from one generation to the next, nobody else has written.
-  const bool stays_first = before.process == 0 && entry.process == 0 &&
-                           entry.generation == before.generation + 1 && !entry.has_copied;
+  const bool stays_first = before.process == 0 && info.process == 0 &&
+                           info.generation == before.generation + 1 && !info.has_copied;
   if (!stays_first) opens_ = true;
   if (!state_.is_done) {
     parts_.ranks.compare();
@@ -98,10 +97,10 @@ void ElasticFit::enter() {
   }
   go_back();
   if (state_.is_done) return;
-  if (entry.process == 0) {
+  if (info.process == 0) {
     base::log_info(
-        base::concat("generation ", entry.generation, ", after step ", entry.steps, ": ",
-                     parallel::describe_virtual_ranks(parts_.sync.num_virtual_ranks(), entry.num_processes)));
+        base::concat("generation ", info.generation, ", after step ", info.steps, ": ",
+                     parallel::describe_virtual_ranks(parts_.sync.num_virtual_ranks(), info.num_processes)));
   }
 }
 
@@ -150,7 +149,7 @@ bool ElasticFit::take_opening() {
 
 FitInfo ElasticFit::describe_opening(FitInfo start) const {
   start.processes = parts_.ranks.size();
-  start.origin = parts_.ranks.entry().origin;
+  start.origin = parts_.ranks.info().origin;
   start.first_epoch = start_.epoch;
   start.first_step = start_.step;
   start.resumed = !start_.resumed_from.empty();

@@ -20,7 +20,7 @@ RunWriter::RunWriter(const std::filesystem::path& folder, ElasticCoordinator& ra
     : folder_(folder), ranks_(ranks), last_time_(last_time), fence_(folder) {}
 
 bool RunWriter::write(const char* lost, std::int64_t step, const std::function<void()>& write) {
-  if (fence_.write(ranks_.entry().generation, write)) {
+  if (fence_.write(ranks_.info().generation, write)) {
     warned_.clear();
     return true;
   }
@@ -34,7 +34,7 @@ bool RunWriter::write(const char* lost, std::int64_t step, const std::function<v
 void RunWriter::write_last(std::int64_t step, const std::function<void()>& write) {
   const auto try_to_write = [&] {
     ranks_.check_members();
-    return fence_.write(ranks_.entry().generation, write);
+    return fence_.write(ranks_.info().generation, write);
   };
   if (try_to_write()) return;
   base::log_warning(

@@ -23,7 +23,7 @@ class RunWriter {
             std::chrono::milliseconds last_time = std::chrono::seconds(60));
 
   /// This process is in a generation: the folder is that of its run. Throws: as WriterFence::claim().
-  void enter() { fence_.claim(ranks_.entry().origin); }
+  void enter() { fence_.claim(ranks_.info().origin); }
 
   /// Calls `write`. Returns false where a process that is stopped holds the folder: nothing is written, and a warning says
   /// once what is `lost`. Throws: as WriterFence::write().
