@@ -40,9 +40,9 @@ TEST(EtcdGatewayTest, RequestsAreWhatEtcdReads) {
 TEST(EtcdGatewayTest, ReadsWhatThereIs) {
   const ReadAnswer answer = parse_read(sample("read"));
   EXPECT_EQ(answer.header, (Header{14841639068965178418U, 7}));
-  EXPECT_EQ(answer.entry, (Entry{7, "{\"cohort_membership\":1}"}));
-  EXPECT_EQ(parse_read(sample("read_nothing")).entry, Entry());
-  EXPECT_EQ(parse_read(sample("read_keys")).entry, (Entry{7, ""}));
+  EXPECT_EQ(answer.entry, (EtcdKeyValue{7, "{\"cohort_membership\":1}"}));
+  EXPECT_EQ(parse_read(sample("read_nothing")).entry, EtcdKeyValue());
+  EXPECT_EQ(parse_read(sample("read_keys")).entry, (EtcdKeyValue{7, ""}));
 }
 
 TEST(EtcdGatewayTest, ReadsWhetherASwapWasMade) {

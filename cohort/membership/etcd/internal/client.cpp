@@ -123,7 +123,7 @@ void Client::advance_swap(Time now) {
     stop(put_);
     swap_.reset();
     wants_read_ = is_asked_ = true;
-    return tell(StoreAnswer::Type::kUnknown, {});
+    return notify(StoreAnswer::Type::kUnknown, {});
   }
   if (needs_login_) return;
   if (swap_->needs_lease && !swap_->lease) {
@@ -210,24 +210,24 @@ void Client::on_read(const ReadAnswer& answer, Time now) {
   check_cluster(answer.header);
   wants_read_ = false;
   next_check_ = now + kCheckTime;
-  const Entry entry = newest(answer.entry, read_.told);
+  const EtcdKeyValue entry = newest(answer.entry, read_.told);
   const bool is_news = entry.revision > told_.revision;
   // A watch that lives tells a change before a read does.
   if (is_news) stop(watch_);
   if (watch_.id == 0) watch_from_ = answer.header.revision + 1;
-  if (std::exchange(is_asked_, false) || is_news) tell(StoreAnswer::Type::kRecord, entry);
+  if (std::exchange(is_asked_, false) || is_news) notify(StoreAnswer::Type::kRecord, entry);
 }
 
 void Client::on_swap(const SwapAnswer& answer) {
   check_cluster(answer.header);
   if (!swap_) return;
   const Swap swap = *std::exchange(swap_, std::nullopt);
-  if (answer.is_made) return tell(StoreAnswer::Type::kSwapped, {answer.header.revision, swap.text});
-  const Entry entry = newest(answer.entry, put_.told);
-  if (swap.num_sent == 1) return tell(StoreAnswer::Type::kConflict, entry);
-  if (entry.text == swap.text) return tell(StoreAnswer::Type::kSwapped, entry);
-  tell(StoreAnswer::Type::kUnknown, {});
-  tell(StoreAnswer::Type::kRecord, entry);
+  if (answer.is_made) return notify(StoreAnswer::Type::kSwapped, {answer.header.revision, swap.text});
+  const EtcdKeyValue entry = newest(answer.entry, put_.told);
+  if (swap.num_sent == 1) return notify(StoreAnswer::Type::kConflict, entry);
+  if (entry.text == swap.text) return notify(StoreAnswer::Type::kSwapped, entry);
+  notify(StoreAnswer::Type::kUnknown, {});
+  notify(StoreAnswer::Type::kRecord, entry);
 }
 
 void Client::on_watch(const std::string& line, Time now) {
@@ -246,7 +246,7 @@ void Client::on_watch(const std::string& line, Time now) {
   if (!answer.entry) {
     wants_read_ = true;
   } else if (answer.entry->revision > told_.revision) {
-    tell(StoreAnswer::Type::kRecord, *answer.entry);
+    notify(StoreAnswer::Type::kRecord, *answer.entry);
   }
 }
 
@@ -291,7 +291,7 @@ void Client::leave_endpoint(Time now) {
 
 // The entry, or what was told of a later one while the answer was on its way. Where that was told before the request was sent,
 // etcd has lost it.
-Entry Client::newest(const Entry& entry, std::uint64_t told) {
+EtcdKeyValue Client::newest(const EtcdKeyValue& entry, std::uint64_t told) {
   if (entry.revision >= told_.revision) return entry;
   if (entry.revision >= told) return told_;
   if (!has_ended_(told_.text)) {  // else its time is over
@@ -303,7 +303,7 @@ Entry Client::newest(const Entry& entry, std::uint64_t told) {
   return entry;
 }
 
-void Client::tell(StoreAnswer::Type type, const Entry& entry) {
+void Client::notify(StoreAnswer::Type type, const EtcdKeyValue& entry) {
   if (entry.revision > told_.revision) told_ = entry;
   listener_({type, entry.revision, entry.text});
   // A swap that waits for its answer has it where its text is news.

@@ -64,8 +64,8 @@ class Client {
   void check_cluster(const Header& header);
   void fail(Operation& operation, const Rejection& rejection, Time now);
   void leave_endpoint(Time now);
-  Entry newest(const Entry& entry, std::uint64_t told);
-  void tell(StoreAnswer::Type type, const Entry& entry);
+  EtcdKeyValue newest(const EtcdKeyValue& entry, std::uint64_t told);
+  void notify(StoreAnswer::Type type, const EtcdKeyValue& entry);
 
   const EtcdOptions options_;
   const HasEnded has_ended_;
@@ -85,7 +85,7 @@ class Client {
   std::optional<Swap> swap_;
   std::uint64_t watch_from_ = 0;  // revision of etcd; 0: to be read first
   Time next_check_;
-  Entry told_;  // the newest that the listener knows
+  EtcdKeyValue told_;  // the newest that the listener knows
 };
 
 }  // namespace cohort::membership::etcd

@@ -88,9 +88,9 @@ Header header_of(const json& object) {
   return {number_at(header, "cluster_id"), number_at(header, "revision")};
 }
 
-Entry entry_of(const json& pair) {
+EtcdKeyValue entry_of(const json& pair) {
   if (!pair.is_object()) reject_answer("has a pair that is no object");
-  Entry entry;
+  EtcdKeyValue entry;
   entry.revision = number_at(pair, "mod_revision");
   if (entry.revision == 0) reject_answer("has a key without a revision");
   std::optional<std::string> text = base::decode_base64(text_at(pair, "value"));
@@ -99,9 +99,9 @@ Entry entry_of(const json& pair) {
   return entry;
 }
 
-Entry first_entry(const json& range) {
+EtcdKeyValue first_entry(const json& range) {
   const json& pairs = list_at(range, "kvs");
-  return pairs.empty() ? Entry() : entry_of(pairs.front());
+  return pairs.empty() ? EtcdKeyValue() : entry_of(pairs.front());
 }
 
 // What a person can read of an answer that is not understood.
@@ -219,7 +219,7 @@ WatchAnswer parse_watch(std::string_view line) {
   if (events.empty()) return answer;
   const json& event = events.back();
   if (!event.is_object()) reject_answer("has an event that is no object");
-  Entry entry = entry_of(object_at(event, "kv"));
+  EtcdKeyValue entry = entry_of(object_at(event, "kv"));
   answer.changed_at = entry.revision;
   if (text_at(event, "type") != "DELETE") answer.entry = std::move(entry);
   return answer;

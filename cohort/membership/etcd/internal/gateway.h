@@ -14,11 +14,11 @@ namespace cohort::membership::etcd {
 inline constexpr std::size_t kMaxAnswerBytes = std::size_t{16} << 20;
 
 /// The record's key as etcd has it.
-struct Entry {
+struct EtcdKeyValue {
   std::uint64_t revision = 0;  ///< of the last change of the key; 0: there is no such key
   std::string text;
 
-  bool operator==(const Entry&) const = default;
+  bool operator==(const EtcdKeyValue&) const = default;
 };
 
 /// Asks for a key; with `with_text` false for its revision alone.
@@ -40,21 +40,21 @@ struct Header {
 };
 struct ReadAnswer {
   Header header;
-  Entry entry;
+  EtcdKeyValue entry;
 };
 struct SwapAnswer {
   Header header;
   bool is_made = false;
-  Entry entry;  ///< where it was not made: what is there
+  EtcdKeyValue entry;  ///< where it was not made: what is there
 };
 /// A line of a watch.
 struct WatchAnswer {
   Header header;
-  bool is_canceled = false;      ///< it has no further line
-  std::uint64_t compacted = 0;   ///< of one that was canceled: revisions before this one are gone
-  std::string reason;            ///< of one that was canceled
-  std::uint64_t changed_at = 0;  ///< revision of the newest change in it; 0: it has none
-  std::optional<Entry> entry;    ///< after the newest change; nothing where the key was deleted
+  bool is_canceled = false;           ///< it has no further line
+  std::uint64_t compacted = 0;        ///< of one that was canceled: revisions before this one are gone
+  std::string reason;                 ///< of one that was canceled
+  std::uint64_t changed_at = 0;       ///< revision of the newest change in it; 0: it has none
+  std::optional<EtcdKeyValue> entry;  ///< after the newest change; nothing where the key was deleted
 };
 
 // Each throws: CommError for what is no such answer.

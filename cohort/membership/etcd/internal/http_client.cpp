@@ -70,12 +70,12 @@ struct HttpClient::Transfer {
   static std::size_t take(const char* bytes, std::size_t, std::size_t count, void* of_transfer) {
     auto& transfer = *static_cast<Transfer*>(of_transfer);
     transfer.received.append(bytes, count);
-    if (transfer.is_stream && transfer.status() == 200) transfer.tell_lines();
+    if (transfer.is_stream && transfer.status() == 200) transfer.deliver_lines();
     transfer.is_too_long = transfer.received.size() > kMaxAnswerBytes;
     return transfer.is_too_long ? 0 : count;
   }
 
-  void tell_lines() {
+  void deliver_lines() {
     std::size_t begin = 0;
     for (std::size_t end; (end = received.find('\n', std::max(begin, searched))) != std::string::npos;
          begin = end + 1) {
