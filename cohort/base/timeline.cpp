@@ -216,7 +216,7 @@ void Timeline::arrow(const char* name, const ArrowPoint& point) {
   if (!enabled()) return;
   const Clock::time_point time = point.time ? *point.time : Clock::now();
   record({name, time, time, std::bit_cast<double>(point.id), nullptr,
-          point.track == 0 ? thread_id() : point.track, static_cast<char>(point.kind)});
+          point.track == 0 ? thread_id() : point.track, static_cast<char>(point.type)});
 }
 
 int Timeline::track(std::string_view name) {

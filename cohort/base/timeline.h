@@ -60,8 +60,8 @@ class Timeline {
   /// arrow have its name and its id.
   struct ArrowPoint {
     /// Which one: the letters are those of the format.
-    enum class Kind : char { kBegin = 's', kNext = 't', kEnd = 'f' };
-    Kind kind = Kind::kBegin;
+    enum class Type : char { kBegin = 's', kNext = 't', kEnd = 'f' };
+    Type type = Type::kBegin;
     std::uint64_t id = 0;
     int track = 0;                               ///< from track(); 0: the calling thread
     std::optional<Clock::time_point> time = {};  ///< else now

@@ -139,17 +139,17 @@ TEST(TimelineTest, RowsThatAreNoThreadHaveTheirNamesAndNumbers) {
 }
 
 TEST(TimelineTest, AnArrowLeadsFromSpanToSpan) {
-  using Kind = Timeline::ArrowPoint::Kind;
+  using Type = Timeline::ArrowPoint::Type;
   constexpr std::uint64_t kId = 0xfedcba9876543210;
   Timeline::start();
   const int track = Timeline::track("calls");
   const auto begin = Timeline::Clock::now();
   Timeline::complete("call", begin, {.track = track});
-  Timeline::arrow("way", {.kind = Kind::kBegin, .id = kId, .track = track, .time = begin + 1us});
+  Timeline::arrow("way", {.type = Type::kBegin, .id = kId, .track = track, .time = begin + 1us});
   {
     const TimelineScope scope("handler");
-    Timeline::arrow("way", {.kind = Kind::kNext, .id = kId});
-    Timeline::arrow("way", {.kind = Kind::kEnd, .id = kId});
+    Timeline::arrow("way", {.type = Type::kNext, .id = kId});
+    Timeline::arrow("way", {.type = Type::kEnd, .id = kId});
   }
   Timeline::stop();
   Timeline::arrow("way", {.id = kId});
