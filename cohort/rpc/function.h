@@ -64,12 +64,12 @@ struct KeepResult {
   }
 };
 
-template <auto function, typename Kind>
+template <auto function, typename Handler>
 void invoke(Encoded encoded,
-            const std::function<void(typename Kind::Outcome outcome, std::exception_ptr error)>& done) {
+            const std::function<void(typename Handler::Outcome outcome, std::exception_ptr error)>& done) {
   using Type = FunctionType<decltype(function)>;
   using Result = typename Type::Result;
-  typename Kind::Outcome outcome;
+  typename Handler::Outcome outcome;
   std::exception_ptr error;
   try {
     auto arguments = decode_arguments<function>(encoded);
@@ -77,10 +77,10 @@ void invoke(Encoded encoded,
     if constexpr (Type::is_async) {
       auto future = apply<function>(std::move(arguments));
       return future.on_ready([future, done] {
-        typename Kind::Outcome later;
+        typename Handler::Outcome later;
         std::exception_ptr failure;
         try {
-          later = Kind::template of_encoded<function>(future.encoded());
+          later = Handler::template of_encoded<function>(future.encoded());
         } catch (...) {
           failure = std::current_exception();
         }
@@ -88,9 +88,9 @@ void invoke(Encoded encoded,
       });
     } else if constexpr (std::is_void_v<typename Type::Returned>) {
       apply<function>(std::move(arguments));
-      outcome = Kind::template of_value<Result>({});
+      outcome = Handler::template of_value<Result>({});
     } else {
-      outcome = Kind::template of_value<Result>(apply<function>(std::move(arguments)));
+      outcome = Handler::template of_value<Result>(apply<function>(std::move(arguments)));
     }
   } catch (...) {
     error = std::current_exception();

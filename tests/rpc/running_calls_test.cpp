@@ -17,22 +17,22 @@ namespace {
 
 using Keys = std::vector<RunningCalls::Key>;
 
-RunningCalls::Call kept_call() {
-  RunningCalls::Call call;
+RunningCalls::RunningCall kept_call() {
+  RunningCalls::RunningCall call;
   call.is_kept = true;
   return call;
 }
 
 TEST(RunningCallsTest, ACallRunsUntilItIsTaken) {
   RunningCalls calls;
-  RunningCalls::Call call;
+  RunningCalls::RunningCall call;
   const std::stop_token token = call.stop.get_token();
   calls.add({"w1", 7}, std::move(call));
   EXPECT_FALSE(calls.is_idle());
   EXPECT_EQ(calls.describe(), (std::vector<std::string>{"the handler of call 7 of w1"}));
   EXPECT_FALSE(calls.take({"w1", 8}).has_value());
   EXPECT_FALSE(calls.take({"w2", 7}).has_value());
-  std::optional<RunningCalls::Call> taken = calls.take({"w1", 7});
+  std::optional<RunningCalls::RunningCall> taken = calls.take({"w1", 7});
   ASSERT_TRUE(taken.has_value());
   taken->stop.request_stop();
   EXPECT_TRUE(token.stop_requested());
@@ -58,7 +58,7 @@ TEST(RunningCallsTest, WhatWaitsForTheEndOfACallGoesToWhoeverTakesItOut) {
   calls.add({"w1", 7}, kept_call());
   EXPECT_TRUE(calls.on_end({"w1", 7}, count));
   EXPECT_TRUE(calls.on_end({"w1", 7}, count));
-  const std::optional<RunningCalls::Call> taken = calls.take({"w1", 7});
+  const std::optional<RunningCalls::RunningCall> taken = calls.take({"w1", 7});
   ASSERT_TRUE(taken.has_value());
   EXPECT_EQ(num_called, 0);
   for (const auto& fn : taken->on_end) fn();

@@ -103,17 +103,17 @@ class ContextState::Running {
 ContextState::ContextState(ContextId id, ContextProtocol::CopyId copy, std::weak_ptr<const void> home)
     : id_(id), copy_(copy), home_(std::move(home)), anchor_(at::empty({0}).requires_grad_()) {}
 
-void ContextState::add_part(PartKey key, Part part) {
+void ContextState::add_record(CallKey key, CallRecord record) {
   const std::lock_guard lock(mutex_);
-  for (const at::Tensor& value : part.values) {
+  for (const at::Tensor& value : record.values) {
     if (value.defined()) values_[value.unsafeGetTensorImpl()].tensor = value;
   }
-  parts_[key] = std::move(part);
+  records_[key] = std::move(record);
 }
 
-void ContextState::add_fetch(PartKey key, CallPath path, Encoded& value) {
-  Part part;
-  part.path = std::move(path);
+void ContextState::add_fetch(CallKey key, CallPath path, Encoded& value) {
+  CallRecord record;
+  record.path = std::move(path);
   for (at::Tensor& tensor : value.tensors) {
     if (!autograd::needs_gradient(tensor)) continue;
     if (!tensor.is_leaf()) {
@@ -121,11 +121,11 @@ void ContextState::add_fetch(PartKey key, CallPath path, Encoded& value) {
                        "detach() it, or make the object within the context");
     }
     check_leaf(tensor);
-    part.fetched.push_back(tensor);
+    record.fetched.push_back(tensor);
     // It goes out as a new leaf. Its gradient comes to backward_part(), which adds it to that of `fetched`.
     tensor = tensor.detach().requires_grad_();
   }
-  if (!part.fetched.empty()) add_part(key, std::move(part));
+  if (!record.fetched.empty()) add_record(key, std::move(record));
 }
 
 // A leaf's name is its own as long as it lives, whichever contexts have ended meanwhile.
@@ -220,24 +220,24 @@ void ContextState::check_all_taken(std::uint64_t backward) {
 }
 
 // Of the object's tensors, in the order of the parts that used them.
-Tensors ContextState::take_gradients(const Part& part, std::uint64_t number, bool keep_graph) {
-  Tensors sums(part.values.size());
+Tensors ContextState::take_gradients(const CallRecord& record, std::uint64_t number, bool keep_graph) {
+  Tensors sums(record.values.size());
   const auto place_of = [&](const at::Tensor& leaf) {
-    return std::find_if(part.values.begin(), part.values.end(),
+    return std::find_if(record.values.begin(), record.values.end(),
                         [&](const at::Tensor& value) { return value.is_same(leaf); });
   };
   for (auto& [order, gradients] : gradients_) {
     if (order.first != number) continue;
     std::erase_if(gradients, [&](const Collected& collected) {
       const auto place = place_of(collected.leaf);
-      if (place == part.values.end()) return false;
-      at::Tensor& sum = sums[static_cast<std::size_t>(place - part.values.begin())];
+      if (place == record.values.end()) return false;
+      at::Tensor& sum = sums[static_cast<std::size_t>(place - record.values.begin())];
       sum = sum.defined() ? autograd::sum_of(sum, collected.gradient) : collected.gradient;
       return true;
     });
   }
   const bool is_used = any_defined(sums);
-  for (const at::Tensor& value : part.values) {
+  for (const at::Tensor& value : record.values) {
     if (!value.defined()) continue;
     Value& known = values_.at(value.unsafeGetTensorImpl());
     if (std::exchange(known.last_gradient, 0) == number) count_untaken(number, {.count = -1});
@@ -247,7 +247,7 @@ Tensors ContextState::take_gradients(const Part& part, std::uint64_t number, boo
   return sums;
 }
 
-Tensors ContextState::backward_part(PartKey key, Backward backward, Tensors gradients) {
+Tensors ContextState::backward_part(CallKey key, Backward backward, Tensors gradients) {
   const Running running(*this, backward);
   try {
     return run_part(key, backward, std::move(gradients));
@@ -257,62 +257,62 @@ Tensors ContextState::backward_part(PartKey key, Backward backward, Tensors grad
   }
 }
 
-Tensors ContextState::run_part(PartKey key, Backward backward, Tensors gradients) {
-  Part part;
+Tensors ContextState::run_part(CallKey key, Backward backward, Tensors gradients) {
+  CallRecord record;
   bool keep_graph = false;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = parts_.find(key);
-    if (found == parts_.end()) {
+    const auto found = records_.find(key);
+    if (found == records_.end()) {
       if (gradients.empty()) return {};
       throw UsageError("rpc.backward", "the graph of a call is gone",
                        "backward(..., keep_graph) before the last one");
     }
-    part = found->second;
+    record = found->second;
     // Late calls may lead to objects that only a later backward needs.
-    keep_graph = backward.keep_graph || part.num_late > 0;
-    if (!part.values.empty()) gradients = take_gradients(part, backward.number, keep_graph);
-    if (!any_defined(gradients) && part.num_late == 0) return {};
+    keep_graph = backward.keep_graph || record.num_late > 0;
+    if (!record.values.empty()) gradients = take_gradients(record, backward.number, keep_graph);
+    if (!any_defined(gradients) && record.num_late == 0) return {};
     // Before it runs: a second backward through the part finds nothing, and says so.
-    if (!keep_graph) parts_.erase(found);
+    if (!keep_graph) records_.erase(found);
   }
   Tensors of_inputs;
   Gradients of_leaves;
-  if (part.graph == nullptr) {
-    for (std::size_t i = 0; i < part.fetched.size(); ++i) {
-      if (gradients.at(i).defined()) of_leaves.emplace_back(part.fetched[i], gradients[i]);
+  if (record.graph == nullptr) {
+    for (std::size_t i = 0; i < record.fetched.size(); ++i) {
+      if (gradients.at(i).defined()) of_leaves.emplace_back(record.fetched[i], gradients[i]);
     }
-    if (part.fetched.empty()) of_inputs = std::move(gradients);
+    if (record.fetched.empty()) of_inputs = std::move(gradients);
   } else {
-    of_inputs = backward_graph(part, keep_graph, std::move(gradients), of_leaves);
+    of_inputs = backward_graph(record, keep_graph, std::move(gradients), of_leaves);
   }
-  add_gradients({backward.number, part.path}, of_leaves);
+  add_gradients({backward.number, record.path}, of_leaves);
   return of_inputs;
 }
 
 // Through the graph of a handler.
-Tensors ContextState::backward_graph(const Part& part, bool keep_graph, Tensors gradients,
+Tensors ContextState::backward_graph(const CallRecord& record, bool keep_graph, Tensors gradients,
                                      Gradients& of_leaves) const {
-  const auto& needs = part.graph->needs_gradient();
+  const auto& needs = record.graph->needs_gradient();
   const std::size_t num_results =
-      static_cast<std::size_t>(std::count(needs.begin(), needs.end(), true)) - part.num_late;
+      static_cast<std::size_t>(std::count(needs.begin(), needs.end(), true)) - record.num_late;
   if (gradients.empty()) gradients.resize(num_results);
   if (gradients.size() != num_results) {
     throw CommError("rpc.backward",
                     base::concat(gradients.size(), " gradients came for the results of a call"));
   }
   // Late calls get a turn and no gradient: Note [Late calls].
-  for (std::size_t i = 0; i < part.num_late; ++i) gradients.push_back(at::empty({0}));
-  const Tensors found = part.graph->backward(gradients, keep_graph);
-  const std::size_t num_inputs = part.inputs_with_gradient.size();
-  for (std::size_t i = 0; i < part.graph->captured().size(); ++i) {
-    const at::Tensor& leaf = part.graph->captured()[i];
+  for (std::size_t i = 0; i < record.num_late; ++i) gradients.push_back(at::empty({0}));
+  const Tensors found = record.graph->backward(gradients, keep_graph);
+  const std::size_t num_inputs = record.inputs_with_gradient.size();
+  for (std::size_t i = 0; i < record.graph->captured().size(); ++i) {
+    const at::Tensor& leaf = record.graph->captured()[i];
     const at::Tensor& gradient = found[num_inputs + i];
     if (gradient.defined() && !leaf.is_same(anchor_)) of_leaves.emplace_back(leaf, gradient);
   }
   Tensors of_inputs;
   for (std::size_t i = 0; i < num_inputs; ++i) {
-    if (part.inputs_with_gradient[i]) of_inputs.push_back(found[i]);
+    if (record.inputs_with_gradient[i]) of_inputs.push_back(found[i]);
   }
   return of_inputs;
 }

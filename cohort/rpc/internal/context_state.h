@@ -46,9 +46,9 @@ class ContextState {
     bool keep_graph = false;
   };
   /// Which call a part answers: the caller's id and its number there.
-  using PartKey = std::pair<std::int32_t, std::uint64_t>;
+  using CallKey = std::pair<std::int32_t, std::uint64_t>;
   /// What a call left here.
-  struct Part {
+  struct CallRecord {
     CallPath path;
     std::shared_ptr<autograd::DetachedGraph> graph;  ///< null: each result is an input, or one of `fetched`
     std::vector<bool> inputs_with_gradient;
@@ -69,9 +69,9 @@ class ContextState {
   /// Results that come now have no gradient.
   void end() { has_ended_ = true; }
 
-  void add_part(PartKey key, Part part);
+  void add_record(CallKey key, CallRecord record);
   /// The answer to a fetch of an object's value: gradients continue to the leaves that it has.
-  void add_fetch(PartKey key, CallPath path, Encoded& value);
+  void add_fetch(CallKey key, CallPath path, Encoded& value);
   /// Says of what a leaf is that stands for a tensor with a history, as long as the leaf lives.
   void mark_argument(const at::Tensor& leaf) const;
   void mark_value(const at::Tensor& leaf) const;
@@ -82,7 +82,7 @@ class ContextState {
 
   /// Goes backward through a part; returns the gradients of its inputs, where they need one. Nothing, where no gradient came.
   /// Throws: UsageError where there is no such part.
-  Tensors backward_part(PartKey key, Backward backward, Tensors gradients);
+  Tensors backward_part(CallKey key, Backward backward, Tensors gradients);
   /// Goes backward from the roots, through this worker's graph and all parts that it leads to. `late`: late_calls().
   void backward(const Tensors& roots, const Tensors& late, dist_autograd::BackwardOptions options);
   /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one. The error of one that
@@ -135,11 +135,12 @@ class ContextState {
   void check_all_taken(std::uint64_t backward);
   std::vector<SumOfLeaf> collect_by_leaf(Of of);
   void check_not_failed(std::uint64_t backward) const;
-  Tensors run_part(PartKey key, Backward backward, Tensors gradients);
+  Tensors run_part(CallKey key, Backward backward, Tensors gradients);
   void run(std::uint64_t number, const Tensors& roots, const Tensors& late,
            dist_autograd::BackwardOptions options);
-  Tensors take_gradients(const Part& part, std::uint64_t number, bool keep_graph);
-  Tensors backward_graph(const Part& part, bool keep_graph, Tensors gradients, Gradients& of_leaves) const;
+  Tensors take_gradients(const CallRecord& record, std::uint64_t number, bool keep_graph);
+  Tensors backward_graph(const CallRecord& record, bool keep_graph, Tensors gradients,
+                         Gradients& of_leaves) const;
 
   const ContextId id_;
   const ContextProtocol::CopyId copy_;
@@ -147,7 +148,7 @@ class ContextState {
   const at::Tensor anchor_;
   std::atomic<bool> has_ended_{false};
   mutable std::mutex mutex_;  // of all below
-  std::map<PartKey, Part> parts_;
+  std::map<CallKey, CallRecord> records_;
   std::unordered_map<const c10::TensorImpl*, Value> values_;
   std::map<Order, std::vector<Collected>, Earlier> gradients_;
   Backward backward_;

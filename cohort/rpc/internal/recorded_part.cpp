@@ -27,18 +27,18 @@ void check_may_be_replaced(const ObjectValue& value) {
 
 }  // namespace
 
-RecordedPart::RecordedPart(std::shared_ptr<ContextState> context, ContextState::PartKey key, CallPath path,
+RecordedPart::RecordedPart(std::shared_ptr<ContextState> context, ContextState::CallKey key, CallPath path,
                            Encoded& arguments, bool answers_later)
     : context_(std::move(context)), key_(key) {
-  part_.path = path;
+  record_.path = path;
   // Another trainer may step a parameter meanwhile. Where its value was saved LibTorch rejects that.
   static constexpr autograd::DetachedGraph::Words kWords{"rpc.context",
                                                          "pass it as an argument, or detach() it", nullptr};
   for (const at::Tensor& tensor : arguments.tensors) {
-    part_.inputs_with_gradient.push_back(autograd::needs_gradient(tensor));
+    record_.inputs_with_gradient.push_back(autograd::needs_gradient(tensor));
   }
-  part_.graph = std::make_shared<autograd::DetachedGraph>(arguments.tensors, kWords);
-  arguments.tensors = part_.graph->leaves();
+  record_.graph = std::make_shared<autograd::DetachedGraph>(arguments.tensors, kWords);
+  arguments.tensors = record_.graph->leaves();
   for (const at::Tensor& leaf : arguments.tensors) {
     if (autograd::needs_gradient(leaf)) context_->mark_argument(leaf);
   }
@@ -54,10 +54,10 @@ bool RecordedPart::may_record() const {
 Tensors RecordedPart::end_graph(Tensors results) {
   const std::size_t num_results = results.size();
   const Tensors late = scope_->late();
-  part_.num_late = late.size();
+  record_.num_late = late.size();
   results.insert(results.end(), late.begin(), late.end());
-  results = part_.graph->end(results);
-  for (const at::Tensor& leaf : part_.graph->captured()) context_->check_leaf(leaf);
+  results = record_.graph->end(results);
+  for (const at::Tensor& leaf : record_.graph->captured()) context_->check_leaf(leaf);
   results.resize(num_results);
   for (at::Tensor& result : results) result = result.detach();
   return results;
@@ -71,12 +71,12 @@ bool RecordedPart::end(Encoded& results) {
   results.tensors = end_graph(std::move(results.tensors));
   bool needs_gradient = false;
   for (std::size_t i = 0; i < results.tensors.size(); ++i) {
-    if (!part_.graph->needs_gradient()[i]) continue;
+    if (!record_.graph->needs_gradient()[i]) continue;
     results.tensors[i].requires_grad_();
     needs_gradient = true;
   }
-  const bool is_late = part_.num_late > 0;
-  if (needs_gradient || is_late) context_->add_part(key_, std::move(part_));
+  const bool is_late = record_.num_late > 0;
+  if (needs_gradient || is_late) context_->add_record(key_, std::move(record_));
   return is_late;
 }
 
@@ -84,7 +84,7 @@ bool RecordedPart::end(Encoded& results) {
 void RecordedPart::cut_off(ObjectValue& value) const {
   if (value.encode == nullptr || value.decode == nullptr) return;
   Encoded encoded = value.encode(value.pointer.get());
-  const Tensors& arguments = part_.graph->leaves();
+  const Tensors& arguments = record_.graph->leaves();
   bool is_changed = false;
   for (at::Tensor& tensor : encoded.tensors) {
     const bool is_argument = std::any_of(arguments.begin(), arguments.end(), [&](const at::Tensor& argument) {
@@ -103,19 +103,19 @@ void RecordedPart::end(ObjectValue& value) {
   const Tensors given = encoded.tensors;
   const Tensors cut = end_graph(given);
   for (std::size_t i = 0; i < given.size(); ++i) {
-    if (!part_.graph->needs_gradient()[i]) continue;
-    at::Tensor& tensor = part_.values.emplace_back();
+    if (!record_.graph->needs_gradient()[i]) continue;
+    at::Tensor& tensor = record_.values.emplace_back();
     // A parameter stays itself: the gradients of its users are its own.
     if (!scope_->has_history(given[i])) continue;
     check_may_be_replaced(value);
     encoded.tensors[i] = tensor = cut[i].requires_grad_();
     context_->mark_value(tensor);
   }
-  if (any_defined(part_.values)) value.pointer = value.decode(encoded);
-  if (any_defined(part_.values) || part_.num_late > 0) context_->add_part(key_, std::move(part_));
+  if (any_defined(record_.values)) value.pointer = value.decode(encoded);
+  if (any_defined(record_.values) || record_.num_late > 0) context_->add_record(key_, std::move(record_));
 }
 
-void record_object(ContextScope& scope, ContextState::PartKey key, ObjectValue& value) {
+void record_object(ContextScope& scope, ContextState::CallKey key, ObjectValue& value) {
   if (value.encode == nullptr) return;
   Encoded encoded = value.encode(value.pointer.get()), with_history;
   std::vector<at::Tensor*> places;
@@ -126,8 +126,8 @@ void record_object(ContextScope& scope, ContextState::PartKey key, ObjectValue& 
   }
   if (places.empty()) return;
   check_may_be_replaced(value);
-  ContextState::Part part;
-  part.path = scope.next_place().path;
+  ContextState::CallRecord record;
+  record.path = scope.next_place().path;
   const std::shared_ptr<ContextState>& context = scope.context();
   SendGradients send = [weak = std::weak_ptr(context), key](const Tensors& /*none*/) {
     const std::shared_ptr<ContextState> known = weak.lock();
@@ -139,9 +139,9 @@ void record_object(ContextScope& scope, ContextState::PartKey key, ObjectValue& 
   scope.record(with_history, {std::move(send)})->make_late();
   for (std::size_t i = 0; i < places.size(); ++i) *places[i] = with_history.tensors[i];
   value.pointer = value.decode(encoded);
-  part.values = std::move(with_history.tensors);
-  for (const at::Tensor& leaf : part.values) context->mark_value(leaf);
-  context->add_part(key, std::move(part));
+  record.values = std::move(with_history.tensors);
+  for (const at::Tensor& leaf : record.values) context->mark_value(leaf);
+  context->add_record(key, std::move(record));
 }
 
 }  // namespace cohort::rpc

@@ -12,7 +12,7 @@ namespace cohort::rpc {
 class RecordedPart {
  public:
   /// Cuts the arguments off: the handler gets leaves. Its calls are recorded too, unless it answers later.
-  RecordedPart(std::shared_ptr<ContextState> context, ContextState::PartKey key, CallPath path,
+  RecordedPart(std::shared_ptr<ContextState> context, ContextState::CallKey key, CallPath path,
                Encoded& arguments, bool answers_later);
 
   /// Ends the part: the results travel without their graph, and those that need a gradient say so. Returns whether the call is
@@ -27,13 +27,13 @@ class RecordedPart {
   ContextState::Tensors end_graph(ContextState::Tensors results);
 
   const std::shared_ptr<ContextState> context_;
-  const ContextState::PartKey key_;
+  const ContextState::CallKey key_;
   const std::thread::id thread_ = std::this_thread::get_id();
-  ContextState::Part part_;
+  ContextState::CallRecord record_;
   std::optional<ContextScope> scope_;  // of the handler's calls
 };
 
 /// An object that a program made within `scope`: its tensors become leaves, from which the gradients of their users continue.
-void record_object(ContextScope& scope, ContextState::PartKey key, ObjectValue& value);
+void record_object(ContextScope& scope, ContextState::CallKey key, ObjectValue& value);
 
 }  // namespace cohort::rpc

@@ -51,7 +51,7 @@ class AgentMembers {
   std::vector<std::string> describe_missing() const;
 
  private:
-  struct Entry;
+  struct PublishedWorker;
   struct Unreached {
     std::string name, why;
     std::exception_ptr error;  // who listens at its address keeps this worker out
@@ -59,14 +59,15 @@ class AgentMembers {
   void listen_and_publish(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler);
   bool may_be_gone(std::int32_t id, base::KeyValueStore& store) const;
   void join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline);
-  bool is_accepted_by(const Peer& peer, const Entry& entry, base::KeyValueStore& store,
+  bool is_accepted_by(const Peer& peer, const PublishedWorker& entry, base::KeyValueStore& store,
                       base::Deadline deadline);
   std::string give_up_missing(base::KeyValueStore& store, base::Deadline deadline);
-  std::optional<Entry> read_entry(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
-  Peer connect(const Entry& entry, base::Deadline deadline, Unreached& unreached) const;
+  std::optional<PublishedWorker> read_entry(std::int32_t id, base::KeyValueStore& store,
+                                            base::Deadline deadline) const;
+  Peer connect(const PublishedWorker& entry, base::Deadline deadline, Unreached& unreached) const;
   bool answers_now(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
-  MemberMessage ask_to_join(const Peer& peer, const Entry& entry, base::Deadline deadline);
+  MemberMessage ask_to_join(const Peer& peer, const PublishedWorker& entry, base::Deadline deadline);
   void add_gone(std::int32_t id, const std::string& name);
   bool may_leave() const;
   void become_ready(base::Deadline deadline);

@@ -66,7 +66,7 @@ int claim_worker_id(base::KeyValueStore& store) {
 }
 
 // What a worker leaves on the store about itself.
-struct AgentMembers::Entry {
+struct AgentMembers::PublishedWorker {
   KnownWorker worker;
   std::string address, ticket;
 };
@@ -131,7 +131,7 @@ bool AgentMembers::may_be_gone(std::int32_t id, base::KeyValueStore& store) cons
 
 // Afterwards the worker has accepted this one, or is gone, or is in unreached_.
 void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) {
-  const std::optional<Entry> entry = read_entry(id, store, deadline);
+  const std::optional<PublishedWorker> entry = read_entry(id, store, deadline);
   if (!entry) return add_gone(id, base::concat("worker ", id));
   const std::string& name = entry->worker.info.name;
   Unreached unreached;
@@ -161,7 +161,7 @@ void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base
   protocol_.add_unreached(id, peer != nullptr);
 }
 
-bool AgentMembers::is_accepted_by(const Peer& peer, const Entry& entry, base::KeyValueStore& store,
+bool AgentMembers::is_accepted_by(const Peer& peer, const PublishedWorker& entry, base::KeyValueStore& store,
                                   base::Deadline deadline) {
   const base::Deadline others_see_deaths = base::Deadline(2 * core_.options.silence).sooner(deadline);
   while (true) {
@@ -214,14 +214,15 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
 }
 
 bool AgentMembers::answers_now(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
-  const std::optional<Entry> entry = read_entry(id, store, deadline);
+  const std::optional<PublishedWorker> entry = read_entry(id, store, deadline);
   Unreached unreached;
   return entry && connect(*entry, base::Deadline(kLastTry).sooner(deadline), unreached) != nullptr;
 }
 
 // None: the worker has never come so far.
-std::optional<AgentMembers::Entry> AgentMembers::read_entry(std::int32_t id, base::KeyValueStore& store,
-                                                            base::Deadline deadline) const {
+std::optional<AgentMembers::PublishedWorker> AgentMembers::read_entry(std::int32_t id,
+                                                                      base::KeyValueStore& store,
+                                                                      base::Deadline deadline) const {
   const std::string key = member_key(id, "entry");
   if (!store.has(key) && !store.wait({key}, base::Deadline(core_.options.silence).sooner(deadline))) {
     store.add(member_key(id, "claims"), 1);
@@ -231,7 +232,7 @@ std::optional<AgentMembers::Entry> AgentMembers::read_entry(std::int32_t id, bas
     }
   }
   const json fields = json::parse(store.get(key));
-  Entry entry;
+  PublishedWorker entry;
   entry.worker.info = {fields.at("name"), id};
   entry.worker.incarnation = fields.at("incarnation").get<std::string>();
   entry.worker.signatures = fields.at("functions").get<std::map<std::string, std::string>>();
@@ -245,7 +246,7 @@ std::optional<AgentMembers::Entry> AgentMembers::read_entry(std::int32_t id, bas
 // lead elsewhere, or be closed to this host alone. What does not answer, or has no address any more, is tried for
 // AgentOptions::silence. With `error`: somebody is there, and this worker has another secret, certificate or version. Where others
 // accept this worker it may be a stranger, at the port of a worker that has ended.
-AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline deadline,
+AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Deadline deadline,
                                          Unreached& unreached) const {
   if (entry.address.empty()) {
     throw RendezvousError(
@@ -277,7 +278,8 @@ AgentMembers::Peer AgentMembers::connect(const Entry& entry, base::Deadline dead
   }
 }
 
-MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Entry& entry, base::Deadline deadline) {
+MemberMessage AgentMembers::ask_to_join(const Peer& peer, const PublishedWorker& entry,
+                                        base::Deadline deadline) {
   KnownWorker worker = entry.worker;
   worker.peer = peer;
   run([&] { return protocol_.ask(worker, entry.ticket); });
@@ -295,7 +297,7 @@ MemberMessage AgentMembers::ask_to_join(const Peer& peer, const Entry& entry, ba
 
 bool AgentMembers::is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
   if (may_be_gone(id, store)) return true;
-  const std::optional<Entry> entry = read_entry(id, store, deadline);
+  const std::optional<PublishedWorker> entry = read_entry(id, store, deadline);
   Unreached unreached;
   // One that rejects this worker runs.
   return !entry || (connect(*entry, deadline, unreached) == nullptr && !unreached.error);

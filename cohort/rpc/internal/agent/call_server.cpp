@@ -168,7 +168,7 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     const std::lock_guard lock(tables_.mutex);  // Note [One mutex]
     // The count is last, as AgentState::take() counts what throws.
     const std::int32_t caller = tables_.workers.id_of(job.key.first);
-    RunningCalls::Call running;
+    RunningCalls::RunningCall running;
     running.function = job.function;
     running.is_kept = job.result != nullptr;
     running.arguments = job.arguments;
@@ -328,7 +328,7 @@ void CallServer::run_fetch(const Job& job, const Encoded& arguments, const Remot
 void CallServer::run_in_context(const Job& job, Encoded arguments, const RemoteFunction& function) {
   const auto self = core_.share(this);
   const std::shared_ptr<ContextState> context = core_.contexts.get(job.copy, job.place->context);
-  const ContextState::PartKey key(core_.id_of(job.key.first), job.key.second);
+  const ContextState::CallKey key(core_.id_of(job.key.first), job.key.second);
   const auto part =
       std::make_shared<RecordedPart>(context, key, job.place->path, arguments, function.is_async);
   if (job.result == nullptr) {
@@ -353,8 +353,8 @@ void CallServer::fail_job(const Job& job, const std::exception_ptr& error) {
 }
 
 // Takes the call out, if somebody still waits for it.
-std::optional<RunningCalls::Call> CallServer::end(const Key& key) {
-  std::optional<RunningCalls::Call> call;
+std::optional<RunningCalls::RunningCall> CallServer::end(const Key& key) {
+  std::optional<RunningCalls::RunningCall> call;
   {
     const std::lock_guard lock(tables_.mutex);
     call = tables_.running.take(key);
@@ -413,7 +413,7 @@ void CallServer::expire_object(const Job& job) {
 
 // False where no such call runs.
 bool CallServer::cancel(const Key& key, const RemoteException& why) {
-  std::optional<RunningCalls::Call> call = end(key);
+  std::optional<RunningCalls::RunningCall> call = end(key);
   if (!call) return false;
   if (call->why_cancelled != nullptr) {
     const std::lock_guard lock(tables_.mutex);

@@ -52,7 +52,7 @@ class CallServer {
     bool is_cancelled = false;                                  // before it came
     std::shared_ptr<base::KeyedAsyncMutex::Lock> channel_lock;  // from start() on
     std::shared_ptr<WaitingArguments> arguments;                // until it begins
-    std::shared_ptr<const RemoteException> why_cancelled;       // RunningCalls::Call; under the mutex
+    std::shared_ptr<const RemoteException> why_cancelled;       // RunningCalls::RunningCall; under the mutex
   };
 
   struct BackwardCall;
@@ -75,7 +75,7 @@ class CallServer {
   void keep(const Job& job, ObjectValue value, const std::exception_ptr& error);
   void answer(const Key& key, Encoded result, std::exception_ptr error,
               std::optional<bool> is_late = std::nullopt);
-  std::optional<RunningCalls::Call> end(const Key& key);
+  std::optional<RunningCalls::RunningCall> end(const Key& key);
 
   AgentCore& core_;
   CallTables& tables_ = core_.tables;

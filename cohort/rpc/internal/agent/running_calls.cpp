@@ -44,7 +44,7 @@ bool RunningCalls::on_end(const Key& key, std::function<void()> fn) {
   return true;
 }
 
-std::optional<RunningCalls::Call> RunningCalls::take(const Key& key) {
+std::optional<RunningCalls::RunningCall> RunningCalls::take(const Key& key) {
   auto call = calls_.extract(key);
   if (call.empty()) return std::nullopt;
   return std::move(call.mapped());

@@ -61,7 +61,7 @@ class WaitingArguments {
 class RunningCalls {
  public:
   using Key = std::pair<std::string, std::uint64_t>;  ///< the caller's name, its number of the call
-  struct Call {
+  struct RunningCall {
     std::string function;
     std::stop_source stop;
     Timers::Key timer;
@@ -71,13 +71,13 @@ class RunningCalls {
     std::vector<std::function<void()>> on_end;  ///< for whoever takes the call out to call, without the mutex
   };
 
-  void add(const Key& key, Call call) { calls_.emplace(key, std::move(call)); }
+  void add(const Key& key, RunningCall call) { calls_.emplace(key, std::move(call)); }
   /// Of a call; empty where it has ended, or has yet to come.
   std::string function_of(const Key& key) const;
-  /// Adds a function to Call::on_end. False where the call has ended, or has yet to come.
+  /// Adds a function to RunningCall::on_end. False where the call has ended, or has yet to come.
   bool on_end(const Key& key, std::function<void()> fn);
   /// Takes a call out; none where it has ended.
-  std::optional<Call> take(const Key& key);
+  std::optional<RunningCall> take(const Key& key);
 
   CallArrivals& arrivals_of(const std::string& caller) { return arrivals_[caller]; }
   /// The caller is gone.
@@ -92,7 +92,7 @@ class RunningCalls {
   std::vector<std::string> describe() const;
 
  private:
-  std::map<Key, Call> calls_;
+  std::map<Key, RunningCall> calls_;
   std::map<std::string, CallArrivals> arrivals_;  // by caller
 };
 

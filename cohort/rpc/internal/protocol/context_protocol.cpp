@@ -22,7 +22,7 @@ namespace cohort::rpc {
 
 using ContextMessageType = ContextMessage::Type;
 
-ContextProtocol::CopyId ContextProtocol::add_copy(Entries::iterator entry) {
+ContextProtocol::CopyId ContextProtocol::add_copy(KnownContexts::iterator entry) {
   entry->second.copy = next_copy_++;
   copies_.emplace(entry->second.copy, entry);
   return entry->second.copy;
@@ -30,18 +30,18 @@ ContextProtocol::CopyId ContextProtocol::add_copy(Entries::iterator entry) {
 
 ContextId ContextProtocol::create() {
   const ContextId context{self_, next_context_++};
-  add_copy(entries_.try_emplace(context).first);
+  add_copy(contexts_.try_emplace(context).first);
   return context;
 }
 
 ContextProtocol::CopyId ContextProtocol::copy_of(ContextId context) const {
-  const auto found = entries_.find(context);
-  return found != entries_.end() ? found->second.copy : kNoCopy;
+  const auto found = contexts_.find(context);
+  return found != contexts_.end() ? found->second.copy : kNoCopy;
 }
 
 // An entry that has no copy is of a context that has ended.
-ContextProtocol::Entries::iterator ContextProtocol::find_or_add(ContextId context) {
-  const auto [entry, is_new] = entries_.try_emplace(context);
+ContextProtocol::KnownContexts::iterator ContextProtocol::find_or_add(ContextId context) {
+  const auto [entry, is_new] = contexts_.try_emplace(context);
   if (is_new && context.creator != self_) add_copy(entry);
   return entry;
 }
@@ -71,14 +71,14 @@ void ContextProtocol::cancel_call(CopyId copy, ContextId context, std::int32_t c
 }
 
 void ContextProtocol::end(ContextId context, Effects& effects) {
-  const auto entry = entries_.find(context);
-  if (entry == entries_.end()) return;
+  const auto entry = contexts_.find(context);
+  if (entry == contexts_.end()) return;
   end_copy(entry, ContextMessageType::kEnded, effects);
   erase_if_over(entry);
 }
 
 // Tells those that the copy has called.
-void ContextProtocol::end_copy(Entries::iterator entry, ContextMessageType why, Effects& effects) {
+void ContextProtocol::end_copy(KnownContexts::iterator entry, ContextMessageType why, Effects& effects) {
   auto& [context, known] = *entry;
   if (known.copy == kNoCopy) return;
   effects.ended.push_back(known.copy);
@@ -90,21 +90,22 @@ void ContextProtocol::end_copy(Entries::iterator entry, ContextMessageType why, 
   known.made.clear();
 }
 
-void ContextProtocol::add_to_balance(Entries::iterator entry, std::int32_t caller, std::uint64_t change) {
+void ContextProtocol::add_to_balance(KnownContexts::iterator entry, std::int32_t caller,
+                                     std::uint64_t change) {
   Counts& balances = entry->second.balances;
   if ((balances[caller] += change) == 0) balances.erase(caller);
   erase_if_over(entry);
 }
 
-void ContextProtocol::erase_if_over(Entries::iterator entry) {
-  if (entry->second.copy == kNoCopy && entry->second.balances.empty()) entries_.erase(entry);
+void ContextProtocol::erase_if_over(KnownContexts::iterator entry) {
+  if (entry->second.copy == kNoCopy && entry->second.balances.empty()) contexts_.erase(entry);
 }
 
 void ContextProtocol::on_message(std::int32_t from, const ContextMessage& message, Effects& effects) {
   if (down_.count(from) > 0 || down_.count(message.context.creator) > 0) return;
   switch (message.type) {
     case ContextMessageType::kEnded: {
-      const auto entry = entries_.try_emplace(message.context).first;
+      const auto entry = contexts_.try_emplace(message.context).first;
       end_copy(entry, ContextMessageType::kEnded, effects);
       return add_to_balance(entry, from, 0 - message.num_calls);
     }
@@ -127,7 +128,7 @@ void ContextProtocol::on_message(std::int32_t from, const ContextMessage& messag
 }
 
 // Has it tell this worker of the end.
-void ContextProtocol::ask_creator(Entries::iterator entry, Effects& effects) const {
+void ContextProtocol::ask_creator(KnownContexts::iterator entry, Effects& effects) const {
   const auto& [context, known] = *entry;
   if (known.copy == kNoCopy || context.creator == self_) return;
   effects.messages.emplace_back(context.creator, ContextMessage{ContextMessageType::kOrphaned, context});
@@ -135,7 +136,7 @@ void ContextProtocol::ask_creator(Entries::iterator entry, Effects& effects) con
 
 void ContextProtocol::on_down(std::int32_t worker, Effects& effects) {
   if (!down_.insert(worker).second) return;
-  for (auto next = entries_.begin(); next != entries_.end();) {
+  for (auto next = contexts_.begin(); next != contexts_.end();) {
     const auto entry = next++;
     if (entry->first.creator != worker) {
       remove_worker(entry, worker, effects);
@@ -143,12 +144,12 @@ void ContextProtocol::on_down(std::int32_t worker, Effects& effects) {
     }
     entry->second.made.erase(worker);
     end_copy(entry, ContextMessageType::kAbandoned, effects);
-    entries_.erase(entry);
+    contexts_.erase(entry);
   }
 }
 
-void ContextProtocol::remove_worker(Entries::iterator entry, std::int32_t worker, Effects& effects) {
-  Entry& known = entry->second;
+void ContextProtocol::remove_worker(KnownContexts::iterator entry, std::int32_t worker, Effects& effects) {
+  KnownContext& known = entry->second;
   known.made.erase(worker);
   if (known.balances.erase(worker) == 0) return;
   // Also where there are other callers: these may have been called by this worker.

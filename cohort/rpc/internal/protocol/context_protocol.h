@@ -65,29 +65,29 @@ class ContextProtocol {
   bool is_live(CopyId copy) const { return copies_.count(copy) > 0; }
   std::size_t num_copies() const { return copies_.size(); }
   /// Contexts that this worker has a copy of, or that have ended and of which calls or ends have yet to come.
-  std::size_t size() const { return entries_.size(); }
+  std::size_t size() const { return contexts_.size(); }
 
  private:
   // Calls by worker. Differences may wrap around.
   using Counts = std::map<std::int32_t, std::uint64_t>;
-  struct Entry {
+  struct KnownContext {
     CopyId copy = kNoCopy;  // none: the context has ended
     Counts made;            // calls of the copy, of each callee that is to be told of the end
     Counts balances;        // of each caller: calls that have come, less those that its ends counted. Never 0
   };
-  using Entries = std::map<ContextId, Entry>;
-  CopyId add_copy(Entries::iterator entry);
-  void end_copy(Entries::iterator entry, ContextMessage::Type why, Effects& effects);
-  Entries::iterator find_or_add(ContextId context);
-  void ask_creator(Entries::iterator entry, Effects& effects) const;
-  void add_to_balance(Entries::iterator entry, std::int32_t caller, std::uint64_t change);
-  void remove_worker(Entries::iterator entry, std::int32_t worker, Effects& effects);
-  void erase_if_over(Entries::iterator entry);
+  using KnownContexts = std::map<ContextId, KnownContext>;
+  CopyId add_copy(KnownContexts::iterator entry);
+  void end_copy(KnownContexts::iterator entry, ContextMessage::Type why, Effects& effects);
+  KnownContexts::iterator find_or_add(ContextId context);
+  void ask_creator(KnownContexts::iterator entry, Effects& effects) const;
+  void add_to_balance(KnownContexts::iterator entry, std::int32_t caller, std::uint64_t change);
+  void remove_worker(KnownContexts::iterator entry, std::int32_t worker, Effects& effects);
+  void erase_if_over(KnownContexts::iterator entry);
 
   const std::int32_t self_;
   std::uint64_t next_context_ = 1, next_copy_ = 1;
-  Entries entries_;
-  std::map<CopyId, Entries::iterator> copies_;
+  KnownContexts contexts_;
+  std::map<CopyId, KnownContexts::iterator> copies_;
   std::set<std::int32_t> down_;
 };
 

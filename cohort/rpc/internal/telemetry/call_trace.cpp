@@ -14,7 +14,7 @@ namespace cohort::rpc {
 namespace {
 
 using base::Timeline;
-using ArrowKind = Timeline::ArrowPoint::Kind;
+using PointType = Timeline::ArrowPoint::Type;
 
 constexpr const char* kArrowName = "rpc";
 constexpr std::size_t kMaxRows = 256;  // calls beyond are left out
@@ -44,7 +44,7 @@ void CallTrace::add(std::string_view function, std::string_view callee, std::uin
   Timeline::complete(name, begun, {.track = row->track, .key = "call", .value = static_cast<double>(call)});
   row->end = Timeline::Clock::now();
   // Viewers take a point at the very begin for one of the span before.
-  Timeline::arrow(kArrowName, {.kind = ArrowKind::kBegin,
+  Timeline::arrow(kArrowName, {.type = PointType::kBegin,
                                .id = arrow_of(worker_, call),
                                .track = row->track,
                                .time = begun + std::chrono::nanoseconds(1)});
@@ -54,7 +54,7 @@ MakeTrace::MakeTrace(std::string_view function, std::string_view caller, std::st
                      std::uint64_t call)
     : scope_(Timeline::enabled() ? name_of_span(function, callee) : nullptr) {
   if (Timeline::enabled()) {
-    Timeline::arrow(kArrowName, {.kind = ArrowKind::kBegin, .id = arrow_of(caller, call)});
+    Timeline::arrow(kArrowName, {.type = PointType::kBegin, .id = arrow_of(caller, call)});
   }
 }
 
@@ -63,14 +63,14 @@ HandlerTrace::HandlerTrace(std::string_view function, std::string_view caller, s
     : scope_(Timeline::enabled() ? Timeline::intern(function) : nullptr) {
   if (Timeline::enabled()) {
     Timeline::arrow(kArrowName,
-                    {.kind = is_recorded ? ArrowKind::kNext : ArrowKind::kEnd, .id = arrow_of(caller, call)});
+                    {.type = is_recorded ? PointType::kNext : PointType::kEnd, .id = arrow_of(caller, call)});
   }
 }
 
 void trace_gradient(std::string_view caller, std::uint64_t call, bool is_last) {
   if (Timeline::enabled()) {
     Timeline::arrow(kArrowName,
-                    {.kind = is_last ? ArrowKind::kEnd : ArrowKind::kNext, .id = arrow_of(caller, call)});
+                    {.type = is_last ? PointType::kEnd : PointType::kNext, .id = arrow_of(caller, call)});
   }
 }
 
