@@ -129,7 +129,7 @@ void TarReader::check_lengths(std::int64_t bytes) const {
                   "a higher limit (--max-gib), if you trust where it comes from");
 }
 
-std::optional<TarReader::Entry> TarReader::next() {
+std::optional<TarReader::TarEntry> TarReader::next() {
   for (;;) {
     archive_entry* entry = nullptr;
     std::string name;
@@ -140,7 +140,7 @@ std::optional<TarReader::Entry> TarReader::next() {
       check_status(status);
       name = text_or(::archive_entry_pathname(entry), "");
     }
-    Entry found{safe_name(name_, name, options_.strip), ::archive_entry_filetype(entry) == AE_IFDIR};
+    TarEntry found{safe_name(name_, name, options_.strip), ::archive_entry_filetype(entry) == AE_IFDIR};
     count(found.path, found.is_folder);
     const bool is_file =
         ::archive_entry_filetype(entry) == AE_IFREG && ::archive_entry_hardlink(entry) == nullptr;

@@ -36,7 +36,7 @@ class TarReader {
   TarReader(std::span<const std::byte> bytes, const std::string& name, const TarOptions& options);
 
   /// A file or a folder of the archive.
-  struct Entry {
+  struct TarEntry {
     /// Never empty, never absolute, without `.` and `..`.
     std::filesystem::path path;
     bool is_folder = false;
@@ -44,7 +44,7 @@ class TarReader {
   /// Returns the next file or folder, or nothing at the end.
   /// Throws: DataError naming the archive, and the entry where it is a link or a device, has no name, an
   /// absolute one or one that leads out, or where a limit is passed.
-  std::optional<Entry> next();
+  std::optional<TarEntry> next();
 
   /// Takes a piece of a file and its place in it.
   using Sink = std::function<void(std::int64_t offset, std::span<const std::byte> bytes)>;

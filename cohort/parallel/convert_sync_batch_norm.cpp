@@ -31,7 +31,7 @@ class Conversion {
   void visit(nn::Module& parent, const std::string& prefix) {
     std::size_t index = 0;
     for (const auto& entry : parent.named_children()) {
-      const Place place{parent, entry.key(), prefix + entry.key(), index++};
+      const NormLocation place{parent, entry.key(), prefix + entry.key(), index++};
       const std::shared_ptr<nn::Module>& child = entry.value();
       const bool norm = visit_norm<nn::BatchNorm1dImpl, SyncBatchNorm1d>(place, child, "BatchNorm1d") ||
                         visit_norm<nn::BatchNorm2dImpl, SyncBatchNorm2d>(place, child, "BatchNorm2d") ||
@@ -46,14 +46,14 @@ class Conversion {
   }
 
  private:
-  struct Place {
+  struct NormLocation {
     nn::Module& parent;
     std::string name, path;
     std::size_t index;  // among its parent's children
   };
 
   template <typename Norm, typename Sync>
-  bool visit_norm(const Place& place, const std::shared_ptr<nn::Module>& child, const char* type) {
+  bool visit_norm(const NormLocation& place, const std::shared_ptr<nn::Module>& child, const char* type) {
     const auto norm = std::dynamic_pointer_cast<Norm>(child);
     if (norm == nullptr) return false;
     // A Sequential calls a list of its own and not its registered children, so both get the new norm.

@@ -133,7 +133,7 @@ Forward run_forward(const DevicePart& part, const std::optional<core::RandomKey>
 // for other threads.
 class PartsBackward : public Node {
  public:
-  struct Place {
+  struct GradientSource {
     std::size_t part, place;
   };
   struct Graph {
@@ -147,7 +147,7 @@ class PartsBackward : public Node {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
   std::vector<Graph> graphs;
-  std::vector<std::vector<Place>> contributions;                // to each edge, in the order of the parts
+  std::vector<std::vector<GradientSource>> contributions;       // to each edge, in the order of the parts
   std::vector<std::pair<at::Tensor, std::uint32_t>> originals;  // that others stand for, with their versions
   std::chrono::milliseconds timeout{};
 
@@ -216,7 +216,7 @@ Tensors PartsBackward::reduce(std::vector<Tensors>&& found) {
   std::int64_t bytes = 0;
   for (std::size_t edge = 0; edge < contributions.size(); ++edge) {
     Tensors values;
-    for (const Place& place : contributions[edge]) {
+    for (const GradientSource& place : contributions[edge]) {
       at::Tensor& value = found[place.part][place.place];
       if (value.defined()) values.push_back(std::move(value));
     }
@@ -269,7 +269,7 @@ Tensors PartsBackward::apply(Tensors&& gradients) {
 class Edges {
  public:
   // The edge of an input: its own, as inputs may be views of one tensor.
-  std::size_t add(const at::Tensor& tensor, PartsBackward::Place from) {
+  std::size_t add(const at::Tensor& tensor, PartsBackward::GradientSource from) {
     auto edge = torch::autograd::impl::gradient_edge(tensor);
     if (!edge.is_valid()) return PartsBackward::kNone;
     list_.push_back(std::move(edge));
@@ -277,7 +277,7 @@ class Edges {
     return list_.size() - 1;
   }
   // The edge of a parameter, which several parts may use.
-  std::size_t add_shared(const at::Tensor& tensor, PartsBackward::Place from) {
+  std::size_t add_shared(const at::Tensor& tensor, PartsBackward::GradientSource from) {
     const auto [found, is_new] = shared_.try_emplace(tensor.unsafeGetTensorImpl(), PartsBackward::kNone);
     if (is_new) {
       found->second = add(tensor, from);
@@ -287,11 +287,13 @@ class Edges {
     return found->second;
   }
   torch::autograd::edge_list take() { return std::move(list_); }
-  std::vector<std::vector<PartsBackward::Place>> take_contributions() { return std::move(contributions_); }
+  std::vector<std::vector<PartsBackward::GradientSource>> take_contributions() {
+    return std::move(contributions_);
+  }
 
  private:
   torch::autograd::edge_list list_;
-  std::vector<std::vector<PartsBackward::Place>> contributions_;
+  std::vector<std::vector<PartsBackward::GradientSource>> contributions_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> shared_;
 };
 

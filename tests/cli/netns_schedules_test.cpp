@@ -25,9 +25,9 @@ using Clock = std::chrono::steady_clock;
 constexpr int kHosts = 4, kEvents = 10, kMaxPauseMs = 500;
 constexpr milliseconds kLongestCut(2'500);  // of 6 s for which an agent waits for the endpoint
 
-class Schedule {
+class FaultSchedule {
  public:
-  explicit Schedule(std::uint64_t seed) : random_(seed), run_({.num_hosts = kHosts, .seed = seed}) {}
+  explicit FaultSchedule(std::uint64_t seed) : random_(seed), run_({.num_hosts = kHosts, .seed = seed}) {}
 
   /// Returns what does not hold; empty: nothing.
   std::string play() {
@@ -163,7 +163,7 @@ class NetnsSchedulesTest : public NetnsTest {};
 TEST_F(NetnsSchedulesTest, AnyScheduleOfFaultsKeepsTheBits) {
   const Seeds seeds = Seeds::usual(2);
   for (unsigned seed = seeds.first; seed < seeds.end; ++seed) {
-    Schedule schedule(seed);
+    FaultSchedule schedule(seed);
     const std::string wrong = schedule.play();
     ASSERT_EQ(wrong, "") << "seed " << seed << "\n" << schedule.story();
     if (std::getenv("COHORT_TRACE") != nullptr) std::cout << schedule.story();

@@ -10,15 +10,15 @@
 namespace cohort::launch {
 namespace {
 
-using Kind = StopRequest::Kind;
+using SignalType = StopRequest::SignalType;
 
 TEST(StopRequestTest, TheFirstSignalIsTheRequestAndAnotherOneKills) {
   StopRequest stop;
   EXPECT_EQ(stop.number(), 0);
-  EXPECT_EQ(stop.receive(SIGINT), Kind::kFirst);
+  EXPECT_EQ(stop.receive(SIGINT), SignalType::kFirst);
   stop.begin_repeat_time();
   EXPECT_FALSE(stop.must_kill());
-  EXPECT_EQ(stop.receive(SIGTERM), Kind::kSecond);
+  EXPECT_EQ(stop.receive(SIGTERM), SignalType::kSecond);
   EXPECT_TRUE(stop.must_kill());
   EXPECT_EQ(stop.number(), SIGINT) << "the job ends by the first one";
 }
@@ -29,14 +29,14 @@ TEST(StopRequestTest, TheSameSignalIsARepeatOnlyForAWhileAfterItWasActedOn) {
   // Ranks may be told for longer than the time for repeats, which has not begun.
   const base::Deadline passed(base::kSameSignalTime);
   ASSERT_TRUE(test::comes_true([&] { return passed.expired(); }));
-  EXPECT_EQ(stop.receive(SIGTERM), Kind::kRepeat);
+  EXPECT_EQ(stop.receive(SIGTERM), SignalType::kRepeat);
   const base::Deadline begun(base::kSameSignalTime);
   stop.begin_repeat_time();
-  if (const Kind kind = stop.receive(SIGTERM); !begun.expired()) EXPECT_EQ(kind, Kind::kRepeat);
+  if (const SignalType type = stop.receive(SIGTERM); !begun.expired()) EXPECT_EQ(type, SignalType::kRepeat);
   const base::Deadline over(base::kSameSignalTime);
   ASSERT_TRUE(test::comes_true([&] { return over.expired(); }));
   stop.begin_repeat_time();  // does not begin the time again
-  EXPECT_EQ(stop.receive(SIGTERM), Kind::kSecond);
+  EXPECT_EQ(stop.receive(SIGTERM), SignalType::kSecond);
 }
 
 TEST(StopRequestTest, TheSignalOfAnotherNodeIsTheRequestAndTheFirstOneHereRepeatsIt) {
@@ -46,9 +46,9 @@ TEST(StopRequestTest, TheSignalOfAnotherNodeIsTheRequestAndTheFirstOneHereRepeat
   EXPECT_TRUE(stop.adopt(SIGTERM));
   EXPECT_FALSE(stop.adopt(SIGINT)) << "there is a request";
   EXPECT_EQ(stop.number(), SIGTERM);
-  EXPECT_EQ(stop.receive(SIGTERM), Kind::kRepeat);
+  EXPECT_EQ(stop.receive(SIGTERM), SignalType::kRepeat);
   EXPECT_FALSE(stop.must_kill());
-  EXPECT_EQ(stop.receive(SIGINT), Kind::kSecond);
+  EXPECT_EQ(stop.receive(SIGINT), SignalType::kSecond);
 }
 
 TEST(StopRequestTest, BeforeThereAreRanksTheFirstSignalIsTheReasonAndThoseForRanksDoNothing) {

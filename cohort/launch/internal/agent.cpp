@@ -130,7 +130,7 @@ void Agent::handle_signals(Attempt* attempt) {
 
 // The time for repeats begins last, as the ranks are told meanwhile, which may take long.
 void Agent::handle_stop(Attempt* attempt, int number) {
-  if (stop_.receive(number) == StopRequest::Kind::kFirst) {
+  if (stop_.receive(number) == StopRequest::SignalType::kFirst) {
     agents_.announce_stop(number);
     if (attempt != nullptr) attempt->shutdown.pass_on(number);
   }

@@ -7,15 +7,15 @@
 
 namespace cohort::launch {
 
-StopRequest::Kind StopRequest::receive(int number) {
+StopRequest::SignalType StopRequest::receive(int number) {
   if (number_ == 0) {
     number_ = number;
-    return Kind::kFirst;
+    return SignalType::kFirst;
   }
   // Where the request came from another node, the first signal here repeats it, however late it is.
-  if (number == number_ && !repeat_until_.expired()) return Kind::kRepeat;
+  if (number == number_ && !repeat_until_.expired()) return SignalType::kRepeat;
   must_kill_ = true;
-  return Kind::kSecond;
+  return SignalType::kSecond;
 }
 
 void StopRequest::begin_repeat_time() {
@@ -32,9 +32,9 @@ bool take_stop_signal(SignalQueue& signals, StopRequest& stop) {
   while (const int number = signals.take()) {
     if (number == SIGTSTP) ::raise(SIGSTOP);
     if (number == SIGUSR1 || number == SIGUSR2 || number == SIGTSTP) continue;
-    const StopRequest::Kind kind = stop.receive(number);
+    const StopRequest::SignalType type = stop.receive(number);
     stop.begin_repeat_time();
-    if (kind != StopRequest::Kind::kRepeat) return true;
+    if (type != StopRequest::SignalType::kRepeat) return true;
   }
   return false;
 }

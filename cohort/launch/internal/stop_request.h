@@ -14,14 +14,14 @@ class SignalQueue;
 /// back. Threads: one caller, the loop of the agent. Not for users of the library.
 class StopRequest {
  public:
-  enum class Kind {
+  enum class SignalType {
     kFirst,   ///< the request: tell the others and the ranks
     kRepeat,  ///< the request once more
     kSecond,  ///< from now on must_kill() holds
   };
 
   /// A signal that asks to stop has come to this process.
-  Kind receive(int number);
+  SignalType receive(int number);
   /// The first signal of this process has been acted on, which may have taken long: the time in which it is
   /// the same request begins. Later calls change nothing.
   void begin_repeat_time();

@@ -5,19 +5,19 @@
 
 namespace cohort::net {
 
-void FreeRanges::Kind::add(Range range) {
+void FreeRanges::RangeSet::add(Range range) {
   by_offset_[range.offset] = range.size;
   by_size_.emplace(range.size, range.offset);
   bytes_ += range.size;
 }
 
-void FreeRanges::Kind::remove(Range range) {
+void FreeRanges::RangeSet::remove(Range range) {
   by_offset_.erase(range.offset);
   by_size_.erase({range.size, range.offset});
   bytes_ -= range.size;
 }
 
-void FreeRanges::Kind::insert(Range range) {
+void FreeRanges::RangeSet::insert(Range range) {
   if (range.size == 0) return;
   const auto after = by_offset_.find(range.offset + range.size);
   if (after != by_offset_.end()) {
@@ -36,7 +36,7 @@ void FreeRanges::Kind::insert(Range range) {
   add(range);
 }
 
-std::optional<Range> FreeRanges::Kind::take(std::uint64_t size) {
+std::optional<Range> FreeRanges::RangeSet::take(std::uint64_t size) {
   const auto found = by_size_.lower_bound({size, 0});
   if (found == by_size_.end()) return std::nullopt;
   const Range range{found->second, found->first};
@@ -46,7 +46,7 @@ std::optional<Range> FreeRanges::Kind::take(std::uint64_t size) {
 }
 
 // From its end, so that a part which is used again and again keeps its beginning.
-Range FreeRanges::Kind::take_longest(std::uint64_t most) {
+Range FreeRanges::RangeSet::take_longest(std::uint64_t most) {
   const auto [size, offset] = *by_size_.rbegin();
   remove({offset, size});
   const std::uint64_t taken = std::min(size, most);

@@ -35,7 +35,7 @@ class FreeRanges {
   std::uint64_t cold_bytes() const { return cold_.bytes(); }
 
  private:
-  class Kind {
+  class RangeSet {
    public:
     void insert(Range range);
     std::optional<Range> take(std::uint64_t size);
@@ -51,7 +51,7 @@ class FreeRanges {
     std::uint64_t bytes_ = 0;
   };
 
-  Kind warm_, cold_;
+  RangeSet warm_, cold_;
 };
 
 }  // namespace cohort::net

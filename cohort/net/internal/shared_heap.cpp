@@ -120,7 +120,7 @@ bool SharedHeap::reserve_pages(Range range) {
   return result == 0;
 }
 
-SharedHeap::Blocks::iterator SharedHeap::find_block(std::uint64_t offset, std::uint64_t num_bytes) {
+SharedHeap::HeapBlocks::iterator SharedHeap::find_block(std::uint64_t offset, std::uint64_t num_bytes) {
   auto found = blocks_.upper_bound(offset);
   if (found == blocks_.begin()) return blocks_.end();
   --found;
@@ -129,7 +129,7 @@ SharedHeap::Blocks::iterator SharedHeap::find_block(std::uint64_t offset, std::u
 }
 
 // Gives the mutex back first: where there is no memory for its counts, the pointer calls release() at once.
-std::shared_ptr<std::byte> SharedHeap::hold(std::unique_lock<std::mutex>& lock, Blocks::iterator block,
+std::shared_ptr<std::byte> SharedHeap::hold(std::unique_lock<std::mutex>& lock, HeapBlocks::iterator block,
                                             std::uint64_t offset) {
   ++block->second.holds;
   const std::uint64_t at = block->first;
@@ -211,7 +211,7 @@ std::shared_ptr<std::byte> SharedHeap::allocate(std::size_t num_bytes, Purpose p
   }
   bytes_in_use_ += size;
   if (purpose == Purpose::kCopy) copied_bytes_ += size;
-  return hold(lock, blocks_.emplace(range->offset, Block{size, 0, purpose}).first, range->offset);
+  return hold(lock, blocks_.emplace(range->offset, HeapBlock{size, 0, purpose}).first, range->offset);
 }
 
 void SharedHeap::release(std::uint64_t block) {

@@ -96,12 +96,12 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   std::size_t bytes_cached();
 
  private:
-  struct Block {
+  struct HeapBlock {
     std::uint64_t size = 0;
     std::uint64_t holds = 0;  // of this process, and leases
     Purpose purpose = Purpose::kAny;
   };
-  using Blocks = std::map<std::uint64_t, Block>;  // by offset
+  using HeapBlocks = std::map<std::uint64_t, HeapBlock>;  // by offset
   struct Slot {
     std::uint64_t ticket = 0;  // of the last lease
     std::uint64_t block = 0;   // its offset; 0: the slot is free
@@ -111,8 +111,8 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   bool make_memory();
   bool reserve_pages(Range range);
   std::atomic<std::uint64_t>& word(std::uint32_t slot) const;
-  Blocks::iterator find_block(std::uint64_t offset, std::uint64_t num_bytes);
-  std::shared_ptr<std::byte> hold(std::unique_lock<std::mutex>& lock, Blocks::iterator block,
+  HeapBlocks::iterator find_block(std::uint64_t offset, std::uint64_t num_bytes);
+  std::shared_ptr<std::byte> hold(std::unique_lock<std::mutex>& lock, HeapBlocks::iterator block,
                                   std::uint64_t offset);
   void drop(std::uint64_t block);
   void release(std::uint64_t block);
@@ -130,7 +130,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   base::SharedMemory memory_;
   bool has_warned_ = false;
   std::optional<FreeRanges> free_;
-  Blocks blocks_;
+  HeapBlocks blocks_;
   std::uint64_t bytes_in_use_ = 0, copied_bytes_ = 0;  // of blocks, and of those for copies
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_, used_slots_;

@@ -38,7 +38,7 @@ void LeaveRequest::check_notice_file(const RunOptions& options) {
 }
 
 void LeaveRequest::receive(int signal) {
-  if (stop_.receive(signal) == StopRequest::Kind::kFirst) begin(base::describe_signal(signal));
+  if (stop_.receive(signal) == StopRequest::SignalType::kFirst) begin(base::describe_signal(signal));
   stop_.begin_repeat_time();
 }
 
