@@ -1,3 +1,4 @@
+// `cohort plan`: reads what to plan from the command line, and prints what the planner says of it.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -16,7 +17,8 @@ struct PlanArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::vector<std::string> plugins;
-  std::vector<std::string> place;
+  std::vector<std::string> device_map;
+  std::vector<std::string> old_place;
   bool memory = false;
   bool measure = false;
   bool json = false;
@@ -28,12 +30,16 @@ int plan_command(const PlanArguments& arguments) {
     throw UsageError("cli.plan", "no option says what to plan", "cohort plan --memory --config FILE");
   }
   planner::MemoryOptions options{.measure = arguments.measure};
-  for (const std::string& text : arguments.place) {
+  if (!arguments.old_place.empty()) {
+    throw UsageError("cli.plan", "--place has a new name: --device-map",
+                     "--device-map " + arguments.old_place.front());
+  }
+  for (const std::string& text : arguments.device_map) {
     const std::size_t equals = text.find('=');
     // The first "=" parts them. A placement has none, a layer's name has none either.
     if (equals == 0 || equals == std::string::npos) {
-      throw UsageError("cli.plan", base::concat("--place: got \"", text, "\", expected LAYER=PLACEMENT"),
-                       "--place layer4=cpu:1");
+      throw UsageError("cli.plan", base::concat("--device-map: got \"", text, "\", expected LAYER=PLACEMENT"),
+                       "--device-map layer4=cpu:1");
     }
     // A layer that is given twice goes to the last place, as overrides do.
     options.place[text.substr(0, equals)] = base::Placement::parse(text.substr(equals + 1));
@@ -55,7 +61,8 @@ void add_plan(CLI::App& app, Context& context) {
   add_config_option(*command, arguments->config, "The configuration, as of cohort train");
   command->add_option("overrides", arguments->overrides,
                       "key=value: change one setting, for instance train.batch_size=64");
-  repeatable(command->add_option("--place", arguments->place,
+  command->add_option("--place", arguments->old_place)->group("");
+  repeatable(command->add_option("--device-map", arguments->device_map,
                                  "A layer that lives elsewhere than the rest, such as layer4=cpu:1"),
              "LAYER=PLACEMENT");
   command->add_flag("--measure", arguments->measure,
@@ -67,7 +74,8 @@ void add_plan(CLI::App& app, Context& context) {
   command->footer(
       "Examples:\n"
       "  cohort plan --memory --config configs/vgg.yaml data.type=synthetic model.num_classes=1000\n"
-      "  cohort plan --memory --measure --config my.yaml --place layer3=cpu:1 --place layer4=cpu:1\n"
+      "  cohort plan --memory --measure --config my.yaml --device-map layer3=cpu:1 --device-map "
+      "layer4=cpu:1\n"
       "  cohort plan --memory --config my.yaml distributed.model=pipeline distributed.schedule=zb_h1");
   command->callback(
       [arguments, &context] { context.action = [arguments] { return plan_command(*arguments); }; });

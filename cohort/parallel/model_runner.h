@@ -144,7 +144,7 @@ struct ModelRunnerType {
   bool reads_device_map = false;
   /// True: plan_memory is of one of several ranks, too. False: of a single process.
   bool plans_ranks = false;
-  /// True: plan_memory takes layers that `cohort plan --place` puts elsewhere, in options.device_map.
+  /// True: plan_memory takes layers that `cohort plan --device-map` puts elsewhere, in options.device_map.
   bool plans_placed_layers = false;
   /// True: plan_memory needs options.device_map. It is not asked without.
   bool plan_needs_device_map = false;

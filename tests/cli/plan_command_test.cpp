@@ -43,8 +43,10 @@ TEST_F(PlanCommandTest, PrintsJsonOnRequest) {
 TEST_F(PlanCommandTest, SaysWhatIsMissing) {
   COHORT_EXPECT_THROW_WITH(run({"-c", config}), UsageError, "no option says what to plan");
   COHORT_EXPECT_THROW_WITH(run({"--memory"}), UsageError, "neither a configuration nor data was given");
-  COHORT_EXPECT_THROW_WITH(run({"--memory", "-c", config, "--place", "layer4"}), UsageError,
+  COHORT_EXPECT_THROW_WITH(run({"--memory", "-c", config, "--device-map", "layer4"}), UsageError,
                            "expected LAYER=PLACEMENT");
+  COHORT_EXPECT_THROW_WITH(run({"--memory", "-c", config, "--place", "layer4=cpu:1"}), UsageError,
+                           "--place has a new name: --device-map. Try: --device-map layer4=cpu:1");
 }
 
 TEST_F(PlanCommandTest, NeedsNoFileWhereItIsSaidWhereTheDataIs) {
