@@ -22,12 +22,12 @@ FitResult result_of(const RunProgress& state, int stop_signal, int rank) {
 
 void FitReports::fit_begins(const FitInfo& start) {
   start_ = start;
-  tell_begin();
+  report_begin();
 }
 
 // Which rank reports may change.
-void FitReports::tell_begin() {
-  if (!ranks_.reports() || std::exchange(is_begin_told_, true)) return;
+void FitReports::report_begin() {
+  if (!ranks_.reports() || std::exchange(is_begin_reported_, true)) return;
   notify([&](Callback& callback) { callback.on_fit_begin(start_); });
 }
 
@@ -40,7 +40,7 @@ void FitReports::start_anew(const FitInfo& start) {
   start_ = start;
   counts_ = false;
   told_step_ = told_epoch_step_ = told_end_step_ = -1;
-  tell_begin();
+  report_begin();
 }
 
 void FitReports::batch_loaded(data::Batch& batch) {

@@ -64,7 +64,7 @@ class FitReports {
   const std::map<std::string, double>& last_metrics() const { return last_metrics_; }
 
  private:
-  void tell_begin();
+  void report_begin();
   template <typename Fn>
   void notify(const Fn& fn) {
     if (!ranks_.reports()) return;
@@ -79,7 +79,7 @@ class FitReports {
   std::int64_t told_step_ = -1, told_epoch_step_ = -1;  // the last ones of which callbacks heard a report
   std::int64_t told_end_step_ = -1;                     // likewise, of the end
   bool counts_ = false;
-  bool seen_first_batch_ = false, is_begin_told_ = false;
+  bool seen_first_batch_ = false, is_begin_reported_ = false;
 };
 
 }  // namespace cohort::train
