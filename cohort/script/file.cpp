@@ -21,7 +21,9 @@
 #include "cohort/base/log.h"
 #include "cohort/base/text/bounded_json.h"
 #include "cohort/checkpoint/safetensors.h"
+#include "cohort/script/execute/loaded_recording.h"
 #include "cohort/script/ir/internal/tape_json.h"
+#include "cohort/script/record/cache.h"
 
 // Note [The file]
 // A safetensors file. Its metadata hold format_version, `program`, a JSON text with the tapes, the storages
@@ -268,7 +270,7 @@ LoadedProgram load(const std::filesystem::path& path) {
     const auto restore = [&](std::size_t number, const Layout& layout) {
       return reader.restore(number, layout);
     };
-    std::vector<LoadedProgram::Recording> recordings;
+    std::vector<LoadedRecording> recordings;
     for (const json& each : from.at("programs")) {
       recordings.push_back({environment_of(each.at("environment")), trace_from_json(each, restore, saved)});
     }

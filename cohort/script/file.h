@@ -3,8 +3,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "cohort/script/execute/loaded_program.h"
-#include "cohort/script/record/cache.h"
+#include "cohort/script/loaded_program.h"
 
 /// Programs in files that run without the code that made them: docs/guide/script.md, "Program files".
 ///
@@ -16,6 +15,8 @@
 ///     const script::LoadedProgram program = script::load("model.program");
 ///     at::Tensor y = program(x).front();
 namespace cohort::script {
+
+class Cache;
 
 /// Writes the programs of `caches` that need no gradient, for modules as they are now, with the tensors that
 /// they captured. The file appears under its name when it is complete. What is Scripted::save made of.

@@ -12,7 +12,7 @@
 #include "cohort/base/threads/future.h"
 #include "cohort/core/call.h"
 #include "cohort/core/nested.h"
-#include "cohort/script/ir/tape.h"
+#include "cohort/script/tensors.h"
 
 /// Independent parts of a function on other cores: docs/guide/script.md, "Parts side by side".
 ///

@@ -19,7 +19,9 @@
 #include "cohort/autograd/input_proxies.h"
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/base/error.h"
+#include "cohort/script/execute/replay.h"
 #include "cohort/script/passes/backward.h"
+#include "cohort/script/record/cache.h"
 #include "cohort/script/record/internal/recorder.h"
 #include "cohort/script/record/internal/verify.h"
 
@@ -216,48 +218,32 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
   };
 }
 
-Tensors outputs_of(const Program& program, const Frame& frame) {
-  const Trace& trace = program.trace();
-  Tensors results;
-  results.reserve(trace.outputs.size());
-  for (std::size_t i = 0; i < trace.outputs.size(); ++i) {
-    const int slot = trace.outputs[i];
-    if (slot == kUndefined) {
-      results.emplace_back();
-      continue;
-    }
-    const at::Tensor& value = frame.values[at_slot(slot)];
-    const Handle& handle = trace.handles[i];
-    if (trace.tape.values()[at_slot(slot)].source == Source::kConstant) {
-      // The user may write to a result, and the program keeps its constant.
-      results.push_back(value.clone());
-    } else if (handle.kind == Handle::AliasType::kItself) {
-      results.push_back(value);
-    } else if (handle.kind == Handle::AliasType::kDetached) {
-      results.push_back(value.detach());
-    } else {
-      const at::Tensor& base = frame.values[at_slot(handle.base)];
-      const at::AutoGradMode mode(at::GradMode::is_enabled() && !base.requires_grad());
-      results.push_back(autograd::view_like(base, value));
-    }
-  }
-  return results;
-}
-
 }  // namespace
 
 Function::Function(Run run, ScriptOptions options)
-    : run_(std::make_shared<const Run>(std::move(run))), cache_(options.name(), options) {}
+    : run_(std::make_shared<const Run>(std::move(run))),
+      cache_(std::make_unique<Cache>(options.name(), options)),
+      wants_(std::make_shared<GradOutputWants>()) {}
+
+Function::~Function() = default;
 
 Tensors Function::operator()(const Tensors& inputs) {
   const auto entry = find(inputs);
   return entry == nullptr ? (*run_)(inputs) : call(inputs, entry);
 }
 
+std::string Function::explain() const {
+  return cache_->explain();
+}
+
+void Function::clear() {
+  cache_->clear();
+}
+
 std::shared_ptr<CacheEntry> Function::find(std::span<const at::Tensor> inputs) {
   if (Recording::is_active()) return nullptr;  // a part of what is being recorded
   if (std::ranges::any_of(inputs, has_tangent)) return nullptr;
-  auto entry = cache_.find(inputs);
+  auto entry = cache_->find(inputs);
   return entry == nullptr || entry->runs_body() ? nullptr : entry;
 }
 
@@ -365,23 +351,9 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
   trace->may_run_again = may_run_again(*trace, entry->environment());
   // Shares ownership of wants_, since a program in a graph may outlive the Function.
   trace->has_met_zeros = std::shared_ptr<std::atomic<bool>>(wants_, &wants_->zeros);
-  attach_recording({graph, trace, entry, cache_.options().gradient_chunk_bytes(), verify, wants_}, inputs,
+  attach_recording({graph, trace, entry, cache_->options().gradient_chunk_bytes(), verify, wants_}, inputs,
                    results);
   input_proxies.write_back(results);
-  return results;
-}
-
-Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program,
-               Rerun rerun) {
-  const Trace& trace = program->trace();
-  auto frame = program->borrow(inputs);
-  program->forward(*frame);
-  // Before attach_replay() notes versions: forward's own writes are no change since forward.
-  program->bump_versions(*frame, Phase::kForward);
-  Tensors results = outputs_of(*program, *frame);
-  if (trace.has_backward) attach_replay(program, inputs, results, *frame, std::move(rerun));
-  trace.views.restore(results);
-  program->give_back(std::move(frame));
   return results;
 }
 

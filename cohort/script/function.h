@@ -1,15 +1,20 @@
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
-#include "cohort/script/passes/backward.h"
-#include "cohort/script/record/cache.h"
+#include "cohort/script/options.h"
+#include "cohort/script/tensors.h"
 
 namespace cohort::script {
+
+class Cache;
+class CacheEntry;
+class Program;
+struct GradOutputWants;
 
 /// A function of tensors that is recorded and then replayed, forward and backward: what Scripted is made of.
 /// Threads: any, if the function allows it.
@@ -25,6 +30,9 @@ class Function {
   /// The function itself.
   using Run = std::function<Output(const Tensors& inputs)>;
   Function(Run run, ScriptOptions options);
+  ~Function();
+  Function(const Function&) = delete;
+  Function& operator=(const Function&) = delete;
 
   /// Returns run(inputs), or what its program computes. With gradients on, the results are those of one node
   /// of the graph, whose edges go to inputs and captured parameters.
@@ -38,11 +46,11 @@ class Function {
   Output call(std::span<const at::Tensor> inputs, const std::shared_ptr<CacheEntry>& entry);
 
   /// Says what was recorded under which guards, and why calls run eagerly.
-  std::string explain() const { return cache_.explain(); }
+  std::string explain() const;
   /// Forgets all recordings and programs: the next call records.
-  void clear() { cache_.clear(); }
+  void clear();
   /// What is known about calls so far.
-  const Cache& cache() const { return cache_; }
+  const Cache& cache() const { return *cache_; }
 
  private:
   // `verified`: the program that the call is to be compared with, or null.
@@ -50,12 +58,8 @@ class Function {
                 const std::shared_ptr<const Program>& verified);
 
   std::shared_ptr<const Run> run_;
-  Cache cache_;
-  std::shared_ptr<GradOutputWants> wants_ = std::make_shared<GradOutputWants>();
+  const std::unique_ptr<Cache> cache_;
+  const std::shared_ptr<GradOutputWants> wants_;
 };
-
-/// Returns what `program` computes from inputs that its guards hold for. `rerun`: the node's, see backward.h.
-Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program,
-               Rerun rerun = nullptr);
 
 }  // namespace cohort::script

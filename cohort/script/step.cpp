@@ -15,6 +15,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/script/passes/backward.h"
+#include "cohort/script/record/cache.h"
 #include "cohort/script/record/internal/recorder.h"
 #include "cohort/script/record/internal/verify.h"
 
@@ -32,6 +33,21 @@ bool has_hooks(const at::Tensor& leaf) {
 }
 
 }  // namespace
+
+TrainingStep::TrainingStep(Parts parts, ScriptOptions options)
+    : parts_(std::move(parts)),
+      cache_(std::make_unique<Cache>(options.name() == ScriptOptions().name() ? "step" : options.name(),
+                                     options)) {}
+
+TrainingStep::~TrainingStep() = default;
+
+std::string TrainingStep::explain() const {
+  return cache_->explain();
+}
+
+void TrainingStep::clear() {
+  cache_->clear();
+}
 
 void TrainingStep::update() {
   if (parts_.before_update) parts_.before_update();
@@ -52,7 +68,7 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
                      "the call outside of at::NoGradGuard");
   }
   if (Recording::is_active() || std::ranges::any_of(inputs, has_tangent)) return run(inputs);
-  const auto entry = cache_.find(inputs);
+  const auto entry = cache_->find(inputs);
   if (entry == nullptr) return run(inputs);
   const auto program = entry->program();
   const bool is_verification = program != nullptr && entry->is_verification_due(inputs);

@@ -8,6 +8,8 @@
 
 namespace cohort::script {
 
+struct Trace;
+
 /// A training step that is recorded and then replayed: what ScriptedStep is made of. Threads: one caller at a
 /// time.
 class TrainingStep {
@@ -20,15 +22,16 @@ class TrainingStep {
     std::function<void()> update;                           ///< the optimizer's step
     std::function<Tensors()> parameters;                    ///< of the optimizer
   };
-  TrainingStep(Parts parts, ScriptOptions options)
-      : parts_(std::move(parts)),
-        cache_(options.name() == ScriptOptions().name() ? "step" : options.name(), options) {}
+  TrainingStep(Parts parts, ScriptOptions options);
+  ~TrainingStep();
+  TrainingStep(const TrainingStep&) = delete;
+  TrainingStep& operator=(const TrainingStep&) = delete;
 
   at::Tensor operator()(const Tensors& inputs);
   /// Says what was recorded under which guards, and why steps run eagerly.
-  std::string explain() const { return cache_.explain(); }
+  std::string explain() const;
   /// Forgets all recordings and programs.
-  void clear() { cache_.clear(); }
+  void clear();
 
  private:
   at::Tensor run(const Tensors& inputs);
@@ -38,7 +41,7 @@ class TrainingStep {
   void update();
 
   Parts parts_;
-  Cache cache_;
+  const std::unique_ptr<Cache> cache_;
 };
 
 namespace script_detail {

@@ -3,7 +3,7 @@
 // caller's modes is preferred. Always: captured tensors belong to the program and nobody else has them, so
 // they need no guard. Surprising: the caller's autocast is off during the run, since casts of the recording
 // are calls on the tape. A call that no program takes is an error that names the input.
-#include "cohort/script/execute/loaded_program.h"
+#include "cohort/script/loaded_program.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>
@@ -14,7 +14,8 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
-#include "cohort/script/function.h"
+#include "cohort/script/execute/loaded_recording.h"
+#include "cohort/script/execute/replay.h"
 
 namespace cohort::script {
 namespace {
@@ -61,7 +62,7 @@ struct LoadedProgram::Impl {
     std::shared_ptr<const Program> program;
     std::vector<Layout> inputs;
 
-    explicit GuardedProgram(Recording recording)
+    explicit GuardedProgram(LoadedRecording recording)
         : environment(recording.environment),
           program(std::make_shared<const Program>(std::move(recording.trace))) {
       for (const int slot : slots()) {
@@ -139,11 +140,11 @@ std::string LoadedProgram::Impl::misfit(const Tensors& inputs) const {
   return "each input alone was recorded, but not all together, or other inputs shared memory";
 }
 
-LoadedProgram::LoadedProgram(std::string file, Metadata metadata, std::vector<Recording> recordings) {
+LoadedProgram::LoadedProgram(std::string file, Metadata metadata, std::vector<LoadedRecording> recordings) {
   auto impl = std::make_shared<Impl>();
   impl->file = std::move(file);
   impl->metadata = std::move(metadata);
-  for (Recording& recording : recordings) impl->entries.emplace_back(std::move(recording));
+  for (LoadedRecording& recording : recordings) impl->entries.emplace_back(std::move(recording));
   impl_ = std::move(impl);
 }
 

@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "cohort/script/execute/program.h"
-#include "cohort/script/record/guard.h"
+#include "cohort/script/tensors.h"
 
 namespace cohort::script {
+
+struct LoadedRecording;
 
 /// Text that goes along with a file.
 using Metadata = std::map<std::string, std::string>;
@@ -18,13 +19,8 @@ using Metadata = std::map<std::string, std::string>;
 /// all. Threads: any, unless the function writes to what it captured, which is then one caller's at a time.
 class LoadedProgram {
  public:
-  /// A recording without backward, and the modes it was made under.
-  struct Recording {
-    Environment environment;  ///< the modes
-    Trace trace;              ///< has no backward
-  };
   /// `file` is what messages name.
-  LoadedProgram(std::string file, Metadata metadata, std::vector<Recording> recordings);
+  LoadedProgram(std::string file, Metadata metadata, std::vector<LoadedRecording> recordings);
 
   /// Returns the tensors of what the function returned, in the order of core::flatten_tensors, without
   /// gradients. Of several programs for such inputs the one recorded under the caller's autocast and
