@@ -13,7 +13,7 @@
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/memory/allocator.h"
 #include "cohort/models/resnet.h"
-#include "cohort/script/record/guard.h"
+#include "cohort/script/internal/record/guard.h"
 #include "steps.h"
 
 namespace {

@@ -21,9 +21,9 @@
 #include "cohort/base/log.h"
 #include "cohort/base/text/bounded_json.h"
 #include "cohort/checkpoint/safetensors.h"
-#include "cohort/script/execute/loaded_recording.h"
-#include "cohort/script/ir/internal/tape_json.h"
-#include "cohort/script/record/cache.h"
+#include "cohort/script/internal/execute/loaded_recording.h"
+#include "cohort/script/internal/ir/tape_json.h"
+#include "cohort/script/internal/record/cache.h"
 
 // Note [The file]
 // A safetensors file. Its metadata hold format_version, `program`, a JSON text with the tapes, the storages

@@ -26,8 +26,8 @@
 #include "cohort/core/random_scope.h"
 #include "cohort/core/thread_settings.h"
 #include "cohort/core/torch_compat.h"
-#include "cohort/script/passes/backward.h"
-#include "cohort/script/record/internal/recorder.h"
+#include "cohort/script/internal/passes/backward.h"
+#include "cohort/script/internal/record/recorder.h"
 
 namespace cohort::script {
 namespace {

@@ -19,11 +19,11 @@
 #include "cohort/autograd/input_proxies.h"
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/base/error.h"
-#include "cohort/script/execute/replay.h"
-#include "cohort/script/passes/backward.h"
-#include "cohort/script/record/cache.h"
-#include "cohort/script/record/internal/recorder.h"
-#include "cohort/script/record/internal/verify.h"
+#include "cohort/script/internal/execute/replay.h"
+#include "cohort/script/internal/passes/backward.h"
+#include "cohort/script/internal/record/cache.h"
+#include "cohort/script/internal/record/recorder.h"
+#include "cohort/script/internal/record/verify.h"
 
 namespace cohort::script {
 namespace {

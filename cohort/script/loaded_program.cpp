@@ -14,8 +14,8 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
-#include "cohort/script/execute/loaded_recording.h"
-#include "cohort/script/execute/replay.h"
+#include "cohort/script/internal/execute/loaded_recording.h"
+#include "cohort/script/internal/execute/replay.h"
 
 namespace cohort::script {
 namespace {

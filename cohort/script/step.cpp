@@ -14,10 +14,10 @@
 #include <unordered_set>
 
 #include "cohort/base/error.h"
-#include "cohort/script/passes/backward.h"
-#include "cohort/script/record/cache.h"
-#include "cohort/script/record/internal/recorder.h"
-#include "cohort/script/record/internal/verify.h"
+#include "cohort/script/internal/passes/backward.h"
+#include "cohort/script/internal/record/cache.h"
+#include "cohort/script/internal/record/recorder.h"
+#include "cohort/script/internal/record/verify.h"
 
 namespace cohort::script {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/memory/allocator.h"
-#include "cohort/script/execute/arena.h"
+#include "cohort/script/internal/execute/arena.h"
 
 namespace cohort::script {
 namespace {

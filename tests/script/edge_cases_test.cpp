@@ -18,7 +18,7 @@
 #include "cohort/base/error.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/optim/sgd.h"
-#include "cohort/script/record/internal/recorder.h"
+#include "cohort/script/internal/record/recorder.h"
 #include "cohort/script/step.h"
 #include "like_eager.h"
 #include "nets.h"

@@ -1,4 +1,4 @@
-#include "cohort/script/record/guard.h"
+#include "cohort/script/internal/record/guard.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>

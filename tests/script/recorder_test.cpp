@@ -1,4 +1,4 @@
-#include "cohort/script/record/internal/recorder.h"
+#include "cohort/script/internal/record/recorder.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "cohort/optim/sgd.h"
-#include "cohort/script/record/guard.h"
+#include "cohort/script/internal/record/guard.h"
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"
 #include "like_eager.h"

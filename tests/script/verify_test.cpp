@@ -1,4 +1,4 @@
-#include "cohort/script/record/internal/verify.h"
+#include "cohort/script/internal/record/verify.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
