@@ -16,13 +16,13 @@ Metric::Metric(std::string name, const at::Tensor& value, double weight)
   }
 }
 
-MeterSet::Sum MeterSet::Sum::of(const base::ExactSum& weighted, double weight) {
+MeterSet::Sum MeterSet::Sum::of(const ExactSum& weighted, double weight) {
   const std::vector<double> parts = weighted.parts();
   return {.weighted = parts.front(), .weight = weight, .rest = {parts.begin() + 1, parts.end()}};
 }
 
-base::ExactSum MeterSet::Sum::exact() const {
-  base::ExactSum sum(rest);
+ExactSum MeterSet::Sum::exact() const {
+  ExactSum sum(rest);
   sum.add(weighted);
   return sum;
 }

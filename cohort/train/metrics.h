@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/base/exact_sum.h"
+#include "cohort/train/exact_sum.h"
 
 /// Averages of named quantities over many steps.
 namespace cohort::train {
@@ -37,11 +37,11 @@ class MeterSet {
   struct Sum {
     double weighted = 0;
     double weight = 0;
-    /// With `weighted` the parts of the sum without rounding: base::ExactSum::parts().
+    /// With `weighted` the parts of the sum without rounding: ExactSum::parts().
     std::vector<double> rest = {};
 
-    static Sum of(const base::ExactSum& weighted, double weight);
-    base::ExactSum exact() const;
+    static Sum of(const ExactSum& weighted, double weight);
+    ExactSum exact() const;
   };
 
   /// Adds the metrics of one step.
@@ -60,7 +60,7 @@ class MeterSet {
 
  private:
   struct Meter {
-    base::ExactSum weighted;
+    ExactSum weighted;
     double weight = 0;
     at::Tensor pending;  // weighted sum on an accelerator, not yet in `weighted`
   };

@@ -45,7 +45,7 @@ TEST(MeterSetTest, MeansDoNotDependOnTheOrderNorOnHowStepsAreDivided) {
       const auto written = sum_to_json(first.sums().at("loss")).dump();
       first.restore({{"loss", sum_from_json(nlohmann::json::parse(written))}});
     }
-    base::ExactSum total = first.sums().at("loss").exact();
+    ExactSum total = first.sums().at("loss").exact();
     total.add(second.sums().at("loss").exact());
     MeterSet joined;
     joined.restore({{"loss", MeterSet::Sum::of(

@@ -78,7 +78,7 @@ RankCoordinator::MetricSums GroupCoordinator::total(MeterSet& meters) const {
   // By name, as a rank without a sample so far does not know the names.
   json own_sums = json::object();
   for (const auto& [name, sum] : meters.sums()) own_sums[name] = sum_to_json(sum);
-  std::map<std::string, std::pair<base::ExactSum, double>> exact;
+  std::map<std::string, std::pair<ExactSum, double>> exact;
   for (const json& sums : comm::all_gather_object(*group_, own_sums)) {
     for (const auto& [name, values] : sums.items()) {
       const MeterSet::Sum sum = sum_from_json(values);

@@ -1,4 +1,4 @@
-#include "cohort/base/exact_sum.h"
+#include "cohort/train/exact_sum.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <numeric>
 #include <random>
 
-namespace cohort::base {
+namespace cohort::train {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -99,4 +99,4 @@ TEST(ExactSumTest, WhatIsNotFiniteCountsAsInAnySum) {
 }
 
 }  // namespace
-}  // namespace cohort::base
+}  // namespace cohort::train

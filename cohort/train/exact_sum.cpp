@@ -1,12 +1,12 @@
 // A fixed-point number that is as wide as all doubles together, in digits of 32 bits that have a sign and 31 bits
 // of room. An addition changes three digits; carries are made once in 2^29 additions, and before reading.
 // To read, digits become those of the absolute value, and the 53 highest bits are rounded by the rest.
-#include "cohort/base/exact_sum.h"
+#include "cohort/train/exact_sum.h"
 
 #include <bit>
 #include <cmath>
 
-namespace cohort::base {
+namespace cohort::train {
 namespace {
 
 constexpr std::uint64_t kDigitMask = 0xffffffff;
@@ -98,4 +98,4 @@ std::vector<double> ExactSum::parts() const {
   }
 }
 
-}  // namespace cohort::base
+}  // namespace cohort::train

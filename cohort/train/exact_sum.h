@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <vector>
 
-namespace cohort::base {
+namespace cohort::train {
 
 /// A sum of doubles without rounding: value() depends on what was added, and not on the order. It has no
 /// overflow on the way.
 ///
-///     base::ExactSum sum;
+///     ExactSum sum;
 ///     for (double value : values) sum.add(value);
 ///     sum.value();                                   // rounded once
 ///
@@ -42,4 +42,4 @@ class ExactSum {
   static constexpr std::int64_t kMaxAdditions = std::int64_t{1} << 29;
 };
 
-}  // namespace cohort::base
+}  // namespace cohort::train
