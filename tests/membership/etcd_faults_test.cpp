@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "cohort/base/error.h"
-#include "cohort/base/text/base64.h"
+#include "cohort/membership/etcd/internal/base64.h"
 #include "store_user.h"
 #include "tests/support/contains.h"
 #include "tests/support/http.h"
@@ -93,7 +93,7 @@ class FakeEtcd {
   json header() const { return {{"cluster_id", "9"}, {"revision", std::to_string(revision_)}}; }
   json pair(std::uint64_t revision, bool with_text = true) const {
     json pair = {{"mod_revision", std::to_string(revision)}};
-    if (with_text) pair["value"] = base::encode_base64(written_.at(revision));
+    if (with_text) pair["value"] = etcd::encode_base64(written_.at(revision));
     return pair;
   }
 
@@ -113,7 +113,7 @@ class FakeEtcd {
     if (is_made) {
       revision_ += 1 + revision_ % 3;  // other keys change too
       const std::string text = body.at("success").at(0).at("request_put").at("value");
-      written_[revision_] = base::decode_base64(text).value();
+      written_[revision_] = etcd::decode_base64(text).value();
     }
     json answer = {{"header", header()}};
     if (is_made) {

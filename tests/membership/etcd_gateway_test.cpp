@@ -4,7 +4,7 @@
 #include <random>
 
 #include "cohort/base/error.h"
-#include "cohort/base/text/base64.h"
+#include "cohort/membership/etcd/internal/base64.h"
 #include "cohort/membership/etcd/internal/gateway.h"
 #include "tests/support/contains.h"
 #include "tests/support/temp_dir.h"
@@ -22,14 +22,14 @@ std::string sample(const char* name) {
 }
 
 TEST(EtcdGatewayTest, RequestsAreWhatEtcdReads) {
-  const std::string key = base::encode_base64("/k");
+  const std::string key = encode_base64("/k");
   EXPECT_EQ(json::parse(read_request("/k", true)), json({{"key", key}}));
   EXPECT_EQ(json::parse(read_request("/k", false)), json({{"key", key}, {"keys_only", true}}));
   const json swap = json::parse(swap_request("/k", 7, "text", 12));
   EXPECT_EQ(swap.at("/compare/0"_json_pointer),
             json({{"key", key}, {"target", "MOD"}, {"result", "EQUAL"}, {"mod_revision", "7"}}));
   EXPECT_EQ(swap.at("/success/0/request_put"_json_pointer),
-            json({{"key", key}, {"value", base::encode_base64("text")}, {"lease", "12"}}));
+            json({{"key", key}, {"value", encode_base64("text")}, {"lease", "12"}}));
   EXPECT_EQ(swap.at("/failure/0/request_range"_json_pointer), json({{"key", key}}));
   EXPECT_FALSE(contains(swap_request("/k", 7, "text", std::nullopt), "lease"));
   EXPECT_EQ(json::parse(watch_request("/k", 8)).at("create_request"),

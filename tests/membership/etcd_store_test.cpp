@@ -6,7 +6,7 @@
 #include <random>
 
 #include "cohort/base/error.h"
-#include "cohort/base/text/base64.h"
+#include "cohort/membership/etcd/internal/base64.h"
 #include "cohort/membership/member.h"
 #include "store_user.h"
 #include "tests/net/relay.h"
@@ -59,7 +59,7 @@ json ask(const EtcdCluster& etcd, const std::string& path, const json& body, con
   return json::parse(text);
 }
 json key_of_record() {
-  return {{"key", base::encode_base64(kKey)}};
+  return {{"key", etcd::encode_base64(kKey)}};
 }
 
 TEST(EtcdStoreTest, SwapsConflictsAndChangesAreTold) {
@@ -248,8 +248,8 @@ TEST(EtcdStoreTest, AFullEtcdIsNamedAndMayBeRead) {
   StoreUser a(options_of(etcd)), hasty(hasty_options);
   const StoreAnswer first = a.swap(0, "first");
   ASSERT_EQ(first.type, Type::kSwapped);
-  const json large = {{"key", base::encode_base64("/x")},
-                      {"value", base::encode_base64(std::string(100'000, 'x'))}};
+  const json large = {{"key", etcd::encode_base64("/x")},
+                      {"value", etcd::encode_base64(std::string(100'000, 'x'))}};
   ASSERT_TRUE(comes_true([&] { return contains(ask(etcd, "/kv/put", large).dump(), "space exceeded"); }));
   EXPECT_EQ(hasty.swap(first.revision, "second").type, Type::kUnknown);
   EXPECT_EQ(log.count("etcd, to write: etcdserver: mvcc: database space exceeded. Try: etcd is full"), 1U)
@@ -314,8 +314,8 @@ class EtcdAuthTest : public testing::Test {
         {{"name", "r"},
          {"perm",
           {{"permType", "READWRITE"},
-           {"key", base::encode_base64("/cohort/")},
-           {"range_end", base::encode_base64("/cohort0")}}}});
+           {"key", etcd::encode_base64("/cohort/")},
+           {"range_end", etcd::encode_base64("/cohort0")}}}});
     ask(etcd_, "/auth/user/grant", {{"user", "root"}, {"role", "root"}});
     ask(etcd_, "/auth/user/grant", {{"user", "u"}, {"role", "r"}});
     ask(etcd_, "/auth/enable", json::object());

@@ -15,8 +15,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cohort/base/error.h"
-#include "cohort/base/text/base64.h"
 #include "cohort/base/text/bounded_json.h"
+#include "cohort/membership/etcd/internal/base64.h"
 
 namespace cohort::membership::etcd {
 namespace {
@@ -93,7 +93,7 @@ EtcdKeyValue entry_of(const json& pair) {
   EtcdKeyValue entry;
   entry.revision = number_at(pair, "mod_revision");
   if (entry.revision == 0) reject_answer("has a key without a revision");
-  std::optional<std::string> text = base::decode_base64(text_at(pair, "value"));
+  std::optional<std::string> text = decode_base64(text_at(pair, "value"));
   if (!text) reject_answer("has a value that is no base64");
   entry.text = *std::move(text);
   return entry;
@@ -148,15 +148,15 @@ std::string sentence_of(std::string_view body) {
 }  // namespace
 
 std::string read_request(std::string_view key, bool with_text) {
-  json request = json::object({{"key", base::encode_base64(key)}});
+  json request = json::object({{"key", encode_base64(key)}});
   if (!with_text) request["keys_only"] = true;
   return request.dump();
 }
 
 std::string swap_request(std::string_view key, std::uint64_t expected, std::string_view text,
                          std::optional<std::uint64_t> lease) {
-  const std::string encoded = base::encode_base64(key);
-  json put = json::object({{"key", encoded}, {"value", base::encode_base64(text)}});
+  const std::string encoded = encode_base64(key);
+  json put = json::object({{"key", encoded}, {"value", encode_base64(text)}});
   if (lease) put["lease"] = std::to_string(*lease);
   const json compare = json::object(
       {{"key", encoded}, {"target", "MOD"}, {"result", "EQUAL"}, {"mod_revision", std::to_string(expected)}});
@@ -170,7 +170,7 @@ std::string swap_request(std::string_view key, std::uint64_t expected, std::stri
 std::string watch_request(std::string_view key, std::uint64_t from) {
   json request = json::object();
   request["create_request"] =
-      json::object({{"key", base::encode_base64(key)}, {"start_revision", std::to_string(from)}});
+      json::object({{"key", encode_base64(key)}, {"start_revision", std::to_string(from)}});
   return request.dump();
 }
 

@@ -1,11 +1,11 @@
-#include "cohort/base/text/base64.h"
+#include "cohort/membership/etcd/internal/base64.h"
 
 #include <openssl/evp.h>
 
 #include <algorithm>
 #include <cstddef>
 
-namespace cohort::base {
+namespace cohort::membership::etcd {
 namespace {
 
 // OpenSSL takes lengths as int.
@@ -59,4 +59,4 @@ std::optional<std::string> decode_base64(std::string_view text) {
   return bytes;
 }
 
-}  // namespace cohort::base
+}  // namespace cohort::membership::etcd

@@ -1,10 +1,10 @@
-#include "cohort/base/text/base64.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 
-namespace cohort::base {
+#include "cohort/membership/etcd/internal/base64.h"
+
+namespace cohort::membership::etcd {
 namespace {
 
 // Of RFC 4648, section 10.
@@ -42,4 +42,4 @@ TEST(Base64Test, ReadsNothingElse) {
 }
 
 }  // namespace
-}  // namespace cohort::base
+}  // namespace cohort::membership::etcd
