@@ -54,7 +54,7 @@ std::exception_ptr did_not_begin(const std::string& function) {
 }
 
 // The next call of the channel begins.
-void unlock_channel(const std::shared_ptr<base::KeyedAsyncMutex::Lock>& lock) {
+void unlock_channel(const std::shared_ptr<KeyedAsyncMutex::Lock>& lock) {
   if (lock != nullptr) lock->unlock();
 }
 
@@ -195,9 +195,9 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     tables_.shutdown.count_received(caller);
   }
   if (!job.channel) return start(job);
-  const base::KeyedAsyncMutex::Key key(job.key.first, *job.channel);
+  const KeyedAsyncMutex::Key key(job.key.first, *job.channel);
   channels_->lock(key, [self = core_.share(this),
-                        job = std::move(job)](std::shared_ptr<base::KeyedAsyncMutex::Lock> lock) mutable {
+                        job = std::move(job)](std::shared_ptr<KeyedAsyncMutex::Lock> lock) mutable {
     job.channel_lock = std::move(lock);
     self->start(job);
   });

@@ -7,7 +7,6 @@
 #include <stop_token>
 #include <string>
 
-#include "cohort/base/threads/keyed_async_mutex.h"
 #include "cohort/rpc/call_context.h"
 #include "cohort/rpc/function.h"
 #include "cohort/rpc/internal/agent/agent_core.h"
@@ -16,6 +15,7 @@
 #include "cohort/rpc/internal/agent/running_calls.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_scope.h"
+#include "cohort/rpc/internal/keyed_async_mutex.h"
 
 namespace cohort::rpc {
 
@@ -44,15 +44,15 @@ class CallServer {
     Key key;
     std::string function;
     CallContext call;
-    std::shared_ptr<Reference> result;                          // null: the caller gets it
-    std::optional<RecordedPlace> place;                         // within a context of distributed autograd
-    ContextProtocol::CopyId copy = ContextProtocol::kNoCopy;    // of this context, in which the handler runs
-    CallerState state;                                          // of the thread that made the call
-    std::optional<std::string> channel;                         // of calls that have an order
-    bool is_cancelled = false;                                  // before it came
-    std::shared_ptr<base::KeyedAsyncMutex::Lock> channel_lock;  // from start() on
-    std::shared_ptr<WaitingArguments> arguments;                // until it begins
-    std::shared_ptr<const RemoteException> why_cancelled;       // RunningCalls::RunningCall; under the mutex
+    std::shared_ptr<Reference> result;                        // null: the caller gets it
+    std::optional<RecordedPlace> place;                       // within a context of distributed autograd
+    ContextProtocol::CopyId copy = ContextProtocol::kNoCopy;  // of this context, in which the handler runs
+    CallerState state;                                        // of the thread that made the call
+    std::optional<std::string> channel;                       // of calls that have an order
+    bool is_cancelled = false;                                // before it came
+    std::shared_ptr<KeyedAsyncMutex::Lock> channel_lock;      // from start() on
+    std::shared_ptr<WaitingArguments> arguments;              // until it begins
+    std::shared_ptr<const RemoteException> why_cancelled;     // RunningCalls::RunningCall; under the mutex
   };
 
   struct BackwardCall;
@@ -81,7 +81,7 @@ class CallServer {
   CallTables& tables_ = core_.tables;
   MessageSender& sender_;
   // Handlers that run, by worker and channel.
-  const std::shared_ptr<base::KeyedAsyncMutex> channels_ = std::make_shared<base::KeyedAsyncMutex>();
+  const std::shared_ptr<KeyedAsyncMutex> channels_ = std::make_shared<KeyedAsyncMutex>();
   HandlerThreads threads_;
 };
 

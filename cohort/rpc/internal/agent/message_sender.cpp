@@ -92,8 +92,8 @@ void MessageSender::send_when_resolved(const std::string& worker, Encoded messag
     if (!is_wanted || is_wanted()) send_it(std::move(*kept));
   };
   if (!channel) return core_.references->when_resolved(references, send_if_wanted);
-  channels_->lock({worker, *channel}, [self = core_.share(this), references, send_if_wanted](
-                                          const std::shared_ptr<base::KeyedAsyncMutex::Lock>& lock) {
+  channels_->lock({worker, *channel}, [self = core_.share(this), references,
+                                       send_if_wanted](const std::shared_ptr<KeyedAsyncMutex::Lock>& lock) {
     self->core_.references->when_resolved(references, [send_if_wanted, lock] {
       send_if_wanted();
       lock->unlock();

@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "cohort/base/threads/keyed_async_mutex.h"
 #include "cohort/net/message.h"
 #include "cohort/rpc/internal/agent/agent_core.h"
+#include "cohort/rpc/internal/keyed_async_mutex.h"
 
 namespace cohort::rpc {
 
@@ -41,8 +41,8 @@ class MessageSender {
 
   AgentCore& core_;
   const std::function<void(net::Message)> deliver_;
-  const std::shared_ptr<base::KeyedAsyncMutex> channels_ =
-      std::make_shared<base::KeyedAsyncMutex>();  // by worker and channel
+  const std::shared_ptr<KeyedAsyncMutex> channels_ =
+      std::make_shared<KeyedAsyncMutex>();  // by worker and channel
 };
 
 }  // namespace cohort::rpc

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace cohort::base {
+namespace cohort::rpc {
 
 /// A mutex for each key, which no thread waits for: a function is called once its key is locked for it. The
 /// functions of one key get the lock in the order in which they were given. A lock may be held long after
@@ -58,4 +58,4 @@ class KeyedAsyncMutex : public std::enable_shared_from_this<KeyedAsyncMutex> {
   bool is_cleared_ = false;
 };
 
-}  // namespace cohort::base
+}  // namespace cohort::rpc

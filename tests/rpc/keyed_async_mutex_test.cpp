@@ -1,5 +1,5 @@
 // Which function begins when, without an agent.
-#include "cohort/base/threads/keyed_async_mutex.h"
+#include "cohort/rpc/internal/keyed_async_mutex.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace cohort::base {
+namespace cohort::rpc {
 namespace {
 
 using LockPointer = std::shared_ptr<KeyedAsyncMutex::Lock>;
@@ -138,4 +138,4 @@ TEST_F(KeyedAsyncMutexTest, ThreadsKeepTheOrderOfEachAndRunOneAtATime) {
 }
 
 }  // namespace
-}  // namespace cohort::base
+}  // namespace cohort::rpc

@@ -1,9 +1,9 @@
 // A lock may be released while its function still runs: a call that is cancelled ends at once, and so would
 // all that wait for it, each within the one before. So one thread at a time calls the functions of a key, in a
 // loop. A thread that unlocks the key meanwhile leaves the next function to that thread.
-#include "cohort/base/threads/keyed_async_mutex.h"
+#include "cohort/rpc/internal/keyed_async_mutex.h"
 
-namespace cohort::base {
+namespace cohort::rpc {
 
 void KeyedAsyncMutex::Lock::unlock() {
   if (is_unlocked_.exchange(true)) return;
@@ -52,4 +52,4 @@ void KeyedAsyncMutex::call_waiting(const Key& key, std::unique_lock<std::mutex>&
   if (!queue.is_locked) queues_.erase(key);
 }
 
-}  // namespace cohort::base
+}  // namespace cohort::rpc
