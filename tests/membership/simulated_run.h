@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cohort/membership/internal/member_protocol.h"
-#include "cohort/membership/step_protocol.h"
+#include "cohort/membership/internal/step_protocol.h"
 #include "simulated_store.h"
 #include "simulated_world.h"
 

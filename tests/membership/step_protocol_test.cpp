@@ -1,4 +1,4 @@
-#include "cohort/membership/step_protocol.h"
+#include "cohort/membership/internal/step_protocol.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 // processes of the generation have computed the step, so none is two steps ahead of another one, and nothing is committed in a
 // generation which a process has left for the next one, but the step that was under way.
 // A planned change waits for the step that is under way: generation_change.h.
-#include "cohort/membership/step_protocol.h"
+#include "cohort/membership/internal/step_protocol.h"
 
 #include <utility>
 
