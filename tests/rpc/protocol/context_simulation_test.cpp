@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cohort/rpc/internal/protocol/context_protocol.h"
-#include "tests/rpc/protocol_simulation.h"
+#include "tests/rpc/protocol/protocol_simulation.h"
 
 namespace cohort::rpc {
 namespace {

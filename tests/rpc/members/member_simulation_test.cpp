@@ -17,7 +17,7 @@
 
 #include "cohort/base/text/format_list.h"
 #include "cohort/rpc/internal/agent/member_protocol.h"
-#include "tests/rpc/protocol_simulation.h"
+#include "tests/rpc/protocol/protocol_simulation.h"
 
 namespace cohort::rpc {
 namespace {

@@ -1,7 +1,7 @@
 // The kinds of statement. Each says twice what it makes of y: `remote` by calls, `plain` in one process. Both take
 // all their choices from the statement, which is drawn before. What plain code does under NoGradGuard, calls do where
 // nothing is recorded.
-#include "tests/rpc/dist_autograd_program.h"
+#include "tests/rpc/autograd/dist_autograd_program.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

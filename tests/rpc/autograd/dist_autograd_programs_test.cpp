@@ -16,7 +16,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/dist_autograd.h"
-#include "tests/rpc/dist_autograd_program.h"
+#include "tests/rpc/autograd/dist_autograd_program.h"
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/seeds.h"

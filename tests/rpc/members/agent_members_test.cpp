@@ -23,7 +23,7 @@
 #include "cohort/net/internal/socket.h"
 #include "cohort/rpc/agent.h"
 #include "cohort/rpc/dist_autograd.h"
-#include "tests/rpc/fake_member.h"
+#include "tests/rpc/members/fake_member.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/map_store.h"
 #include "tests/support/patience.h"

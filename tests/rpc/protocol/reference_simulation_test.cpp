@@ -13,7 +13,7 @@
 #include <string>
 
 #include "cohort/rpc/internal/protocol/reference_protocol.h"
-#include "tests/rpc/protocol_simulation.h"
+#include "tests/rpc/protocol/protocol_simulation.h"
 
 namespace cohort::rpc {
 namespace {

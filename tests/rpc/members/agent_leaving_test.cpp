@@ -13,7 +13,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/agent.h"
-#include "tests/rpc/fake_member.h"
+#include "tests/rpc/members/fake_member.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/map_store.h"
 #include "tests/support/patience.h"
