@@ -20,7 +20,7 @@ TEST(ChoiceTest, TheExampleOfTheHeaderFindsTheValue) {
   // clang-format on
   EXPECT_EQ(level, 9);
   EXPECT_EQ(base::choose<ConfigError>("zip.open", "zip.level", "low", kLevels), 1);
-  const std::string here = test::read_file(test::source_dir() / "tests/base/choice_test.cpp");
+  const std::string here = test::read_file(test::source_dir() / "tests/base/text/choice_test.cpp");
   const std::vector<std::string> lines = test::example_of("base/text/choice.h");
   EXPECT_EQ(lines.size(), 2U);
   EXPECT_EQ(test::first_missing(lines, here), "");
