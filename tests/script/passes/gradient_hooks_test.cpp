@@ -20,7 +20,7 @@
 #include "cohort/optim/sgd.h"
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"
-#include "like_eager.h"
+#include "tests/script/like_eager.h"
 #include "tests/support/contains.h"
 #include "tests/support/throws.h"
 

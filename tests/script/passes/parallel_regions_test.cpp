@@ -5,7 +5,7 @@
 
 #include "cohort/script/fork.h"
 #include "cohort/script/script.h"
-#include "same_bits.h"
+#include "tests/script/same_bits.h"
 
 namespace cohort::script {
 namespace {

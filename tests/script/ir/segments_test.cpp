@@ -14,7 +14,7 @@
 
 #include "cohort/parallel/distributed.h"
 #include "cohort/script/script.h"
-#include "nets.h"
+#include "tests/script/nets.h"
 #include "tests/support/ranks.h"
 
 namespace cohort::script {

@@ -10,7 +10,7 @@
 
 #include "cohort/ops/operator.h"
 #include "cohort/script/script.h"
-#include "same_bits.h"
+#include "tests/script/same_bits.h"
 
 namespace cohort::script {
 namespace {

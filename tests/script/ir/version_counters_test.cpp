@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cohort/optim/sgd.h"
-#include "like_eager.h"
+#include "tests/script/like_eager.h"
 #include "tests/support/contains.h"
 
 // What backward reads, and what changes it between forward and backward: an error, as in eager mode.

@@ -9,7 +9,7 @@
 #include "cohort/base/placement.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/script/script.h"
-#include "like_eager.h"
+#include "tests/script/like_eager.h"
 #include "tests/support/contains.h"
 
 // A recording, and what runs beside it: other threads, and graphs that were there before.

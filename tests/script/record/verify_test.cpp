@@ -12,7 +12,7 @@
 #include "cohort/optim/sgd.h"
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"
-#include "nets.h"
+#include "tests/script/nets.h"
 #include "tests/support/contains.h"
 
 namespace cohort::script {

@@ -17,7 +17,7 @@
 
 #include "cohort/core/parallel.h"
 #include "cohort/script/script.h"
-#include "like_eager.h"
+#include "tests/script/like_eager.h"
 #include "tests/support/contains.h"
 
 // Tensors that C++ fills without an operator, and what operators do with a part of them.

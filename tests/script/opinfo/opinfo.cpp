@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "opinfo_values.h"
-#include "same_bits.h"
+#include "tests/script/same_bits.h"
 
 namespace cohort::test::opinfo {
 namespace {

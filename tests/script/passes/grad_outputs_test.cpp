@@ -11,7 +11,7 @@
 #include "cohort/base/error.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
-#include "like_eager.h"
+#include "tests/script/like_eager.h"
 #include "tests/support/contains.h"
 #include "tests/support/throws.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cohort/script/script.h"
-#include "like_eager.h"
+#include "tests/script/like_eager.h"
 
 // An input that is also captured, or shares memory with what is, in some calls.
 namespace cohort::script {

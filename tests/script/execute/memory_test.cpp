@@ -16,7 +16,7 @@
 #include "cohort/script/internal/record/recorder.h"
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"
-#include "nets.h"
+#include "tests/script/nets.h"
 #include "tests/support/throws.h"
 
 namespace cohort::script {

@@ -22,7 +22,7 @@
 #include "cohort/core/random_scope.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
-#include "nets.h"
+#include "tests/script/nets.h"
 #include "tests/support/contains.h"
 #include "tests/support/throws.h"
 

@@ -13,7 +13,7 @@
 
 #include "cohort/optim/sgd.h"
 #include "cohort/script/step.h"
-#include "nets.h"
+#include "tests/script/nets.h"
 
 // A model that changes between calls: the next call does what eager mode would.
 namespace cohort::script {

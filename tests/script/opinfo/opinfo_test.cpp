@@ -19,7 +19,7 @@
 #include "cohort/base/error.h"
 #include "cohort/script/function.h"
 #include "opinfo_values.h"
-#include "same_bits.h"
+#include "tests/script/same_bits.h"
 #include "tests/support/source_dir.h"
 
 namespace cohort::script {
@@ -219,7 +219,8 @@ std::string document(ByVerdict& seen) {
   }
   std::string text = concat(
       "# Operators in script mode\n\n"
-      "Written by `tests/script/opinfo_test.cpp`, which takes every operator of LibTorch's dispatcher in "
+      "Written by `tests/script/opinfo/opinfo_test.cpp`, which takes every operator of LibTorch's dispatcher "
+      "in "
       "namespace "
       "`aten`, makes inputs from its schema,\nrecords it twice, replays it on the same inputs and on others, "
       "and "
@@ -288,7 +289,7 @@ void expect_inputs_vary(const ByVerdict& seen) {
       num_known += may ? 1 : 0;
       EXPECT_EQ(sighting.num_fixed != 0, may)
           << sighting.name
-          << ": tests/script/opinfo_inputs.txt has to give alternatives, or the reason under *fixed";
+          << ": tests/script/opinfo/opinfo_inputs.txt has to give alternatives, or the reason under *fixed";
     }
   }
   EXPECT_EQ(num_known, known.size()) << "opinfo_inputs.txt names an operator under *fixed that there is none";

@@ -21,7 +21,7 @@
 #include "cohort/script/internal/record/guard.h"
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"
-#include "like_eager.h"
+#include "tests/script/like_eager.h"
 #include "tests/support/contains.h"
 
 // What changes between calls beside the inputs: LibTorch's switches, training flags, forward-mode gradients.

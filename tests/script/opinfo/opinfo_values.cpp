@@ -42,7 +42,7 @@ Named assignments(const std::string& text) {
 // The lines "name, name: argument=value ..." of opinfo_inputs.txt, by name.
 std::map<std::string, Named> read_table() {
   std::map<std::string, Named> made;
-  std::ifstream in(test::source_dir() / "tests/script/opinfo_inputs.txt");
+  std::ifstream in(test::source_dir() / "tests/script/opinfo/opinfo_inputs.txt");
   std::string names;
   for (std::string line; std::getline(in, line);) {
     if (line.empty() || line[0] == '#') continue;
@@ -54,7 +54,7 @@ std::map<std::string, Named> read_table() {
       made[name].merge(assignments(line.substr(colon + (continues ? 0 : 1))));
     }
   }
-  if (made.empty()) throw std::runtime_error("tests/script/opinfo_inputs.txt cannot be read");
+  if (made.empty()) throw std::runtime_error("tests/script/opinfo/opinfo_inputs.txt cannot be read");
   return made;
 }
 
