@@ -139,7 +139,7 @@ TEST(TensorBoardTest, ItsOwnReaderReadsScalarsImagesTextAndPurgesAtAResume) {
     for (int64_t step = 7; step <= 8; ++step) writer.scalar("train/loss", -static_cast<double>(step), step);
   }
   const auto read =
-      nlohmann::json::parse(run_python("tests/train/read_events.py", (dir / "tensorboard").string()));
+      nlohmann::json::parse(run_python("tests/train/sinks/read_events.py", (dir / "tensorboard").string()));
   EXPECT_EQ(read.at("scalars").at("train/loss"),
             nlohmann::json::parse("[[1,0.25],[2,0.5],[3,0.75],[4,1.0],[5,1.25],[6,1.5],[7,-7.0],[8,-8.0]]"));
   EXPECT_EQ(read.at("images").at("input/0"), nlohmann::json::parse("[[0,27,28,25]]"));
