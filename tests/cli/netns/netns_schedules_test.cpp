@@ -11,8 +11,8 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
-#include "tests/cli/netns.h"
-#include "tests/cli/virtual_run.h"
+#include "tests/cli/netns/netns.h"
+#include "tests/cli/netns/virtual_run.h"
 #include "tests/support/seeds.h"
 
 namespace cohort::test {

@@ -1,4 +1,4 @@
-#include "tests/cli/virtual_hosts.h"
+#include "tests/cli/netns/virtual_hosts.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <chrono>
 #include <map>
 
-#include "tests/cli/netns.h"
+#include "tests/cli/netns/netns.h"
 
 namespace cohort::test {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "cohort/base/threads/wait.h"
 #include "tests/cli/job.h"
-#include "tests/cli/netns.h"
+#include "tests/cli/netns/netns.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
 #include "tests/train/elastic/run_files.h"

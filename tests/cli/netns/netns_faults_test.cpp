@@ -13,8 +13,8 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
-#include "tests/cli/netns.h"
-#include "tests/cli/virtual_run.h"
+#include "tests/cli/netns/netns.h"
+#include "tests/cli/netns/virtual_run.h"
 #include "tests/support/certificates.h"
 #include "tests/support/messages.h"
 

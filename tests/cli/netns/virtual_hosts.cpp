@@ -4,7 +4,7 @@
 // TUN devices carry IP packets without Ethernet, so there are neither addresses of hardware nor ARP. All hosts are in one /24, and
 // the last byte of an address is the host's number + 1. Namespaces belong to nobody: they have no name, and end with the last
 // descriptor and process.
-#include "tests/cli/virtual_hosts.h"
+#include "tests/cli/netns/virtual_hosts.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

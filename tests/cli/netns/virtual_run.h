@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/cli/job.h"
-#include "tests/cli/virtual_hosts.h"
+#include "tests/cli/netns/virtual_hosts.h"
 #include "tests/support/environment.h"
 
 namespace cohort::test {

@@ -1,8 +1,8 @@
 // A run whose record is in etcd, on hosts of its own: any of them may be cut off or fail, also the first.
 #include <gtest/gtest.h>
 
-#include "tests/cli/netns.h"
-#include "tests/cli/virtual_run.h"
+#include "tests/cli/netns/netns.h"
+#include "tests/cli/netns/virtual_run.h"
 #include "tests/support/etcd.h"
 
 namespace cohort::test {

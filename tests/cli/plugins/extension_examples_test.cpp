@@ -208,7 +208,8 @@ std::vector<std::string> blocks_of(const std::string& text) {
 }
 
 TEST(ExtensionExamplesTest, StandHereAsTheyStandInCONTRIBUTING) {
-  const std::string here = test::read_file(test::source_dir() / "tests/cli/extension_examples_test.cpp");
+  const std::string here =
+      test::read_file(test::source_dir() / "tests/cli/plugins/extension_examples_test.cpp");
   const std::string page = test::read_file(test::source_dir() / "CONTRIBUTING.md");
   const std::size_t begin = page.find("\n## Extending it\n");
   const std::vector<std::string> blocks =
@@ -229,7 +230,7 @@ TEST(ExtensionExamplesTest, WholePlugInsStandInTheGuideAsTheyAreCompiled) {
                                             "plugin_scaled_fp16.cpp", "plugin_triangular.cpp"};
   ASSERT_EQ(blocks.size(), sources.size());
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    EXPECT_EQ(blocks[i], test::read_file(test::source_dir() / "tests/cli" / sources[i])) << sources[i];
+    EXPECT_EQ(blocks[i], test::read_file(test::source_dir() / "tests/cli/plugins" / sources[i])) << sources[i];
   }
 }
 

@@ -1,4 +1,4 @@
-#include "tests/cli/virtual_run.h"
+#include "tests/cli/netns/virtual_run.h"
 
 #include <signal.h>
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "tests/cli/virtual_hosts.h"
+#include "tests/cli/netns/virtual_hosts.h"
 
 namespace cohort::test {
 
