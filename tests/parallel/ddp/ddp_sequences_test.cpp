@@ -208,7 +208,7 @@ TEST(DdpSequencesTest, RandomSequencesHaveTheGradientsAndBuffersOfPyTorch) {
       checkpoint::save_safetensors(folder / base::concat("ranks", size, group.rank(), ".safetensors"), found);
     });
   }
-  EXPECT_EQ(test::run_python({test::source_dir() / "tests/parallel/ddp_sequences.py", folder.path()}), 0);
+  EXPECT_EQ(test::run_python({test::source_dir() / "tests/parallel/ddp/ddp_sequences.py", folder.path()}), 0);
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ TEST(PyTorchDdpTest, TwoRanksEndWithTheBitsOfPyTorch) {
     state.emplace_back("losses", losses);
     checkpoint::save_safetensors(folder / base::concat("rank", group.rank(), ".safetensors"), state);
   });
-  const auto script = test::source_dir() / "tests/parallel/train_ddp.py";
+  const auto script = test::source_dir() / "tests/parallel/ddp/train_ddp.py";
   EXPECT_EQ(test::run_python({script, folder.path()}), 0);
 }
 
