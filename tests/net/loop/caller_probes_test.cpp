@@ -8,8 +8,8 @@
 #include <string>
 
 #include "cohort/base/secret.h"
-#include "recorder.h"
-#include "relay.h"
+#include "tests/net/recorder.h"
+#include "tests/net/relay.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/patience.h"
 

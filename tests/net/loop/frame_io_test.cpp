@@ -13,7 +13,7 @@
 
 #include "cohort/base/secret.h"
 #include "cohort/net/internal/inbox.h"
-#include "recorder.h"
+#include "tests/net/recorder.h"
 
 namespace cohort::net::node_detail {
 namespace {
