@@ -5,7 +5,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/membership/etcd_store.h"
-#include "store_user.h"
+#include "tests/membership/store_user.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

@@ -8,7 +8,7 @@
 #include "cohort/base/error.h"
 #include "cohort/membership/etcd/internal/base64.h"
 #include "cohort/membership/member.h"
-#include "store_user.h"
+#include "tests/membership/store_user.h"
 #include "tests/net/relay.h"
 #include "tests/support/certificates.h"
 #include "tests/support/contains.h"

@@ -11,7 +11,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/membership/etcd/internal/base64.h"
-#include "store_user.h"
+#include "tests/membership/store_user.h"
 #include "tests/support/contains.h"
 #include "tests/support/http.h"
 #include "tests/support/port.h"
