@@ -17,7 +17,7 @@
 #include "cohort/elastic/session.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_memory.h"
-#include "ring.h"
+#include "tests/elastic/ring.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 

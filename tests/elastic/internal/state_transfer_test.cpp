@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cohort/elastic/internal/fault_points.h"
-#include "ring.h"
+#include "tests/elastic/ring.h"
 #include "tests/support/throws.h"
 
 namespace cohort::elastic {

@@ -17,7 +17,7 @@
 #include "cohort/base/threads/wait.h"
 #include "cohort/elastic/session.h"
 #include "cohort/membership/net_store.h"
-#include "ring.h"
+#include "tests/elastic/ring.h"
 #include "tests/support/patience.h"
 #include "tests/support/throws.h"
 
