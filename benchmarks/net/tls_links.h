@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "cohort/net/node.h"
-#include "tests/support/certificates.h"
+#include "tests/support/net/certificates.h"
 
 namespace bench_net {
 

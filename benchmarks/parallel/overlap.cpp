@@ -26,7 +26,7 @@
 #include "cohort/memory/allocator.h"
 #include "cohort/parallel/reducer.h"
 #include "cohort/script/script.h"
-#include "tests/support/slow_link.h"
+#include "tests/support/net/slow_link.h"
 
 namespace {
 

@@ -10,7 +10,7 @@ INSTALLED_TEST_PACKAGES=(libopenmpi-dev openmpi-bin)
 # Programs that tests start. To install these packages would start a service on this machine, so they are unpacked.
 UNPACKED_TEST_PACKAGES=(etcd-server)
 COHORT_SYSROOT="$COHORT_STATE/sysroot"
-COHORT_TEST_PROGRAMS="$COHORT_STATE/programs"  # tests/support/etcd.h looks here
+COHORT_TEST_PROGRAMS="$COHORT_STATE/programs"  # tests/support/net/etcd.h looks here
 CMAKE_AT_LEAST=3.22
 
 # For apt-get: a mirror that answers nothing for 30 s, or breaks off, is asked again, three times.

@@ -16,7 +16,7 @@
 #include "cohort/base/error.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
-#include "tests/support/map_store.h"
+#include "tests/support/stores/map_store.h"
 #include "tests/support/throws.h"
 
 namespace cohort::base {

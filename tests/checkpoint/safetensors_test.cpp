@@ -7,7 +7,7 @@
 
 #include "cohort/base/error.h"
 #include "tests/support/file_with_hole.h"
-#include "tests/support/python.h"
+#include "tests/support/processes/python.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"

@@ -6,7 +6,7 @@
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/models/resnet.h"
 #include "cohort/models/vgg.h"
-#include "tests/support/python.h"
+#include "tests/support/processes/python.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cohort/launch/worker.h"
-#include "tests/support/port.h"
-#include "tests/support/process_state.h"
+#include "tests/support/net/port.h"
+#include "tests/support/processes/process_state.h"
 #include "tests/support/temp_dir.h"
 
 /// Runs `cohort run` as a shell does.

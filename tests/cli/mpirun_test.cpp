@@ -1,5 +1,5 @@
 // `cohort train` as ranks that a real mpirun has started, over shm, gloo and mpi.
-#include "tests/support/mpirun.h"
+#include "tests/support/processes/mpirun.h"
 
 #include <gtest/gtest.h>
 

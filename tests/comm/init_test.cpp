@@ -14,9 +14,9 @@
 #include "cohort/base/threads/deadline.h"
 #include "cohort/comm/group.h"
 #include "tests/support/environment.h"
-#include "tests/support/listeners.h"
 #include "tests/support/messages.h"
-#include "tests/support/port.h"
+#include "tests/support/net/listeners.h"
+#include "tests/support/net/port.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

@@ -15,7 +15,7 @@
 #include "cohort/comm/internal/tcp_store.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
-#include "tests/support/hooked_store.h"
+#include "tests/support/stores/hooked_store.h"
 
 namespace cohort::comm {
 namespace {

@@ -22,8 +22,8 @@
 #include "cohort/comm/internal/tcp_store.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
-#include "tests/support/hooked_store.h"
 #include "tests/support/ranks.h"
+#include "tests/support/stores/hooked_store.h"
 #include "tests/support/throws.h"
 
 namespace {

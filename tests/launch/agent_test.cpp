@@ -21,8 +21,8 @@
 #include "cohort/launch/internal/store_agent_group.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/environment.h"
-#include "tests/support/map_store.h"
 #include "tests/support/messages.h"
+#include "tests/support/stores/map_store.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

@@ -20,8 +20,8 @@
 #include "cohort/comm/group.h"
 #include "cohort/comm/init.h"
 #include "tests/support/environment.h"
-#include "tests/support/listeners.h"
-#include "tests/support/process_state.h"
+#include "tests/support/net/listeners.h"
+#include "tests/support/processes/process_state.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

@@ -9,7 +9,7 @@
 
 #include "cohort/base/error.h"
 #include "tests/launch/quick_store_client.h"
-#include "tests/support/map_store.h"
+#include "tests/support/stores/map_store.h"
 #include "tests/support/throws.h"
 
 namespace cohort::launch {

@@ -19,7 +19,7 @@
 #include "tests/support/deadline_slack.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
-#include "tests/support/process_state.h"
+#include "tests/support/processes/process_state.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

@@ -18,8 +18,8 @@
 #include "cohort/net/node.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/contains.h"
+#include "tests/support/net/port.h"
 #include "tests/support/patience.h"
-#include "tests/support/port.h"
 #include "tests/support/processes.h"
 #include "tests/support/throws.h"
 

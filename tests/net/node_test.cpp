@@ -21,7 +21,7 @@
 #include "relay.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
-#include "tests/support/listeners.h"
+#include "tests/support/net/listeners.h"
 #include "tests/support/patience.h"
 #include "tests/support/processes.h"
 #include "tests/support/throws.h"

@@ -11,8 +11,8 @@
 #include "cohort/base/secret.h"
 #include "cohort/net/node.h"
 #include "recorder.h"
-#include "tests/support/certificates.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/net/certificates.h"
 #include "tests/support/patience.h"
 
 namespace cohort::net {

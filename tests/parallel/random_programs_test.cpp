@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "cohort/parallel/device_mapped.h"
-#include "tests/support/random_calls.h"
+#include "tests/support/random/random_calls.h"
 #include "tests/support/seeds.h"
 
 namespace cohort::parallel {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cohort/pipeline/pipeline.h"
-#include "tests/support/random_calls.h"
+#include "tests/support/random/random_calls.h"
 #include "tests/support/seeds.h"
 
 namespace cohort::pipeline {

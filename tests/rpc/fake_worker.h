@@ -22,8 +22,8 @@
 #include "cohort/rpc/internal/contexts.h"
 #include "cohort/rpc/internal/wire.h"
 #include "tests/support/comes_true.h"
-#include "tests/support/map_store.h"
 #include "tests/support/patience.h"
+#include "tests/support/stores/map_store.h"
 
 namespace cohort::test {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cohort/rpc/agent.h"
-#include "tests/support/map_store.h"
 #include "tests/support/patience.h"
+#include "tests/support/stores/map_store.h"
 
 namespace cohort::test {
 

@@ -11,8 +11,8 @@
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"
 #include "same_bits.h"
-#include "tests/support/random_calls.h"
-#include "tests/support/random_steps.h"
+#include "tests/support/random/random_calls.h"
+#include "tests/support/random/random_steps.h"
 #include "tests/support/seeds.h"
 
 namespace cohort::script {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "cohort/base/threads/deadline.h"
-#include "tests/support/port.h"
-#include "tests/support/process_state.h"
+#include "tests/support/net/port.h"
+#include "tests/support/processes/process_state.h"
 #include "tests/support/temp_dir.h"
 
 namespace cohort::test {

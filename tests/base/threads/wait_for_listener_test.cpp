@@ -12,7 +12,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/files/fd.h"
 #include "cohort/base/log.h"
-#include "tests/support/port.h"
+#include "tests/support/net/port.h"
 #include "tests/support/throws.h"
 
 // Stands before that of the C library, since a machine's name servers may answer as late as they like: those

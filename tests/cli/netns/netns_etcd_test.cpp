@@ -3,7 +3,7 @@
 
 #include "tests/cli/netns/netns.h"
 #include "tests/cli/netns/virtual_run.h"
-#include "tests/support/etcd.h"
+#include "tests/support/net/etcd.h"
 
 namespace cohort::test {
 namespace {

@@ -15,8 +15,8 @@
 #include "cohort/base/threads/wait.h"
 #include "tests/cli/netns/netns.h"
 #include "tests/cli/netns/virtual_run.h"
-#include "tests/support/certificates.h"
 #include "tests/support/messages.h"
+#include "tests/support/net/certificates.h"
 
 namespace cohort::test {
 namespace {

@@ -11,9 +11,9 @@
 #include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
 #include "tests/cli/job.h"
-#include "tests/support/certificates.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
+#include "tests/support/net/certificates.h"
 
 namespace cohort::test {
 namespace {

@@ -8,8 +8,8 @@
 #include "cohort/base/error.h"
 #include "tests/cli/job.h"
 #include "tests/support/environment.h"
-#include "tests/support/etcd.h"
 #include "tests/support/messages.h"
+#include "tests/support/net/etcd.h"
 
 namespace cohort::test {
 namespace {

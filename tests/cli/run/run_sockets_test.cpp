@@ -14,8 +14,8 @@
 #include "cohort/base/threads/wait.h"
 #include "tests/cli/job.h"
 #include "tests/support/environment.h"
-#include "tests/support/listeners.h"
 #include "tests/support/messages.h"
+#include "tests/support/net/listeners.h"
 
 namespace cohort::test {
 namespace {

@@ -15,7 +15,7 @@
 #include "tests/cli/program.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
-#include "tests/support/process_state.h"
+#include "tests/support/processes/process_state.h"
 
 namespace cohort::test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "cohort/comm/backends/shm/internal/collectives.h"
 #include "cohort/comm/backends/shm/internal/engine.h"
-#include "tests/support/map_store.h"
+#include "tests/support/stores/map_store.h"
 
 /// Ranks of the backend shm as threads, without LibTorch: what is tested here runs under sanitizers.
 namespace cohort::comm::shm {

@@ -13,8 +13,8 @@
 #include "cohort/membership/etcd/internal/base64.h"
 #include "tests/membership/store_user.h"
 #include "tests/support/contains.h"
-#include "tests/support/http.h"
-#include "tests/support/port.h"
+#include "tests/support/net/http.h"
+#include "tests/support/net/port.h"
 #include "tests/support/seeds.h"
 
 namespace cohort::membership {

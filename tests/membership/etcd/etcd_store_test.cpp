@@ -10,10 +10,10 @@
 #include "cohort/membership/member.h"
 #include "tests/membership/store_user.h"
 #include "tests/net/relay.h"
-#include "tests/support/certificates.h"
 #include "tests/support/contains.h"
-#include "tests/support/etcd.h"
-#include "tests/support/http.h"
+#include "tests/support/net/certificates.h"
+#include "tests/support/net/etcd.h"
+#include "tests/support/net/http.h"
 
 namespace cohort::membership {
 namespace {

@@ -12,7 +12,7 @@
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/parallel/distributed.h"
 #include "tests/parallel/nets.h"
-#include "tests/support/python.h"
+#include "tests/support/processes/python.h"
 #include "tests/support/ranks.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"

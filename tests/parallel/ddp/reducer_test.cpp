@@ -12,8 +12,8 @@
 #include "cohort/memory/internal/live_bytes.h"
 #include "cohort/parallel/average.h"
 #include "tests/parallel/training.h"
+#include "tests/support/net/slow_link.h"
 #include "tests/support/ranks.h"
-#include "tests/support/slow_link.h"
 #include "tests/support/throws.h"
 
 namespace cohort::parallel {

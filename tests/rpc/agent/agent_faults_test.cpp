@@ -25,13 +25,13 @@
 #include "tests/net/relay.h"
 #include "tests/rpc/faults.h"
 #include "tests/rpc/job.h"
-#include "tests/support/certificates.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
-#include "tests/support/map_store.h"
+#include "tests/support/net/certificates.h"
 #include "tests/support/patience.h"
 #include "tests/support/ranks.h"
+#include "tests/support/stores/map_store.h"
 #include "tests/support/throws.h"
 
 namespace cohort::rpc {

@@ -17,9 +17,9 @@
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
-#include "tests/support/map_store.h"
 #include "tests/support/patience.h"
 #include "tests/support/processes.h"
+#include "tests/support/stores/map_store.h"
 #include "tests/support/throws.h"
 
 namespace cohort::rpc {

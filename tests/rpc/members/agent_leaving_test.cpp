@@ -15,8 +15,8 @@
 #include "cohort/rpc/agent.h"
 #include "tests/rpc/members/fake_member.h"
 #include "tests/support/comes_true.h"
-#include "tests/support/map_store.h"
 #include "tests/support/patience.h"
+#include "tests/support/stores/map_store.h"
 #include "tests/support/throws.h"
 
 namespace cohort::rpc {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tests/support/contains.h"
-#include "tests/support/random_program.h"
+#include "tests/support/random/random_program.h"
 
 /// Calls of random programs: what is handed in and goes back, and what may change in between.
 namespace cohort::test {

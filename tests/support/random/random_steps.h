@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/support/random_program.h"
+#include "tests/support/random/random_program.h"
 
 /// Steps of random programs that operators alone do not show: memory that C++ fills, threads, lazy tensors.
 namespace cohort::test::random_steps {
