@@ -10,7 +10,8 @@
 namespace cohort::parallel {
 
 /// A text of each process on its way to all processes of an exchange. Lengths travel first, so that other
-/// transfers may run while they do.
+/// transfers may run while they do. The processes of an elastic run have no comm::Group; over one, see
+/// comm/text_collectives.h.
 /// Collective: each call but the destructor. Threads: one caller at a time.
 class TextGather {
  public:

@@ -230,7 +230,8 @@ TEST(ExtensionExamplesTest, WholePlugInsStandInTheGuideAsTheyAreCompiled) {
                                             "plugin_scaled_fp16.cpp", "plugin_triangular.cpp"};
   ASSERT_EQ(blocks.size(), sources.size());
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    EXPECT_EQ(blocks[i], test::read_file(test::source_dir() / "tests/cli/plugins" / sources[i])) << sources[i];
+    EXPECT_EQ(blocks[i], test::read_file(test::source_dir() / "tests/cli/plugins" / sources[i]))
+        << sources[i];
   }
 }
 
