@@ -19,6 +19,7 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/version.h"
 #include "cohort/cli/internal/commands.h"
+#include "cohort/comm/backend.h"
 #include "cohort/comm/group.h"
 #include "cohort/core/device.h"
 #include "cohort/memory/process_memory.h"
@@ -53,7 +54,7 @@ std::string cores_text() {
 std::string backends_text() {
   base::TextList names;
   for (const std::string& name : comm::backend_names()) {
-    if (name != "fake") names.add(name);  // fake is for tests
+    if (!comm::backend_type(name).is_for_tests) names.add(name);
   }
   return names.text();
 }

@@ -55,7 +55,11 @@ struct BackendInstance {
   /// False: send() and recv() of tensors on the CPU never write to a socket on the calling thread, or do it
   /// with MSG_NOSIGNAL. True costs two system calls per message, and a lost peer cannot end the process.
   bool may_raise_sigpipe = true;
-  /// That its tensors are on. A group over a backend for GPUs has gloo beside it, for tensors on the CPU.
+  /// True: all its groups of a process share one queue. A call, or the making of a group, waits for the calls
+  /// before it.
+  bool shares_queue = false;
+  /// That its tensors are on. A group over a backend for GPUs has another one beside it, for tensors on the CPU:
+  /// the one that `auto` chooses where ranks are on several hosts.
   c10::DeviceType device = c10::kCPU;
 };
 
@@ -80,7 +84,13 @@ struct BackendType {
   std::function<std::string()> absent = nullptr;
   /// Null: only by name.
   std::function<BackendFit(const BackendSituation&)> fit = nullptr;
+  /// True: it carries nothing between ranks. `cohort doctor` does not list it.
+  bool is_for_tests = false;
 };
+
+/// Returns the backend of that name. Throws: UsageError for an unknown name, naming the nearest and all, or
+/// for one that two libraries registered.
+BackendType backend_type(const std::string& name);
 
 /// Throws: UsageError for a name that is neither `auto` nor a backend's, or one that two libraries
 /// registered.

@@ -355,5 +355,28 @@ TEST(LateCallTest, MessagesRaiseNoSignalWhereTheBackendSaysThatTheyMay) {
   EXPECT_TRUE(says("for_gpus")) << "messages on the CPU are Gloo's there";
 }
 
+// Fits only while a test of it runs: `auto` would choose it elsewhere.
+bool cpu_backend_fits = false;
+
+COHORT_REGISTER_BACKEND("for_cpus", {.make =
+                                         [](const BackendOptions&) {
+                                           return BackendInstance{
+                                               .backend = c10::make_intrusive<SignalBackend>(),
+                                               .is_distributed = false,
+                                               .may_raise_sigpipe = false};
+                                         },
+                                     .fit =
+                                         [](const BackendSituation& situation) {
+                                           const bool fits = cpu_backend_fits && !situation.cuda;
+                                           return BackendFit{fits ? 15 : 0, "it is for CPUs"};
+                                         }});
+
+TEST(LateCallTest, AGroupForGpusHasBesideItTheCpuBackendThatFitsBest) {
+  cpu_backend_fits = true;
+  const Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 1, "for_gpus", seconds(20));
+  cpu_backend_fits = false;
+  EXPECT_EQ(group.process_group()->getBackend(c10::kCPU)->getBackendName(), "signals");
+}
+
 }  // namespace
 }  // namespace cohort::comm

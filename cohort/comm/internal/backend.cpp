@@ -36,7 +36,7 @@ base::Registry<BackendType>& registry() {
        {"shm", {.make = make_shm, .fit = fit_of_shm}},
        {"nccl", {.make = make_nccl, .absent = nccl_absent, .fit = fit_of_nccl}},
        {"mpi", {.make = make_mpi, .absent = mpi_absent}},
-       {"fake", {.make = make_fake}}},
+       {"fake", {.make = make_fake, .is_for_tests = true}}},
       {"auto"});
   return *instance;
 }

@@ -19,10 +19,7 @@ BackendInstance make_mpi(const BackendOptions& options);
 std::string nccl_absent();
 std::string mpi_absent();
 
-/// Returns the backend of that name. Throws: UsageError for an unknown name, naming the nearest and all, or
-/// for one that two libraries registered.
-BackendType backend_type(const std::string& name);
-/// Makes it. Throws: as backend_type(); UsageError where it cannot be used here; what its `make` throws.
+/// Makes the backend of that name. Throws: as backend_type(); UsageError where it cannot be used here; what its `make` throws.
 BackendInstance make_backend(const std::string& name, const BackendOptions& options);
 
 /// Why `auto` is which backend.

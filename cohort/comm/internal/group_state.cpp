@@ -325,7 +325,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   std::optional<BackendInstance> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
   try {
     made = make(options.backend);
-    if (made.device != c10::kCPU) for_cpu = make("gloo");
+    if (made.device != c10::kCPU) for_cpu = make(choose_backend({}).backend);
   } catch (const std::exception& error) {
     fail_to_make(*state, error, deadline);
   }
@@ -339,6 +339,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   state->deterministic_rank_order = made.deterministic_rank_order;
   state->no_message_tags = made.no_message_tags;
   state->may_raise_sigpipe = (for_cpu ? *for_cpu : made).may_raise_sigpipe;
+  state->shares_queue = made.shares_queue;
   state->device = made.device;
   state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, options.rank, size);
   state->group->setBackend(made.device, made.type, made.backend);

@@ -62,6 +62,7 @@ struct GroupState {
   bool deterministic_rank_order = false;  ///< as it says too
   std::string no_message_tags = "";       ///< why, as it says
   bool may_raise_sigpipe = true;          ///< as the backend of tensors on the CPU says
+  bool shares_queue = false;              ///< with other groups of its backend, as it says
   c10::DeviceType device = c10::kCPU;     ///< that its tensors are on
   c10::intrusive_ptr<c10d::Store> store;
   std::string prefix;                             ///< of its keys, before those that the store has

@@ -108,7 +108,7 @@ void start(const Library& library, const BackendOptions& options, mpi::Process& 
 void wait_for_earlier_calls(const BackendOptions& options) {
   for (const auto& registry : all_group_registries()) {
     for (const auto& group : registry->groups()) {
-      if (group->backend.find("mpi") == std::string::npos) continue;
+      if (!group->shares_queue) continue;
       group->wait_until_begun(options.deadline, base::concat("a group that is made while group '",
                                                              group->name, "' compares calls"));
     }

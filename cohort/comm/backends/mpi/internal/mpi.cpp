@@ -158,5 +158,6 @@ __attribute__((visibility("default"))) void cohort_make_mpi(const cohort::comm::
   made.type = c10d::ProcessGroup::BackendType::MPI;
   made.deterministic_rank_order = true;
   made.may_raise_sigpipe = false;
+  made.shares_queue = true;
 }
 }
