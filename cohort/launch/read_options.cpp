@@ -67,9 +67,9 @@ void read_output(const FlagValues& flags, RunOptions& options) {
     }
   }
   if (const auto given = flags.get("prefix")) {
-    if (given->text != "auto" && given->text != "on" && given->text != "off")
-      given->reject("auto, on or off");
-    options.prefix = given->text == "on" ? Prefix::kOn : given->text == "off" ? Prefix::kOff : Prefix::kAuto;
+    constexpr base::Choice<Prefix> kPrefixes[] = {
+        {"auto", Prefix::kAuto}, {"on", Prefix::kOn}, {"off", Prefix::kOff}};
+    options.prefix = given->choose(kPrefixes);
   }
 }
 
@@ -137,8 +137,8 @@ RunOptions read_run_flags(const std::map<std::string, std::string>& given, std::
     }
   }
   if (const auto value = flags.get("bind-to")) {
-    if (value->text != "cores" && value->text != "none") value->reject("cores or none");
-    options.bind_to = value->text == "cores" ? BindTo::kCores : BindTo::kNone;
+    constexpr base::Choice<BindTo> kBindings[] = {{"cores", BindTo::kCores}, {"none", BindTo::kNone}};
+    options.bind_to = value->choose(kBindings);
   }
   check(options);
   return options;

@@ -8,6 +8,7 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/launch/run_flags.h"
 
 namespace cohort::launch {
@@ -60,6 +61,13 @@ bool FlagValue::truth() const {
   if (is_in({"1", "true", "t", "yes", "y"})) return true;
   if (!is_in({"0", "false", "f", "no", "n"})) reject("true or false");
   return false;
+}
+
+// "auto, on or off"
+void FlagValue::reject_as_none_of(std::vector<std::string> names) const {
+  const std::string last = names.back();
+  names.pop_back();
+  reject(concat(base::join(names), " or ", last));
 }
 
 FlagValues::FlagValues(const std::map<std::string, std::string>& given) : given_(given) {

@@ -2,11 +2,15 @@
 
 #include <charconv>
 #include <chrono>
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "cohort/base/text/choice.h"
 
 /// The flags that `cohort run` was given, with the names that messages call them by. No LibTorch. Not for users of the library.
 namespace cohort::launch {
@@ -35,6 +39,19 @@ struct FlagValue {
   std::chrono::milliseconds seconds(double low) const;
   /// true, yes, 1 and their like, as torchrun reads them.
   bool truth() const;
+  /// Returns what the text stands for.
+  template <typename Value, std::size_t kCount>
+  const Value& choose(const base::Choice<Value> (&choices)[kCount]) const {
+    std::vector<std::string> names;
+    for (const base::Choice<Value>& choice : choices) {
+      if (text == choice.name) return choice.value;
+      names.emplace_back(choice.name);
+    }
+    reject_as_none_of(std::move(names));
+  }
+
+ private:
+  [[noreturn]] void reject_as_none_of(std::vector<std::string> names) const;
 };
 
 /// Flags by name, and what PET_NAME says of those that are not given.

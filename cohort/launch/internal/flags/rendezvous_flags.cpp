@@ -78,8 +78,8 @@ void read_read_timeout(const FlagValue& value, RunOptions& options) {
   etcd.swap_timeout = etcd.request_timeout * (defaults.swap_timeout / defaults.request_timeout);
 }
 void read_protocol(const FlagValue& value, RunOptions& options) {
-  if (value.text != "http" && value.text != "https") value.reject("http or https");
-  options.rendezvous.etcd.is_tls = value.text == "https";
+  constexpr base::Choice<bool> kProtocols[] = {{"http", false}, {"https", true}};
+  options.rendezvous.etcd.is_tls = value.choose(kProtocols);
 }
 template <auto kField>
 void read_etcd_text(const FlagValue& value, RunOptions& options) {
