@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "benchmarks/parallel/resnet18_step.h"
+#include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 
 namespace cohort::bench {

@@ -23,6 +23,7 @@
 #include "cohort/launch/read_options.h"
 #include "cohort/launch/run.h"
 #include "cohort/launch/worker.h"
+#include "cohort/train/check_parts.h"
 #include "cohort/train/run.h"
 #include "cohort/train/run_folder.h"
 
@@ -181,6 +182,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   const std::string folder_message = text_of_folder(arguments, own, given.run.dir);
   const config::Config full = in_folder(given, own);
   const config::Config config = arguments.fast_dev_run ? train::limit_to_fast_dev_run(full) : full;
+  train::check_parts(config);
   if (arguments.dump_config) {
     for (const std::string& warning : config.warnings)
       std::fprintf(stderr, "cohort: warning: %s\n", warning.c_str());

@@ -5,7 +5,6 @@
 #include "cohort/config/config.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <fstream>
 
@@ -48,23 +47,41 @@ void check_data(const DataConfig& data) {
   }
 }
 
-void check_optim(const OptimConfig& optim) {
+/// Whether the table of keys says that `key` is used with the other values of `config`. A check that is of some
+/// registered names asks a key that only these use, so that each name stands once, in the table.
+bool has_effect(const ConfigKey& key, Config& config) {
+  if (key.used_with == nullptr) return true;
+  // Each used_with is the name of a text key, and each used_above_zero that of a whole number. So neither
+  // the pointer nor the variant can miss.
+  const std::string value = *std::get<std::string*>(find_key(key.used_with)->target(config));
+  const auto lists = [&](const std::vector<std::string>& values) {
+    return std::ranges::find(values, value) != values.end();
+  };
+  if (key.used_values.empty() ? !lists(key.unused_values) : lists(key.used_values)) return true;
+  return key.used_above_zero != nullptr &&
+         *std::get<std::int64_t*>(find_key(key.used_above_zero)->target(config)) > 0;
+}
+
+void check_optim(Config& config) {
+  const OptimConfig& optim = config.optim;
   if (optim.betas.size() != 2) fail(concat("optim.betas has ", optim.betas.size(), " numbers: expected 2"));
-  if (optim.name == "sgd" && optim.nesterov && optim.momentum == 0) {
+  if (optim.nesterov && optim.momentum == 0 && has_effect(*find_key("optim.nesterov"), config)) {
     fail("optim.nesterov is true and optim.momentum is 0: expected momentum above 0", "optim.momentum=0.9");
   }
 }
 
-void check_schedule(const ScheduleConfig& schedule) {
+void check_schedule(Config& config) {
+  const ScheduleConfig& schedule = config.schedule;
   const int warmups =
       (schedule.warmup_epochs > 0) + (schedule.warmup_steps > 0) + (schedule.warmup_fraction > 0);
   if (warmups > 1) {
     fail("more than one of schedule.warmup_epochs, warmup_steps and warmup_fraction is set",
          "one of them only");
   }
-  // The first phase of one_cycle is a warm-up: two would multiply.
-  if (warmups > 0 && schedule.name == "one_cycle") {
-    fail("schedule.one_cycle has a warm-up of its own: expected no schedule.warmup_*", "schedule.pct_start");
+  // pct_start is the length of a schedule's own warm-up: two would multiply.
+  if (warmups > 0 && has_effect(*find_key("schedule.pct_start"), config)) {
+    fail(concat("schedule.", schedule.name, " has a warm-up of its own: expected no schedule.warmup_*"),
+         "schedule.pct_start");
   }
   // A schedule counts the milestones that it has passed; equal or falling ones are a typing error.
   const auto& milestones = schedule.milestones;
@@ -81,72 +98,13 @@ void check_best(const RunConfig& run) {
        "run.best_mode=max or run.best_mode=min");
 }
 
-/// Knows Cohort's own runners only: no registry is below this module. So a mistake is found where the file is
-/// read. train::check_names() rejects what is left: runners of libraries given to --load.
-void check_script(bool script, const std::string& runner) {
-  constexpr std::array kOnPlacements = {"data_parallel", "model_parallel", "pipeline"};
-  if (!script || std::ranges::find(kOnPlacements, runner) == kOnPlacements.end()) return;
-  fail(concat("train.script is true and distributed.model is ", runner,
-              ", whose operators run on threads of placements, where they cannot be recorded"),
-       "train.script=false, or distributed.model=plain");
-}
-
-/// A process computes one virtual rank after the other, and adds their gradients itself.
-void check_virtual_ranks(const DistributedConfig& distributed) {
-  if (distributed.virtual_ranks == 0 && !distributed.elastic) return;
-  const std::string own = distributed.elastic
-                              ? std::string("distributed.elastic is true")
-                              : concat("distributed.virtual_ranks is ", distributed.virtual_ranks);
-  const char* const off = distributed.elastic ? "distributed.elastic=false" : "distributed.virtual_ranks=0";
-  const auto reject = [&](const char* key, const std::string& value, const char* why,
-                          const std::string& hint) {
-    fail(concat(own, " and ", key, " is ", value, ", ", why), concat(hint, ", or ", off));
-  };
-  if (distributed.model != "plain") {
-    reject("distributed.model", distributed.model, "which computes on several placements",
-           "distributed.model=plain");
-  }
-  constexpr std::array kSums = {"auto", "average", "ddp"};
-  if (std::ranges::find(kSums, distributed.gradients) == kSums.end()) {
-    reject("distributed.gradients", distributed.gradients, "which does not add gradients over virtual ranks",
-           "distributed.gradients=auto");
-  }
-  if (distributed.comm_hook != "none") {
-    reject("distributed.comm_hook", distributed.comm_hook, "which rounds gradients on their way",
-           "distributed.comm_hook=none");
-  }
-  if (distributed.elastic && distributed.nproc_per_node > 1) {
-    reject(
-        "distributed.nproc_per_node", std::to_string(distributed.nproc_per_node),
-        "which starts processes that no agent looks after",
-        concat("cohort run --elastic --nproc-per-node ", distributed.nproc_per_node, " -- cohort train ..."));
-  }
-  if (distributed.elastic) return;
-  if (distributed.nproc_per_node > distributed.virtual_ranks) {
-    reject("distributed.nproc_per_node", std::to_string(distributed.nproc_per_node),
-           "so some processes would have nothing to compute",
-           concat("distributed.nproc_per_node=", distributed.virtual_ranks, " at most"));
-  }
-}
-
 /// Says which settings differ from their default but have no effect here.
 void warn_unused(Config& config) {
   Config defaults;
   for (const ConfigKey& key : config_keys()) {
-    if (key.used_with == nullptr || same_value(key, config, defaults)) continue;
-    // Each used_with is the name of a text key, and each used_above_zero that of a whole number. So neither
-    // the pointer nor the variant can miss.
-    const ConfigKey& other = *find_key(key.used_with);
-    const std::string value = *std::get<std::string*>(other.target(config));
-    const auto lists = [&](const std::vector<std::string>& values) {
-      return std::ranges::find(values, value) != values.end();
-    };
-    if (key.used_values.empty() ? !lists(key.unused_values) : lists(key.used_values)) continue;
-    if (key.used_above_zero != nullptr &&
-        *std::get<std::int64_t*>(find_key(key.used_above_zero)->target(config)) > 0) {
-      continue;
-    }
+    if (same_value(key, config, defaults) || has_effect(key, config)) continue;
     // A configuration is checked again after each change, and must not warn twice of one key.
+    const std::string value = *std::get<std::string*>(find_key(key.used_with)->target(config));
     const std::string warning = concat(key.name, " has no effect with ", key.used_with, " ", value);
     if (std::ranges::find(config.warnings, warning) == config.warnings.end()) {
       config.warnings.push_back(warning);
@@ -230,10 +188,8 @@ Config load_written_config_text(std::string_view text, const std::string& name,
 void check_config(Config& config) {
   check_values(config);
   check_data(config.data);
-  check_optim(config.optim);
-  check_schedule(config.schedule);
-  check_script(config.train.script, config.distributed.model);
-  check_virtual_ranks(config.distributed);
+  check_optim(config);
+  check_schedule(config);
   check_best(config.run);
   warn_unused(config);
   warn_unused_by_elastic(config);

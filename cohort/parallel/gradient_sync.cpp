@@ -6,8 +6,8 @@
 #include <map>
 
 #include "cohort/base/error.h"
-#include "cohort/parallel/broadcast.h"
 #include "cohort/parallel/reducer.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 
 namespace cohort::parallel {
 namespace {
@@ -114,10 +114,20 @@ std::shared_ptr<GradientSync> make_auto(const comm::Group& group, const ReducerO
   return make_gradient_sync(resolve_gradients("auto", group ? group.size() : 1), group, options);
 }
 
-// What every sync over ranks needs is checked here once, and not in each factory.
-GradientSyncType with_group(const std::string& name, GradientSyncType type) {
-  type.make = [name, make = std::move(type.make)](const comm::Group& group, const ReducerOptions& options) {
-    if (!group) {
+std::shared_ptr<VirtualRankSync> make_sums(const comm::Group& group, const VirtualRankOptions& options) {
+  return std::make_shared<VirtualRankSync>(group, options);
+}
+
+[[noreturn]] void throw_made_nothing(const std::string& name) {
+  throw UsageError("parallel.gradient_sync",
+                   base::concat("the factory of the gradient sync '", name, "' returned nothing"));
+}
+
+// What every sync needs is checked here once, and not in each factory.
+GradientSyncType checked_sync(const std::string& name, GradientSyncType type) {
+  type.make = [name, needs_group = type.needs_group, make = std::move(type.make)](
+                  const comm::Group& group, const ReducerOptions& options) {
+    if (needs_group && !group) {
       throw UsageError("parallel.gradient_sync",
                        base::concat("the gradient sync '", name, "' needs a process group"));
     }
@@ -126,10 +136,7 @@ GradientSyncType with_group(const std::string& name, GradientSyncType type) {
                        base::concat("the gradient sync '", name, "' was registered without make"));
     }
     std::shared_ptr<GradientSync> sync = make(group, options);
-    if (sync == nullptr) {
-      throw UsageError("parallel.gradient_sync",
-                       base::concat("the factory of the gradient sync '", name, "' returned nothing"));
-    }
+    if (sync == nullptr) throw_made_nothing(name);
     return sync;
   };
   return type;
@@ -138,39 +145,33 @@ GradientSyncType with_group(const std::string& name, GradientSyncType type) {
 base::Registry<GradientSyncType>& sync_registry() {
   static auto* instance = new base::Registry<GradientSyncType>(
       "gradient sync", "parallel.gradient_sync",
-      {{"auto", {.make = make_auto}},
-       {"none", {.make = make_none}},
-       {"average", with_group("average", {.make = make_average, .copies_gradients = true})},
-       {"ddp", with_group("ddp", {.make = make_ddp})}});
+      {{"auto", {.make = make_auto, .needs_group = false, .make_virtual_ranks = make_sums}},
+       {"none", {.make = make_none, .needs_group = false}},
+       {"average",
+        checked_sync("average",
+                     {.make = make_average, .copies_gradients = true, .make_virtual_ranks = make_sums})},
+       {"ddp", checked_sync("ddp", {.make = make_ddp, .make_virtual_ranks = make_sums})}});
   return *instance;
 }
 
 }  // namespace
 
-AverageReport GradientSync::average(const optim::Optimizer& /*optimizer*/, double samples, bool finite) {
-  AverageReport report;
-  // One process: its gradients are the mean already.
-  report.weight = samples;
-  if (!finite) report.bad_rank = 0;
-  return report;
-}
-
-void GradientSync::step(optim::Optimizer& optimizer, const optim::NonFinite& found) {
-  optimizer.step_unless(found);
-}
-
-// Before the first step, so that every rank starts from rank 0's values.
-void ReplicatedSync::begin(const TaskParts& parts) {
-  for (const NamedModule& entry : parts.modules) broadcast_module(group_, *entry.module);
-}
-
-void ReplicatedSync::synchronize_buffers(const TaskParts& parts) {
-  for (const NamedModule& entry : parts.modules) broadcast_buffers(group_, *entry.module);
-}
-
 std::shared_ptr<GradientSync> make_gradient_sync(const std::string& name, comm::Group group,
                                                  const ReducerOptions& options) {
   return gradient_sync_type(name).make(group, options);
+}
+
+std::shared_ptr<VirtualRankSync> make_virtual_rank_sync(const std::string& name, const comm::Group& group,
+                                                        const VirtualRankOptions& options) {
+  const GradientSyncType type = gradient_sync_type(name);
+  if (!type.make_virtual_ranks) {
+    throw UsageError("parallel.gradient_sync",
+                     base::concat("the gradient sync '", name, "' does not support virtual ranks"),
+                     "distributed.gradients=auto, or distributed.virtual_ranks=0");
+  }
+  std::shared_ptr<VirtualRankSync> sync = type.make_virtual_ranks(group, options);
+  if (sync == nullptr) throw_made_nothing(name);
+  return sync;
 }
 
 std::string resolve_gradients(const std::string& name, int num_ranks, const std::string& of_runner) {
@@ -188,12 +189,12 @@ GradientSyncType gradient_sync_type(const std::string& name) {
 
 void register_gradient_sync(const std::string& name, GradientSyncType type) {
   if (!type.make) throw UsageError("parallel.gradient_sync", "a gradient sync needs make");
-  sync_registry().add(name, with_group(name, std::move(type)), "register_gradient_sync");
+  sync_registry().add(name, checked_sync(name, std::move(type)), "register_gradient_sync");
 }
 
 bool register_gradient_sync_at_load(const char* name, GradientSyncType type, const char* file,
                                     int line) noexcept {
-  return sync_registry().add_at_load(name, with_group(name, std::move(type)), file, line);
+  return sync_registry().add_at_load(name, checked_sync(name, std::move(type)), file, line);
 }
 
 }  // namespace cohort::parallel

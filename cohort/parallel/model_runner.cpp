@@ -29,6 +29,7 @@ base::Registry<ModelRunnerType>& runner_registry() {
   static auto* instance = new base::Registry<ModelRunnerType>("model runner", "parallel.model_runner",
                                                               {{"plain",
                                                                 {.make = make_plain,
+                                                                 .supports_virtual_ranks = true,
                                                                  .plans_ranks = true,
                                                                  .plans_placed_layers = true,
                                                                  .plan_is_measured = true,

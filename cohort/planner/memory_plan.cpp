@@ -17,6 +17,7 @@
 #include "cohort/planner/internal/memory_probe.h"
 #include "cohort/planner/internal/plain_memory.h"
 #include "cohort/train/batch_plan.h"
+#include "cohort/train/check_parts.h"
 #include "cohort/train/example_step.h"
 
 namespace cohort::planner {
@@ -157,12 +158,13 @@ std::optional<PlannedVirtualRanks> virtual_ranks_of(const config::DistributedCon
 parallel::RunnerMemory ask_runner(MemoryPlan& plan, const parallel::ModelRunnerType& type,
                                   const MemoryOptions& options, const train::ExampleStep& step,
                                   const train::BatchPlan& sizes,
+                                  const parallel::GradientSyncType& gradient_sync,
                                   const std::optional<PlannedVirtualRanks>& virtual_ranks) {
   // DeviceMapped layers would be seen on other threads: what is kept is the same without.
   PlannedModel model(step);
   StepMemory memory = probe(step, model);
   const auto inputs = std::make_shared<const PlanInputs>(
-      PlanInputs{step, std::move(model), std::move(memory), sizes, virtual_ranks});
+      PlanInputs{step, std::move(model), std::move(memory), sizes, virtual_ranks, gradient_sync});
   const parallel::PlainMemory plain = plain_memory(plan, inputs);
   plan.parameters = plain.parameters;
   plan.buffers = plain.buffers;
@@ -172,7 +174,7 @@ parallel::RunnerMemory ask_runner(MemoryPlan& plan, const parallel::ModelRunnerT
   return type.plan_memory(plain, runner);
 }
 
-void measure_plan(MemoryPlan& plan, const MeasureInputs& inputs) {
+void measure_plan(MemoryPlan& plan, const MeasureInputs& inputs, bool is_whole) {
   if (!inputs.planned.measured) throw_not_measured(plan.runner);
   // A runner may know only now where it computes.
   for (const parallel::PlannedPlace& place : inputs.planned.places) {
@@ -180,13 +182,13 @@ void measure_plan(MemoryPlan& plan, const MeasureInputs& inputs) {
   }
   measure(plan, inputs);
   // The buffers of averages are not there without the other ranks.
-  const bool is_whole = plan.gradients == "none" || inputs.virtual_ranks.has_value();
   if (!is_whole) plan.places.back().measured.peak.reset();
 }
 
 }  // namespace
 
 MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given) {
+  train::check_parts(config);
   parallel::ModelRunnerType type = parallel::model_runner_type(config.distributed.model);
   MemoryPlan plan;
   // Of the run's own runner, also where memory is planned as plain.
@@ -198,7 +200,9 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
     plan.note = base::concat("model runner ", config.distributed.model,
                              " does not say what it keeps; planned as plain");
   }
+  const parallel::GradientSyncType gradient_sync = parallel::gradient_sync_type(plan.gradients);
   const bool has_virtual_ranks = config.distributed.virtual_ranks > 0;
+  const bool is_one_process = !has_virtual_ranks && !gradient_sync.needs_group;
   if (has_virtual_ranks) plan.gradients = "virtual_ranks";
   if (config.distributed.elastic && !has_virtual_ranks) {
     plan.note =
@@ -206,7 +210,7 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
   }
   plan.model = config.model.name;
   plan.runner = config.distributed.model;
-  plan.num_ranks = plan.gradients != "none" ? int(config.distributed.nproc_per_node) : 1;
+  plan.num_ranks = is_one_process ? 1 : int(config.distributed.nproc_per_node);
   check_runner(type, config.distributed, given);
   const train::BatchPlan sizes =
       train::batch_plan(config.train, config.distributed, config.data, plan.num_ranks);
@@ -218,15 +222,20 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
     options.place.merge(step.runner_options().device_map);
   }
   if (options.measure) check_measurable(type, step.runner_options(), options);
-  const parallel::RunnerMemory memory = ask_runner(plan, type, options, step, sizes, virtual_ranks);
+  const parallel::RunnerMemory memory =
+      ask_runner(plan, type, options, step, sizes, gradient_sync, virtual_ranks);
   add_places(plan, memory, sizes.part);
   // A runner that reads the device map places the layers itself, as in a run.
   if (type.reads_device_map) options.place.clear();
   // Other processes are not started.
   const bool is_alone = virtual_ranks && virtual_ranks->num_processes == 1 && !virtual_ranks->is_elastic;
-  const std::optional<parallel::VirtualRankOptions> measured_virtual_ranks =
-      is_alone ? std::optional(virtual_ranks->options) : std::nullopt;
-  if (options.measure) measure_plan(plan, {step, options.place, sizes, memory, measured_virtual_ranks});
+  const std::shared_ptr<parallel::VirtualRankSync> measured_virtual_ranks =
+      is_alone ? parallel::make_virtual_rank_sync(config.distributed.gradients, {}, virtual_ranks->options)
+               : nullptr;
+  if (options.measure) {
+    measure_plan(plan, {step, options.place, sizes, memory, measured_virtual_ranks},
+                 is_one_process || is_alone);
+  }
   return plan;
 }
 

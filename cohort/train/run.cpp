@@ -20,6 +20,7 @@
 #include "cohort/core/device.h"
 #include "cohort/elastic/session.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
+#include "cohort/train/check_parts.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/internal/config_choices.h"
@@ -70,6 +71,7 @@ config::OptimConfig scaled_optim(const config::OptimConfig& optim, const config:
 config::Config checked(config::Config config) {
   check_config(config);
   check_schedule_and_hook(config.distributed);
+  check_parts(config);
   return config;
 }
 
@@ -194,8 +196,8 @@ void log_start(const fs::path& folder, const RunData& data, const parallel::Grad
                                                                      gradient_sync.name(), "), each ");
   base::log_info(base::concat("run folder ", folder.string(), ", ", data.training().dataset().size(),
                               " training and ", num_validation, " validation samples, ", ranks,
-                              runner == "plain" ? "" : runner + ", ", "device ", device.str(), ", ",
-                              at::get_num_threads(), " threads"));
+                              runner == config::DistributedConfig().model ? "" : runner + ", ", "device ",
+                              device.str(), ", ", at::get_num_threads(), " threads"));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "cohort/core/device.h"
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/train/batch_plan.h"
+#include "cohort/train/check_parts.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/internal/config_choices.h"
 #include "cohort/train/internal/factories.h"
@@ -101,6 +102,7 @@ ScriptBench bench_script(config::Config config, const ScriptBenchOptions& option
   config.train.script = true;
   check_config(config);
   check_schedule_and_hook(config.distributed);
+  check_parts(config);
   const at::Device device = core::resolve_device(config.train.device).device;
   core::set_intra_op_threads(static_cast<int>(config.train.threads));
   const auto data =

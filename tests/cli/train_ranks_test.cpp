@@ -197,6 +197,28 @@ TEST_F(TrainRanksTest, OneOfEachPartFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
   EXPECT_TRUE(message_contains(unloaded.err, "no tensor format has the extension plugin")) << unloaded.err;
 }
 
+TEST_F(TrainRanksTest, ARunnerAndASyncFromAPlugInHaveVirtualRanksWhereTheySayThatTheySupportThem) {
+  std::vector<std::string> words = {"distributed.virtual_ranks=2", "train.max_steps=3"};
+  EXPECT_EQ(run(train("virtual ranks", words)).status, 0);
+  words.insert(words.end(), {"--load", COHORT_TEST_PLUGIN_PARTS, "distributed.model=plugin_runner"});
+  std::vector<std::string> summed = words, alone = words;
+  summed.push_back("distributed.gradients=plugin_sync");
+  const Outcome outcome = run(train("virtual ranks of a plug-in", summed));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* part : {"runner", "sync of virtual ranks", "update"}) {
+    EXPECT_TRUE(message_contains(outcome.err, std::string("plug-in: ") + part)) << part;
+  }
+  EXPECT_TRUE(model("virtual ranks of a plug-in") == model("virtual ranks"));
+
+  alone.push_back("distributed.gradients=plugin_alone");
+  const Outcome rejected = run(train("rejected", alone));
+  EXPECT_NE(rejected.status, 0);
+  EXPECT_TRUE(message_contains(rejected.err,
+                               "distributed.virtual_ranks is 2 and distributed.gradients is plugin_alone, "
+                               "which does not add gradients over virtual ranks"))
+      << rejected.err;
+}
+
 TEST_F(TrainRanksTest, ACommunicationHookFromAPlugInReducesTheBuckets) {
   const Outcome outcome = run(train_on(
       2, "hook of a plug-in", {"--load", COHORT_TEST_PLUGIN_PARTS, "distributed.comm_hook=plugin_hook"}));

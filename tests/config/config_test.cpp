@@ -97,8 +97,8 @@ run: {name: "1", dir: "~", resume: auto, seed: 9007199254740992, save_every: 2, 
   EXPECT_EQ(dump_config(again), text);
 }
 
-TEST(ConfigTest, VirtualRanksGoWithPlainModelsAndSumsOfGradients) {
-  for (const char* gradients : {"auto", "average", "ddp"}) {
+TEST(ConfigTest, VirtualRanksTakeTheSizeOfBuckets) {
+  for (const char* gradients : {"auto", "average", "ddp", "mine"}) {
     const Config config = load(base::concat(
         "distributed: {virtual_ranks: 4, bucket_cap_mb: 1, nproc_per_node: 2, gradients: ", gradients,
         "}\ntrain: {script: true, precision: bf16, accumulate: 2}\n"));
@@ -106,42 +106,9 @@ TEST(ConfigTest, VirtualRanksGoWithPlainModelsAndSumsOfGradients) {
     EXPECT_EQ(config.warnings, std::vector<std::string>()) << "their sums travel in buckets of that size";
     EXPECT_EQ(load(dump_config(config)), config);
   }
-  const std::pair<const char*, const char*> cases[] = {
-      {"gradients: none",
-       "distributed.virtual_ranks is 2 and distributed.gradients is none, which does not add "
-       "gradients over virtual ranks. Try: distributed.gradients=auto"},
-      {"gradients: mine", "distributed.virtual_ranks is 2 and distributed.gradients is mine"},
-      {"model: pipeline", "distributed.virtual_ranks is 2 and distributed.model is pipeline"},
-      {"comm_hook: fp16", "distributed.virtual_ranks is 2 and distributed.comm_hook is fp16"},
-      {"nproc_per_node: 3", "distributed.virtual_ranks is 2 and distributed.nproc_per_node is 3"}};
-  for (const auto& [setting, message] : cases) {
-    COHORT_EXPECT_THROW_WITH(load(base::concat("distributed: {virtual_ranks: 2, ", setting, "}\n")),
-                             ConfigError, message);
-  }
-}
-
-TEST(ConfigTest, ElasticRunsGoWithPlainModelsAndSumsOfGradients) {
-  for (const char* gradients : {"auto", "average", "ddp"}) {
-    const Config config = load(base::concat("distributed: {elastic: true, gradients: ", gradients, "}\n"));
-    EXPECT_TRUE(config.distributed.elastic);
-    EXPECT_EQ(load(dump_config(config)), config);
-  }
-  const std::pair<const char*, const char*> cases[] = {
-      {"gradients: none",
-       "distributed.elastic is true and distributed.gradients is none, which does not add gradients over "
-       "virtual "
-       "ranks. Try: distributed.gradients=auto, or distributed.elastic=false"},
-      {"gradients: mine", "distributed.elastic is true and distributed.gradients is mine"},
-      {"model: pipeline", "distributed.elastic is true and distributed.model is pipeline"},
-      {"comm_hook: fp16", "distributed.elastic is true and distributed.comm_hook is fp16"},
-      {"virtual_ranks: 8, nproc_per_node: 4",
-       "distributed.elastic is true and distributed.nproc_per_node is 4, which starts processes that no "
-       "agent looks "
-       "after. Try: cohort run --elastic --nproc-per-node 4"}};
-  for (const auto& [setting, message] : cases) {
-    COHORT_EXPECT_THROW_WITH(load(base::concat("distributed: {elastic: true, ", setting, "}\n")), ConfigError,
-                             message);
-  }
+  const Config elastic = load("distributed: {elastic: true, gradients: mine}\n");
+  EXPECT_TRUE(elastic.distributed.elastic);
+  EXPECT_EQ(load(dump_config(elastic)), elastic);
 }
 
 TEST(ConfigTest, KeysOfProcessGroupsHaveNoEffectInElasticRuns) {
@@ -271,13 +238,8 @@ TEST(ConfigTest, WhatSpansKeysIsChecked) {
   COHORT_EXPECT_THROW_WITH(load("schedule: {warmup_steps: 1, warmup_epochs: 1}"), ConfigError,
                            "more than one of");
   COHORT_EXPECT_THROW_WITH(load("schedule: {warmup_steps: 1, name: one_cycle}"), ConfigError,
-                           "a warm-up of its own");
+                           "schedule.one_cycle has a warm-up of its own");
   COHORT_EXPECT_THROW_WITH(load("schedule: {milestones: [3, 3]}"), ConfigError, "expected numbers that rise");
-  for (const char* model : {"data_parallel", "model_parallel", "pipeline"}) {
-    const std::string text = std::string("{train: {script: true}, distributed: {model: ") + model + "}}";
-    COHORT_EXPECT_THROW_WITH(load(text), ConfigError,
-                             std::string("train.script is true and distributed.model is ") + model);
-  }
   EXPECT_TRUE(load("{train: {script: true}, distributed: {gradients: ddp}}").warnings.empty());
   Config config;
   config.train.epochs = -1;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cohort/optim/sgd.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 
@@ -119,6 +120,16 @@ TEST(GradientSyncTest, AutoStandsForNoneOnOneRankAndForTheRunnersSyncOnSeveral) 
   }
   test::run_ranks(2, "gloo",
                   [](comm::Group& group) { EXPECT_EQ(make_gradient_sync("auto", group)->name(), "ddp"); });
+}
+
+TEST(GradientSyncTest, OneThatSupportsVirtualRanksMakesTheSyncOfThem) {
+  for (const char* name : {"auto", "average", "ddp"}) {
+    EXPECT_EQ(make_virtual_rank_sync(name, {}, {.num_virtual_ranks = 3})->num_virtual_ranks(), 3) << name;
+  }
+  for (const char* name : {"none", "largest"}) {
+    COHORT_EXPECT_THROW_WITH(make_virtual_rank_sync(name, {}, {}), UsageError,
+                             std::string("the gradient sync '") + name + "' does not support virtual ranks");
+  }
 }
 
 TEST(GradientSyncTest, UnknownNamesAndMissingGroupsAreErrors) {

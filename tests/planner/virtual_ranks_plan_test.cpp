@@ -6,7 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/error.h"
+#include "cohort/parallel/gradient_sync.h"
+#include "cohort/parallel/model_runner.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/planner/memory_plan.h"
+#include "tests/support/throws.h"
 
 namespace cohort::planner {
 namespace {
@@ -61,6 +66,43 @@ TEST(VirtualRanksPlanTest, ProcessesOfVirtualRanksKeepCoversToo) {
   EXPECT_NE(to_text(two).find("  virtual_ranks "), std::string::npos) << to_text(two);
   const MemoryPlan unknown = plan_virtual({"distributed.gradients=auto", "distributed.elastic=true"});
   EXPECT_NE(to_text(unknown).find("planned without sums of virtual ranks"), std::string::npos);
+}
+
+// A runner and a gradient sync that nothing but their types says anything of.
+TEST(VirtualRanksPlanTest, PartsOfALibraryArePlannedByWhatTheySay) {
+  parallel::ModelRunnerType runner = parallel::model_runner_type("plain");
+  parallel::register_model_runner("also_plain", runner);
+  runner.supports_virtual_ranks = false;
+  parallel::register_model_runner("no_virtual_ranks", runner);
+  int num_made = 0;
+  parallel::register_gradient_sync(
+      "also_sums", {.make = [](const auto&, const auto&) { return nullptr; },
+                    .make_virtual_ranks =
+                        [&](const comm::Group& group, const parallel::VirtualRankOptions& options) {
+                          ++num_made;
+                          return std::make_shared<parallel::VirtualRankSync>(group, options);
+                        }});
+  parallel::register_gradient_sync(
+      "for_one_process", {.make = [](const auto&, const auto&) { return nullptr; }, .needs_group = false});
+  const std::vector<std::string> virtual_ranks = {"distributed.virtual_ranks=2",
+                                                  "distributed.gradients=also_sums"};
+  const auto with = [&](std::vector<std::string> overrides, const char* more) {
+    overrides.emplace_back(more);
+    return overrides;
+  };
+  const MemoryPlan plan =
+      plan_virtual(with(virtual_ranks, "distributed.model=also_plain"), {.measure = true});
+  const PlaceMemory& place = plan.places.back();
+  EXPECT_EQ(place.predicted.virtual_ranks, place.measured.virtual_ranks);
+  EXPECT_EQ(num_made, 1);
+  COHORT_EXPECT_THROW_WITH(plan_virtual(with(virtual_ranks, "distributed.model=no_virtual_ranks")),
+                           ConfigError,
+                           "distributed.virtual_ranks is 2 and distributed.model is no_virtual_ranks");
+  const MemoryPlan one_process =
+      plan_virtual({"distributed.nproc_per_node=2", "distributed.gradients=for_one_process"});
+  EXPECT_EQ(one_process.num_ranks, 1);
+  EXPECT_EQ(one_process.places[0].predicted.peak,
+            plan_virtual({"distributed.gradients=none"}).places[0].predicted.peak);
 }
 
 }  // namespace

@@ -231,20 +231,21 @@ std::vector<ConfigKey> distributed_keys() {
        .help =
            "A step has so many virtual ranks, which 1 to as many processes compute, with the same bits for "
            "any number of them (docs/guide/elastic.md). train.batch_size is then of a virtual rank. 0: a "
-           "rank is a process. Only with distributed.model plain, and distributed.gradients auto, average "
-           "or ddp.",
+           "rank is a process. Only with a runner and a gradient sync that support them: of Cohort's own "
+           "distributed.model plain, and distributed.gradients auto, average or ddp.",
        .min = 0,
        .max = 4096},
       // The same bits as with so many virtual ranks and without it.
       {.name = "distributed.elastic",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.elastic; },
        .on_resume = OnResume::kTakesEffect,
-       .help = "Processes may come, leave and die while the run trains, which ends with the bits of an "
-               "undisturbed run "
-               "(docs/guide/elastic.md). cohort run --elastic starts them, and gives "
-               "distributed.virtual_ranks. Needs "
-               "run.dir; resumes from its last checkpoint. Only with distributed.model plain, and "
-               "distributed.gradients auto, average or ddp."},
+       .help =
+           "Processes may come, leave and die while the run trains, which ends with the bits of an "
+           "undisturbed run "
+           "(docs/guide/elastic.md). cohort run --elastic starts them, and gives "
+           "distributed.virtual_ranks. Needs "
+           "run.dir; resumes from its last checkpoint. Only with a runner and a gradient sync that support "
+           "virtual ranks."},
   };
 }
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cohort/comm/group.h"
-#include "cohort/parallel/gradient_sync.h"
+#include "cohort/parallel/gradient_sync_base.h"
 #include "cohort/parallel/virtual_ranks/slice_exchange.h"
 
 /// The same bits at any number of processes: docs/guide/elastic.md.

@@ -52,6 +52,7 @@ class Measurement {
       : plan_(plan),
         inputs_(inputs),
         measured_(*inputs.planned.measured),
+        sync_(inputs.virtual_ranks),
         placement_threads_(placements_of(inputs.planned)) {}
 
   void run() {
@@ -64,8 +65,7 @@ class Measurement {
     const at::Tensor input = inputs_.step.input(sizes.loaded), target = inputs_.step.target(sizes.loaded);
     all.batch = profiler_.total().now - *all.model;
     activations_ = counts();
-    if (inputs_.virtual_ranks) {
-      sync_ = std::make_unique<parallel::VirtualRankSync>(comm::Group(), *inputs_.virtual_ranks);
+    if (sync_) {
       sync_->begin({.modules = {{"", model.any.ptr()}}, .optimizers = {{"", model.optimizer, nullptr}}});
     }
     step(model, call, input, target);
@@ -156,11 +156,11 @@ class Measurement {
   MemoryPlan& plan_;
   const MeasureInputs& inputs_;
   const parallel::MeasuredRun& measured_;
+  const std::shared_ptr<parallel::VirtualRankSync> sync_;  // null: there are no virtual ranks
   const parallel::PlacementThreads placement_threads_;
   const std::vector<std::thread::id>& threads_ = placement_threads_.ids();
   std::vector<std::int64_t> before_, activations_, gradients_;
   std::int64_t optimizer_bytes_ = 0;
-  std::unique_ptr<parallel::VirtualRankSync> sync_;  // null: there are no virtual ranks
   memory::AllocationProfiler profiler_;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <map>
-#include <optional>
+#include <memory>
 #include <string>
 
 #include "cohort/parallel/model_runner.h"
@@ -18,8 +18,8 @@ struct MeasureInputs {
   const std::map<std::string, base::Placement>& place;  ///< layers that the runner does not place
   const train::BatchPlan& sizes;
   const parallel::RunnerMemory& planned;  ///< whose places are the first of the plan's; with `measured`
-  std::optional<parallel::VirtualRankOptions>
-      virtual_ranks;  ///< that one process computes; none: there are none
+  std::shared_ptr<parallel::VirtualRankSync>
+      virtual_ranks;  ///< that one process computes; null: there are none
 };
 
 /// Runs two steps of the whole batch, and writes what they took beside what is planned. Throws: UsageError

@@ -8,7 +8,6 @@
 
 #include "cohort/base/error.h"
 #include "cohort/parallel/device_mapped.h"
-#include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_memory.h"
 
 namespace cohort::planner {
@@ -94,7 +93,7 @@ parallel::PlainMemory plain_memory(const MemoryPlan& plan, const std::shared_ptr
   const PlanInputs& in = *inputs;
   const ModelBytes bytes = model_bytes(in.model, [](const std::string&) { return true; });
   const bool has_virtual_ranks = in.virtual_ranks.has_value();
-  const bool ranks = plan.gradients != "none" && !has_virtual_ranks;
+  const bool ranks = in.gradient_sync.needs_group && !has_virtual_ranks;
   parallel::PlainMemory plain{
       .parameters = bytes.parameters,
       .buffers = bytes.buffers,
@@ -126,7 +125,7 @@ parallel::PlainMemory plain_memory(const MemoryPlan& plan, const std::shared_ptr
   // While later parts are computed the gradients of the first are there.
   if (plain.adds_gradients) *use.peak += bytes.gradients;
   // The buckets of ddp are the gradients, and stay; the chunks of average are copies.
-  if (ranks && parallel::gradient_sync_type(plan.gradients).copies_gradients) use.averages = bytes.gradients;
+  if (ranks && in.gradient_sync.copies_gradients) use.averages = bytes.gradients;
   if (ranks) *use.peak += bytes.gradients;
   // They stay from step to step, beside the gradients that backward makes.
   if (has_virtual_ranks) {

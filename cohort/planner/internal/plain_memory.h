@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cohort/optim/optimizer.h"
+#include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/planner/internal/memory_probe.h"
@@ -40,6 +41,7 @@ struct PlanInputs {
   StepMemory memory;  ///< of the model on one placement
   train::BatchPlan sizes;
   std::optional<PlannedVirtualRanks> virtual_ranks;
+  parallel::GradientSyncType gradient_sync;  ///< of a run without virtual ranks
 };
 
 /// Returns what the plain runner takes in the run of `plan`. The functions in it share `inputs`: a runner may

@@ -47,9 +47,9 @@ std::int64_t bucket_bytes(const config::DistributedConfig& config) {
   return static_cast<std::int64_t>(config.bucket_cap_mb * (1 << 20));
 }
 
-std::shared_ptr<parallel::GradientSync> virtual_rank_sync(comm::Group group,
+std::shared_ptr<parallel::GradientSync> virtual_rank_sync(const comm::Group& group,
                                                           const config::DistributedConfig& config) {
-  return std::make_shared<parallel::VirtualRankSync>(std::move(group), virtual_rank_options(config));
+  return parallel::make_virtual_rank_sync(config.gradients, group, virtual_rank_options(config));
 }
 
 parallel::ReducerOptions reducer_options(const config::DistributedConfig& config) {
@@ -90,8 +90,11 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
         base::concat("at most ", config.virtual_ranks, " processes, or a new run with more virtual ranks"));
   }
   if (config.virtual_ranks > 0 && job.world_size == 1) return virtual_rank_sync({}, config);
-  const bool is_alone = job.world_size == 1 && parallel::resolve_gradients(config.gradients, 1) == "none";
-  if (is_alone) return parallel::make_gradient_sync("none");
+  const std::string gradients =
+      parallel::resolve_gradients(config.gradients, job.world_size, runner.gradients);
+  if (job.world_size == 1 && !parallel::gradient_sync_type(gradients).needs_group) {
+    return parallel::make_gradient_sync(gradients);
+  }
   if (job.launcher != comm::Launcher::kNone && config.nproc_per_node > 1 &&
       config.nproc_per_node != job.local_world_size) {
     base::log_warning(base::concat("distributed.nproc_per_node is ", config.nproc_per_node,
@@ -104,8 +107,7 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
   options.check_consistency = check_of(comm_config.check_consistency);
   comm::Group group = comm::init_process_group(options);
   comm::require_same(group, "the configuration", same);
-  if (config.virtual_ranks > 0) return virtual_rank_sync(std::move(group), config);
-  const std::string gradients = parallel::resolve_gradients(config.gradients, group.size(), runner.gradients);
+  if (config.virtual_ranks > 0) return virtual_rank_sync(group, config);
   return parallel::make_gradient_sync(gradients, std::move(group), reducer_options(config));
 }
 

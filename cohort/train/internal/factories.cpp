@@ -232,14 +232,7 @@ void check_names(const config::Config& config) {
   data::check_sampler_name(config.data.sampler);
   optim::check_optimizer_name(config.optim.name);
   optim::check_schedule_name(config.schedule.name);
-  const parallel::ModelRunnerType runner = parallel::model_runner_type(config.distributed.model);
-  // check_config() has rejected Cohort's own runners; the registry knows those of libraries too.
-  if (config.train.script && runner.has_own_threads) {
-    throw ConfigError("train.run",
-                      base::concat("train.script is true and distributed.model is ", config.distributed.model,
-                                   ", whose operators run on threads of their own"),
-                      "train.script=false, or distributed.model=plain");
-  }
+  parallel::model_runner_type(config.distributed.model);
   check_schedule_and_hook(config.distributed);
   parallel::gradient_sync_type(config.distributed.gradients);
   comm::check_backend_name(config.distributed.backend);

@@ -13,6 +13,7 @@
 #include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/pipeline/schedule.h"
 
 namespace {
@@ -31,10 +32,16 @@ COHORT_REGISTER_MODEL_RUNNER(
            return parallel::ModelRunner{
                [model](const at::Tensor& input) mutable { return model.forward<at::Tensor>(input); }};
          },
+     .supports_virtual_ranks = true,
      .plan_memory =
          [](const parallel::PlainMemory& plain, const parallel::ModelRunnerOptions&) {
            return std::vector<parallel::PlannedPlace>{{"the plug-in's place", plain.samples, plain.use}};
          }});
+
+void log_update() {
+  static std::once_flag once;
+  std::call_once(once, [] { log_name("update"); });
+}
 
 class Averaging : public parallel::ReplicatedSync {
  public:
@@ -44,8 +51,7 @@ class Averaging : public parallel::ReplicatedSync {
     return averager_.average(optimizer.parameters(), samples, finite);
   }
   void step(optim::Optimizer& optimizer, const optim::NonFinite& found) override {
-    static std::once_flag once;
-    std::call_once(once, [] { log_name("update"); });
+    log_update();
     optimizer.step_unless(found);
   }
 
@@ -53,11 +59,34 @@ class Averaging : public parallel::ReplicatedSync {
   parallel::GradientAverager averager_;
 };
 
+class AveragingVirtualRanks : public parallel::VirtualRankSync {
+ public:
+  using VirtualRankSync::VirtualRankSync;
+  std::string name() const override { return "plugin_sync"; }
+  void step(optim::Optimizer& optimizer, const optim::NonFinite& found) override {
+    log_update();
+    optimizer.step_unless(found);
+  }
+};
+
 COHORT_REGISTER_GRADIENT_SYNC("plugin_sync",
-                              {.make = [](const comm::Group& group, const parallel::ReducerOptions&) {
-                                log_name("sync");
-                                return std::make_shared<Averaging>(group);
-                              }});
+                              {.make =
+                                   [](const comm::Group& group, const parallel::ReducerOptions&) {
+                                     log_name("sync");
+                                     return std::make_shared<Averaging>(group);
+                                   },
+                               .make_virtual_ranks =
+                                   [](const comm::Group& group, const parallel::VirtualRankOptions& options) {
+                                     log_name("sync of virtual ranks");
+                                     return std::make_shared<AveragingVirtualRanks>(group, options);
+                                   }});
+
+// For one process, so it has no virtual ranks either.
+COHORT_REGISTER_GRADIENT_SYNC("plugin_alone", {.make =
+                                                   [](const comm::Group&, const parallel::ReducerOptions&) {
+                                                     return std::make_shared<parallel::GradientSync>();
+                                                   },
+                                               .needs_group = false});
 
 // Sums as a run without a hook does.
 COHORT_REGISTER_COMM_HOOK("plugin_hook", [] {

@@ -80,18 +80,6 @@ TEST(BuildTest, AMisspeltScheduleOrHookIsRejectedByEachCommandEvenIfItAsksForNon
   }
 }
 
-TEST(BuildTest, ScriptModeIsRejectedForARunnerOfALibraryThatHasThreadsOfItsOwn) {
-  parallel::register_model_runner(
-      "threaded", {.make = [](torch::nn::AnyModule, const auto&) { return parallel::ModelRunner{}; },
-                   .has_own_threads = true});
-  config::Config config;
-  config.train.script = true;
-  config.distributed.model = "threaded";
-  check_config(config);  // knows Cohort's own only
-  COHORT_EXPECT_THROW_WITH(check_names(config), ConfigError,
-                           "train.script is true and distributed.model is threaded");
-}
-
 TEST(BuildTest, ALoaderReadsThePartOfItsRank) {
   const config::DataConfig config{
       .type = "synthetic", .image_size = 4, .shuffle = false, .workers = 0, .synthetic_train = 8};

@@ -102,7 +102,6 @@ TEST(VirtualRanksRunTest, CombinationsThatDoNotWorkNameBothKeys) {
   };
   const std::pair<const char*, const char*> cases[] = {
       {"distributed.gradients=none", "distributed.gradients is none"},
-      {"distributed.gradients=mine", "distributed.gradients is mine"},
       {"distributed.model=pipeline", "distributed.model is pipeline"},
       {"distributed.model=data_parallel", "distributed.model is data_parallel"},
       {"distributed.comm_hook=fp16", "distributed.comm_hook is fp16"}};
