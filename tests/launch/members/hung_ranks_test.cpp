@@ -159,6 +159,18 @@ TEST_F(HungRanksTest, ARankThatHasSaidNothingForLongIsNamedOnce) {
   EXPECT_EQ(hung.find_mute(ranks, now), std::nullopt);
 }
 
+TEST_F(HungRanksTest, ASuccessorHasTheWholeTimeToSaySomething) {
+  ranks[1].status = {};
+  EXPECT_EQ(hung.find_mute(ranks, now), std::nullopt);
+  now += std::chrono::seconds(20);
+  ranks[1].pid = 11;  // it begins between two looks
+  EXPECT_EQ(hung.find_mute(ranks, now), std::nullopt);
+  now += std::chrono::seconds(20);
+  EXPECT_EQ(hung.find_mute(ranks, now), std::nullopt) << "the one before was mute for 20 s";
+  now += std::chrono::seconds(11);
+  EXPECT_EQ(hung.find_mute(ranks, now), 1U);
+}
+
 TEST_F(HungRanksTest, LinksToOtherMembersAndToADeadRankSayNothing) {
   for (std::uint64_t number = 1; number < 4; ++number) {
     enter(number);

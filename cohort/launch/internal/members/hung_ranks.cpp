@@ -34,12 +34,16 @@ std::optional<HungRanks::Found> HungRanks::look(std::uint64_t generation, member
 
 std::optional<std::size_t> HungRanks::find_mute(const std::vector<SeenRank>& ranks, Time now) {
   for (std::size_t place = 0; place < ranks.size() && !has_found_mute_; ++place) {
-    if (ranks[place].pid == 0 || ranks[place].status != membership::RankStatus()) {
-      mute_since_.erase(place);
-    } else if (now - mute_since_.emplace(place, now).first->second > kMuteTime) {
-      has_found_mute_ = true;
-      return place;
+    const SeenRank& rank = ranks[place];
+    if (rank.pid == 0 || rank.status != membership::RankStatus()) {
+      mute_.erase(place);
+      continue;
     }
+    Mute& mute = mute_[place];
+    if (mute.pid != rank.pid) mute = {rank.pid, now};  // a successor has the whole time
+    if (now - mute.since <= kMuteTime) continue;
+    has_found_mute_ = true;
+    return place;
   }
   return std::nullopt;
 }

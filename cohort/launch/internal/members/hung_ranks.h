@@ -41,6 +41,10 @@ class HungRanks {
     std::uint64_t told = 0;  // the first order that the rank has not answered
     Time since;
   };
+  struct Mute {
+    int pid = 0;
+    Time since;
+  };
   struct Loss {
     std::uint64_t generation = 0, steps = 0;
     Time since;
@@ -49,9 +53,9 @@ class HungRanks {
   const std::chrono::milliseconds silence_;
   std::optional<Time> looked_at_;
   std::map<std::size_t, Unanswered> unanswered_;  // by place
+  std::map<std::size_t, Mute> mute_;              // by place
   std::optional<Loss> loss_;                      // the first since a step was made
   std::optional<Loss> repeated_;
-  std::map<std::size_t, Time> mute_since_;  // by place
   bool has_found_mute_ = false;
 };
 
