@@ -8,13 +8,17 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "cohort/base/error.h"
 #include "cohort/base/files/fd.h"
 #include "cohort/base/host.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait_for_listener.h"
 
 namespace cohort::launch {
@@ -22,13 +26,29 @@ namespace {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-// Null where the name is not known.
-Addresses resolve_host(const std::string& host) {
+// Null where the name is not known; `why` then says why.
+Addresses resolve_host(const std::string& host, std::string* why = nullptr) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
   const int status = ::getaddrinfo(host.c_str(), "9", &hints, &found);
+  if (status != 0 && why != nullptr)
+    *why = status == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(status);
   return {status == 0 ? found : nullptr, ::freeaddrinfo};
+}
+
+std::string numeric_text(const addrinfo& address) {
+  std::array<char, NI_MAXHOST> text{};
+  const int status = ::getnameinfo(address.ai_addr, address.ai_addrlen, text.data(), text.size(), nullptr, 0,
+                                   NI_NUMERICHOST);
+  return status == 0 ? text.data() : "an address of another kind";
+}
+
+// Why the kernel sends nothing to this address: "Network is unreachable", for instance. Empty: it would.
+std::string why_no_route(const addrinfo& address) {
+  const base::Fd fd(::socket(address.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (fd.is_open() && ::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) return "";
+  return std::strerror(errno);
 }
 
 bool is_same_address(const sockaddr* a, const sockaddr* b) {
@@ -105,9 +125,30 @@ bool names_this_host(const std::string& host) {
 std::string address_towards(const std::string& host) {
   std::string own = base::address_towards(host);
   if (!own.empty()) return own;
+  // What is asked for once more may be there by now.
+  std::string why;
+  const Addresses found = resolve_host(host, &why);
+  if (found == nullptr) {
+    throw RendezvousError(
+        "launch.run", base::concat("the name of the rendezvous endpoint ", host, " is not known here: ", why),
+        base::concat("`getent hosts ", host,
+                     "` on this host; --rdzv-endpoint HOST:PORT with a name that "
+                     "finds, or with an address"));
+  }
+  std::vector<std::string> reasons;
+  for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
+    why = why_no_route(*address);
+    if (!why.empty()) reasons.push_back(base::concat(numeric_text(*address), ": ", why));
+  }
+  own = reasons.empty() ? base::address_towards(host) : "";
+  if (!own.empty()) return own;
   throw RendezvousError(
-      "launch.run", base::concat("no way leads to the rendezvous endpoint ", host, ", or it has no address"),
-      "--rdzv-endpoint HOST:PORT with a host that this one can reach");
+      "launch.run",
+      base::concat("no way leads from here to the rendezvous endpoint ", host, " (",
+                   reasons.empty() ? "no interface has an address" : base::join(reasons, "; "), ")"),
+      base::concat("`ip route get ", numeric_text(*found),
+                   "` on this host; --rdzv-endpoint HOST:PORT with an "
+                   "address that this host reaches"));
 }
 
 }  // namespace cohort::launch

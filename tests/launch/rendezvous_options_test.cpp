@@ -41,8 +41,19 @@ TEST(RendezvousOptionsTest, AHostKnowsItself) {
 
 TEST(RendezvousOptionsTest, TheWayToAHostIsOfOneInterface) {
   EXPECT_EQ(address_towards("127.0.0.1"), "127.0.0.1");
+}
+
+TEST(RendezvousOptionsTest, AnErrorSaysWhyNoWayLeadsToAHost) {
+  // What the system's resolver says of this name depends on the host.
+  COHORT_EXPECT_THROW_WITH(address_towards("no..host"), RendezvousError,
+                           "the name of the rendezvous endpoint no..host is not known here: Name or service");
   COHORT_EXPECT_THROW_WITH(address_towards("no-such-host.invalid"), RendezvousError,
-                           "no way leads to the rendezvous endpoint no-such-host.invalid, or");
+                           "Try: `getent hosts no-such-host.invalid`");
+  // The kernel rejects it, whatever routes there are (the user may not send to all).
+  COHORT_EXPECT_THROW_WITH(address_towards("255.255.255.255"), RendezvousError,
+                           "endpoint 255.255.255.255 (255.255.255.255: Permission denied)");
+  COHORT_EXPECT_THROW_WITH(address_towards("255.255.255.255"), RendezvousError,
+                           "Try: `ip route get 255.255.255.255`");
 }
 
 // As that of a pod that is starting.
