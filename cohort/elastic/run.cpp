@@ -64,6 +64,7 @@ class Runner {
  private:
   void make_step() {
     StepContext context(info_.steps, info_, options_.session);
+    if (const auto exchange = context.exchange()) exchange->begin_step();
     step_(context);
     if (context.has_begun_changes()) return;
     throw UsageError("elastic.run", base::concat("step ", info_.steps, " did not say when its changes began"),

@@ -111,7 +111,8 @@ class Session {
   /// The same, but false for a planned change while all processes of this generation are in it: what they do together between
   /// two steps, as an evaluation, may be ended first. Does not wait.
   virtual bool must_leave() const { return must_enter(); }
-  /// Of the generation that this process is in. Its transfers throw GenerationEnded. Tensors that were given to a
+  /// Of the generation that this process is in. Its begin_step() says that a step begins, which a change may drop. Its transfers throw
+  /// GenerationEnded. Tensors that were given to a
   /// transfer that has thrown must not be written any more: another process may still read them.
   virtual std::shared_ptr<parallel::SliceExchange> exchange() const = 0;
   /// The state is being changed from here on: it is of no use to others until commit().

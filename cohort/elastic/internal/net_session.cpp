@@ -166,9 +166,9 @@ GenerationInfo NetSession::enter(std::uint64_t committed_steps) {
   inbox_->set_committed(committed_steps);
   agent_->update([&](RankStatus& status) { status.is_ready = true; });
   Times times;
-  // Time since the last step was committed: nobody will finish what was computed in it. Between two steps nothing is dropped.
-  if (exchange_ != nullptr && exchange_->is_in_step())
-    times.dropped_ms = ms_between(step_began_, times.begin);
+  // Nobody will finish what was computed in the step. Between two steps nothing is dropped, whatever is exchanged there.
+  if (exchange_ != nullptr && exchange_->step_began())
+    times.dropped_ms = ms_between(*exchange_->step_began(), times.begin);
   is_first_step_ = false;
   for (bool has_taken_over = false;;) {
     try {

@@ -73,7 +73,7 @@ std::vector<double> NetSliceExchange::end_step(std::chrono::nanoseconds time) {
   work_us_[static_cast<std::size_t>(place_.process)] =
       static_cast<std::uint32_t>(std::clamp<microseconds::rep>(own, 0, most));
   waited_ = std::chrono::nanoseconds(0);
-  num_begun_before_ = num_begun_;
+  step_began_.reset();
   return seconds;
 }
 

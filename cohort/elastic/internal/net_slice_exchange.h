@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "cohort/base/threads/deadline.h"
 #include "cohort/elastic/internal/process_inbox.h"
 #include "cohort/net/node.h"
 #include "cohort/parallel/virtual_ranks/slice_exchange.h"
@@ -36,6 +38,9 @@ class NetSliceExchange : public parallel::SliceExchange,
 
   int rank() const override { return place_.process; }
   int size() const override { return place_.num_processes; }
+  void begin_step() override {
+    if (!step_began_) step_began_ = base::Deadline::Clock::now();
+  }
   /// Memory that processes of this host read without a copy.
   at::Tensor empty(std::int64_t numel, const at::TensorOptions& options) override;
   Transfer all_to_all(at::Tensor output, const at::Tensor& input,
@@ -47,8 +52,8 @@ class NetSliceExchange : public parallel::SliceExchange,
   /// A step that has taken `time` is committed. Returns how many seconds each process has worked in the step before it, its waits in
   /// transfers left out; 0 where this is not known. What this process has worked goes with the bytes of the next step.
   std::vector<double> end_step(std::chrono::nanoseconds time);
-  /// A transfer has begun since the last end_step().
-  bool is_in_step() const { return num_begun_ > num_begun_before_; }
+  /// When the step has begun that is being made. Nothing between two steps, where processes may exchange bytes too.
+  std::optional<base::Deadline::Clock::time_point> step_began() const { return step_began_; }
 
  private:
   struct Operation;
@@ -65,8 +70,9 @@ class NetSliceExchange : public parallel::SliceExchange,
   const std::shared_ptr<net::Node> node_;
   const std::shared_ptr<ProcessInbox> inbox_;
   const ExchangePlace place_;
-  std::vector<std::shared_ptr<net::Peer>> peers_;       // by process; null: this one
-  std::uint64_t num_begun_ = 0, num_begun_before_ = 0;  // transfers; before this step
+  std::vector<std::shared_ptr<net::Peer>> peers_;  // by process; null: this one
+  std::uint64_t num_begun_ = 0;                    // transfers
+  std::optional<base::Deadline::Clock::time_point> step_began_;
   std::map<std::uint64_t, std::shared_ptr<Operation>> pending_;
   std::map<std::pair<std::uint64_t, int>, Letter> early_;  // of operations that have not begun here
   std::chrono::nanoseconds waited_{0};                     // in transfers of this step

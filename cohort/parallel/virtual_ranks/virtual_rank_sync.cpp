@@ -163,6 +163,7 @@ void VirtualRankSync::check_known(const optim::Optimizer& optimizer) const {
 void VirtualRankSync::begin_step() {
   if (buffers_ == nullptr) throw UsageError(kWhereVirtual, "a step begins before begin()");
   step_ = std::make_unique<Step>(shares(), options_.num_virtual_ranks);
+  if (exchange_ != nullptr) exchange_->begin_step();
   for (auto& [optimizer, reducer] : reducers_) {
     check_known(*optimizer);
     reducer->begin(exchange_.get());

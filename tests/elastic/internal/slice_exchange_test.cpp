@@ -129,6 +129,26 @@ TEST(NetSliceExchangeTest, MemoryIsUsedAgain) {
   }
 }
 
+// As those of an evaluation: where processes change meanwhile no step is dropped.
+TEST(NetSliceExchangeTest, WhatIsExchangedBetweenTwoStepsIsOfNoStep) {
+  Ring ring(2, "local");
+  ring.run([](int, NetSliceExchange& exchange) {
+    const at::Tensor own = bytes_from(1, 8, exchange);
+    const auto gather = [&] { exchange.all_gather(exchange.empty(16, own.options()), own)(); };
+    gather();
+    EXPECT_FALSE(exchange.step_began());
+    exchange.begin_step();
+    const auto began = exchange.step_began();
+    ASSERT_TRUE(began);
+    gather();
+    exchange.begin_step();  // of those that work with it, each may say so
+    EXPECT_EQ(exchange.step_began(), began);
+    exchange.end_step(std::chrono::nanoseconds(0));
+    gather();
+    EXPECT_FALSE(exchange.step_began());
+  });
+}
+
 TEST(NetSliceExchangeTest, LongPiecesGoByHandle) {
   Ring ring(2, "local");
   ring.run([](int, NetSliceExchange& exchange) {

@@ -25,6 +25,7 @@ class FailingExchange : public SliceExchange {
       : exchange_(make_slice_exchange(std::move(group))), left_(left) {}
   int rank() const override { return exchange_->rank(); }
   int size() const override { return exchange_->size(); }
+  void begin_step() override { ++num_steps; }
   Transfer all_to_all(at::Tensor output, const at::Tensor& input,
                       const std::vector<std::int64_t>& output_bytes,
                       const std::vector<std::int64_t>& input_bytes) override {
@@ -34,6 +35,8 @@ class FailingExchange : public SliceExchange {
     return failing(exchange_->all_gather(std::move(output), input));
   }
   Transfer broadcast(at::Tensor bytes) override { return failing(exchange_->broadcast(std::move(bytes))); }
+
+  int num_steps = 0;
 
  private:
   Transfer failing(Transfer transfer) {
@@ -98,13 +101,15 @@ TEST(AbandonedStepTest, NothingHasChangedAndTheStepIsMadeAgain) {
       SCOPED_TRACE(number);
       VirtualRankSync sync({}, {.num_virtual_ranks = 3, .bucket_bytes = 40});
       NormedStep steps(sync);
-      sync.set_exchange(std::make_shared<FailingExchange>(group, number));
+      const auto exchange = std::make_shared<FailingExchange>(group, number);
+      sync.set_exchange(exchange);
       bool has_failed = false;
       try {
         steps.run();
       } catch (const CommError&) {
         has_failed = true;
       }
+      EXPECT_EQ(exchange->num_steps, 1);
       if (!has_failed) sync.commit_step();
       sync.abandon_step();
       const at::Tensor mean = steps.net->norm->running_mean;
