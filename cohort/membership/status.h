@@ -24,7 +24,7 @@ struct MemberStatus {
   bool is_state_lost = false;  ///< of `entered`: no process has the newest state
   std::string failure;         ///< of `entered`: how a rank ended; empty: none has failed
   int exit_status = 0;         ///< of the rank that has failed
-  bool ends_run = false;       ///< the failure ends the run, whatever max_restarts is
+  bool ends_run = false;  ///< its ranks fail again and again: the run continues without this agent, or ends
   std::string stuck;  ///< a rank that does not enter generations, so nobody waits for this agent; empty: none
   std::vector<MemberId> lost_links;  ///< of `entered`: members to which a rank has lost its link
 

@@ -203,24 +203,6 @@ TEST(DecideTest, FailedRanksCountAsRestartsUntilTheyAreUsedUp) {
   EXPECT_EQ(run.record.exit_status, 3);
 }
 
-TEST(DecideTest, AFailureThatEndsTheRunUsesNoRestart) {
-  Rendezvous run(1, 2);
-  run.record.settings.max_restarts = 100;
-  run.form({"a", "b"});
-  run.hear("b", [](Report& report) {
-    report.failure = "rank 1 ended with status 3";
-    report.exit_status = 3;
-    report.ends_run = true;
-  });
-  EXPECT_TRUE(run.step());
-  EXPECT_EQ(run.record.state, RunState::kFailed);
-  EXPECT_EQ(run.record.exit_status, 3);
-  EXPECT_EQ(run.record.restarts_used, 0);
-  EXPECT_EQ(run.record.end_cause,
-            "agent 2 at host-b:1: rank 1 ended with status 3 (failed again and again, and no "
-            "step was made between)");
-}
-
 TEST(DecideTest, WhoLeavesByNoticeIsOutAfterAStep) {
   Rendezvous run(1, 2);
   run.form({"a", "b"});

@@ -46,9 +46,16 @@ void SimulatedRun::make_fault() {
       if (agent && !is_kept) kill_agent(agent, world_.chance(50));
       break;
     case 2:
-    case 3:
-      if (agent) kill_process(agent, world_.pick(agent->processes.size()));
+    case 3: {
+      // In some runs ranks fail again and again, those of one agent, or of all agents at the same time.
+      const bool is_hopeless = options_.seed % 8 == 5;
+      if (agent) kill_process(agent, world_.pick(agent->processes.size()), 0, is_hopeless);
+      for (std::size_t i = 0; is_hopeless && kind == 2 && i < agents_.size(); ++i) {
+        const std::shared_ptr<Agent> other = agents_[i];
+        if (other->is_alive && other != agent) kill_process(other, 0, 0, true);
+      }
       break;
+    }
     case 4:
       if (agent)
         world_.stop_host(host, std::min(world_.between(50, 3'000),
@@ -204,6 +211,7 @@ void SimulatedRun::Counts::add(const Counts& other) {
   restarts += other.restarts;
   failed_runs += other.failed_runs;
   failed_with_state += other.failed_with_state;
+  gave_up += other.gave_up;
   two_deciders += other.two_deciders;
   dropped_alive += other.dropped_alive;
   lost_links += other.lost_links;
@@ -216,8 +224,8 @@ std::string SimulatedRun::Counts::text() const {
                 " of steps made again; ", copies, " copies of the state; ", restarts, " restarts; ",
                 dropped_alive, " agents dropped that lived; ", lost_links, " lost links; ", stopped,
                 " processes stopped, ", hung, " of them killed by their agent; ", two_deciders,
-                " times two agents decided; ", failed_runs, " runs failed, ", failed_with_state,
-                " while an agent had the state");
+                " times two agents decided; ", gave_up, " agents gave up; ", failed_runs, " runs failed, ",
+                failed_with_state, " while an agent had the state");
 }
 
 void SimulatedRun::watch_deciders() {
@@ -328,8 +336,9 @@ void SimulatedRun::check_end() {
   if (record.state == RunState::kFailed) {
     ++counts.failed_runs;
     if (newest_steps_ > 0 && has_state(newest_steps_)) ++counts.failed_with_state;
-    for (const char* const cause : {"no agent is left", "none that had the state", "no process has the state",
-                                    "had finished", "leaves, and it has", "all members leave"}) {
+    for (const char* const cause :
+         {"no agent is left", "none that had the state", "no process has the state", "had finished",
+          "leaves, and it has", "all members leave", "no member can continue", "failed again and again"}) {
       if (record.end_cause.find(cause) != std::string::npos) return;
     }
     return world_.fail("the run failed: " + record.end_cause);

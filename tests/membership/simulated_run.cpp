@@ -202,6 +202,10 @@ void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {
   const MemberInfo* const member = record.find(agent->incarnation);
   if (record.state != RunState::kRunning && member != nullptr) return;
   const bool is_member = member != nullptr && generation.find(member->id) == member;
+  if (!is_member && agent->report.ends_run && agent->report.entered != generation.number) {
+    ++counts.gave_up;
+    return kill_agent(agent, false);
+  }
   if (!is_member && agent->report.entered + 1 == generation.number && !agent->report.is_leaving)
     ++counts.dropped_alive;
   if (is_member && member->num_processes != agent->report.num_processes)
@@ -232,7 +236,7 @@ void SimulatedRun::report(const std::shared_ptr<Agent>& agent) {
   if (entered > report.entered) {
     report.entered = entered;
     report.failure.clear();
-    report.is_state_lost = false;
+    report.ends_run = report.is_state_lost = false;
   }
   report.lost_links.clear();
   for (const auto& process : agent->processes) {
@@ -380,7 +384,8 @@ void SimulatedRun::give_up_stopped_of(const Generation& generation) {
 }
 
 // `told`: of which its place was told, whether it has entered it or not.
-void SimulatedRun::kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told) {
+void SimulatedRun::kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told,
+                                bool is_hopeless) {
   Process& dead = *agent->processes[index];
   const std::uint64_t generation = std::max(dead.steps.generation(), told);
   if (agent->has_stopped || generation == 0) return;
@@ -399,10 +404,11 @@ void SimulatedRun::kill_process(const std::shared_ptr<Agent>& agent, std::size_t
     agent->report.committed_steps = std::max(agent->report.committed_steps, process->steps.committed_steps());
   }
   ++counts.restarts;
-  world_.on_host(agent->host, world_.now() + milliseconds(2), [this, agent, generation, index] {
+  world_.on_host(agent->host, world_.now() + milliseconds(2), [this, agent, generation, index, is_hopeless] {
     if (!agent->is_alive || agent->report.entered > generation) return;
     agent->report.entered = generation;
     agent->report.failure = concat("rank ", index, " was killed");
+    agent->report.ends_run = agent->report.ends_run || is_hopeless;
     report(agent);
     if (agent->protocol->record()) on_record(agent);
   });

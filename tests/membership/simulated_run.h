@@ -47,6 +47,7 @@ class SimulatedRun {
     std::uint64_t generations = 0, steps = 0, copies = 0, redone = 0, planned = 0, restarts = 0;
     std::uint64_t failed_runs = 0, failed_with_state = 0, two_deciders = 0, dropped_alive = 0, lost_links = 0;
     std::uint64_t stopped = 0, hung = 0;  ///< processes, and those of them that their agent has killed
+    std::uint64_t gave_up = 0;            ///< agents whose ranks failed again and again
     void add(const Counts& other);
     std::string text() const;
   };
@@ -77,7 +78,8 @@ class SimulatedRun {
   void on_record(const std::shared_ptr<Agent>& agent);
   void report(const std::shared_ptr<Agent>& agent);
   void kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_lost);
-  void kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told = 0);
+  void kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told = 0,
+                    bool is_hopeless = false);
   void end_stopped_process();
   void give_up_stopped(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t number);
   void give_up_stopped_of(const membership::Generation& generation);

@@ -25,7 +25,8 @@
 //
 // Note [Stuck ranks]: an agent says itself that one of its ranks does not enter a generation, after a time of its own, and which one.
 // It is a member no longer, and waits until the rank gets on. A state that only its ranks have is lost: to give it they would have to
-// enter together.
+// enter together. An agent whose ranks fail again and again (Report::ends_run) is no member either, and leaves. The run ends where nobody
+// is left that can continue it: only here is it seen that all members fail at the same time.
 #include "cohort/membership/internal/decide.h"
 
 #include <algorithm>
@@ -36,6 +37,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/membership/internal/lost_links.h"
+#include "cohort/membership/internal/seen_members.h"
 
 namespace cohort::membership {
 namespace {
@@ -54,10 +56,10 @@ bool is_before(const MemberInfo& a, const MemberInfo& b) {
   return a.id < b.id;
 }
 
-class Decider {
+class Decider : private SeenMembers {
  public:
   Decider(const RendezvousRecord& record, const Observations& seen)
-      : old_(record), next_(record), seen_(seen) {}
+      : SeenMembers(record, seen), old_(record), next_(record), seen_(seen) {}
 
   std::optional<RendezvousRecord> run() {
     if (old_.has_ended()) return std::nullopt;
@@ -78,43 +80,6 @@ class Decider {
   }
 
  private:
-  const AgentView* view(const MemberInfo& member) const {
-    const auto found = seen_.agents.find(member.incarnation);
-    return found == seen_.agents.end() ? nullptr : &found->second;
-  }
-  Time last_heard(const MemberInfo& member) const {
-    const AgentView* const known = view(member);
-    return known == nullptr ? seen_.since : std::max(known->last_heard, seen_.since);
-  }
-  bool is_self(const MemberInfo& member) const { return member.incarnation == seen_.self; }
-  bool is_silent(const MemberInfo& member, int factor) const {
-    return !is_self(member) && seen_.now - last_heard(member) > factor * old_.settings.silence;
-  }
-  bool is_dead(const MemberInfo& member) const {
-    const AgentView* const known = view(member);
-    return known != nullptr && known->is_dead;
-  }
-  // What a member says of the generation that it is in now.
-  const Report* report_of_generation(const MemberInfo& member) const {
-    const AgentView* const known = view(member);
-    return known == nullptr || known->report.entered != old_.generation.number ? nullptr : &known->report;
-  }
-  bool is_leaving(const MemberInfo& member) const {
-    const AgentView* const known = view(member);
-    return known != nullptr && known->report.is_leaving;
-  }
-  // Note [Stuck ranks]
-  std::string stuck_rank(const MemberInfo& member) const {
-    const AgentView* const known = view(member);
-    return known == nullptr ? "" : known->report.stuck;
-  }
-  bool is_finished(const MemberInfo& member) const {
-    const AgentView* const known = is_elastic() ? nullptr : view(member);
-    const Report* const report = known != nullptr ? &known->report : report_of_generation(member);
-    return report != nullptr && report->is_finished;
-  }
-  bool is_elastic() const { return old_.settings.virtual_ranks > 0; }
-
   // Agents that wait have no other observer: nobody else listens to them.
   void remove_gone(std::vector<MemberInfo>& members) const {
     std::erase_if(members, [&](const MemberInfo& member) {
@@ -236,23 +201,27 @@ class Decider {
                    concat("no process has the state of step ", old_.generation.committed_steps,
                           " any more; the run can be resumed from its last checkpoint"));
       }
-      if (!report->failure.empty() && next_.restarts_used == old_.restarts_used) {
+      if (hopeless_report(member) != nullptr) {
+        if (old_.settings.is_embedded && is_self(member)) return end_with(*report, hopeless_text(member));
+      } else if (!report->failure.empty() && failure_.empty()) {
         failure_ = concat(name_of(member), ": ", report->failure);
-        if (report->ends_run || ++next_.restarts_used > old_.settings.max_restarts) {
-          next_.restarts_used = old_.restarts_used;
-          next_.exit_status = report->exit_status;
-          const std::string why =
-              report->ends_run ? std::string("failed again and again, and no step was made between")
-                               : concat(old_.restarts_used, " restarts used of ", old_.settings.max_restarts);
-          return end(RunState::kFailed, concat(failure_, " (", why, ")"));
+        if (old_.restarts_used >= old_.settings.max_restarts) {
+          return end_with(*report, concat(failure_, " (", old_.restarts_used, " restarts used of ",
+                                          old_.settings.max_restarts, ")"));
         }
+        next_.restarts_used = old_.restarts_used + 1;
       }
     }
     return false;
   }
-  MemberId id_of_self() const {
-    const MemberInfo* const self = old_.find(seen_.self);
-    return self == nullptr ? 0 : self->id;
+  std::string hopeless_text(const MemberInfo& member) const {
+    return concat(name_of(member), ": ", hopeless_report(member)->failure,
+                  " (failed again and again, and no step was made between)");
+  }
+  bool end_with(const Report& report, std::string cause) {
+    next_.restarts_used = old_.restarts_used;
+    next_.exit_status = report.exit_status;
+    return end(RunState::kFailed, std::move(cause));
   }
 
   void change() {
@@ -285,6 +254,9 @@ class Decider {
       } else if (!stuck_rank(member).empty()) {
         is_planned = false;
         add_cause(concat(name_of(member), " is given up: ", stuck_rank(member)));
+      } else if (hopeless_report(member) != nullptr) {
+        is_planned = false;
+        add_cause(hopeless_text(member));
       } else if (member.id == dropped) {
         add_cause(concat(name_of(member), " is dropped"));
       } else if (is_leaving(member)) {
@@ -326,52 +298,33 @@ class Decider {
   // Note [Who has the state]. What else has changed is decided later.
   void wait_for_state(const std::string& cause) {
     next_ = old_;
-    const std::vector<MemberInfo>& members = old_.generation.members;
-    const auto is_out = [&](const MemberInfo& member) { return is_dead(member) || is_leaving(member); };
-    if (std::ranges::all_of(members, is_out) &&
-        std::ranges::any_of(members, [&](const MemberInfo& member) { return is_leaving(member); })) {
-      end(RunState::kFailed,
-          concat("all members leave, so the run can be resumed from its last checkpoint: ", cause));
+    const Report* hopeless = nullptr;
+    bool are_out = true, does_leave = false;
+    for (const MemberInfo& member : old_.generation.members) {
+      const Report* const report = hopeless_report(member);
+      if (hopeless == nullptr) hopeless = report;
+      does_leave = does_leave || is_leaving(member);
+      are_out = are_out && (is_dead(member) || is_leaving(member) || report != nullptr);
+    }
+    const bool do_all_leave = are_out && (does_leave || hopeless != nullptr);
+    if (!do_all_leave && may_state_come_back()) return;
+    if (hopeless != nullptr) next_.exit_status = hopeless->exit_status;
+    if (!do_all_leave) {
+      end_without_state(cause);
       return;
     }
-    for (const MemberInfo& member : members) {
-      if (!is_holder(member) || is_dead(member) || !stuck_rank(member).empty()) continue;
+    end(RunState::kFailed, concat(hopeless == nullptr ? "all members leave" : "no member can continue",
+                                  ", so the run can be resumed from its last checkpoint: ", cause));
+  }
+  bool may_state_come_back() const {
+    return std::ranges::any_of(old_.generation.members, [&](const MemberInfo& member) {
+      const bool can_enter = stuck_rank(member).empty() && hopeless_report(member) == nullptr;
+      if (!is_holder(member) || is_dead(member) || !can_enter) return false;
       const AgentView* const agent = view(member);
       const Time heard =
           agent == nullptr ? seen_.decides_since : std::max(agent->last_heard, seen_.decides_since);
-      if (seen_.now - heard <= old_.settings.join_timeout) return;
-    }
-    end_without_state(cause);
-  }
-
-  std::set<MemberId> gone_members() const {
-    const std::vector<MemberInfo>& members = old_.generation.members;
-    std::set<MemberId> gone, heard;
-    for (const MemberInfo& member : members) {
-      if (!is_dead(member) && !is_silent(member, 1)) heard.insert(member.id);
-    }
-    std::set<MemberId> seen_silent;  // by a second observer
-    for (const MemberInfo& member : members) {
-      const AgentView* const agent = view(member);
-      if (heard.count(member.id) == 0 || agent == nullptr || is_self(member)) continue;
-      seen_silent.insert(agent->report.unheard.begin(), agent->report.unheard.end());
-    }
-    const MemberId self = id_of_self();
-    const bool has_observer =
-        std::any_of(heard.begin(), heard.end(), [&](MemberId id) { return id != self; });
-    const bool is_minority = 2 * heard.size() < members.size();
-    for (const MemberInfo& member : members) {
-      if (is_self(member)) continue;
-      const AgentView* const agent = view(member);
-      const bool is_deaf = agent != nullptr && agent->report.known < old_.generation.number &&
-                           seen_.now - seen_.generation_since > kAloneFactor * old_.settings.silence;
-      const bool is_agreed = !has_observer || seen_silent.count(member.id) > 0;
-      if (is_dead(member) || is_silent(member, kAloneFactor) || is_deaf ||
-          (is_silent(member, 1) && is_agreed && !is_minority)) {
-        gone.insert(member.id);
-      }
-    }
-    return gone;
+      return seen_.now - heard <= old_.settings.join_timeout;
+    });
   }
 
   bool has_recovered(const std::vector<MemberInfo>& members) const {

@@ -28,7 +28,7 @@ bool is_urgent(const Report& before, const Report& now) {
   return before.is_leaving != now.is_leaving || before.failure != now.failure ||
          before.is_state_lost != now.is_state_lost || before.lost_links != now.lost_links ||
          before.unheard != now.unheard || before.is_ready != now.is_ready || before.store != now.store ||
-         before.stuck != now.stuck;
+         before.stuck != now.stuck || before.ends_run != now.ends_run;
 }
 
 }  // namespace

@@ -37,11 +37,13 @@ TEST(RunEtcdTest, TheFirstAgentDiesAndTheRunContinues) {
 
 class ElasticRunInEtcdTest : public ::testing::Test {
  protected:
-  Job agent(std::vector<std::string> more = {}) {
+  Job agent(std::vector<std::string> more = {}, const std::vector<std::string>& arguments = {}) {
     more.insert(more.end(),
-                {"--elastic", "--nnodes=1:2", "--rdzv-backend=etcd", "--rdzv-endpoint=" + etcd.endpoint(0),
-                 "--rdzv-id=job8", "--no-secret", "--bind-to=none", "--silence=100", "--shutdown-timeout=20",
-                 "--", COHORT_ELASTIC_PROGRAM});
+                {"--elastic", "--rdzv-backend=etcd", "--rdzv-endpoint=" + etcd.endpoint(0), "--rdzv-id=job8",
+                 "--no-secret", "--bind-to=none", "--silence=100", "--shutdown-timeout=20"});
+    if (more.front().rfind("--nnodes=", 0) != 0) more.push_back("--nnodes=1:2");
+    more.insert(more.end(), {"--", COHORT_ELASTIC_PROGRAM});
+    more.insert(more.end(), arguments.begin(), arguments.end());
     return Job(dir.path(), std::move(more));
   }
   bool enters(const std::string& name) {
@@ -71,6 +73,19 @@ TEST_F(ElasticRunInEtcdTest, ARunThatAllNodesHaveLeftBeginsAnewWithTheSameComman
   Job fourth = agent();
   EXPECT_EQ(fourth.wait(), 1);
   expect_in(fourth.err(), {"run job8 has succeeded already"});
+}
+
+// Each could leave the run to the other one, and the record would say for ever that the run continues.
+TEST_F(ElasticRunInEtcdTest, TwoNodesWhoseRanksFailAtTheSameTimeEndTheRun) {
+  Job first = agent({"--nnodes=2:2"}, {"fail in a generation"});
+  Job second = agent({"--nnodes=2:2"}, {"fail in a generation"});
+  EXPECT_EQ(first.wait(), 5) << first.err();
+  EXPECT_EQ(second.wait(), 5) << second.err();
+  expect_in(first.err() + second.err(), {"failed again and again, and no step was made between"});
+  Job third = agent();
+  EXPECT_TRUE(enters("in_1_0_of_1")) << "another run: " << third.err();
+  write_file(dir / "go", "");
+  EXPECT_EQ(third.wait(), 0) << third.err();
 }
 
 TEST_F(ElasticRunInEtcdTest, ARunWhoseAgentsWereKilledIsEndedByTheNextOne) {

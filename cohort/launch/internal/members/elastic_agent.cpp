@@ -94,26 +94,31 @@ void ElasticAgent::note_failure(const RankFailure& failure, std::size_t place,
   const std::uint64_t generation = member_.generation();
   const int num_in_a_row = failures_.note(place, committed_steps, Clock::now());
   const bool is_hopeless = !options_.limits_restarts() && num_in_a_row > PlaceFailures::kMaxInARow;
-  // Nobody else counts what ends before it takes part. What fails on this node alone must not end the others' run.
-  const bool gives_up = generation == 0 ? is_hopeless || ++end_.num_lost > options_.max_restarts
-                                        : is_hopeless && !member_.is_needed();
   if (is_hopeless) {
     output_.log(LogLevel::kError, concat("local rank ", place, " has failed ", num_in_a_row,
-                                         " times in a row, and no step was made between",
-                                         gives_up ? ": this node leaves the run" : ""));
+                                         " times in a row, and no step was made between"));
   }
-  if (gives_up) {
-    end_.status = failure.status;
-    end_.has_given_up = true;
-    return shutdown_.stop();
+  if (generation == 0) {  // nobody else counts what ends before it takes part
+    if (is_hopeless || ++end_.num_lost > options_.max_restarts) give_up(failure.status);
+    return;
   }
-  if (generation == 0) return;
   if (!loss_) loss_ = {generation, summarize(failure), failure.status};
   loss_->ends_run = loss_->ends_run || is_hopeless;
 }
 
+void ElasticAgent::give_up(int status) {
+  end_.status = status;
+  end_.has_given_up = true;
+  output_.log(LogLevel::kError, "this node leaves the run");
+  membership::MemberStatus last = member_.status();
+  last.is_leaving = true;
+  member_.set_status(last);
+  shutdown_.stop();
+}
+
 void ElasticAgent::start_successors() {
-  if (is_leaving() || shutdown_.has_begun()) return;
+  const bool is_hopeless = loss_ && loss_->ends_run;  // the agents decide what becomes of this node
+  if (is_hopeless || is_leaving() || shutdown_.has_begun()) return;
   for (std::size_t place = 0; place < static_cast<std::size_t>(options_.nproc_per_node); ++place) {
     if (!failures_.take_due(place, Clock::now())) continue;
     try {
@@ -172,7 +177,11 @@ void ElasticAgent::tell_ranks() {
 
 void ElasticAgent::report_ranks(const std::vector<SeenRank>& ranks) {
   const std::uint64_t generation = member_.generation();
-  if (loss_ && loss_->generation != generation) loss_.reset();
+  if (loss_ && loss_->generation != generation) {
+    const bool is_out = generation == 0 && !member_.is_over() && !shutdown_.has_begun();
+    if (loss_->ends_run && is_out) give_up(loss_->exit_status);  // the others continue
+    loss_.reset();
+  }
   std::vector<RankStatus> statuses;
   const Clock::time_point now = Clock::now();
   std::uint64_t recovered = generation, stepped = generation, state_bytes = 0;
@@ -251,14 +260,14 @@ bool ElasticAgent::have_left() const {
   });
 }
 
-// Ranks that end by a signal do not end the run.
+// Ranks that end by a signal do not end the run. Where this node gives up it may be the last one that can end the run.
 void ElasticAgent::tell_others() {
-  if (!leave_.ends_run() || member_.is_over()) return;
   membership::MemberStatus status = member_.status();
   status.is_leaving = true;
   member_.set_status(status);
+  const auto is_known = [&] { return member_.is_over() || (end_.has_given_up && member_.view().id == 0); };
   const base::Deadline deadline{kWordTime};
-  while (!member_.is_over() && !deadline.expired()) {
+  while (!is_known() && !deadline.expired()) {
     pollfd news{member_.fd(), POLLIN, 0};
     base::wait_for_files({&news, 1}, deadline);
     member_.update();
@@ -266,9 +275,12 @@ void ElasticAgent::tell_others() {
 }
 
 int ElasticAgent::finish() {
-  if (end_.has_given_up) return end_.status;
-  if (leave_.has_begun()) {
+  if (end_.has_given_up) {
     tell_others();
+    return end_.status;
+  }
+  if (leave_.has_begun()) {
+    if (leave_.ends_run()) tell_others();
     // Ranks that have ended by themselves, as their node leaves, have not finished.
     const bool has_left = end_.is_leaving && end_.status == 0 && !member_.has_succeeded();
     const int status = leave_.must_kill() || has_left ? 128 + leave_.signal() : end_.status;

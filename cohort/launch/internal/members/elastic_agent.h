@@ -51,6 +51,7 @@ class ElasticAgent : public MemberAgent {
   int finish() override;
   void note_end(const ElasticRanks::End& end);
   void note_failure(const RankFailure& failure, std::size_t place, std::uint64_t committed_steps);
+  void give_up(int status);
   void tell_ranks();
   void report_ranks(const std::vector<SeenRank>& ranks);
   void end_hung_rank(const std::vector<SeenRank>& ranks);
