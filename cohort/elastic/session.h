@@ -27,15 +27,19 @@ class GenerationEnded : public CommError {
 /// Session::finish() throws it only where the run has failed.
 class RunEnded : public CommError {
  public:
-  RunEnded(bool has_succeeded, const std::string& cause)
+  RunEnded(bool has_succeeded, const std::string& cause, int stop_signal = 0)
       : CommError("elastic.session", base::concat("the run has ended", cause.empty() ? "" : ": ", cause),
                   has_succeeded ? "" : "the same command again: it resumes from the last checkpoint"),
-        has_succeeded_(has_succeeded) {}
+        has_succeeded_(has_succeeded),
+        stop_signal_(stop_signal) {}
   /// A process that was in no generation at the end has nothing to do, and no fault.
   bool has_succeeded() const { return has_succeeded_; }
+  /// The signal that has stopped the run before its last step, after which processes end with 128 + its number; 0: none has.
+  int stop_signal() const { return stop_signal_; }
 
  private:
   bool has_succeeded_;
+  int stop_signal_;
 };
 
 /// What may be set of a session.
@@ -120,6 +124,9 @@ class Session {
   /// The state is that after so many steps. A process that follows this one in its place, when it has died, continues from here,
   /// where nothing has changed the state since.
   virtual void commit(std::uint64_t steps) = 0;
+  /// A signal has stopped the run on all processes of the generation, which have saved: agents end with 128 + its number, also those
+  /// that have no part. Before finish(). Does nothing, as a rule.
+  virtual void set_stop_signal(int /*signal*/) {}
   /// All steps are made. Stays in the run, so that others can have the state, until it has ended. Where processes change
   /// meanwhile it enters further generations: save() is called, and load() where this process's last state was not complete.
   /// Throws: as enter(), but not where the run has succeeded.

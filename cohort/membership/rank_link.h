@@ -34,14 +34,15 @@ struct RankOrder {
       false;  ///< its node leaves the run: a rank that has left its generation has nothing more to do
   bool has_ended = false;  ///< the run is over
   std::string end_cause;
-  bool has_succeeded = false;
+  bool has_succeeded = false;  ///< or it was stopped: what finished ranks had to do is done
+  int stop_signal = 0;         ///< RendezvousRecord::stop_signal()
 
   bool operator==(const RankOrder&) const = default;
 };
 
 /// What the rank says, whole each time.
 struct RankStatus {
-  bool is_ready = false;  ///< it can enter a generation at once
+  bool is_ready = false;         ///< it can enter a generation at once
   /// Number of the newest order, whatever it computes. A rank that does not say so hangs: it is stopped, for instance. 0: it never
   /// says so.
   std::uint64_t heard = 0;
@@ -56,6 +57,7 @@ struct RankStatus {
   std::vector<MemberId> lost_links;  ///< of `entered`: members to which it has lost its link
   bool is_state_lost = false;        ///< of `entered`: no process has the newest state
   bool is_finished = false;          ///< it has made the last step, and stays until the run has ended
+  int stop_signal = 0;               ///< of `is_finished`: the signal by which it ends before the last step
   bool is_waiting = false;           ///< it has waited for other processes, or for its agent, for a second
 
   bool operator==(const RankStatus&) const = default;

@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kRecordVersion = 2;
-constexpr std::array<const char*, 4> kStates = {"forming", "running", "succeeded", "failed"};
+constexpr int kRecordVersion = 3;
+constexpr std::array<const char*, 5> kStates = {"forming", "running", "succeeded", "failed", "stopped"};
 
 // No agent is twice where it can be once, and each id has been given.
 void check_agents(const RendezvousRecord& record) {

@@ -16,6 +16,7 @@ enum class RunState {
   kRunning,
   kSucceeded,
   kFailed,
+  kStopped,  ///< its ranks have saved and ended before the last step, as a signal asked for it
 };
 
 /// All that agents agree on. Changed by compare-and-swap only.
@@ -35,9 +36,12 @@ struct RendezvousRecord {
   int restarts_used = 0;
   bool was_link_lost = false;  ///< the newest generation was made since two members lost their link
   std::string end_cause;       ///< why the run has ended, or is forming again
-  int exit_status = 0;         ///< of the rank whose failure has ended the run; 0: none has
+  int exit_status =
+      0;  ///< of the rank whose failure has ended the run; 0: none has. Of kStopped: 128 + the signal
 
-  bool has_ended() const { return state == RunState::kSucceeded || state == RunState::kFailed; }
+  bool has_ended() const { return state != RunState::kForming && state != RunState::kRunning; }
+  /// The signal of kStopped; else 0.
+  int stop_signal() const { return state == RunState::kStopped ? exit_status - 128 : 0; }
   /// The agent of this incarnation: a member, a spare or one that waits; else nullptr.
   const MemberInfo* find(std::string_view incarnation) const;
 

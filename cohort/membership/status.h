@@ -21,6 +21,7 @@ struct MemberStatus {
   /// All its ranks have made the last step; they stay until the run has ended, so that another one can have their state.
   /// Of a program without virtual ranks: they have ended, with status 0.
   bool is_finished = false;
+  int stop_signal = 0;  ///< of `is_finished`: the signal by which its ranks have ended before the last step
   bool is_state_lost = false;  ///< of `entered`: no process has the newest state
   std::string failure;         ///< of `entered`: how a rank ended; empty: none has failed
   int exit_status = 0;         ///< of the rank that has failed

@@ -79,9 +79,10 @@ class PlayedAgents {
     for (const auto& rank : ranks_) rank->is_member = std::ranges::find(members, rank.get()) != members.end();
     send_orders({});
   }
-  void end_run(bool has_succeeded = true) {
+  void end_run(bool has_succeeded = true, int stop_signal = 0) {
     membership::RankOrder order;
     order.has_ended = true;
+    order.stop_signal = stop_signal;
     order.has_succeeded = has_succeeded;
     send_orders(order);
   }

@@ -88,6 +88,36 @@ TEST(ElasticSessionTest, ASecondRunIsAnError) {
   agents.join(idle);
 }
 
+// `cohort train` has stopped by a signal: the run ends so for those that had no part, too.
+TEST(ElasticSessionTest, TheSignalThatHasStoppedTheRunIsToldToTheAgentAndByIt) {
+  PlayedAgents agents;
+  Rank &member = agents.add(), &idle = agents.add();
+  Counted state, other;
+  agents.start(member, [&](Session& session) {
+    session.set_state(state.access());
+    session.enter(0);
+    session.set_stop_signal(15);
+    session.finish();
+  });
+  agents.start(idle, [&](Session& session) {
+    session.set_state(other.access());
+    try {
+      session.enter(0);
+      ADD_FAILURE() << "it has entered a generation";
+    } catch (const RunEnded& ended) {
+      EXPECT_TRUE(ended.has_succeeded());
+      EXPECT_EQ(ended.stop_signal(), 15);
+    }
+  });
+  agents.wait_until_ready();
+  agents.decide({&member});
+  agents.wait_until([&] { return member.status.is_finished; });
+  EXPECT_EQ(member.status.stop_signal, 15);
+  agents.end_run(true, 15);
+  agents.join(member);
+  agents.join(idle);
+}
+
 // Its links are fine: a thread of net's answers.
 TEST(ElasticSessionTest, AProcessThatIsStuckIsReportedAndTheOthersContinue) {
   PlayedAgents agents;

@@ -1,7 +1,7 @@
 // A rank of an elastic run without tensors: processes of a generation make steps together, by words in its store. It ends when
 // FOLDER has a file "go". It notes what it does in files there, and what it finds in its region, where it leaves its own number.
 // While there is a file "hang_RANK" a rank does not begin; with "slow_copy" it gets a state that it lacks in 40 parts of 100 ms, and
-// with "no_copy" never. With "stop_RANK" it stops once it has answered the order of another generation.
+// with "no_copy" never. With "stopped" it ends as one that a signal has stopped. With "stop_RANK" it stops once it has answered the order of another generation.
 #include <signal.h>
 #include <unistd.h>
 
@@ -65,7 +65,7 @@ class Rank {
       }
     }
     if (order_.has_succeeded) note(base::concat("end_", ::getpid()), "");
-    return order_.has_succeeded ? 0 : 1;
+    return order_.has_succeeded ? (status_.stop_signal == 0 ? 0 : 128 + status_.stop_signal) : 1;
   }
 
  private:
@@ -168,6 +168,7 @@ class Rank {
       ++status_.committed_steps;
       status_.stepped = status_.entered;
       status_.is_finished = std::ranges::count(words_, "last") > 0;
+      if (status_.is_finished && std::filesystem::exists(folder() / "stopped")) status_.stop_signal = SIGTERM;
       say();
       if (std::exchange(stepped_, status_.entered) != status_.entered)
         note(base::concat("stepped_", status_.entered, "_", local_), "");

@@ -234,6 +234,25 @@ TEST(DecideTest, ARunEndsWhenAllHaveFinished) {
   EXPECT_FALSE(run.step());
 }
 
+// Else an agent that had no part would end with status 0.
+TEST(DecideTest, ARunThatASignalHasStoppedHasNotSucceeded) {
+  Rendezvous run(1, 2);
+  run.form({"a", "b"});
+  run.hear("a", [](Report& report) { report.is_finished = true; });
+  run.hear("b", [](Report& report) {
+    report.is_finished = true;
+    report.stop_signal = 15;
+  });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kStopped);
+  EXPECT_TRUE(run.record.has_ended());
+  EXPECT_EQ(run.record.exit_status, 143);
+  EXPECT_EQ(run.record.stop_signal(), 15);
+  EXPECT_EQ(run.record.end_cause, "signal 15 (Terminated) has stopped the run");
+  EXPECT_EQ(parse_record(to_text(run.record)), run.record);
+  EXPECT_FALSE(run.step());
+}
+
 TEST(DecideTest, WhoHasMadeTheLastStepStaysUntilAllHave) {
   Rendezvous run(1, 3);
   run.form({"a", "b"});

@@ -323,6 +323,21 @@ TEST(MemberProtocolTest, AfterARunThatHasSucceededANewAgentNamesTheRun) {
   EXPECT_TRUE(test::contains(b.failure(), "run vgg-17 has succeeded already")) << b.failure();
 }
 
+// The same command resumes it.
+TEST(MemberProtocolTest, AfterARunThatASignalHasStoppedANewAgentBeginsAnotherOne) {
+  AgentNetwork network;
+  Agent& a = network.add("a", "n1:1", run_of(1, 2), "");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member(); }));
+  network.run(milliseconds(100));
+  a.report.is_finished = true;
+  a.report.stop_signal = 15;
+  network.report(a);
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.record().has_ended(); }));
+  EXPECT_EQ(a.record().exit_status, 143);
+  Agent& b = network.add("b", "n2:1", run_of(1, 2), "");
+  EXPECT_TRUE(network.run_until(seconds(2), [&] { return b.is_member(); })) << b.failure();
+}
+
 // All were killed at once. Their hosts say that nobody listens there any more.
 TEST(MemberProtocolTest, ANewAgentEndsARunWhoseAgentsAreAllGone) {
   for (const bool is_told : {true, false}) {

@@ -31,6 +31,7 @@ RankOrder some_order() {
   order.generation = {7, true, {{1, "a", "n1:1", 2}, {4, "b\n", "n2:1", 1}}, 24, 1'234, "n1:4711", "joins"};
   order.process = 2;
   order.is_leaving = order.has_ended = true;
+  order.stop_signal = 15;
   order.end_cause = "\xc3\xa9 \"end\"";
   return order;
 }
@@ -47,6 +48,7 @@ TEST(RankTextTest, AnOrderIsReadAsItWasWritten) {
 TEST(RankTextTest, AStatusIsReadAsItWasWritten) {
   RankStatus status;
   status.is_ready = status.is_state_lost = true;
+  status.stop_signal = 2;
   status.heard = 9;
   status.entered = 7;
   status.recovered = 6;
@@ -68,7 +70,7 @@ TEST(RankTextTest, WhatIsNoOrderIsRejectedByItsField) {
     changed[key] = value;
     COHORT_EXPECT_THROW_WITH(parse_rank_order(changed.dump()), CommError, part);
   };
-  rejects("cohort_rank_order", 1, "has version 1, expected 3");
+  rejects("cohort_rank_order", 1, "has version 1, expected 4");
   rejects("origin", 7, "origin is not a text");
   rejects("process", 3, "process is not the number of a process");
   rejects("process", -1, "process is not the number of a process");

@@ -68,7 +68,7 @@ TEST(RecordTest, ARecordIsTheSameAfterItsText) {
   const RendezvousRecord record = some_record();
   EXPECT_EQ(parse_record(to_text(record)), record);
   EXPECT_EQ(parse_record(to_text(RendezvousRecord())), RendezvousRecord());
-  EXPECT_EQ(to_text(record).rfind("{\"cohort_membership\":2,", 0), 0U) << "the version stands first";
+  EXPECT_EQ(to_text(record).rfind("{\"cohort_membership\":3,", 0), 0U) << "the version stands first";
 }
 
 TEST(RecordTest, AgentsAreFoundByTheirIncarnation) {
@@ -112,7 +112,7 @@ TEST(RecordTest, WhatNoAgentWritesIsRejected) {
     changed.at(json::json_pointer(at)) = value;
     return changed.dump();
   };
-  COHORT_EXPECT_THROW_WITH(parse_record(with("/cohort_membership", 3)), CommError, "version 3, expected 2");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/cohort_membership", 4)), CommError, "version 4, expected 3");
   COHORT_EXPECT_THROW_WITH(parse_record(with("/state", "resting")), CommError,
                            "state is not a state that this version knows");
   COHORT_EXPECT_THROW_WITH(parse_record(with("/generation/members/1/id", 1)), CommError,
@@ -173,6 +173,7 @@ TEST(AgentMessageTest, AMessageIsTheSameAfterItsText) {
   message.report.failure = "rank 3 was killed by signal 9";
   message.report.exit_status = 137;
   message.report.ends_run = true;
+  message.report.stop_signal = 15;
   message.report.stuck = "local rank 1 has not entered it";
   message.report.lost_links = {1, 2};
   message.report.unheard = {7};

@@ -441,6 +441,7 @@ GenerationInfo NetSession::finish() {
   const auto say_finished = [&] {
     agent_->update([&](RankStatus& status) {
       status.is_finished = true;
+      status.stop_signal = stop_signal_;
       status.committed_steps = committed_;
     });
   };

@@ -30,6 +30,7 @@ class NetSession : public Session {
   std::shared_ptr<parallel::SliceExchange> exchange() const override { return exchange_; }
   void begin_changes() override;
   void commit(std::uint64_t steps) override;
+  void set_stop_signal(int signal) override { stop_signal_ = signal; }
   GenerationInfo finish() override;
 
  private:
@@ -64,6 +65,7 @@ class NetSession : public Session {
   bool has_ended_ = false;                        // the run, and this process was told
   base::Deadline::Clock::time_point step_began_;
   bool is_first_step_ = false;  // of the generation
+  int stop_signal_ = 0;
   StragglerWatch stragglers_;
 };
 

@@ -164,7 +164,7 @@ bool ProcessInbox::has_left_with_node() const {
 }
 
 void ProcessInbox::throw_if_over() const {
-  if (order_.has_ended) throw RunEnded(order_.has_succeeded, order_.end_cause);
+  if (order_.has_ended) throw RunEnded(order_.has_succeeded, order_.end_cause, order_.stop_signal);
   if (has_left_with_node()) throw RunEnded(true, "the node of this process has left it");
   if (agent_end_.empty()) return;
   throw CommError("elastic.session", concat("the agent of this process is gone: ", agent_end_),

@@ -26,6 +26,7 @@ json json_of_report(const Report& report) {
           {"committed_steps", report.committed_steps},
           {"leaving", report.is_leaving},
           {"finished", report.is_finished},
+          {"stop_signal", report.stop_signal},
           {"state_lost", report.is_state_lost},
           {"failure", report.failure},
           {"exit_status", report.exit_status},
@@ -56,6 +57,7 @@ Report report_of(const json& object) {
   report.committed_steps = fields.count("committed_steps");
   report.is_leaving = fields.flag("leaving");
   report.is_finished = fields.flag("finished");
+  report.stop_signal = fields.integer("stop_signal", 0, kMaxSignal);
   report.is_state_lost = fields.flag("state_lost");
   report.failure = fields.text("failure");
   report.exit_status = fields.integer("exit_status", 0);

@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/process.h"
 #include "cohort/membership/internal/lost_links.h"
 #include "cohort/membership/internal/seen_members.h"
 
@@ -191,7 +192,7 @@ class Decider : private SeenMembers {
     const std::vector<MemberInfo>& members = old_.generation.members;
     if (std::all_of(members.begin(), members.end(),
                     [&](const MemberInfo& member) { return is_finished(member); })) {
-      return end(RunState::kSucceeded, "all ranks have ended");
+      return end_finished();
     }
     for (const MemberInfo& member : members) {
       const Report* const report = report_of_generation(member);
@@ -213,6 +214,16 @@ class Decider : private SeenMembers {
       }
     }
     return false;
+  }
+  bool end_finished() {
+    int signal = 0;
+    for (const MemberInfo& member : old_.generation.members) {
+      const AgentView* const agent = view(member);
+      if (agent != nullptr) signal = std::max(signal, agent->report.stop_signal);
+    }
+    if (signal == 0) return end(RunState::kSucceeded, "all ranks have ended");
+    next_.exit_status = 128 + signal;
+    return end(RunState::kStopped, concat(base::describe_signal(signal), " has stopped the run"));
   }
   std::string hopeless_text(const MemberInfo& member) const {
     return concat(name_of(member), ": ", hopeless_report(member)->failure,

@@ -18,6 +18,7 @@ namespace cohort::membership {
   throw CommError("membership.read", what, "the same version of Cohort on all hosts");
 }
 
+inline constexpr int kMaxSignal = 64;
 // So the number of all processes, kMaxProcesses of each node, is an int.
 inline constexpr int kMaxNodes = 1 << 16;
 

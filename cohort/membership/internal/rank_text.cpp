@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kRankVersion = 3;
+constexpr int kRankVersion = 4;
 
 std::string dump(const json& object) {
   return object.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -35,7 +35,8 @@ std::string to_text(const RankOrder& order) {
                {"leaving", order.is_leaving},
                {"ended", order.has_ended},
                {"end_cause", order.end_cause},
-               {"succeeded", order.has_succeeded}});
+               {"succeeded", order.has_succeeded},
+               {"stop_signal", order.stop_signal}});
 }
 
 RankOrder parse_rank_order(std::string_view text) {
@@ -58,6 +59,7 @@ RankOrder parse_rank_order(std::string_view text) {
   order.has_ended = fields.flag("ended");
   order.end_cause = fields.text("end_cause");
   order.has_succeeded = fields.flag("succeeded");
+  order.stop_signal = fields.integer("stop_signal", 0, kMaxSignal);
   fields.check_all_read();
   return order;
 }
@@ -75,6 +77,7 @@ std::string to_text(const RankStatus& status) {
                {"lost_links", status.lost_links},
                {"state_lost", status.is_state_lost},
                {"finished", status.is_finished},
+               {"stop_signal", status.stop_signal},
                {"waiting", status.is_waiting}});
 }
 
@@ -97,6 +100,7 @@ RankStatus parse_rank_status(std::string_view text) {
   }
   status.is_state_lost = fields.flag("state_lost");
   status.is_finished = fields.flag("finished");
+  status.stop_signal = fields.integer("stop_signal", 0, kMaxSignal);
   status.is_waiting = fields.flag("waiting");
   fields.check_all_read();
   return status;

@@ -418,6 +418,21 @@ TEST_F(RunElasticTest, ASignalToTheNodeThatHasTheRecordEndsTheRun) {
   expect_in(second.err(), {"leaves, and it has the run's only record"});
 }
 
+// A spare node has nothing to save, and no reason to say that the run has succeeded.
+TEST_F(RunElasticTest, ARunThatASignalHasStoppedHasSucceededForNobody) {
+  Job first = node("1:1", {"--spares=1"});
+  ASSERT_NE(process_in(1, 0, 1), 0);
+  Job second = node("1:1", {"--spares=1"});
+  ASSERT_TRUE(logs(second, "is a spare of")) << second.err();
+  write_file(dir / "stopped", "");
+  let_end();
+  EXPECT_EQ(first.wait(), 143) << first.err();
+  EXPECT_EQ(second.wait(), 143) << second.err();
+  for (const Job* job : {&first, &second}) {
+    expect_in(job->err(), {"signal 15 (Terminated) has stopped the run; the same command resumes it"});
+  }
+}
+
 TEST_F(RunElasticTest, WhenNoRestartIsLeftTheRunEndsForAll) {
   Job first = node("2:2", {"--max-restarts=0"});
   ASSERT_TRUE(logs(first, "this node waits for nodes"));

@@ -57,6 +57,16 @@ TEST(RankFoldTest, LinksAndStatesAreThoseOfItsGeneration) {
   EXPECT_TRUE(fold_ranks({}, ranks, std::nullopt).is_state_lost);
 }
 
+TEST(RankFoldTest, ASignalThatHasStoppedTheRanksIsToldOnceAllHaveFinished) {
+  std::vector<RankStatus> ranks{rank_in(3, 7), rank_in(3, 7)};
+  EXPECT_EQ(fold_ranks({}, ranks, std::nullopt).stop_signal, 0);
+  for (RankStatus& rank : ranks) rank.is_finished = true;
+  ranks[1].stop_signal = 15;
+  const MemberStatus status = fold_ranks({}, ranks, std::nullopt);
+  EXPECT_TRUE(status.is_finished);
+  EXPECT_EQ(status.stop_signal, 15);
+}
+
 TEST(RankFoldTest, ALossIsOfTheGenerationWhateverASuccessorSays) {
   const std::vector<RankStatus> ranks{rank_in(3, 7), RankStatus()};
   const MemberStatus lost = fold_ranks({}, ranks, RankLoss{3, "rank 1 was killed", 137});

@@ -130,7 +130,7 @@ class FakeSession : public elastic::Session {
     run_.reach_point(id_, false);
     std::unique_lock lock(run_.mutex_);
     wait_for_generation(lock, committed_steps);
-    if (run_.has_ended_) throw elastic::RunEnded(true, "");
+    if (run_.has_ended_) throw elastic::RunEnded(true, "", run_.stop_signal_);
     return take_place(lock);
   }
   bool must_enter() const override {
@@ -159,6 +159,10 @@ class FakeSession : public elastic::Session {
       process().is_changing = false;
     }
     run_.reach_point(id_, false);
+  }
+  void set_stop_signal(int signal) override {
+    const std::lock_guard lock(run_.mutex_);
+    run_.stop_signal_ = signal;
   }
   elastic::GenerationInfo finish() override {
     run_.reach_point(id_, false);

@@ -84,6 +84,7 @@ class FakeRun {
   std::shared_ptr<Round> round_;  // of the newest generation
   std::uint64_t generation_ = 0;
   int deaths_ = 0, running_ = 0;
+  int stop_signal_ = 0;
   bool has_ended_ = false;
   std::exception_ptr error_;
 };

@@ -42,6 +42,7 @@ class WrappedSession : public elastic::Session {
     session_->commit(steps);
     if (listener_.on_commit) listener_.on_commit(steps, save_());
   }
+  void set_stop_signal(int signal) override { session_->set_stop_signal(signal); }
   elastic::GenerationInfo finish() override { return session_->finish(); }
 
  private:

@@ -76,8 +76,9 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
     failure.rank = current.first_process(member_.view().id) + static_cast<int>(end.place);
   }
   if (was_over) {
-    // After a run that has succeeded nothing else says so.
-    if (end.failure && !shutdown_.has_begun() && member_.has_succeeded()) {
+    // After a run that has succeeded nothing else says so. After a signal ranks end with its status.
+    const bool is_of_stop = member_.stop_signal() != 0 && end.status == 128 + member_.stop_signal();
+    if (end.failure && !is_of_stop && !shutdown_.has_begun() && member_.has_succeeded()) {
       output_.log(LogLevel::kError, describe({failure}, world_size));
     }
     return;
@@ -156,6 +157,7 @@ void ElasticAgent::tell_ranks() {
   order.revision = view.revision;
   order.has_ended = member_.is_over();
   order.has_succeeded = member_.has_succeeded();
+  order.stop_signal = member_.stop_signal();
   order.is_leaving = end_.is_leaving = do_ranks_leave();
   order.end_cause = view.failure;
   if (view.record) {
@@ -281,8 +283,10 @@ int ElasticAgent::finish() {
   }
   if (leave_.has_begun()) {
     if (leave_.ends_run()) tell_others();
-    // Ranks that have ended by themselves, as their node leaves, have not finished.
-    const bool has_left = end_.is_leaving && end_.status == 0 && !member_.has_succeeded();
+    // Ranks that have ended by themselves, as their node leaves, have not finished; nor has a run that a signal has stopped.
+    const bool has_finished = member_.has_succeeded() && member_.stop_signal() == 0;
+    const bool has_left =
+        (end_.is_leaving || member_.stop_signal() != 0) && end_.status == 0 && !has_finished;
     const int status = leave_.must_kill() || has_left ? 128 + leave_.signal() : end_.status;
     output_.report({.restart = false, .status = status, .signal = leave_.signal(), .failures = {}}, 0, 0, 0);
     return status;

@@ -41,9 +41,10 @@ class MemberLink {
   std::uint64_t generation() const { return view_.is_member() ? view_.record->generation.number : 0; }
   /// The run has ended, or this agent can have no part in it any more.
   bool is_over() const { return !view_.failure.empty() || has_ended(); }
-  bool has_succeeded() const {
-    return view_.record && view_.record->state == membership::RunState::kSucceeded;
-  }
+  /// Or a signal has stopped it: all ranks have made what they had to.
+  bool has_succeeded() const { return has_ended() && view_.record->state != membership::RunState::kFailed; }
+  /// The signal that has stopped the run; 0: none has.
+  int stop_signal() const { return view_.record ? view_.record->stop_signal() : 0; }
   /// The record is in an agent, and not in etcd.
   bool is_embedded() const { return is_embedded_; }
   bool has_ended() const { return view_.record && view_.record->has_ended(); }

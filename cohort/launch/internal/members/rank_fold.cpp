@@ -29,6 +29,7 @@ membership::MemberStatus fold_ranks(const membership::MemberStatus& before,
     status.failure = loss->text;
     status.exit_status = loss->exit_status;
   }
+  status.stop_signal = std::ranges::max_element(ranks, {}, &RankStatus::stop_signal)->stop_signal;
   status.is_state_lost = false;
   std::set<membership::MemberId> lost_links;
   for (const RankStatus& rank : ranks) {

@@ -15,6 +15,11 @@ int status_of_end(const MemberLink& member, AgentOutput& output) {
   }
   const membership::RendezvousRecord& record = *view.record;
   if (record.state == membership::RunState::kSucceeded) return 0;
+  if (record.state == membership::RunState::kStopped) {
+    output.log(base::LogLevel::kInfo,
+               record.end_cause + "; the same command resumes it from its last checkpoint");
+    return record.exit_status;
+  }
   if (record.exit_status == 0) throw RendezvousError("launch.run", "the run has failed: " + record.end_cause);
   output.log(base::LogLevel::kError, "the run has failed: " + record.end_cause);
   return record.exit_status;

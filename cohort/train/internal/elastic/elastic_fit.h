@@ -69,7 +69,10 @@ class ElasticFit {
   /// All is made: the run ends where each process has called it. `metrics`: of the last epoch. Collective.
   void end(const std::map<std::string, double>& metrics);
   /// Stays in the run until it has ended: others may need the state. Blocking. Throws: as Session::finish().
-  void leave() { parts_.ranks.session().finish(); }
+  void leave() {
+    parts_.ranks.session().set_stop_signal(state_.agreed.stop_signal);
+    parts_.ranks.session().finish();
+  }
 
  private:
   std::uint64_t committed() const;

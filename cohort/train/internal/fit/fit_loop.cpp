@@ -151,7 +151,7 @@ class FitLoop {
       } catch (const elastic::RunEnded& news) {
         // This process was not in the last generation: in reserve, or given up.
         if (!news.has_succeeded()) throw;
-        return result_of(elastic_->state().run, 0, -1);
+        return result_of(elastic_->state().run, news.stop_signal(), -1);
       } catch (const elastic::GenerationEnded& news) {
         base::log_info(base::concat("after step ", elastic_->state().run.step, ": ", news.what()));
         elastic_->give_up_step();
