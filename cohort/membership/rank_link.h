@@ -43,6 +43,7 @@ struct RankOrder {
 /// What the rank says, whole each time.
 struct RankStatus {
   bool is_ready = false;         ///< it can enter a generation at once
+  std::uint64_t timeout_ms = 0;  ///< for which it waits for another process that lives; 0: it does not say
   /// Number of the newest order, whatever it computes. A rank that does not say so hangs: it is stopped, for instance. 0: it never
   /// says so.
   std::uint64_t heard = 0;

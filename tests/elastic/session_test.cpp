@@ -136,6 +136,7 @@ TEST(ElasticSessionTest, AProcessThatIsStuckIsReportedAndTheOthersContinue) {
     release.get_future().wait();
   });
   agents.wait_until_ready();
+  EXPECT_EQ(first.status.timeout_ms, 300U);
   agents.decide({&first, &stuck});
   const auto has_lost = [&] {
     return first.status.entered == agents.generation().number &&

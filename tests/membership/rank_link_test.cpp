@@ -48,6 +48,7 @@ TEST(RankTextTest, AnOrderIsReadAsItWasWritten) {
 TEST(RankTextTest, AStatusIsReadAsItWasWritten) {
   RankStatus status;
   status.is_ready = status.is_state_lost = true;
+  status.timeout_ms = 600'000;
   status.stop_signal = 2;
   status.heard = 9;
   status.entered = 7;

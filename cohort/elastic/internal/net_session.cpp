@@ -164,7 +164,7 @@ GenerationInfo NetSession::enter(std::uint64_t committed_steps) {
   committed_ = committed_steps;
   if (!first_committed_) first_committed_ = committed_steps;
   inbox_->set_committed(committed_steps);
-  agent_->update([&](RankStatus& status) { status.is_ready = true; });
+  say_ready();
   Times times;
   // Nobody will finish what was computed in the step. Between two steps nothing is dropped, whatever is exchanged there.
   if (exchange_ != nullptr && exchange_->step_began())

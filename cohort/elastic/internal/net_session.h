@@ -35,6 +35,12 @@ class NetSession : public Session {
 
  private:
   struct Times;
+  void say_ready() {
+    agent_->update([&](membership::RankStatus& status) {
+      status.is_ready = true;
+      status.timeout_ms = static_cast<std::uint64_t>(options_.timeout.count());
+    });
+  }
   void end_step();
   void say_goodbye();
   bool take_region();

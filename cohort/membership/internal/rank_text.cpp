@@ -67,6 +67,7 @@ RankOrder parse_rank_order(std::string_view text) {
 std::string to_text(const RankStatus& status) {
   return dump({{"cohort_rank_status", kRankVersion},
                {"ready", status.is_ready},
+               {"timeout_ms", status.timeout_ms},
                {"heard", status.heard},
                {"entered", status.entered},
                {"recovered", status.recovered},
@@ -87,6 +88,7 @@ RankStatus parse_rank_status(std::string_view text) {
   check_version(fields, "cohort_rank_status");
   RankStatus status;
   status.is_ready = fields.flag("ready");
+  status.timeout_ms = fields.count("timeout_ms");
   status.heard = fields.count("heard");
   status.entered = fields.count("entered");
   status.recovered = fields.count("recovered");

@@ -299,6 +299,31 @@ TEST(RankWatchTest, ARankThatNeitherGetsOnNorWaitsIsNamedOnce) {
   EXPECT_EQ(watch.stuck(), "") << "nobody is given up for it";
 }
 
+TEST(RankWatchTest, ATimeThatIsLongerThanRanksWaitForEachOtherIsNamedOnce) {
+  const RankWatch::Time begin;
+  RankStatus status = rank_in(3, 7);
+  const auto lines_of = [&](milliseconds enter, milliseconds progress, std::uint64_t timeout_ms) {
+    status.timeout_ms = timeout_ms;
+    RankWatch watch(enter, progress);
+    const std::vector<SeenRank> ranks{seen_rank(status, 10, 3), seen_rank(status, 11, 3)};
+    auto lines = watch.note(ranks, begin);
+    EXPECT_TRUE(watch.note(ranks, begin).empty());
+    return lines;
+  };
+  const milliseconds five(300'000), ten(600'000), twenty(1'200'000);
+  EXPECT_TRUE(lines_of(five, five, 600'000).empty());
+  EXPECT_TRUE(lines_of(ten, ten, 600'000).empty());
+  EXPECT_TRUE(lines_of(five, twenty, 1'200'000).empty()) << "a program with longer steps";
+  EXPECT_TRUE(lines_of(twenty, twenty, 0).empty()) << "it does not say";
+  const auto lines = lines_of(five, twenty, 600'000);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0].rfind("--rdzv-conf progress_timeout is 1200000 ms, expected at most 600000 ms", 0), 0U)
+      << lines[0];
+  EXPECT_NE(lines[0].find("Try: a smaller progress_timeout; or a larger comm.timeout"), std::string::npos);
+  ASSERT_EQ(lines_of(twenty, five, 600'000).size(), 1U);
+  EXPECT_NE(lines_of(twenty, five, 600'000)[0].find("enter_timeout is 1200000 ms"), std::string::npos);
+}
+
 TEST(RankWatchTest, ARankThatNeverBeginsIsNamedWithoutAGeneration) {
   RankWatch watch(std::chrono::hours(1), milliseconds(100));
   const RankWatch::Time begin;

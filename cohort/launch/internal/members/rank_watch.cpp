@@ -49,8 +49,24 @@ std::vector<std::string> RankWatch::note(const std::vector<SeenRank>& ranks, Tim
     place.is_behind = is_behind;
     place.status.is_waiting = seen.status.is_waiting;
     if (std::string line = look_at(i, place, seen, now); !line.empty()) lines.push_back(std::move(line));
+    if (std::string line = look_at_times(seen.status); !line.empty()) lines.push_back(std::move(line));
   }
   return lines;
+}
+
+// How long ranks wait for each other is a setting of their program.
+std::string RankWatch::look_at_times(const RankStatus& status) {
+  const auto timeout = static_cast<std::chrono::milliseconds::rep>(status.timeout_ms);
+  const bool is_progress = progress_.count() > timeout;
+  if (timeout == 0 || has_told_times_ || (!is_progress && enter_.count() <= timeout)) return "";
+  has_told_times_ = true;
+  const char* const key = is_progress ? "progress_timeout" : "enter_timeout";
+  return concat(
+      "--rdzv-conf ", key, " is ", (is_progress ? progress_ : enter_).count(), " ms, expected at most ",
+      timeout,
+      " ms, for which ranks of this program wait for each other: they give up one that hangs before "
+      "it is named. Try: a smaller ",
+      key, "; or a larger comm.timeout of cohort train, SessionOptions::timeout of another program");
 }
 
 std::string RankWatch::look_at(std::size_t number, Place& place, const SeenRank& seen, Time now) const {

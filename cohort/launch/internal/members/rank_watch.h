@@ -17,7 +17,7 @@ class RankWatch {
   using Time = std::chrono::steady_clock::time_point;
 
   /// `enter`: how long a rank may take to enter a generation; one that has been in the run, `progress` where that is more. `progress`:
-  /// how long its status may stay the same; 0: for ever.
+  /// how long its status may stay the same; 0: for ever. A line says so where ranks give each other up before.
   RankWatch(std::chrono::milliseconds enter, std::chrono::milliseconds progress)
       : enter_(enter), progress_(progress) {}
 
@@ -36,10 +36,12 @@ class RankWatch {
     std::string stuck = {};
   };
   std::string look_at(std::size_t number, Place& place, const SeenRank& seen, Time now) const;
+  std::string look_at_times(const membership::RankStatus& status);
 
   const std::chrono::milliseconds enter_, progress_;
   std::vector<Place> places_;
   std::optional<Time> noted_at_;
+  bool has_told_times_ = false;
 };
 
 }  // namespace cohort::launch
