@@ -23,13 +23,13 @@ using test::Body;
 using test::contains;
 using test::same_bits;
 
-struct Layout {
+struct NamedLayout {
   const char* name;
   std::function<at::Tensor(const at::Tensor& values)> make;  // may be undefined
 };
 
 // Of [2, 3, 4, 5].
-const std::vector<Layout> kLayouts = {
+const std::vector<NamedLayout> kLayouts = {
     {"dense", [](const at::Tensor& t) { return t.clone(at::MemoryFormat::Contiguous); }},
     {"expanded from a number", [](const at::Tensor& t) { return t.flatten()[0].expand(t.sizes()); }},
     {"expanded along the first dimension",
@@ -61,12 +61,12 @@ void expect_orders_alike(const Body& body, at::ScalarType dtype) {
     at::manual_seed(call);
     return at::randn({2, 3, 4, 5}, dtype).requires_grad_();
   };
-  for (const Layout& first : kLayouts) {
-    for (const Layout& later : kLayouts) {
+  for (const NamedLayout& first : kLayouts) {
+    for (const NamedLayout& later : kLayouts) {
       Function fast(body, ScriptOptions().min_operators(0));
       for (int call = 0; call < 9; ++call) {
         SCOPED_TRACE(std::string(first.name) + ", then " + later.name + ", call " + std::to_string(call));
-        const Layout& now = call < 3 || call == 7 ? first : later;
+        const NamedLayout& now = call < 3 || call == 7 ? first : later;
         const auto gradients = [&](const Body& run) {
           const at::Tensor x = make_input(call);
           const Tensors results = run({x});
