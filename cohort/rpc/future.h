@@ -43,6 +43,9 @@ using Awaited = typename AwaitedType<T>::Type;
 // Calls `fn` as a thread would call it that is in no handler and no context, and has LibTorch's modes at their defaults.
 void call_without_caller(const std::function<void()>& fn);
 
+// Waits where this thread goes backward. Throws the error of that backward, if it fails before the result is there.
+void wait_unless_backward_fails(const base::Future<Encoded>& result, base::Deadline deadline);
+
 }  // namespace function_detail
 
 /// The result of a remote call, or of a handler that answers later. A copy is of the same result: its tensors share memory.
@@ -64,9 +67,11 @@ class Future {
 
   /// Whether the result, or the error, is there: get() would not block.
   bool ready() const { return encoded_.ready(); }
-  /// Returns whether it was there before the deadline.
+  /// Returns whether it was there before the deadline. Throws, as get(): within a backward of a context (in a hook, or a second
+  /// run of recompute()) the error of that backward, once it fails.
   bool wait(base::Deadline deadline) const {
     const base::ThreadPool::Waiting waiting;
+    function_detail::wait_unless_backward_fails(encoded_, deadline);
     return encoded_.wait(deadline);
   }
   /// Has `fn`, which must not throw, called once it is there: by the thread that sets it, or at once. For a call that is the
@@ -92,6 +97,7 @@ class Future {
   T get(base::Deadline deadline) {
     const Encoded encoded = [&] {
       const base::ThreadPool::Waiting waiting;
+      function_detail::wait_unless_backward_fails(encoded_, deadline);
       return encoded_.copy(deadline);  // others may read it at the same time
     }();
     encoded_ = {};

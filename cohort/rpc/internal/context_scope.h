@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cohort/rpc/call_context.h"
+#include "cohort/rpc/internal/backward_failures.h"
 #include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/context_state.h"
 #include "cohort/rpc/internal/gradient_nodes.h"
@@ -77,7 +78,7 @@ class NoContextScope {
 };
 
 /// While it lives this thread, which does another's work, has nothing of its own: no call that it answers, no context, no
-/// seeds, and LibTorch's modes at their defaults.
+/// backward, no seeds, and LibTorch's modes at their defaults.
 class NoCallerScope {
  public:
   NoCallerScope();
@@ -86,6 +87,7 @@ class NoCallerScope {
 
  private:
   const NoContextScope no_context_;
+  const BackwardScope no_backward_{nullptr};
   const CallScope call_{nullptr};
   const CallerStateScope state_{CallerState()};
   std::optional<c10::InferenceMode> mode_;

@@ -11,7 +11,8 @@
 // A failure travels along the calls of the backward: as an error to the caller of each part, and as a cancel, which says why, to
 // those that the part has called. A worker that learns of it gives up all its calls of that backward, of other parts
 // too. So the root and each part that runs learn of it, and those parts alone. It is the same where a caller dies or passes its
-// deadline, as its calls are cancelled then.
+// deadline, as its calls are cancelled then. What a thread calls while it goes backward, in a second run of recompute() or in a
+// hook, is a call of the backward too. Its waits end with the backward, whoever is to set the result (BackwardScope).
 #include "cohort/rpc/internal/context_state.h"
 
 #include <ATen/core/grad_mode.h>
@@ -83,7 +84,8 @@ bool any_defined(const Tensors& tensors) {
 // A backward, of the roots or of a part, while it runs here. None begins of one that has failed.
 class ContextState::Running {
  public:
-  Running(ContextState& context, Backward backward) : context_(context) {
+  Running(ContextState& context, Backward backward)
+      : context_(context), here_(context.failures_, backward.number) {
     const std::lock_guard lock(context_.mutex_);
     context_.check_not_failed(backward.number);
     context_.backward_ = backward;
@@ -91,13 +93,14 @@ class ContextState::Running {
   }
   ~Running() {
     const std::lock_guard lock(context_.mutex_);
-    if (--context_.num_running_ == 0) context_.on_failure_.clear();
+    if (--context_.num_running_ == 0) context_.failures_->clear();
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
  private:
   ContextState& context_;
+  const BackwardScope here_;
 };
 
 ContextState::ContextState(ContextId id, ContextProtocol::CopyId copy, std::weak_ptr<const void> home)
@@ -389,36 +392,8 @@ ContextState::Backward ContextState::current_backward() const {
   return backward_;
 }
 
-// Under the mutex. An earlier one is over, and nobody waits for its parts.
 void ContextState::check_not_failed(std::uint64_t backward) const {
-  if (backward <= last_failed_) std::rethrow_exception(failure_);
-}
-
-void ContextState::fail(std::uint64_t backward, const std::exception_ptr& error) {
-  std::vector<OnFailure> fns;
-  {
-    const std::lock_guard lock(mutex_);
-    if (backward <= last_failed_) return;
-    last_failed_ = backward;
-    failure_ = error;
-    const auto begin = on_failure_.begin(), end = on_failure_.upper_bound(backward);
-    for (auto fn = begin; fn != end; ++fn) fns.push_back(std::move(fn->second));
-    on_failure_.erase(begin, end);
-  }
-  for (const OnFailure& fn : fns) fn(error);
-}
-
-void ContextState::on_failure(std::uint64_t backward, OnFailure fn) {
-  std::exception_ptr error;
-  {
-    const std::lock_guard lock(mutex_);
-    if (backward > last_failed_) {
-      on_failure_.emplace(backward, std::move(fn));
-      return;
-    }
-    error = failure_;
-  }
-  fn(error);
+  if (const std::exception_ptr error = failures_->error_of(backward)) std::rethrow_exception(error);
 }
 
 // The gradients of a leaf, in the order in which they are added.

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,6 +16,7 @@
 #include "cohort/rpc/backward_options.h"
 #include "cohort/rpc/codec_values.h"
 #include "cohort/rpc/encoded.h"
+#include "cohort/rpc/internal/backward_failures.h"
 #include "cohort/rpc/internal/protocol/context_protocol.h"
 #include "cohort/rpc/internal/untaken_gradients.h"
 
@@ -89,12 +89,13 @@ class ContextState {
   /// has failed.
   Backward current_backward() const;
 
-  using OnFailure = std::function<void(const std::exception_ptr& error)>;
+  using OnFailure = BackwardFailures::OnFailure;
   /// The backward with this number has failed, here or elsewhere. The first error counts. No further part of the backward runs
   /// here, and what on_failure() got is called.
-  void fail(std::uint64_t backward, const std::exception_ptr& error);
+  void fail(std::uint64_t backward, const std::exception_ptr& error) { failures_->fail(backward, error); }
   /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has failed.
-  void on_failure(std::uint64_t backward, OnFailure fn);
+  void on_failure(std::uint64_t backward, OnFailure fn) { failures_->on_failure(backward, std::move(fn)); }
+  const std::shared_ptr<BackwardFailures>& failures() const { return failures_; }
 
   /// Adds what an answer says of the backward with this number.
   void add_untaken(std::uint64_t backward, const UntakenGradients& more);
@@ -146,6 +147,7 @@ class ContextState {
   const ContextProtocol::CopyId copy_;
   const std::weak_ptr<const void> home_;
   const at::Tensor anchor_;
+  const std::shared_ptr<BackwardFailures> failures_ = std::make_shared<BackwardFailures>();
   std::atomic<bool> has_ended_{false};
   mutable std::mutex mutex_;  // of all below
   std::map<CallKey, CallRecord> records_;
@@ -155,10 +157,6 @@ class ContextState {
   UntakenGradients untaken_;      // that nobody has been told of,
   std::uint64_t untaken_in_ = 0;  // in this backward
   int num_running_ = 0;           // backwards, here and of parts
-  // Note [Failed backwards]
-  std::uint64_t last_failed_ = 0;
-  std::exception_ptr failure_;
-  std::multimap<std::uint64_t, OnFailure> on_failure_;  // of backwards that run here
 };
 
 /// Whether some of them are defined: of gradients, whether any came.

@@ -21,6 +21,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/random.h"
 #include "cohort/core/random_scope.h"
+#include "cohort/rpc/internal/backward_failures.h"
 #include "cohort/rpc/internal/context_scope.h"
 
 namespace cohort::rpc {
@@ -55,6 +56,11 @@ class CallsOfRun : public autograd::RunScope {
       : seeds_(seed, first_seed) {}
   /// The thread that goes backward may have a context of its own.
   void hide_context() { no_context_.emplace(); }
+  /// Threads of the engine go no backward of their own: nodes of a backward deep within others run there.
+  void begin_backward(const ContextState& context) {
+    if (BackwardScope::current() != nullptr || context.num_running() == 0) return;
+    backward_.emplace(context.failures(), context.current_backward().number);
+  }
   void begin_context(std::shared_ptr<ContextState> context, CallPath path, std::vector<at::Tensor> inputs,
                      std::uint32_t first_call) {
     scope_.emplace(std::move(context), std::move(path), std::move(inputs), first_call);
@@ -67,6 +73,7 @@ class CallsOfRun : public autograd::RunScope {
  private:
   const SeedScope seeds_;
   std::optional<NoContextScope> no_context_;
+  std::optional<BackwardScope> backward_;
   std::optional<ContextScope> scope_;
 };
 
@@ -128,6 +135,7 @@ class StateOfCalls : public autograd::RunState {
     }
     auto calls = std::make_unique<CallsOfRun>(seed_, first_seed_);
     calls->hide_context();
+    if (context != nullptr) calls->begin_backward(*context);
     begin_context(*calls, std::move(context), inputs);
     return calls;
   }

@@ -15,6 +15,7 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/thread_pool.h"
 #include "cohort/rpc/call_context.h"
+#include "cohort/rpc/internal/backward_failures.h"
 
 namespace cohort::rpc {
 
@@ -377,6 +378,7 @@ ObjectValue Reference::value(Timeout timeout) const {
     const base::Deadline deadline = timeout              ? deadline_of(*timeout)
                                     : of_call.is_never() ? deadline_of(host()->timeout())
                                                          : of_call;
+    wait_in_backward(object->ready, deadline.sooner(of_call));
     base::Future<void>(object->ready).get(deadline.sooner(of_call));
   } else {
     base::Future<void>(object->ready).get(base::Deadline::never());

@@ -51,6 +51,19 @@ std::shared_ptr<RecordedCall> CallClient::record(ContextScope& scope, const Cont
   }
 }
 
+base::Future<Encoded> CallClient::call(const Target& target, const char* function, Encoded arguments) {
+  const BackwardScope* const backward = BackwardScope::current();
+  if (backward == nullptr) return begin(target, function, std::move(arguments)).result;
+  if (std::exception_ptr error = backward->error()) {
+    base::Promise<Encoded> none("a call of a backward that has failed");
+    none.set_error(std::move(error));
+    return none.future();
+  }
+  const BegunCall call = begin(target, function, std::move(arguments));
+  backward->on_failure(giving_up(call.id));
+  return call.result;
+}
+
 CallClient::BegunCall CallClient::begin(const Target& target, const char* function, Encoded arguments) {
   core_.references->check_own(arguments.references);
   if (std::string_view(function) != kAwait) References::mark_used(arguments.references);
@@ -388,10 +401,7 @@ base::Future<Encoded> CallClient::send_gradients(const std::string& worker, std:
   out.number(backward.keep_graph);
   out.append(encode_gradients(gradients));
   const BegunCall call = begin(Target(worker), kBackwardPart, out.take());
-  context->on_failure(backward.number,
-                      [self = core_.share_weakly(this), id = call.id](const std::exception_ptr& error) {
-                        if (const auto client = self.lock()) client->give_up(id, error);
-                      });
+  context->on_failure(backward.number, giving_up(call.id));
   const auto of_arguments =
       std::make_shared<base::Promise<Encoded>>("the gradients of a call's arguments", helper_of(worker));
   call.result.on_ready([answer = call.result, of_arguments, number = backward.number,
@@ -425,8 +435,14 @@ void CallClient::expire(std::uint64_t id) {
   give_up(id, std::make_exception_ptr(TimeoutError("rpc.call", text)));
 }
 
-// A call that is not sent yet needs no kCancel. If it goes all the same, no time is left in it: what is given up for another reason
-// than its deadline has been sent (send_gradients()).
+BackwardFailures::OnFailure CallClient::giving_up(std::uint64_t id) {
+  return [self = core_.share_weakly(this), id](const std::exception_ptr& error) {
+    if (const auto client = self.lock()) client->give_up(id, error);
+  };
+}
+
+// A call that is not sent yet needs no kCancel: it does not go. If it goes at this moment, no time is left in it
+// (MessageSender::send()).
 void CallClient::give_up(std::uint64_t id, const std::exception_ptr& error) {
   std::string worker;
   std::uint64_t sequence = 0;

@@ -27,10 +27,9 @@ class CallClient {
  public:
   CallClient(AgentCore& core, MessageSender& sender) : core_(core), sender_(sender), trace_(core.self.name) {}
 
-  /// Calls a function. Throws: UsageError for an unknown worker or function, and after the agent has stopped.
-  base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) {
-    return begin(target, function, std::move(arguments)).result;
-  }
+  /// Calls a function. The call of a thread that goes backward ends where that backward fails.
+  /// Throws: UsageError for an unknown worker or function, and after the agent has stopped.
+  base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments);
   /// Asks for an object. `asked_at`: the line of the program that asks. Throws: as call().
   std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments,
                                   const std::string& asked_at);
@@ -62,6 +61,7 @@ class CallClient {
   static void attach(PendingCall& call, Encoded& result);
   void expire(std::uint64_t id);
   void give_up(std::uint64_t id, const std::exception_ptr& error);
+  BackwardFailures::OnFailure giving_up(std::uint64_t id);
   std::function<base::Future<void>()> answer_or_failure(const std::string& worker,
                                                         const base::Future<void>& answer,
                                                         const std::weak_ptr<ContextState>& context);

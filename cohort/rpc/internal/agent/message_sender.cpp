@@ -136,6 +136,10 @@ void MessageSender::send(const std::string& worker, Encoded encoded, const Chann
     if (kind == MessageKind::kCall) {
       const std::lock_guard lock(core_.tables.mutex);
       write_number(fields + kSequenceOffset, core_.tables.pending.on_sent(call, worker));
+      if (core_.tables.pending.find(call) == nullptr) {  // it was given up just now
+        write_number(fields + kTimeLeftOffset, std::int64_t{0});
+        message.on_begin = nullptr;
+      }
     }
   }
   if (peer != nullptr) return peer->send(std::move(message));

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "cohort/base/threads/future.h"
+
+/// Which backwards of a context have failed, and what ends then: Note [Failed backwards], context_state.cpp.
+namespace cohort::rpc {
+
+/// Of the backwards of one context on one worker, which are numbered from 1 on. Threads: any.
+class BackwardFailures {
+ public:
+  using OnFailure = std::function<void(const std::exception_ptr& error)>;
+
+  /// The backward with this number has failed, here or elsewhere. The first error counts. What on_failure() got is called.
+  void fail(std::uint64_t backward, const std::exception_ptr& error);
+  /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has failed.
+  void on_failure(std::uint64_t backward, OnFailure fn);
+  /// Null where the backward has not failed. An earlier one than the last that failed is over, and nobody waits for its parts.
+  std::exception_ptr error_of(std::uint64_t backward) const;
+  /// Drops what on_failure() got, where no backward runs any more.
+  void clear();
+
+ private:
+  mutable std::mutex mutex_;  // of all below
+  std::uint64_t last_failed_ = 0;
+  std::exception_ptr error_;
+  std::multimap<std::uint64_t, OnFailure> on_failure_;
+};
+
+/// While it lives, this thread goes backward: the calls that it makes belong to the backward, and end with it, and so does each
+/// wait for a result. Threads: the one that made it.
+class BackwardScope {
+ public:
+  /// If this thread goes backward already, the failure of that backward is one of this backward too.
+  BackwardScope(std::shared_ptr<BackwardFailures> failures, std::uint64_t backward);
+  /// The thread does another's work meanwhile.
+  explicit BackwardScope(std::nullptr_t);
+  ~BackwardScope();
+  BackwardScope(const BackwardScope&) = delete;
+  BackwardScope& operator=(const BackwardScope&) = delete;
+
+  /// Of the backward that this thread goes; null where it goes none.
+  static const BackwardScope* current();
+  /// Null where the backward has not failed.
+  std::exception_ptr error() const { return failures_->error_of(backward_); }
+  void on_failure(BackwardFailures::OnFailure fn) const { failures_->on_failure(backward_, std::move(fn)); }
+
+ private:
+  const std::shared_ptr<BackwardFailures> failures_;  // null: none
+  const std::uint64_t backward_ = 0;
+  const BackwardScope* const outer_;
+};
+
+/// Returns once the result is there, the deadline has passed, or the backward that this thread goes has failed: throws its error
+/// then. Returns at once where the thread goes none.
+template <typename T>
+void wait_in_backward(const base::Future<T>& result, base::Deadline deadline) {
+  const BackwardScope* const backward = BackwardScope::current();
+  if (backward == nullptr || result.ready()) return;
+  if (const std::exception_ptr error = backward->error()) std::rethrow_exception(error);
+  // With the result's own helper, which may bring it about. Short calls are answered by then.
+  if (result.wait(base::Deadline(std::chrono::milliseconds(1)).sooner(deadline))) return;
+  struct End {
+    std::once_flag is_set;
+    base::Promise<void> promise{"a result, or the failure of a backward"};
+    void set(const std::exception_ptr& error) {
+      std::call_once(is_set, [&] { promise.set_error(error); });
+    }
+  };
+  const auto end = std::make_shared<End>();
+  base::Future<void> ended = end->promise.future();
+  backward->on_failure([end](const std::exception_ptr& error) { end->set(error); });
+  result.on_ready([end] { end->set(nullptr); });
+  if (ended.wait(deadline)) ended.get(deadline);
+}
+
+}  // namespace cohort::rpc
