@@ -123,8 +123,14 @@ TEST(HandshakeTest, StrangersAndOtherVersionsAreRejectedAtOnce) {
   COHORT_EXPECT_THROW_WITH(http.feed("G"), CommError, "no handshake");
   Handshake later(Role::kListener, secret, word('b'));
   COHORT_EXPECT_THROW_WITH(later.feed("COHORTNT\11" + std::string(40, '\0')), CommError, "speaks version 9");
+  Handshake shorter(Role::kListener, secret, word('b'));
+  COHORT_EXPECT_THROW_WITH(shorter.feed(std::string("COHORTNT\4\0", 10)), CommError, "speaks version 4");
   Handshake caller(Role::kCaller, secret, word('a'));
   COHORT_EXPECT_THROW_WITH(caller.feed("\10" + std::string(1, '\0')), CommError, "speaks version 8");
+  // The caller of another version is told this one.
+  const std::string first = Handshake(Role::kCaller, secret, word('a')).take_output();
+  EXPECT_EQ(later.take_output(), first.substr(8, 2));
+  EXPECT_EQ(shorter.take_output(), first.substr(8, 2));
   Handshake flooded(Role::kListener, secret, word('b'));
   flooded.feed("COHORTNT");
   EXPECT_THROW(flooded.feed(std::string(100'000, 'x')), CommError);

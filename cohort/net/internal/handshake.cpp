@@ -93,9 +93,10 @@ std::string_view Handshake::take(std::size_t size) {
   return taken_;
 }
 
-void Handshake::check_version(std::string_view bytes) const {
+void Handshake::check_version(std::string_view bytes) {
   const auto version = ByteReader(bytes).number<std::uint16_t>();
   if (version != kVersion) {
+    if (role_ == Role::kListener) put(output_, kVersion);  // so the caller rejects it too, and knows why
     reject_handshake(base::concat("the other side speaks version ", version,
                                   " of the protocol, this one version ", kVersion),
                      "the same version of Cohort on all hosts");
@@ -129,7 +130,11 @@ bool Handshake::step() {
     const std::size_t seen = std::min(input_.size(), kMagic.size());
     if (input_.compare(0, seen, kMagic, 0, seen) != 0)
       reject_handshake("a stranger's first bytes are no handshake");
-    if (input_.size() < kFirstBytes) return false;
+    if (input_.size() < kFirstBytes) {
+      if (input_.size() >= kMagic.size() + sizeof kVersion)
+        check_version(std::string_view(input_).substr(kMagic.size()));
+      return false;
+    }
     const std::string_view first = take(kFirstBytes);
     check_version(first.substr(kMagic.size()));
     transcript_ += first;

@@ -71,7 +71,7 @@ class Handshake {
   std::string_view take(std::size_t size);
   std::string code(std::string_view role) const;
   bool is_code(std::string_view given, std::string_view role) const;
-  void check_version(std::string_view bytes) const;
+  void check_version(std::string_view bytes);
 
   const Role role_;
   const std::optional<base::Secret> key_;

@@ -4,11 +4,13 @@
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -17,7 +19,9 @@
 #include "cohort/base/log.h"
 #include "cohort/base/secret.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/net/internal/handshake.h"
 #include "cohort/net/internal/socket.h"
+#include "cohort/net/internal/tls/stream.h"
 #include "cohort/net/node.h"
 #include "tests/net/recorder.h"
 #include "tests/net/relay.h"
@@ -300,6 +304,28 @@ TEST(TlsTest, TheSecretIsCheckedInsideTls) {
   COHORT_EXPECT_THROW_WITH(a.node->connect(b.node->listen("127.0.0.1:0"), patience()), RendezvousError,
                            "who listens there does not know the job's secret");
   EXPECT_EQ(a.node->connect(c.node->listen("127.0.0.1:0"), patience())->name(), "c");
+}
+
+TEST(TlsTest, ACallerOfAnotherVersionIsToldInsideTls) {
+  const Authority authority;
+  Worker a("a", with_tls(authority.make_node("a")));
+  const base::Fd fd = connect_socket(a.node->listen("127.0.0.1:0"));
+  const TlsContext context(authority.make_node("caller"));
+  TlsStream tls(context, fd.get(), Role::kCaller);
+  test::wait_until([&] { return tls.handshake() == TlsStatus::kReady; });
+  std::string first = Handshake(Role::kCaller, std::nullopt, base::random_word()).take_output();
+  const std::string version = first.substr(8, 2);
+  ++first[8];
+  const iovec bytes{first.data(), first.size()};
+  ASSERT_EQ(tls.write({&bytes, 1}), static_cast<ssize_t>(first.size()));
+  std::string answer(TlsStream::kMinReadBytes, '\0');
+  const iovec room{answer.data(), answer.size()};
+  ssize_t size = -1;
+  test::wait_until([&] {
+    size = tls.read({&room, 1});
+    return size >= 0;
+  });
+  EXPECT_EQ(answer.substr(0, static_cast<std::size_t>(std::max<ssize_t>(size, 0))), version);
 }
 
 TEST(TlsTest, AStrangerWithoutACertificateIsToldAndSentAway) {

@@ -5,6 +5,7 @@
 #include "cohort/net/internal/loop/rejections.h"
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <cerrno>
 #include <chrono>
@@ -43,8 +44,12 @@ void Rejections::fail(const std::shared_ptr<Connection>& connection, Time now, c
   warn(socket, text, now);
   const std::string answer = connection->handshake->protocol.take_output();
   if (!connection->tls && answer.empty()) return peers_.lose(connection, now, text);
-  if (!connection->tls)
+  if (!connection->tls) {
     static_cast<void>(::send(socket, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
+  } else if (!answer.empty() && connection->tls->is_ready()) {
+    const iovec bytes{const_cast<char*>(answer.data()), answer.size()};
+    static_cast<void>(connection->tls->write({&bytes, 1}));
+  }
   ::shutdown(socket, SHUT_WR);
   connection->tls.reset();
   connection->handshake->is_rejected = true;
