@@ -114,7 +114,8 @@ void expect_that_another_user_is_shown_nothing() {
   char byte = 0;
   ASSERT_EQ(::read(is_ready[0], &byte, 1), 1);
   Worker a("a");
-  EXPECT_EQ(a.node->connect(address, patience(), WhenRejected::kGiveUp), nullptr);
+  COHORT_EXPECT_THROW_WITH(a.node->connect(address, patience(), WhenRejected::kGiveUp), RendezvousError,
+                           "a process of another user listens there");
   int status = -1;
   ASSERT_EQ(::waitpid(stranger, &status, 0), stranger);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;

@@ -65,16 +65,36 @@ TEST(AddressListTest, AfterALinkItsAddressAlone) {
   EXPECT_FALSE(list.is_rejected());
 }
 
+TEST(AddressListTest, OnlySilenceSaysThatNobodyMayBeThere) {
+  AddressList list = list_of({"a", "b", "c"});
+  EXPECT_TRUE(list.has_no_answer()) << "nobody was asked";
+  list.note_failure(Outcome::kRejected);
+  list.note_failure(Outcome::kNoAnswer);
+  EXPECT_TRUE(list.has_no_answer());
+  EXPECT_FALSE(list.is_rejected());
+  list.note_failure(Outcome::kOther);
+  EXPECT_FALSE(list.has_no_answer()) << "no descriptor was left, or the process has closed the connection";
+  list.note_failure(Outcome::kRejected);
+  EXPECT_FALSE(list.has_no_answer());
+}
+
 TEST(AddressListTest, WhatAnErrnoSays) {
-  SocketAddress v4, v6;
+  SocketAddress v4, v6, local;
   v4.storage.ss_family = AF_INET;
   v6.storage.ss_family = AF_INET6;
   EXPECT_EQ(outcome_of(ECONNREFUSED, v4), Outcome::kRejected);
   for (const int error : {EAFNOSUPPORT, EADDRNOTAVAIL, ENETUNREACH}) {
     EXPECT_EQ(outcome_of(error, v6), Outcome::kNoWay);
-    EXPECT_EQ(outcome_of(error, v4), Outcome::kOther) << "a network that is down for a while";
+    EXPECT_NE(outcome_of(error, v4), Outcome::kRejected) << "a network that is down for a while";
+    EXPECT_NE(outcome_of(error, v4), Outcome::kNoWay);
   }
-  EXPECT_EQ(outcome_of(EMFILE, v6), Outcome::kOther);
+  local.storage.ss_family = AF_UNIX;
+  for (const int error : {ETIMEDOUT, EHOSTUNREACH, ENETUNREACH}) {
+    EXPECT_EQ(outcome_of(error, v4), Outcome::kNoAnswer);
+    EXPECT_EQ(outcome_of(error, local), Outcome::kOther) << "it was connected, so a process has it";
+  }
+  for (const int error : {0, EMFILE, ENFILE, ENOMEM, EADDRNOTAVAIL, ECONNRESET})
+    EXPECT_EQ(outcome_of(error, v4), Outcome::kOther);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +14,11 @@ namespace cohort::net::node_detail {
 
 /// How a try to connect ended.
 enum class Outcome : std::uint8_t {
-  kOther,
+  kNone,      ///< there was no try, or it is under way
   kRejected,  ///< nobody listens there
   kNoWay,     ///< this host has no IPv6, as it seems
+  kNoAnswer,  ///< the host is off, or the process stopped, as it seems
+  kOther,     ///< somebody is there and has ended the connection, or this process has no means to connect
 };
 
 /// `error`: an errno.
@@ -23,7 +26,11 @@ inline Outcome outcome_of(int error, const SocketAddress& address) {
   // A local socket that is gone may be that of a process which has not ended: its pidfd says.
   if (error == ECONNREFUSED || error == ENOENT) return Outcome::kRejected;
   const bool has_no_way = error == EAFNOSUPPORT || error == EADDRNOTAVAIL || error == ENETUNREACH;
-  return has_no_way && address.storage.ss_family == AF_INET6 ? Outcome::kNoWay : Outcome::kOther;
+  if (has_no_way && address.storage.ss_family == AF_INET6) return Outcome::kNoWay;
+  // The kernel connects a local socket only where it listens, so a process has it.
+  const bool is_silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == EHOSTDOWN ||
+                         error == ENETUNREACH || error == ENETDOWN;
+  return is_silent && !address.is_unix() ? Outcome::kNoAnswer : Outcome::kOther;
 }
 
 /// The addresses that a name has, which are tried in turn. Threads: one at a time.
@@ -38,7 +45,7 @@ class AddressList {
   /// A link came up at current(), which is tried first once the link breaks.
   void note_link() {
     linked_ = at_;
-    outcomes_.assign(addresses_.size(), Outcome::kOther);
+    outcomes_.assign(addresses_.size(), Outcome::kNone);
   }
   /// The try at current() has failed, so the next address follows.
   void note_failure(Outcome outcome) {
@@ -50,11 +57,13 @@ class AddressList {
     if (linked_) return outcomes_[*linked_] == Outcome::kRejected;
     bool is_any = false;
     for (const Outcome outcome : outcomes_) {
-      if (outcome == Outcome::kOther) return false;
+      if (outcome != Outcome::kRejected && outcome != Outcome::kNoWay) return false;
       is_any = is_any || outcome == Outcome::kRejected;
     }
     return is_any;
   }
+  /// Whether the last try of no address says that a process may be there.
+  bool has_no_answer() const { return std::ranges::find(outcomes_, Outcome::kOther) == outcomes_.end(); }
 
  private:
   std::vector<SocketAddress> addresses_;

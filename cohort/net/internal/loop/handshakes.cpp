@@ -39,10 +39,7 @@ void Handshakes::on_writable(const std::shared_ptr<Connection>& connection) {
     int error = connect_error(socket);
     if (error == 0 && is_connected_to_itself(socket)) error = ECONNREFUSED;
     if (error != 0) return peers_.lose(connection, Time::clock::now(), std::strerror(error), error);
-    if (!is_of_own_user(socket)) {  // before it is shown any memory
-      return peers_.lose(connection, Time::clock::now(), "a process of another user listens there",
-                         ECONNREFUSED);
-    }
+    if (!is_of_own_user(socket)) return leave_to_other_user(connection);  // before it is shown any memory
   }
   core_.table.update_interest(*connection);
   write(connection);
@@ -53,6 +50,14 @@ void Handshakes::on_writable(const std::shared_ptr<Connection>& connection) {
   }
   // What OpenSSL has read already makes no socket readable.
   if (connection->tls && connection->handshake && !connection->is_closed) on_readable(connection);
+}
+
+// Another user has the name of a peer that has ended. Before the first link it may be the job that has two users.
+void Handshakes::leave_to_other_user(const std::shared_ptr<Connection>& connection) {
+  const std::string why = "a process of another user listens there";
+  Session& session = connection->peer->session;
+  if (session.num_links() == 0) session.end(DownKind::kFailed, why);
+  peers_.lose(connection, Time::clock::now(), why, session.num_links() == 0 ? 0 : ECONNREFUSED);
 }
 
 void Handshakes::read(const std::shared_ptr<Connection>& connection, Time now) {

@@ -24,6 +24,7 @@ class Handshakes {
   void on_writable(const std::shared_ptr<Connection>& connection);
 
  private:
+  void leave_to_other_user(const std::shared_ptr<Connection>& connection);
   void read(const std::shared_ptr<Connection>& connection, Time now);
   void write(const std::shared_ptr<Connection>& connection);
   bool has_tls(const std::shared_ptr<Connection>& connection, Time now);

@@ -18,7 +18,9 @@
 #include "cohort/base/error.h"
 #include "cohort/base/secret.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/net/internal/loop/connection.h"
 #include "cohort/net/internal/socket.h"
+#include "cohort/net/no_answer.h"
 #include "cohort/net/unknown_host.h"
 
 namespace cohort::net::node_detail {
@@ -38,6 +40,14 @@ SessionOptions session_options(const NodeOptions& node) {
   options.heartbeat = node.heartbeat;
   options.silence = node.silence;
   return options;
+}
+
+// Of a caller without a link: whether a process may be at its addresses. The kernel connects a local socket only where it listens.
+bool has_answer(const PeerState& peer) {
+  if (!peer.addresses.has_no_answer()) return true;
+  const std::shared_ptr<Connection>& connection = peer.connection;
+  return connection && connection->handshake &&
+         (is_local(connection->socket.get()) || connection->handshake->protocol.is_trusted());
 }
 
 // A peer as users have it. It may outlive its node.
@@ -133,13 +143,16 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   const auto& end = state.session.ended();
   const bool is_gone =
       gives_up_if_rejected && (end ? end->kind == DownKind::kDied : state.addresses.is_rejected());
+  const bool is_silent = !end && !has_answer(state);
   const std::string why = end ? end->text : state.last_error;
   state.session.end(DownKind::kFailed, why);
   state.wake();
   if (is_gone) return nullptr;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
-  throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ", waited, " ms",
-                                                    why.empty() ? "" : ": ", why));
+  const std::string text =
+      base::concat("cannot connect to ", address, " within ", waited, " ms", why.empty() ? "" : ": ", why);
+  if (is_silent) throw NoAnswer("net.connect", text);
+  throw RendezvousError("net.connect", text);
 }
 
 // A name may be known later than its process is expected: DNS of a cluster has it once the container runs.

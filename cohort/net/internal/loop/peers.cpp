@@ -241,7 +241,9 @@ void Peers::on_time() {
   const Time now = Time::clock::now();
   const auto& handshakes = core_.table.handshakes();
   while (!handshakes.empty() && handshakes.front()->handshake->deadline <= now) {
-    lose(std::shared_ptr(handshakes.front()), now, "the handshake took too long");
+    // Who has proved its identity runs.
+    const int error = handshakes.front()->handshake->protocol.is_trusted() ? 0 : ETIMEDOUT;
+    lose(std::shared_ptr(handshakes.front()), now, "the handshake took too long", error);
   }
   if (!handshakes.empty()) arm(handshakes.front()->handshake->deadline);
   const std::vector<std::shared_ptr<PeerState>> peers(peers_.begin(), peers_.end());

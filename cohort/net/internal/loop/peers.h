@@ -39,7 +39,7 @@ class Peers {
   std::shared_ptr<Connection> add_connection(base::Fd fd, Role role, std::shared_ptr<PeerState> peer,
                                              Time now);
   /// Closes a connection. Its peer, where it is the peer's, is told, and a caller's tries again.
-  /// `connect_error`: an errno, where there was no connection yet; ECONNREFUSED: nobody listens there.
+  /// `connect_error`: an errno, where there was no connection yet; ECONNREFUSED: nobody listens there; ETIMEDOUT: nobody answers.
   void lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,
             int connect_error = 0);
 

@@ -54,7 +54,7 @@ class AgentMembers {
   struct PublishedWorker;
   struct Unreached {
     std::string name, why;
-    std::exception_ptr error;  // who listens at its address keeps this worker out
+    std::exception_ptr error;  // a process may be there, and there is no connection with it
   };
   void listen_and_publish(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler);
   bool may_be_gone(std::int32_t id, base::KeyValueStore& store) const;

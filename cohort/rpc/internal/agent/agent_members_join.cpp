@@ -17,6 +17,7 @@
 #include "cohort/base/host.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/net/no_answer.h"
 #include "cohort/net/unknown_host.h"
 #include "cohort/rpc/function.h"
 #include "cohort/rpc/internal/agent/agent_join.h"
@@ -215,8 +216,11 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
 
 bool AgentMembers::answers_now(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
   const std::optional<PublishedWorker> entry = read_entry(id, store, deadline);
+  if (!entry) return false;
   Unreached unreached;
-  return entry && connect(*entry, base::Deadline(kLastTry).sooner(deadline), unreached) != nullptr;
+  if (connect(*entry, base::Deadline(kLastTry).sooner(deadline), unreached) != nullptr) return true;
+  if (unreached.error && !is_accepted_) std::rethrow_exception(unreached.error);
+  return false;
 }
 
 // None: the worker has never come so far.
@@ -244,8 +248,8 @@ std::optional<AgentMembers::PublishedWorker> AgentMembers::read_entry(std::int32
 
 // Null without `why`: its process is not there. Null with it: it could not be reached, which proves nothing. An address of TCP may
 // lead elsewhere, or be closed to this host alone. What does not answer, or has no address any more, is tried for
-// AgentOptions::silence. With `error`: somebody is there, and this worker has another secret, certificate or version. Where others
-// accept this worker it may be a stranger, at the port of a worker that has ended.
+// AgentOptions::silence. With `error`: a process is there, as one with another secret, certificate, version or user. Or this process
+// has no means to connect. Where others accept this worker it may be a stranger, at the port of a worker that has ended.
 AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Deadline deadline,
                                          Unreached& unreached) const {
   if (entry.address.empty()) {
@@ -269,9 +273,12 @@ AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Dea
     } catch (const net::UnknownHost& error) {
       why = base::message_of(error);
       if (attempt.expired()) return nullptr;
+    } catch (const net::NoAnswer& error) {
+      why = base::message_of(error);
+      return nullptr;
     } catch (const RendezvousError& error) {
       why = base::message_of(error);
-      if (!attempt.expired()) unreached.error = std::current_exception();
+      unreached.error = std::current_exception();
       return nullptr;
     }
     base::sleep(kBetweenLookups, attempt);
