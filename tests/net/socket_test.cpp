@@ -2,6 +2,8 @@
 
 #include <dirent.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,6 +53,27 @@ TEST(SocketTest, AConnectionOfAnotherUserIsRejectedWithItsOwnError) {
 }
 
 // A stranger may send any number of them, together or one after the other.
+TEST(SocketTest, AListenerAtAllAddressesOfIpv6CoversThoseOfIpv4UnlessItIsToldNotTo) {
+  std::string bound;
+  const base::Fd all = listen_at(resolve("[::]:0"), bound, "127.0.0.1");
+  const SocketAddress ipv4 = resolve("127.0.0.1:1"), ipv6 = resolve("[::1]:1");
+  EXPECT_TRUE(own_end(all.get()).covers(ipv4));
+  EXPECT_TRUE(own_end(all.get()).covers(ipv6));
+  const base::Fd caller = start_connect(resolve(bound));
+  pollfd came{all.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&came, 1, 20'000), 1);
+  const base::Fd accepted = accept_from(all.get());
+  EXPECT_EQ(peer_end(accepted.get()).text, own_end(caller.get()).text);
+  EXPECT_EQ(own_end(accepted.get()).text, bound);
+  const base::Fd loopback = listen_at(resolve("[::1]:0"), bound);
+  EXPECT_FALSE(own_end(loopback.get()).covers(ipv4));
+  const base::Fd ipv6_alone(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ASSERT_EQ(::setsockopt(ipv6_alone.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on), 0);
+  EXPECT_FALSE(own_end(ipv6_alone.get()).covers(ipv4));
+  EXPECT_TRUE(own_end(ipv6_alone.get()).covers(ipv6));
+}
+
 TEST(SocketTest, OfManyDescriptorsThatComeTwoAreKept) {
   std::array<int, 2> ends{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);

@@ -102,10 +102,27 @@ std::string bound_address(int fd, const SocketAddress& wanted, const std::string
   return text_of(storage, size, host);
 }
 
+// An IPv6 socket that takes IPv4 too has ::ffff:10.0.0.2 for the other side's 10.0.0.2.
+void make_plain(SocketAddress& address) {
+  const auto in6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
+  if (in6.sin6_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&in6.sin6_addr)) return;
+  address.storage = {};
+  auto& in = reinterpret_cast<sockaddr_in&>(address.storage);
+  in.sin_family = AF_INET;
+  in.sin_port = in6.sin6_port;
+  std::memcpy(&in.sin_addr, &in6.sin6_addr.s6_addr[12], sizeof in.sin_addr);
+  address.size = sizeof in;
+}
+
 SocketAddress end_by(int (*name)(int, sockaddr*, socklen_t*), int socket) {
   SocketAddress end;
   end.size = sizeof end.storage;
   if (name(socket, reinterpret_cast<sockaddr*>(&end.storage), &end.size) != 0) return {};
+  make_plain(end);
+  int is_ipv6_only = 1;
+  socklen_t size = sizeof is_ipv6_only;
+  static_cast<void>(::getsockopt(socket, IPPROTO_IPV6, IPV6_V6ONLY, &is_ipv6_only, &size));
+  end.takes_ipv4 = end.storage.ss_family == AF_INET6 && is_ipv6_only == 0;
   end.text = end.is_unix() ? "a process of this host" : text_of(end.storage, end.size);
   return end;
 }
@@ -141,6 +158,8 @@ void SocketAddress::set_port(std::uint16_t port) {
 }
 
 bool SocketAddress::covers(const SocketAddress& host) const {
+  if (takes_ipv4 && host.storage.ss_family == AF_INET)
+    return IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr);
   if (storage.ss_family != host.storage.ss_family) return false;
   if (storage.ss_family == AF_INET) {
     const in_addr_t own = reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr;

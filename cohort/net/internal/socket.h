@@ -18,7 +18,8 @@ namespace cohort::net {
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t size = 0;
-  std::string text;  ///< as it was written
+  std::string text;         ///< as it was written
+  bool takes_ipv4 = false;  ///< a socket of IPv6 that is bound here may have connections of IPv4
 
   bool is_unix() const { return storage.ss_family == AF_UNIX; }
   bool is_loopback() const;
@@ -48,7 +49,7 @@ int connect_error(int socket);
 
 /// "10.0.0.2:41234": the other side of a connection. "" where it is gone.
 std::string peer_address(int socket);
-/// Both ends of a connection, with the same text. Of one that is gone: empty.
+/// Both ends of a connection, with the same text, also where one side has an IPv6 socket for IPv4. Of one that is gone: empty.
 SocketAddress own_end(int socket);
 SocketAddress peer_end(int socket);
 

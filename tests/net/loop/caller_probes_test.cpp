@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cohort/base/secret.h"
 #include "tests/net/recorder.h"
@@ -27,16 +28,24 @@ TEST(CallerProbesTest, APeerThatIsGoneIsSeenWithoutTheSilenceWhicheverSideHasCon
   NodeOptions options;
   options.silence = seconds(60);
   options.secret = base::Secret::make();
-  for (const std::string where : {"", "127.0.0.1:0", "0.0.0.0:0"}) {
-    SCOPED_TRACE(where.empty() ? "a connects" : where);
+  struct Case {
+    std::string a, b;  // where they listen
+  };
+  // A socket of IPv6 has the other side's IPv4 address in another form.
+  for (const Case& where : std::vector<Case>{{"", "127.0.0.1:0"},
+                                             {"127.0.0.1:0", "127.0.0.1:0"},
+                                             {"127.0.0.1:0", "0.0.0.0:0"},
+                                             {"127.0.0.1:0", "[::]:0"},
+                                             {"[::]:0", "127.0.0.1:0"}}) {
+    SCOPED_TRACE(where.a.empty() ? "a connects" : where.a + ", " + where.b);
     Worker a("a", options);
     auto b = std::make_unique<Worker>("b", options, true);
     std::shared_ptr<Peer> peer;
-    if (where.empty()) {
-      peer = a.node->connect(b->node->listen("127.0.0.1:0"), patience());
+    if (where.a.empty()) {
+      peer = a.node->connect(b->node->listen(where.b), patience());
     } else {
-      b->node->listen(where, "no-host-has-this-name");
-      b->node->connect(a.node->listen("127.0.0.1:0"), patience());
+      b->node->listen(where.b, "no-host-has-this-name");
+      b->node->connect(a.node->listen(where.a, "127.0.0.1"), patience());
       peer = a.heard->peer();
     }
     for (std::size_t i = 1; i <= 3; ++i) {  // the probe of the new link comes before the second answer
