@@ -21,6 +21,7 @@
 #include "cohort/net/internal/socket.h"
 #include "cohort/net/node.h"
 #include "cohort/net/unknown_host.h"
+#include "raw_caller.h"
 #include "recorder.h"
 #include "relay.h"
 #include "tests/support/comes_true.h"
@@ -34,49 +35,14 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
+using test::hello_of;
 using test::message_of;
 using test::patience;
+using test::RawCaller;
 using test::Worker;
 
 std::string local_name() {
   return "unix:@cohort-" + base::random_word();
-}
-
-// A caller that says what a test wants, and then nothing.
-class RawCaller {
- public:
-  RawCaller(const std::string& address, Hello hello)
-      : socket_(start_connect(resolve(address))),
-        handshake_(Role::kCaller, std::nullopt, base::random_word()) {
-    exchange();
-    handshake_.set_hello(std::move(hello));
-    exchange();
-  }
-  bool is_done() const { return handshake_.is_done(); }
-
- private:
-  void exchange() {
-    const std::string bytes = handshake_.take_output();
-    ASSERT_EQ(::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(bytes.size()));
-    std::string answer(kMaxHelloBytes, '\0');
-    pollfd ready{socket_.get(), POLLIN, 0};
-    ASSERT_EQ(::poll(&ready, 1, 20'000), 1);
-    answer.resize(static_cast<std::size_t>(::recv(socket_.get(), answer.data(), answer.size(), 0)));
-    handshake_.feed(answer);
-  }
-
-  base::Fd socket_;
-  Handshake handshake_;
-};
-
-Hello hello_of(const std::string& name) {
-  Hello hello;
-  hello.name = name;
-  hello.incarnation = base::random_word();
-  hello.session = 1;
-  hello.window = 1 << 20;
-  return hello;
 }
 
 // The end of the process that it names is not its own.
@@ -86,7 +52,7 @@ TEST(NodeStrangersTest, TheKernelIsBelievedWhichProcessAPeerIs) {
   hello.place = place_of_process();
   hello.process = 1;
   hello.began = "before it";  // so process 1 would be taken for another one, and this peer for dead
-  const RawCaller caller(a.node->listen(local_name()), hello);
+  const RawCaller caller(resolve(a.node->listen(local_name())), hello);
   ASSERT_TRUE(caller.is_done());
   EXPECT_EQ(a.heard->peer()->name(), "who");
   EXPECT_FALSE(base::poll_until([&] { return a.heard->is_down(); }, base::Deadline(milliseconds(100))));
@@ -165,7 +131,7 @@ TEST(NodeStrangersTest, TheNextProcessAtAnAddressIsWaitedForWhileOneLeaves) {
   Worker a("a");
   auto leaving = std::make_unique<Worker>("leaving");
   const std::string address = leaving->node->listen(local_name());
-  const RawCaller keeps_it_waiting(address, hello_of("who"));
+  const RawCaller keeps_it_waiting(resolve(address), hello_of("who"));
   leaving->heard->peer()->send(message_of(0, "which nobody acknowledges"));
   std::thread closer([&] {
     leaving->node->close(base::Deadline(milliseconds(300)));

@@ -1,14 +1,23 @@
 // The side that has listened finds out that a caller of another host is dead.
 #include "cohort/net/internal/loop/caller_probes.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cohort/base/files/fd.h"
 #include "cohort/base/secret.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/net/internal/socket.h"
+#include "tests/net/raw_caller.h"
 #include "tests/net/recorder.h"
 #include "tests/net/relay.h"
 #include "tests/support/comes_true.h"
@@ -58,6 +67,90 @@ TEST(CallerProbesTest, APeerThatIsGoneIsSeenWithoutTheSilenceWhicheverSideHasCon
     EXPECT_EQ(a.heard->down().kind, DownKind::kDied);
     EXPECT_EQ(a.heard->down().text, "b died: nobody listens at its address any more");
     EXPECT_LT(a.heard->down_at() - begin, seconds(10));
+  }
+}
+
+// While it is there, this process can have only so many more descriptors.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(std::size_t num) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few{512, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    base::Fd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    for (; fd.is_open(); fd = base::Fd(::fcntl(taken_.front().get(), F_DUPFD_CLOEXEC, 0)))
+      taken_.push_back(std::move(fd));
+    taken_.resize(taken_.size() - num);
+  }
+  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+  std::vector<base::Fd> taken_;
+};
+
+bool stays_up(Worker& worker) {
+  return !base::poll_until([&] { return worker.heard->is_down(); }, base::Deadline(milliseconds(50)));
+}
+
+// While the link is up, the caller may close its listener.
+TEST(CallerProbesTest, TheFirstProbeIsRepeatedUntilItIsAnsweredAndThenTheLinkAloneCounts) {
+#ifdef COHORT_IS_SANITIZED
+  return;  // the sanitizers need descriptors themselves
+#endif
+  NodeOptions options;
+  options.silence = seconds(60);
+  Worker a("a", options);
+  const SocketAddress address = resolve(a.node->listen("127.0.0.1:0"));
+  std::string listened;
+  base::Fd listener = listen_at(resolve("127.0.0.1:0"), listened);
+  Hello hello = test::hello_of("who");
+  hello.port = own_end(listener.get()).port();
+  std::optional<FewDescriptors> few(2);  // the two ends of the link
+  test::RawCaller caller(address, hello);
+  ASSERT_TRUE(caller.is_done());
+  a.heard->peer();
+  few.reset();
+  pollfd came{listener.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&came, 1, 20'000), 1) << "no probe has come";
+  {
+    const base::Fd probe = accept_from(listener.get());
+    pollfd ended{probe.get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&ended, 1, 20'000), 1) << "the other side knows that it was accepted";
+  }
+  listener.close();
+  EXPECT_TRUE(stays_up(a));
+  caller.cut();
+  ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));
+  EXPECT_EQ(a.heard->down().text, "who died: nobody listens at its address any more");
+}
+
+// Somebody between may reject in the caller's place.
+TEST(CallerProbesTest, ARejectionIsNoDeathWhereNoProbeGotThrough) {
+  for (const bool is_after_the_link : {false, true}) {
+    SCOPED_TRACE(is_after_the_link);
+#ifdef COHORT_IS_SANITIZED
+    if (is_after_the_link) continue;  // the sanitizers need descriptors themselves
+#endif
+    NodeOptions options;
+    options.heartbeat = milliseconds(50);
+    options.silence = milliseconds(300);
+    Worker a("a", options);
+    const SocketAddress address = resolve(a.node->listen("127.0.0.1:0"));
+    Hello hello = test::hello_of("who");
+    {
+      std::string listened;
+      hello.port = own_end(listen_at(resolve("127.0.0.1:0"), listened).get()).port();
+    }
+    std::optional<FewDescriptors> few;
+    if (is_after_the_link) few.emplace(2);  // the end of the link gives a probe its descriptor
+    test::RawCaller caller(address, hello);
+    ASSERT_TRUE(caller.is_done());
+    a.heard->peer();
+    EXPECT_TRUE(is_after_the_link || stays_up(a));
+    caller.cut();
+    ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));
+    EXPECT_EQ(a.heard->down().kind, DownKind::kSilent) << a.heard->down().text;
   }
 }
 

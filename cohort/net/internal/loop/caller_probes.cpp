@@ -1,5 +1,6 @@
 // A dying process closes its sockets one after another, so its listener may still take a probe when its link has ended.
-// Then the probe is repeated, with the pauses of a caller that connects again.
+// Then the probe is repeated, with the pauses of a caller that connects again. The first probe may find no descriptor, or no network.
+// It is repeated until it is accepted or rejected.
 #include "cohort/net/internal/loop/caller_probes.h"
 
 #include <algorithm>
@@ -16,6 +17,8 @@ namespace cohort::net::node_detail {
 namespace {
 
 constexpr std::chrono::milliseconds kMaxProbePause(1000);
+// While the link is up. A firewall may reject each probe.
+constexpr std::chrono::milliseconds kMaxFirstPause(30'000);
 
 }  // namespace
 
@@ -38,7 +41,11 @@ void CallerProbes::link_down(const std::shared_ptr<PeerState>& peer) {
 void CallerProbes::probe(const std::shared_ptr<PeerState>& peer) {
   base::Fd fd = start_connect(peer->listener.address);
   if (!fd.is_open()) return on_result(peer, errno);
-  const auto socket = std::make_shared<asio::posix::stream_descriptor>(core_.io, fd.release());
+  const auto socket = std::make_shared<asio::posix::stream_descriptor>(core_.io);
+  asio::error_code failure;
+  socket->assign(fd.get(), failure);  // the kernel may watch no more sockets
+  if (failure) return on_result(peer, failure.value());
+  static_cast<void>(fd.release());
   peer->listener.probe = socket;
   // The peer alone keeps a probe: one that it has dropped has no result.
   const auto on_end = [this, peer, kept = std::weak_ptr(socket)](const asio::error_code& ended) {
@@ -55,11 +62,19 @@ void CallerProbes::probe(const std::shared_ptr<PeerState>& peer) {
 void CallerProbes::on_result(const std::shared_ptr<PeerState>& peer, int error) {
   CallerListener& listener = peer->listener;
   listener.probe.reset();
-  if (error == 0) listener.was_reached = true;
-  if (peer->session.is_up() || peer->session.ended() || !listener.was_reached) return;
-  if (error == ECONNREFUSED) return on_death_(peer);
+  if (error == 0 && !listener.was_reached) {
+    listener.was_reached = true;
+    listener.pause = CallerListener().pause;
+  }
+  const bool is_up = peer->session.is_up();
+  // While the link is up, one probe that is answered is enough. Afterwards the answer says whether the process lives.
+  if (peer->session.ended() || listener.was_reached == is_up) return;
+  if (error == ECONNREFUSED) {
+    if (!is_up) on_death_(peer);
+    return;
+  }
   const auto timer = std::make_shared<asio::steady_timer>(core_.io, listener.pause);
-  listener.pause = std::min(2 * listener.pause, kMaxProbePause);
+  listener.pause = std::min(2 * listener.pause, is_up ? kMaxFirstPause : kMaxProbePause);
   listener.probe = timer;
   timer->async_wait([this, peer, kept = std::weak_ptr(timer)](const asio::error_code& ended) {
     core_.hand_over.locked([&] {
