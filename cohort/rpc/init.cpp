@@ -40,7 +40,11 @@ const std::shared_ptr<Agent>& agent_of(const Process& here) {
 
 // The address by which this host reaches the group's rank 0, as others then reach this one; empty: its name will do.
 std::string address_towards_rank_0(const comm::Group& group) {
-  const std::string own = group.reach().empty() ? "" : base::address_towards(group.reach());
+  const std::string& rank_0 = group.reach();
+  const std::string own = rank_0.empty() ? "" : base::address_towards(rank_0);
+  // On rank 0's own host its name may be one of the loopback interface, as Debian has it. All others have reached it by this name.
+  const bool is_loopback = !own.empty() && !base::is_far_address(own);
+  if (is_loopback && !base::is_this_host(rank_0) && !rank_0.starts_with("127.")) return rank_0;
   // Not that of an interface, whose number is this host's alone.
   return base::is_far_address(own) && own.find('%') == std::string::npos ? own : "";
 }

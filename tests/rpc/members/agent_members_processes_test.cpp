@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -98,14 +99,12 @@ TEST(AgentMembersProcessesTest, AStoreAndAGroupAreNotTakenTogether) {
   COHORT_EXPECT_THROW_WITH(init_rpc("w0", options), UsageError, "got a store and a group");
 }
 
-// Rank 0 is on another host, as it says. Its address is of those that RFC 5737 keeps for documents.
-TEST(AgentMembersProcessesTest, AWorkerTellsOtherHostsTheAddressTowardsTheirs) {
-  std::string own = base::address_towards("192.0.2.250");
-  if (!base::is_far_address(own)) own = base::host_name();  // this host has no way to others
+// The address that a worker leaves for other hosts, of which one says that it is rank 0's and is reached at `rank_0`.
+std::string address_for_others(const std::string& rank_0) {
   const comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 1, 2, "fake",
-                                             std::chrono::seconds(20), "192.0.2.250");
+                                             std::chrono::seconds(20), rank_0);
   std::string word;
-  std::thread rank_0([&] {
+  std::thread other([&] {
     comm::StoreAdapter store(group.store());
     const base::Deadline deadline(std::chrono::seconds(20));
     base::all_gather_words(store, "rpc/1/host", 0, 2, "another host", deadline);
@@ -116,8 +115,23 @@ TEST(AgentMembersProcessesTest, AWorkerTellsOtherHostsTheAddressTowardsTheirs) {
   options.group = group;
   options.agent.secret = base::Secret::make();
   COHORT_EXPECT_THROW_WITH(init_rpc("w1", options), RendezvousError, "these did not come");
-  rank_0.join();
-  EXPECT_NE(word.find("\"address\":\"" + own + ":"), std::string::npos) << word;
+  other.join();
+  constexpr std::string_view kBegin = "\"address\":\"";
+  const std::size_t begin = word.find(kBegin) + kBegin.size();
+  return word.substr(begin, word.find_last_of(':', word.find('"', begin)) - begin);
+}
+
+// The address is of those that RFC 5737 keeps for documents.
+TEST(AgentMembersProcessesTest, AWorkerTellsOtherHostsTheAddressTowardsTheirs) {
+  std::string own = base::address_towards("192.0.2.250");
+  if (!base::is_far_address(own)) own = base::host_name();  // this host has no way to others
+  EXPECT_EQ(address_for_others("192.0.2.250"), own);
+}
+
+// Debian has a host's own name at 127.0.1.1. The system takes this number for a name of 127.0.0.1.
+TEST(AgentMembersProcessesTest, WhereRank0sNameIsTheLoopbackInterfacesOthersAreToldTheName) {
+  EXPECT_EQ(address_for_others("0x7f.1"), "0x7f.1");
+  EXPECT_EQ(address_for_others("127.0.0.1"), base::host_name()) << "which is another host to others";
 }
 
 }  // namespace
