@@ -7,6 +7,7 @@
 namespace cohort::membership {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::contains;
 using test::Rendezvous;
@@ -50,6 +51,22 @@ TEST(HopelessRanksTest, TheRunEndsWhereThoseOfAllMembersFailAtTheSameTime) {
   EXPECT_TRUE(contains(run.record.end_cause, "no member can continue, so the run can be resumed"));
   EXPECT_TRUE(
       contains(run.record.end_cause, "agent 2 at host-b:1: rank 1 ended with status 3 (failed again"));
+}
+
+// A generation without the first one would make the second one look as if it could continue.
+TEST(HopelessRanksTest, ThoseThatMayBeAboutToFailTooAreWaitedFor) {
+  for (const bool is_late : {false, true}) {
+    Rendezvous run = run_in_etcd(2);
+    run.hear("b", fail_for_good);
+    run.seen.agents.at("b").hopeless_at = run.seen.now;
+    EXPECT_FALSE(run.step()) << run.record.end_cause;
+    run.wait(milliseconds(is_late ? 2'100 : 1'900));
+    run.hear("b", fail_for_good);
+    is_late ? run.hear("a") : run.hear("a", fail_for_good);
+    EXPECT_TRUE(run.step());
+    EXPECT_EQ(run.record.state, is_late ? RunState::kForming : RunState::kFailed);
+    EXPECT_EQ(run.record.exit_status, is_late ? 0 : 3);
+  }
 }
 
 TEST(HopelessRanksTest, WhoeverIsLeftAloneWithThemEndsTheRun) {

@@ -26,7 +26,8 @@
 // Note [Stuck ranks]: an agent says itself that one of its ranks does not enter a generation, after a time of its own, and which one.
 // It is a member no longer, and waits until the rank gets on. A state that only its ranks have is lost: to give it they would have to
 // enter together. An agent whose ranks fail again and again (Report::ends_run) is no member either, and leaves. The run ends where nobody
-// is left that can continue it: only here is it seen that all members fail at the same time.
+// is left that can continue it: only here is it seen that all members fail at the same time. So with a store that all reach
+// others are waited for, which may be about to say the same: for kAloneFactor times `silence`.
 #include "cohort/membership/internal/decide.h"
 
 #include <algorithm>
@@ -243,6 +244,8 @@ class Decider : private SeenMembers {
     bool is_planned = failure_.empty();
     std::size_t num_finished = 0;
     const auto add_cause = [&](const std::string& text) { cause += (cause.empty() ? "" : "; ") + text; };
+    std::vector<std::string> hopeless;
+    bool may_others_follow = true;
     const std::set<MemberId> gone = gone_members();
     const std::optional<LostLink> lost = find_lost_link(old_, seen_, gone, newest_steps());
     MemberId dropped = 0;
@@ -266,8 +269,9 @@ class Decider : private SeenMembers {
         is_planned = false;
         add_cause(concat(name_of(member), " is given up: ", stuck_rank(member)));
       } else if (hopeless_report(member) != nullptr) {
-        is_planned = false;
-        add_cause(hopeless_text(member));
+        hopeless.push_back(hopeless_text(member));
+        const Time::duration since = seen_.now - view(member)->hopeless_at;
+        may_others_follow = may_others_follow && since <= kAloneFactor * old_.settings.silence;
       } else if (member.id == dropped) {
         add_cause(concat(name_of(member), " is dropped"));
       } else if (is_leaving(member)) {
@@ -275,6 +279,15 @@ class Decider : private SeenMembers {
       } else {
         survivors.push_back(member);
       }
+    }
+    if (!hopeless.empty()) {
+      // With an embedded record the agent that has it ends the run where its own ranks fail so, sooner or later.
+      const bool may_wait = !old_.settings.is_embedded && may_others_follow && failure_.empty();
+      const bool is_alone =
+          survivors.size() + hopeless.size() == members.size();  // nothing else has happened
+      if (may_wait && is_alone && !survivors.empty()) return keep_spares();
+      is_planned = false;
+      for (const std::string& text : hopeless) add_cause(text);
     }
     const std::size_t num_survivors = survivors.size();
     const bool is_ending = std::any_of(members.begin(), members.end(),

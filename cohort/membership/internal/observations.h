@@ -19,6 +19,7 @@ struct AgentView {
   Time first_heard, last_heard;
   bool is_dead = false;  ///< its process has ended
   Time link_lost_at;     ///< when its report first had lost links
+  Time hopeless_at;      ///< when its report first had ends_run
   Time may_join;         ///< it was dropped, and is not taken again before
   int num_drops = 0;
   std::uint64_t revision = 0;        ///< of the record that it has
@@ -29,6 +30,7 @@ struct AgentView {
   void note(const Report& next, Time now) {
     const bool is_first = report.lost_links.empty() || report.entered != next.entered;
     if (!next.lost_links.empty() && is_first) link_lost_at = now;
+    if (next.ends_run && (!report.ends_run || report.entered != next.entered)) hopeless_at = now;
     most_steps = std::max(most_steps, next.committed_steps);
     report = next;
   }
