@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -32,6 +33,22 @@ using test::wait_until;
 
 bool are_all(const at::Tensor& tensor, int value) {
   return tensor.eq(value).all().item<bool>();
+}
+
+// As another thread may have further calls wait all the time: each task here is given before the one before it ends.
+TEST(LateCallTest, WhoWaitsForEarlierCallsDoesNotWaitForLaterOnes) {
+  GroupState group;
+  std::atomic<bool> is_over{false};
+  std::atomic<int> num_run{0};
+  std::function<void()> call_again = [&] {
+    ++num_run;
+    if (!is_over) group.enqueue(call_again);
+  };
+  group.enqueue(call_again);
+  group.wait_until_begun(base::Deadline(seconds(10)), "the test");
+  EXPECT_GE(num_run, 1);
+  is_over = true;
+  EXPECT_TRUE(test::comes_true([&] { return group.is_queue_empty(); }));
 }
 
 // The second call comes after one that rank 1 makes late, so that the backend has it for a part of its time.

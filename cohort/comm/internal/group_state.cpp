@@ -15,7 +15,6 @@
 #include "cohort/base/exception_text.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/text/nearest_name.h"
-#include "cohort/base/threads/wait.h"
 #include "cohort/comm/internal/backend.h"
 #include "cohort/comm/internal/deadline_store.h"
 #include "cohort/comm/internal/missing_ranks.h"
@@ -226,7 +225,14 @@ void GroupState::share_with_c10d() {
 }
 
 void GroupState::wait_until_begun(base::Deadline deadline, const std::string& for_whom) const {
-  if (base::poll_until([this] { return is_queue_empty(); }, deadline, milliseconds(1))) return;
+  base::Future<void> begun;  // the queue need not become empty: further calls may come all the time
+  {
+    const std::lock_guard lock(mutex_);
+    if (thread_ == nullptr || is_queue_empty()) return;
+    begun = thread_->submit("all calls before have begun", [] {});
+  }
+  if (begun.wait(deadline)) return;
+  begun.abandon();
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
   throw TimeoutError("comm.group",
                      base::concat(for_whom, " (rank ", rank, "/", size, ", ", waited,
