@@ -1,14 +1,13 @@
 // A result is written once, and then marked as done under the mutex. Whoever waits shares the state, so the
 // promise may be destroyed earlier. The thread that marks it then runs the callbacks, without the mutex: a
 // callback may wait for another future, or add a callback. A waiter that gives up marks the state as
-// abandoned, and a task that is abandoned before it begins does not run.
+// abandoned.
 #include "cohort/base/threads/future.h"
 
 #include <chrono>
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
-#include "cohort/base/timeline.h"
 
 namespace cohort::base::future_detail {
 
@@ -67,32 +66,6 @@ void State::on_ready(std::function<void()> fn) {
     if (!done()) return callbacks_.push_back(std::move(fn));
   }
   fn();
-}
-
-void Task::run() noexcept {
-  std::exception_ptr error;
-  bool is_wanted = false;
-  {
-    const std::lock_guard lock(mutex_);
-    is_running_ = true;
-    is_wanted = on_begin();
-  }
-  if (!is_wanted) {
-    return end(std::make_exception_ptr(
-        TimeoutError("base.future", concat(what(), " was given up before it began, and did not run"))));
-  }
-  try {
-    const TimelineScope scope(timeline_name());
-    execute();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  end(std::move(error));
-}
-
-void Task::end(std::exception_ptr error) noexcept {
-  drop();
-  finish(std::move(error));
 }
 
 }  // namespace cohort::base::future_detail

@@ -96,40 +96,6 @@ class ValueState<void, Base> : public Base {
   }
 };
 
-// A function that is yet to run, and its result.
-class Task : public State {
- public:
-  using State::State;
-  /// Runs the function, and ends with what it threw, if anything.
-  void run() noexcept;
-  /// Destroys the function, and is done: with this error, if one is given.
-  void end(std::exception_ptr error) noexcept;
-
- protected:
-  virtual void execute() = 0;
-  virtual void drop() noexcept = 0;
-  /// Of its span in the timeline; null: it has none.
-  virtual const char* timeline_name() const { return what(); }
-  virtual bool on_begin() noexcept { return true; }  // under the mutex; false: it does not run
-  bool is_running() const { return is_running_; }    // under the mutex
-
- private:
-  bool is_running_ = false;  // or has ended
-};
-
-template <typename T, typename Fn, typename Base>
-class FunctionTask final : public ValueState<T, Base> {
- public:
-  FunctionTask(const char* what, Fn fn) : ValueState<T, Base>(what), fn_(std::in_place, std::move(fn)) {}
-
- protected:
-  void execute() override { this->set_from(*fn_); }
-  void drop() noexcept override { fn_.reset(); }
-
- private:
-  std::optional<Fn> fn_;
-};
-
 }  // namespace future_detail
 
 /// A result that is not there yet. A copy is of the same result. Threads: any wait. Any number copy the
@@ -199,20 +165,6 @@ class Future {
   std::optional<Value>* value_ = nullptr;  // in *state_
 };
 
-namespace future_detail {
-
-/// Makes a task of `fn`, hands it to `post`, and returns its future. `Base`: the kind of task that runs
-/// there.
-template <typename Base, typename Fn, typename Post>
-auto submit(const char* what, Fn fn, const Post& post) {
-  using T = std::invoke_result_t<Fn&>;
-  auto task = std::make_shared<FunctionTask<T, Fn, Base>>(what, std::move(fn));
-  post(task);
-  return Future<T>(std::shared_ptr<ValueState<T, Base>>(std::move(task)));
-}
-
-}  // namespace future_detail
-
 /// Who sets a result. One that is destroyed without gives its future an error.
 template <typename T>
 class Promise {
@@ -232,17 +184,10 @@ class Promise {
   /// takes.
   Future<T> future() const { return Future<T>(state_); }
 
-  /// Sets what `fn` returns or throws. Throws, as all that sets it: UsageError where it has been set.
+  /// Sets what `fn` returns or throws. Throws, as set() and set_error(): UsageError where it has been set.
   template <typename Fn>
   void run(Fn&& fn) {
-    state_->claim_or_throw();
-    std::exception_ptr error;
-    try {
-      state_->set_from(std::forward<Fn>(fn));
-    } catch (...) {
-      error = std::current_exception();
-    }
-    state_->finish(std::move(error));
+    if (!try_run(std::forward<Fn>(fn))) state_->claim_or_throw();
   }
   /// Sets the result of a Promise<void>, which has no value.
   void set()
@@ -252,6 +197,31 @@ class Promise {
   }
   /// Null: it has its value.
   void set_error(std::exception_ptr error) { state_->set(std::move(error)); }
+
+  /// For a result that several parties may set: the first one does. The others get false, and nothing is thrown. So
+  /// a function of on_ready(), which must not throw, may call them. try_run() does not call `fn` then.
+  template <typename Fn>
+  bool try_run(Fn&& fn) {
+    if (!state_->claim()) return false;
+    std::exception_ptr error;
+    try {
+      state_->set_from(std::forward<Fn>(fn));
+    } catch (...) {
+      error = std::current_exception();
+    }
+    state_->finish(std::move(error));
+    return true;
+  }
+  bool try_set()
+    requires std::is_void_v<T>
+  {
+    return try_set_error(nullptr);
+  }
+  bool try_set_error(std::exception_ptr error) {
+    if (!state_->claim()) return false;
+    state_->finish(std::move(error));
+    return true;
+  }
 
  private:
   std::shared_ptr<future_detail::ValueState<T>> state_;

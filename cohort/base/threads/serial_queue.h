@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "cohort/base/cpu.h"
-#include "cohort/base/threads/future.h"
+#include "cohort/base/threads/task.h"
 
 /// Functions that run one after another, in the order in which they were given, on a thread of their own.
 /// No LibTorch.

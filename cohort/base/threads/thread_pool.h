@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "cohort/base/threads/future.h"
+#include "cohort/base/threads/task.h"
 
 /// Functions that run several at a time, and begin in the order in which they were given. No LibTorch.
 ///

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <random>
 #include <string>
@@ -72,6 +73,40 @@ TEST(FutureTest, AResultIsSetOnce) {
   COHORT_EXPECT_THROW_WITH(promise.set_error(nullptr), UsageError, kError);
   EXPECT_FALSE(is_called);
   EXPECT_EQ(future.get(patience()), 42);
+}
+
+TEST(FutureTest, OfTwoThatMaySetAResultTheFirstDoesAndNothingIsThrown) {
+  Promise<int> promise("the answer");
+  EXPECT_TRUE(promise.try_run([] { return 42; }));
+  bool is_called = false;
+  EXPECT_FALSE(promise.try_run([&] { return is_called = true; }));
+  EXPECT_FALSE(promise.try_set_error(std::make_exception_ptr(DataError("test", "late"))));
+  EXPECT_FALSE(is_called);
+  EXPECT_EQ(promise.future().get(patience()), 42);
+  for (int round = 0; round < 200; ++round) {
+    Promise<void> end("the end");
+    std::atomic<int> num_set{0};
+    const auto set = [&] { num_set += end.try_set() ? 1 : 0; };
+    std::thread other(set);
+    num_set += end.try_set_error(std::make_exception_ptr(DataError("test", "broken"))) ? 1 : 0;
+    other.join();
+    EXPECT_EQ(num_set, 1);
+    EXPECT_TRUE(end.future().ready());
+  }
+}
+
+// A function of on_ready() ends the process where it throws.
+TEST(FutureTest, FunctionsOfTwoResultsMaySetAThird) {
+  Promise<int> first("a number"), second("a number");
+  Promise<void> either("one of two");
+  int num_late = 0;
+  const auto set = [&] { num_late += either.try_set() ? 0 : 1; };
+  first.future().on_ready(set);
+  second.future().on_ready(set);
+  second.set_error(std::make_exception_ptr(DataError("test", "broken")));
+  first.run([] { return 1; });
+  either.future().get(patience());
+  EXPECT_EQ(num_late, 1);
 }
 
 TEST(FutureTest, ACopyOfOneWithoutAValueMayBeAskedToo) {
