@@ -81,25 +81,38 @@ bool any_defined(const Tensors& tensors) {
                      [](const at::Tensor& tensor) { return tensor.defined(); });
 }
 
-// A backward, of the roots or of a part, while it runs here. None begins of one that has failed.
+// A backward, of the roots or of a part, while it runs here. None begins of one that has failed. A part may outlast its backward,
+// which has failed, and may even begin late: so the context's number never becomes less, and what a part does is of its own backward.
 class ContextState::Running {
  public:
   Running(ContextState& context, Backward backward)
-      : context_(context), here_(context.failures_, backward.number) {
+      : context_(context), backward_(backward), here_(context.failures_, backward.number) {
     const std::lock_guard lock(context_.mutex_);
     context_.check_not_failed(backward.number);
-    context_.backward_ = backward;
+    if (backward.number >= context_.backward_.number) context_.backward_ = backward;
     ++context_.num_running_;
+    innermost = this;
   }
   ~Running() {
+    innermost = before_;
     const std::lock_guard lock(context_.mutex_);
     if (--context_.num_running_ == 0) context_.failures_->clear();
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
+  /// That of this thread, where LibTorch's engine runs the nodes of the CPU; else the latest. Under the mutex.
+  static Backward current(const ContextState& context) {
+    const Running* running = innermost;
+    while (running != nullptr && &running->context_ != &context) running = running->before_;
+    return running == nullptr ? context.backward_ : running->backward_;
+  }
+
  private:
+  static inline thread_local const Running* innermost = nullptr;
   ContextState& context_;
+  const Backward backward_;
+  const Running* const before_ = innermost;
   const BackwardScope here_;
 };
 
@@ -388,8 +401,9 @@ ContextState::Backward ContextState::current_backward() const {
                                   id_.number, " of worker ", id_.creator),
                      "detach() what goes from one context to another, or one context for both");
   }
-  check_not_failed(backward_.number);
-  return backward_;
+  const Backward backward = Running::current(*this);
+  check_not_failed(backward.number);
+  return backward;
 }
 
 void ContextState::check_not_failed(std::uint64_t backward) const {

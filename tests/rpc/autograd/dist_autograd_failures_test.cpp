@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <string>
@@ -52,15 +53,47 @@ at::Tensor held_in_forward(const at::Tensor& x) {
 at::Tensor fails_at_gate(const at::Tensor& x) {
   return FailsAtGate::apply(x);
 }
+// On w2, which has the weight.
+at::Tensor& weight() {
+  static at::Tensor tensor = at::ones({2}).requires_grad_();
+  return tensor;
+}
+at::Tensor times_weight_of_w2(const at::Tensor& x) {
+  return x * weight();
+}
+// On w1: its backward waits, and then calls w2.
+at::Tensor held_above(const at::Tensor& x) {
+  return WaitsInBackward::apply(agent_of("w1").rpc_sync<times_weight_of_w2>("w2", x));
+}
 // On w2: its backward waits for the worker that is called.
 at::Tensor held_below(const at::Tensor& x, const std::string& worker) {
   return agent_of("w2").rpc_sync<held_in_backward>(worker, x * 2);
 }
 
+at::Tensor doubled(const at::Tensor& x) {
+  return x * 2;
+}
+
+COHORT_REMOTE(times_weight_of_w2);
+COHORT_REMOTE(doubled);
+COHORT_REMOTE(held_above);
 COHORT_REMOTE(held_in_backward);
 COHORT_REMOTE(held_in_forward);
 COHORT_REMOTE(fails_at_gate);
 COHORT_REMOTE(held_below);
+
+// Its backward notes the number by which the context knows it.
+struct NotesNumber : torch::autograd::Function<NotesNumber> {
+  static inline ContextState* context = nullptr;
+  static inline std::vector<std::uint64_t> numbers;
+
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          std::vector<at::Tensor> gradients) {
+    numbers.push_back(context->current_backward().number);
+    return gradients;
+  }
+};
 
 std::string error_of_first_backward(ContextState& context) {
   std::string text;
@@ -158,6 +191,52 @@ TEST_F(DistAutogradFailuresTest, NoPartOfABackwardThatHasFailedBegins) {
   EXPECT_EQ(num_failures, 1);
   COHORT_EXPECT_THROW_WITH(context.backward_part({1, 1}, {2, false}, {}), NumericError, "the first error");
   EXPECT_TRUE(context.backward_part({1, 1}, {3, false}, {}).empty());
+}
+
+// A part may outlast its backward, and begin after it.
+TEST_F(DistAutogradFailuresTest, BackwardsKeepTheirNumbersWhilePartsOfEarlierOnesRun) {
+  ContextState context(ContextId{0, 1}, 1, {});
+  NotesNumber::context = &context;
+  NotesNumber::numbers.clear();
+  const auto backward = [&](const at::Tensor& root) { context.backward({root}, {}, {}); };
+  const at::Tensor x = at::ones({1}).requires_grad_();
+  std::thread first([&] { backward(WaitsInBackward::apply(NotesNumber::apply(x)).sum() * 1); });
+  EXPECT_TRUE(comes_true([] { return WaitsInBackward::has_begun.load(); }));
+  backward(NotesNumber::apply(x).sum());
+  EXPECT_TRUE(context.backward_part({1, 1}, {1, false}, {}).empty()) << "there is no such part";
+  backward(NotesNumber::apply(x).sum());
+  held.open();
+  first.join();
+  EXPECT_EQ(NotesNumber::numbers, (std::vector<std::uint64_t>{2, 3, 1}));
+}
+
+// The part on w1 is held as the first backward fails. It must not become a part of the second one.
+TEST_F(DistAutogradFailuresTest, APartOfABackwardThatFailedGivesNoGradientToTheNext) {
+  Context context(job[0]);
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const at::Tensor fails = job[0].rpc_sync<held_above>("w1", x).sum() + fails_at_gate(x).sum(),
+                   succeeds = job[0].rpc_sync<doubled>("w1", x).sum();
+  const std::shared_ptr<ContextState> on_w1 = job[1].state()->contexts().find(context.id());
+  on_w2 = job[2].state()->contexts().find(context.id());
+  thread = std::thread([this] {
+    EXPECT_TRUE(comes_true([] { return WaitsInBackward::has_begun.load(); }));
+    failure.open();
+  });
+  EXPECT_THROW(dist_autograd::backward(context, {fails}), NumericError);
+  thread.join();
+  EXPECT_TRUE(comes_true([&] {  // w1 knows
+    try {
+      on_w1->backward_part({9, 9}, {1, false}, {});
+    } catch (const std::exception&) {
+      return true;
+    }
+    return false;
+  }));
+  dist_autograd::backward(context, {succeeds});
+  held.open();
+  EXPECT_TRUE(comes_true([&] { return on_w1->num_running() == 0; }));
+  EXPECT_TRUE(on_w2->gradients().empty()) << "no gradient of a loss that succeeded leads there";
+  job.shutdown();
 }
 
 }  // namespace
