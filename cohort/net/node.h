@@ -43,8 +43,8 @@ class Node {
   Node& operator=(const Node&) = delete;
 
   /// Listens at "host:port" (port 0: any), "unix:/path" or "unix:@name", and returns the address for others. With
-  /// "0.0.0.0:port" or "[::]:port" it listens at all addresses of this host: `host`, without brackets, is the name or address by
-  /// which others reach it; empty: the host's name, which others need not know.
+  /// "0.0.0.0:port" or "[::]:port" it listens at all addresses of this host: `host` is the name or address by which others reach it,
+  /// by IPv6 where it has no other; empty: the host's name, which others need not know.
   /// Throws: UsageError for an address that strangers can reach where there is no secret, and after close(); RendezvousError
   /// where it cannot listen there.
   std::string listen(const std::string& address, const std::string& host = "");

@@ -1,7 +1,9 @@
 #include "cohort/net/internal/socket.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -10,11 +12,41 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <memory>
 #include <span>
+#include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/base/secret.h"
+#include "recorder.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/deadline_slack.h"
+#include "tests/support/gate.h"
+#include "tests/support/patience.h"
+#include "tests/support/throws.h"
+
+// Names whose server does not answer until it is told to, and names that have an IPv6 address alone.
+namespace {
+constexpr std::string_view kSilentName = "silent.test", kIpv6Name = "ipv6.test";
+cohort::test::Gate& gate_of_names() {
+  static auto* const gate = new cohort::test::Gate;  // the thread that waits at it may outlive the test
+  return *gate;
+}
+}  // namespace
+
+// Stands before that of the C library.
+extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* name, const char* service,
+                                                                  const addrinfo* hints, addrinfo** found) {
+  static const auto real = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  const bool asks = name != nullptr && (hints == nullptr || (hints->ai_flags & AI_NUMERICHOST) == 0);
+  if (asks && name == kSilentName) gate_of_names().wait();
+  return real(asks && name == kIpv6Name ? "::1" : name, service, hints, found);
+}
 
 namespace cohort::net {
 namespace {
@@ -106,6 +138,51 @@ TEST(SocketTest, OfManyDescriptorsThatComeTwoAreKept) {
   EXPECT_EQ(num_open_files(), before + 2);
   came.clear();
   EXPECT_EQ(num_open_files(), before);
+}
+
+TEST(SocketTest, AHostMayStandInBrackets) {
+  for (const char* host : {"node-1", "10.0.0.2", "fd00::2", "fe80::1%eth0", ""})
+    EXPECT_EQ(parse_host(host), host);
+  EXPECT_EQ(parse_host("[fd00::2]"), "fd00::2");
+  EXPECT_EQ(parse_host("[node-1]"), "node-1");
+  for (const char* host : {"node-1:29500", "[fd00::2]:29500", "[fd00::2", "fd00::2]", "[]", "10.0.0.2:1"}) {
+    COHORT_EXPECT_THROW_WITH(parse_host(host), UsageError, "Try: one without a port: node-1");
+  }
+}
+
+// The others come to the address of its name. A listener at all IPv4 addresses would not hear them.
+TEST(SocketTest, WhoHasAnIpv6AddressAloneIsReached) {
+  NodeOptions options;
+  options.secret = base::Secret::make();
+  for (const std::string_view host : {std::string_view("[::1]"), std::string_view("::1"), kIpv6Name}) {
+    SCOPED_TRACE(host);
+    test::Worker a("a", options), b("b", options, true);
+    std::string address;
+    try {
+      address = b.node->listen("0.0.0.0:0", std::string(host));
+    } catch (const RendezvousError&) {
+      continue;  // a machine without IPv6
+    }
+    EXPECT_TRUE(address.starts_with(host == kIpv6Name ? "ipv6.test:" : "[::1]:")) << address;
+    a.node->connect(address, test::patience())->send(test::message_of(0, "echo"));
+    EXPECT_TRUE(test::comes_true([&] { return a.heard->count() == 1; }));
+  }
+}
+
+TEST(SocketTest, AWaitForANameEndsAtTheDeadline) {
+  constexpr std::chrono::milliseconds kTime(50);
+  test::Worker a("a");
+  const base::Deadline deadline(kTime);
+  COHORT_EXPECT_THROW_WITH(a.node->connect("silent.test:29500", deadline), RendezvousError,
+                           "no name server has said where its host is");
+  EXPECT_LT(deadline.elapsed(), kTime + test::deadline_slack());
+  std::thread waits([&] {
+    COHORT_EXPECT_THROW_WITH(a.node->connect("silent.test:29500", test::patience()), UsageError,
+                             "this node has been closed");
+  });
+  a.node->close(test::patience());
+  waits.join();
+  gate_of_names().open();
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // TCP sockets send at once (TCP_NODELAY), and are writable only while less than 256 KiB wait in the kernel
 // (TCP_NOTSENT_LOWAT): what lies there cannot be overtaken by a short message. All sockets are non-blocking, and
 // closed by exec, so a program that a rank starts does not keep a connection open. Only resolve() can take long:
-// it asks the name server, on the thread of its caller.
+// it asks the name server, on the thread of its caller. begin_to_resolve() does so on a detached one.
 #include "cohort/net/internal/socket.h"
 
 #include <arpa/inet.h>
@@ -12,8 +12,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -21,6 +23,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
+#include "cohort/base/threads/run_detached.h"
 #include "cohort/net/unknown_host.h"
 
 namespace cohort::net {
@@ -28,6 +31,7 @@ namespace {
 
 constexpr std::string_view kUnix = "unix:";
 constexpr int kUnsentBytes = 256 * 1024;
+constexpr std::chrono::seconds kPatienceWithNames(5);
 
 SocketAddress unix_address(std::string_view name) {
   SocketAddress address;
@@ -44,7 +48,7 @@ SocketAddress unix_address(std::string_view name) {
   return address;
 }
 
-std::vector<SocketAddress> tcp_addresses(const std::string& text) {
+std::vector<SocketAddress> tcp_addresses(const std::string& text, int flags) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon + 1 == text.size()) {
     throw UsageError("net.address", base::concat("'", text, "' is no address"),
@@ -54,7 +58,7 @@ std::vector<SocketAddress> tcp_addresses(const std::string& text) {
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_flags = AI_NUMERICSERV | flags;
   addrinfo* found = nullptr;
   const int status =
       ::getaddrinfo(host.empty() ? nullptr : host.c_str(), text.c_str() + colon + 1, &hints, &found);
@@ -69,6 +73,17 @@ std::vector<SocketAddress> tcp_addresses(const std::string& text) {
     std::memcpy(&address.storage, entry->ai_addr, entry->ai_addrlen);
     address.size = entry->ai_addrlen;
   }
+  return addresses;
+}
+
+std::vector<SocketAddress> addresses_of(const std::string& text, int flags) {
+  std::vector<SocketAddress> addresses;
+  if (text.starts_with(kUnix)) {
+    addresses = {unix_address(std::string_view(text).substr(kUnix.size()))};
+  } else {
+    addresses = tcp_addresses(text, flags);
+  }
+  for (SocketAddress& address : addresses) address.text = text;
   return addresses;
 }
 
@@ -173,14 +188,46 @@ bool SocketAddress::covers(const SocketAddress& host) const {
 }
 
 std::vector<SocketAddress> resolve_all(const std::string& text) {
-  std::vector<SocketAddress> addresses;
-  if (text.starts_with(kUnix)) {
-    addresses = {unix_address(std::string_view(text).substr(kUnix.size()))};
-  } else {
-    addresses = tcp_addresses(text);
+  return addresses_of(text, 0);
+}
+
+base::Future<std::vector<SocketAddress>> begin_to_resolve(const std::string& text) {
+  constexpr const char* kWhat = "the address of a host";
+  try {
+    base::Promise<std::vector<SocketAddress>> known(kWhat);
+    std::vector<SocketAddress> addresses = addresses_of(text, AI_NUMERICHOST);
+    known.run([&] { return std::move(addresses); });
+    return known.future();
+  } catch (const UnknownHost&) {  // it is no number
+    return base::run_detached(kWhat, [text] { return resolve_all(text); });
   }
-  for (SocketAddress& address : addresses) address.text = text;
-  return addresses;
+}
+
+std::string parse_host(const std::string& text) {
+  const bool has_brackets = text.starts_with('[') && text.ends_with(']') && text.size() > 2;
+  std::string host = has_brackets ? text.substr(1, text.size() - 2) : text;
+  const std::size_t colon = host.find_first_of(":[]");
+  in6_addr address{};
+  if (colon == std::string::npos ||
+      ::inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &address) == 1) {
+    return host;
+  }
+  throw UsageError("net.address",
+                   base::concat("'", text, "' is no name or address by which others reach this host"),
+                   "one without a port: node-1, 10.0.0.2, fd00::2");
+}
+
+bool has_ipv6_alone(const std::string& host) {
+  try {
+    auto found = begin_to_resolve(base::concat('[', host, "]:0"));
+    const base::Deadline deadline(kPatienceWithNames);
+    return found.wait(deadline) &&
+           std::ranges::none_of(found.get(deadline), [](const SocketAddress& address) {
+             return address.storage.ss_family == AF_INET;
+           });
+  } catch (const UnknownHost&) {
+    return false;
+  }
 }
 
 SocketAddress resolve(const std::string& text) {

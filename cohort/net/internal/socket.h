@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cohort/base/files/fd.h"
+#include "cohort/base/threads/future.h"
 
 /// Sockets by address: "host:port", "[::1]:port", "unix:/path", "unix:@name" (Linux's abstract names).
 namespace cohort::net {
@@ -33,6 +34,14 @@ struct SocketAddress {
 SocketAddress resolve(const std::string& text);
 /// All that the name has, the one that the system prefers first. Throws: as resolve().
 std::vector<SocketAddress> resolve_all(const std::string& text);
+/// The same on a thread of its own, as name servers may be silent. It is there at once where nobody has to be asked.
+base::Future<std::vector<SocketAddress>> begin_to_resolve(const std::string& text);
+
+/// The name or address of "name", "10.0.0.2", "fd00::2" or "[fd00::2]", by which others reach a host: without brackets. Throws:
+/// UsageError.
+std::string parse_host(const std::string& text);
+/// Whether only IPv6 leads to this host. A name that no server knows, or not soon, counts as no.
+bool has_ipv6_alone(const std::string& host);
 
 /// A socket that listens and does not block; `bound` gets its address, with the port that it was given. Where that is all
 /// addresses of this host, `bound` has `host` in its place; empty: the host's name. Throws: RendezvousError.

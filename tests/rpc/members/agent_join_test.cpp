@@ -186,18 +186,21 @@ TEST_F(AgentJoinStrangerTest, IsTheWorkerWhereNobodyAcceptsTheNewOne) {
 
 // Its name may be one that other hosts do not know.
 TEST(AgentJoinTest, AWorkerSaysByWhichAddressOtherHostsReachIt) {
-  for (const char* host : {"192.0.2.7", "2001:db8::7"}) {
+  for (const std::string host : {"192.0.2.7", "2001:db8::7", "[2001:db8::7]"}) {
     test::MapStore store;
     AgentOptions options;
     options.secret = base::Secret::make();
     options.host = host;
     const Agent agent("w0", store, options);
     const std::string entry = store.get("rpc/dynamic/0/entry");
-    const std::string shown = std::string(host).find(':') == std::string::npos
-                                  ? base::concat('"', host, ':')
-                                  : base::concat("\"[", host, "]:");
+    const std::string shown = host == "192.0.2.7" ? "\"192.0.2.7:" : "\"[2001:db8::7]:";
     EXPECT_NE(entry.find(shown), std::string::npos) << entry;
   }
+  test::MapStore store;
+  AgentOptions options;
+  options.secret = base::Secret::make();
+  options.host = "node-1:29500";
+  COHORT_EXPECT_THROW_WITH(Agent("w0", store, options), UsageError, "Try: one without a port");
 }
 
 TEST(AgentJoinTest, AWorkerThatLeavesDuringTheJoinIsKnownToBeGone) {

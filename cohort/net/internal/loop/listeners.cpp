@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <string_view>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -22,19 +23,24 @@ namespace {
 
 constexpr std::size_t kMaxStrangers = 64;  // connections that have not proved that they know the secret
 constexpr int kMaxPerTurn = 64;
+constexpr std::string_view kAllOfIpv4 = "0.0.0.0:";
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
 
 }  // namespace
 
+// At IPv4's addresses nobody would hear who has only an IPv6 address to come to.
 std::string Listeners::listen(const std::string& text, const std::string& host) {
-  const SocketAddress address = resolve(text);
+  const std::string name = parse_host(host);
+  const bool has_other_family = text.starts_with(kAllOfIpv4) && !name.empty() && has_ipv6_alone(name);
+  const SocketAddress address =
+      resolve(has_other_family ? base::concat("[::]:", text.substr(kAllOfIpv4.size())) : text);
   if (!core_.options.secret && !address.is_unix() && !address.is_loopback()) {
     throw UsageError("net.listen",
                      base::concat("strangers can reach ", text, ", and this process has no secret"),
                      "COHORT_SECRET_FILE, or a loopback address");
   }
   std::string bound;
-  base::Fd fd = listen_at(address, bound, host);
+  base::Fd fd = listen_at(address, bound, name);
   const std::lock_guard lock(core_.lock.mutex);
   if (core_.lock.is_closing) throw UsageError("net.listen", "this node has been closed");
   core_.listened.push_back(own_end(fd.get()));

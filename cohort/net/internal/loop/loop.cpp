@@ -30,6 +30,10 @@ constexpr std::chrono::milliseconds kBetweenNames(100);
 constexpr std::chrono::seconds kPatience(5);  // for functions of the handler, at the end
 constexpr int kTurnsBetweenIo = 16;
 
+std::int64_t milliseconds_of(base::Deadline::Clock::duration time) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+}
+
 std::uint64_t new_number() {
   return std::stoull(base::random_word().substr(0, 15), nullptr, 16) + 1;
 }
@@ -148,9 +152,8 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   state.session.end(DownKind::kFailed, why);
   state.wake();
   if (is_gone) return nullptr;
-  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
   const std::string text =
-      base::concat("cannot connect to ", address, " within ", waited, " ms", why.empty() ? "" : ": ", why);
+      base::concat("cannot connect to ", address, " within ", milliseconds_of(deadline.elapsed()), " ms", why.empty() ? "" : ": ", why);
   if (is_silent) throw NoAnswer("net.connect", text);
   throw RendezvousError("net.connect", text);
 }
@@ -160,15 +163,26 @@ std::vector<SocketAddress> Loop::resolve_by(const std::string& address, base::De
                                             bool gives_up) {
   while (true) {
     try {
-      return resolve_all(address);
+      return found.get(deadline);
     } catch (const UnknownHost&) {
       if (gives_up || deadline.expired()) throw;
+  const auto pause = [&] {
+    return base::Deadline(std::min<base::Deadline::Clock::duration>(kBetweenNames, deadline.remaining()));
+  };
     }
-    std::unique_lock lock(core_.lock.mutex);
-    base::wait(
-        core_.lock.changed, lock, [&] { return core_.lock.is_closing; },
-        base::Deadline(std::min<base::Deadline::Clock::duration>(kBetweenNames, deadline.remaining())));
-    if (core_.lock.is_closing) throw UsageError("net.connect", "this node has been closed");
+    auto found = begin_to_resolve(address);
+    while (!found.wait(pause())) {
+      check_open();
+      if (!deadline.expired()) continue;
+      throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ",
+                                                        milliseconds_of(deadline.elapsed()),
+                                                        " ms: no name server has said where its host is"));
+    }
+    {
+      std::unique_lock lock(core_.lock.mutex);
+      base::wait(core_.lock.changed, lock, [&] { return core_.lock.is_closing; }, pause());
+    }
+    check_open();
   }
 }
 
@@ -177,6 +191,11 @@ std::vector<std::string> Loop::close(base::Deadline deadline) {
   {
     std::unique_lock lock(core_.lock.mutex);
     core_.lock.is_closing = true;
+void Loop::check_open() {
+  const std::lock_guard lock(core_.lock.mutex);
+  if (core_.lock.is_closing) throw UsageError("net.connect", "this node has been closed");
+}
+
     for (const auto& peer : peers_.all()) {
       // A thread waits in connect() for such a peer, and nobody has it yet.
       const bool is_in_connect = peer->role == Role::kCaller && peer->session.num_links() == 0;

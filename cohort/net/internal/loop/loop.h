@@ -57,6 +57,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::vector<SocketAddress> resolve_by(const std::string& address, base::Deadline deadline, bool gives_up);
   std::shared_ptr<PeerState> make_peer(Role role);
   void update_soon(const std::shared_ptr<PeerState>& peer);
+  void check_open();
   void copy_to_heap(const PeerState& peer, Message& message);
   NodeThread::Body body();
   void run(int generation);

@@ -60,9 +60,8 @@ void make_node(AgentCore& core, int workers_of_host, const std::shared_ptr<net::
 }
 
 std::string listen_beyond_host(AgentCore& core) {
-  const std::string& host = core.options.host;
   if (core.options.listen != "auto") return core.node->listen(core.options.listen);
-  return core.node->listen(host.find(':') == std::string::npos ? "0.0.0.0:0" : "[::]:0", host);
+  return core.node->listen("0.0.0.0:0", core.options.host);
 }
 
 void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
