@@ -3,10 +3,22 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +26,7 @@
 #include <vector>
 
 #include "cohort/base/files/fd.h"
+#include "cohort/base/process.h"
 #include "cohort/base/secret.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/net/internal/socket.h"
@@ -22,6 +35,7 @@
 #include "tests/net/relay.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/patience.h"
+#include "tests/support/processes.h"
 
 namespace cohort::net {
 namespace {
@@ -31,6 +45,57 @@ using std::chrono::seconds;
 using test::message_of;
 using test::patience;
 using test::Worker;
+
+// From now on this process and its threads get no descriptor of a process, as where the kernel is older, or a sandbox forbids it.
+bool forbid_pidfds() {
+  std::array<sock_filter, 4> code{{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }};
+  const sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 &&
+         !base::open_process(::getpid()).is_open();
+}
+
+// Rank 0 listens, and sees the end of rank 1, which calls.
+TEST(CallerProbesChild, DISABLED_Process) {
+  const std::filesystem::path address = std::filesystem::path(std::getenv("TEST_FOLDER")) / "address";
+  NodeOptions options;
+  options.silence = seconds(60);
+  if (std::string(std::getenv("RANK")) == "1") {
+    Worker b("b", options, true);
+    b.node->listen("127.0.0.1:0");
+    ASSERT_TRUE(test::comes_true([&] { return std::filesystem::exists(address); }));
+    const auto peer = b.node->connect(test::read_file(address.string()), patience());
+    test::comes_true([&] { return b.heard->is_down(); });  // until it is killed
+    return;
+  }
+  ASSERT_TRUE(forbid_pidfds());
+  Worker a("a", options);
+  std::ofstream(address.string() + ".new") << a.node->listen("127.0.0.1:0");
+  std::filesystem::rename(address.string() + ".new", address);
+  const auto peer = a.heard->peer();
+  for (std::size_t i = 1; i <= 3; ++i) {
+    peer->send(message_of(0, "echo"));
+    ASSERT_TRUE(test::comes_true([&] { return a.heard->count() == i; }));
+  }
+  std::cout << "connected" << std::endl;
+  ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));
+  EXPECT_EQ(a.heard->down().kind, DownKind::kDied);
+  EXPECT_EQ(a.heard->down().text, "b died: nobody listens at its address any more");
+}
+
+TEST(CallerProbesTest, AKilledProcessIsSeenWhereItCannotBeWatched) {
+  test::RankProcesses ranks("CallerProbesChild", 2);
+  ranks.wait_for(0, "connected");
+  ranks.send(1, SIGKILL);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(ranks.wait(), (std::vector<int>{0, -1})) << ranks.output(0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(20)) << "the silence is 60 s";
+}
 
 // Nodes of one process do not watch each other's process, as those of two hosts cannot.
 TEST(CallerProbesTest, APeerThatIsGoneIsSeenWithoutTheSilenceWhicheverSideHasConnected) {

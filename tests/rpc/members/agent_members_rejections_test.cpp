@@ -20,8 +20,8 @@
 #include "cohort/rpc/agent.h"
 #include "tests/rpc/members/fake_member.h"
 #include "tests/support/net/certificates.h"
-#include "tests/support/stores/map_store.h"
 #include "tests/support/slowdown.h"
+#include "tests/support/stores/map_store.h"
 #include "tests/support/throws.h"
 
 namespace cohort::rpc {

@@ -153,7 +153,8 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   state.wake();
   if (is_gone) return nullptr;
   const std::string text =
-      base::concat("cannot connect to ", address, " within ", milliseconds_of(deadline.elapsed()), " ms", why.empty() ? "" : ": ", why);
+      base::concat("cannot connect to ", address, " within ", milliseconds_of(deadline.elapsed()), " ms",
+                   why.empty() ? "" : ": ", why);
   if (is_silent) throw NoAnswer("net.connect", text);
   throw RendezvousError("net.connect", text);
 }
@@ -166,9 +167,9 @@ std::vector<SocketAddress> Loop::resolve_by(const std::string& address, base::De
       return found.get(deadline);
     } catch (const UnknownHost&) {
       if (gives_up || deadline.expired()) throw;
-  const auto pause = [&] {
-    return base::Deadline(std::min<base::Deadline::Clock::duration>(kBetweenNames, deadline.remaining()));
-  };
+      const auto pause = [&] {
+        return base::Deadline(std::min<base::Deadline::Clock::duration>(kBetweenNames, deadline.remaining()));
+      };
     }
     auto found = begin_to_resolve(address);
     while (!found.wait(pause())) {
@@ -191,10 +192,10 @@ std::vector<std::string> Loop::close(base::Deadline deadline) {
   {
     std::unique_lock lock(core_.lock.mutex);
     core_.lock.is_closing = true;
-void Loop::check_open() {
-  const std::lock_guard lock(core_.lock.mutex);
-  if (core_.lock.is_closing) throw UsageError("net.connect", "this node has been closed");
-}
+    void Loop::check_open() {
+      const std::lock_guard lock(core_.lock.mutex);
+      if (core_.lock.is_closing) throw UsageError("net.connect", "this node has been closed");
+    }
 
     for (const auto& peer : peers_.all()) {
       // A thread waits in connect() for such a peer, and nobody has it yet.
