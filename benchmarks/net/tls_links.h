@@ -54,7 +54,10 @@ class Link {
   struct Counter : cohort::net::Handler {
     void on_message(const std::shared_ptr<cohort::net::Peer>& peer, cohort::net::Message message) override {
       message.credit.reset();
-      if (echoes && !message.header.empty()) return peer->send(std::move(message));
+      if (echoes && !message.header.empty()) {
+        peer->send(std::move(message));
+        return;
+      }
       came.release();
     }
     bool echoes = false;

@@ -58,8 +58,13 @@ class Peer {
   virtual const std::string& incarnation() const = 0;
   /// Does not wait. Payloads must stay as they are until the message is gone. One of kLeastBytesByHandle bytes or more may be
   /// copied once, to where a peer of this host has it without a copy of its own; one that `moves` need not be. After the peer's
-  /// end messages are dropped. Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
-  virtual void send(Message message) = 0;
+  /// end messages are dropped. Returns the message's number for replace(). Throws: UsageError for more than kMaxPayloads payloads or
+  /// kMaxHeaderBytes bytes.
+  virtual std::uint64_t send(Message message) = 0;
+  /// `other`, of the same channel, takes the place of a message that has not begun to be written: nobody waits for that one any
+  /// more. `other` then holds that message. Returns false, and does nothing, where it has begun, and after the peer's end. Throws:
+  /// as send().
+  virtual bool replace(std::uint64_t message, Message& other) = 0;
   /// How bytes go to it now: "shared memory", "a local socket", "TCP" or "TLS"; "nothing" between two connections.
   virtual std::string transport() const = 0;
   /// What was sent to it and received from it so far.

@@ -92,6 +92,7 @@ class Reader {
   std::shared_ptr<Reference> reference();
   /// Throws: CommError where something is left.
   void finish() const;
+  std::size_t num_bytes_left() const { return encoded_.bytes.size() - position_; }
   /// What is left, as a value of its own: nothing is left afterwards.
   Encoded rest();
   /// A number as count() writes it, of any size.

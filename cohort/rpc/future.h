@@ -120,8 +120,9 @@ class Future {
   base::Future<Encoded> encoded_;
 };
 
-/// Sets a result, once, for a handler that answers later. One that is destroyed without gives its future an error. What sets a
-/// result throws UsageError where it has been set.
+/// Sets a result, once, for a handler that answers later. One that is destroyed without gives its future an error. The functions
+/// set_...() throw UsageError where it has been set. Several parties may set a result, such as the answers of two calls: they use
+/// try_set_...(). The first one sets it, and the others get false.
 template <typename T>
 class Promise {
  public:
@@ -133,27 +134,39 @@ class Promise {
   /// tensors of its own. Objects that remote() makes share the memory of the value's tensors.
   Future<T> future() const { return Future<T>(encoded_.future()); }
   /// Encodes `value` and sets it as the result. Its tensors must stay as they are: they may not be sent yet.
-  void set_value(const Value& value) {
-    encoded_.run([&] {
-      Writer out;
-      encode(out, value);
-      return out.take();
-    });
-  }
+  void set_value(const Value& value) { encoded_.run(encoder_of(value)); }
+  bool try_set_value(const Value& value) { return encoded_.try_run(encoder_of(value)); }
   /// Sets the result of a Promise<void>.
   void set_value()
     requires std::is_void_v<T>
   {
     set_value(std::monostate());
   }
+  bool try_set_value()
+    requires std::is_void_v<T>
+  {
+    return try_set_value(std::monostate());
+  }
   /// Sets what another future has, which is ready().
   void set_from(const Future<T>& source) {
     encoded_.run([&] { return source.encoded(); });
   }
+  bool try_set_from(const Future<T>& source) {
+    return encoded_.try_run([&] { return source.encoded(); });
+  }
   /// Has get() throw `error` where the result is asked for.
   void set_error(std::exception_ptr error) { encoded_.set_error(std::move(error)); }
+  bool try_set_error(std::exception_ptr error) { return encoded_.try_set_error(std::move(error)); }
 
  private:
+  static auto encoder_of(const Value& value) {
+    return [&value] {
+      Writer out;
+      encode(out, value);
+      return out.take();
+    };
+  }
+
   base::Promise<Encoded> encoded_;
 };
 
@@ -195,7 +208,6 @@ Future<Collected<T>> collect_all(const std::vector<Future<T>>& futures) {
     explicit Collecting(std::size_t size) : values(size), num_missing(size) {}
     std::vector<std::optional<typename Future<T>::Value>> values;
     std::atomic<std::size_t> num_missing;
-    std::atomic<bool> has_failed{false};
     Promise<Collected<T>> promise;
 
     void finish() {
@@ -221,7 +233,7 @@ Future<Collected<T>> collect_all(const std::vector<Future<T>>& futures) {
         }
         if (--collecting->num_missing == 0) collecting->finish();
       } catch (...) {
-        if (!collecting->has_failed.exchange(true)) collecting->promise.set_error(std::current_exception());
+        collecting->promise.try_set_error(std::current_exception());
       }
     });
   }

@@ -68,7 +68,8 @@ class Recorder : public net::Handler {
   void on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) override {
     if (echoes_) {
       message.credit.reset();
-      return peer->send(std::move(message));
+      peer->send(std::move(message));
+      return;
     }
     const std::lock_guard lock(mutex_);
     messages_.push_back(std::move(message));

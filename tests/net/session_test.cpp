@@ -113,6 +113,39 @@ TEST(OutboxTest, TheWindowHoldsBackWhatHasNotBegun) {
 }
 
 // The header of a message that waited says what is true as it goes, over each link.
+TEST(OutboxTest, AMessageThatHasNotBegunMayBeReplaced) {
+  constexpr std::size_t kWindow = 1'000'000;
+  Outbox box(kWindow);
+  Receiver receiver(kWindow);
+  const std::uint64_t begun = box.push(message_of(1, 900'000, "begun")),
+                      first = box.push(message_of(2, 800'000, "first")),
+                      second = box.push(message_of(2, 700'000, "second"));
+  box.push(message_of(2, 10, "third"));
+  receiver.feed(take(box));
+  ASSERT_EQ(receiver.messages.size(), 1U);
+  EXPECT_TRUE(box.is_blocked());
+  Message other = message_of(1, 10, "other");
+  EXPECT_FALSE(box.replace(begun, other)) << "its bytes are on their way";
+  EXPECT_EQ(other.header, "other");
+  other.channel = 2;
+  EXPECT_TRUE(box.replace(second, other));
+  EXPECT_EQ(other.header, "second");
+  EXPECT_FALSE(box.has_bytes()) << "the first of the channel has no room";
+  other = message_of(2, 0, "shorter");
+  EXPECT_TRUE(box.replace(first, other));
+  EXPECT_EQ(other.header, "first");
+  EXPECT_EQ(box.num_queued(), 3U);
+  receiver.feed(take(box));
+  std::vector<std::string> headers;
+  for (const Message& message : receiver.messages) headers.push_back(message.header);
+  EXPECT_EQ(headers, (std::vector<std::string>{"begun", "shorter", "other", "third"}));
+  EXPECT_FALSE(box.replace(first, other)) << "it has gone";
+  receiver.messages.clear();
+  box.on_peer_state(receiver.box.acknowledged(), receiver.released->bytes);
+  EXPECT_EQ(box.bytes_on_the_way(), 0U);
+  EXPECT_EQ(box.num_kept(), 0U);
+}
+
 TEST(OutboxTest, AMessageIsToldWhenItBegins) {
   Outbox box(1'000'000);
   int num_begun = 0;

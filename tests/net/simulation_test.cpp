@@ -1,7 +1,7 @@
 // Two processes and the wire between them, on a clock that jumps to the next event. A seed decides delays, sizes of pieces,
 // broken links that each side sees late or never, stopped processes, deaths, clocks, and whether payloads go by handle. What must
 // hold whatever happens:
-//   a message arrives at most once, and in order within its channel, with the bytes that were sent;
+//   a message, or what took its place, arrives at most once, and in order within its channel, with the bytes that were sent;
 //   if both live and the wire holds in the end, every message arrives, and then nothing is left: no byte, no credit, no block of
 //   a heap, no timer in the past;
 //   a session ends only for a death, a goodbye or a silence that there was.
@@ -193,7 +193,21 @@ class Simulation {
       left -= part;
     }
     end.sent[channel].push_back({channel, number, size});
-    end.session->send(std::move(message));
+    const std::uint64_t ticket = end.session->send(std::move(message));
+    pump(side);
+    if (pick(4) != 0) return;
+    at(now_ + microseconds(pick(20'000)),
+       [this, side, ticket, channel, number] { replace(side, ticket, channel, number); });
+  }
+
+  // Nobody waits for the message any more.
+  void replace(int side, std::uint64_t ticket, std::uint32_t channel, std::uint64_t number) {
+    if (!is_running(side)) return;
+    Message empty;
+    empty.channel = channel;
+    empty.header = std::to_string(number);
+    if (!sides_[side].session->replace(ticket, empty)) return;
+    sides_[side].sent[channel][number].size = 0;
     pump(side);
   }
 

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -157,6 +158,24 @@ TEST_F(AsyncHandlerTest, AHandlerAnswersWithTheSumOfSeveralCalls) {
 }
 
 // One thread is enough, as none waits.
+// The first of two answers, an error or not. Both may come at the same time.
+Future<at::Tensor> first_answer_of_two(const std::string& here, const std::string& there, const at::Tensor& x,
+                                       double y) {
+  const auto promise = std::make_shared<Promise<at::Tensor>>();
+  const Future<at::Tensor> sum = agent_of(here).rpc_async<add_numbers>(there, x, y);
+  Future<at::Tensor> failed = agent_of(here).rpc_async<add_numbers>(there, x, -1);
+  sum.on_ready([promise, sum] { promise->try_set_from(sum); });
+  failed.on_ready([promise, failed]() mutable {
+    try {
+      promise->try_set_value(failed.get());
+    } catch (...) {
+      promise->try_set_error(std::current_exception());
+    }
+  });
+  return promise->future();
+}
+COHORT_REMOTE(first_answer_of_two);
+
 TEST(AsyncHandlersTest, ManyHandlersThatAnswerLaterNeedOneThread) {
   AgentOptions options;
   options.num_threads = 1;
@@ -178,6 +197,18 @@ TEST_F(AsyncHandlerTest, MemberFunctionsAnswerLater) {
                4);
   }
   expect_all(answers<&Adder::add_static>(job[0], "w1", "w1", "w2", x), 2);
+  job.shutdown();
+}
+
+// The second one to set the promise finds it set, within a function of on_ready(), which must not throw.
+TEST_F(AsyncHandlerTest, AnErrorAndAnAnswerMaySetOnePromise) {
+  for (int i = 0; i < 50; ++i) {
+    try {
+      EXPECT_TRUE(at::equal(job[0].rpc_sync<first_answer_of_two>("w1", "w1", "w0", x, 1), x + 1));
+    } catch (const DataError& error) {
+      EXPECT_NE(std::string(error.what()).find("a negative number"), std::string::npos);
+    }
+  }
   job.shutdown();
 }
 

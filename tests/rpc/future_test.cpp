@@ -168,7 +168,13 @@ TEST(RpcFutureTest, AResultIsSetOnce) {
   COHORT_EXPECT_THROW_WITH(promise.set_from(promise.future()), UsageError, "is set a second time");
   COHORT_EXPECT_THROW_WITH(promise.set_error(std::make_exception_ptr(DataError("test.future", "late"))),
                            UsageError, "is set a second time");
+  EXPECT_FALSE(promise.try_set_value(2));
+  EXPECT_FALSE(promise.try_set_from(promise.future()));
+  EXPECT_FALSE(promise.try_set_error(nullptr));
   EXPECT_EQ(promise.future().get(), 1);
+  Promise<void> end;
+  EXPECT_TRUE(end.try_set_value());
+  EXPECT_FALSE(end.try_set_value());
 }
 
 TEST(RpcFutureTest, SeveralResultsBecomeOne) {

@@ -271,7 +271,7 @@ void MemberLoop::send(const std::string& address, const AgentMessage& message) {
   }
   const auto peer = peers_.find(address);
   if (peer != peers_.end() && !peer->second->is_down()) {
-    return peer->second->send(net_message_of(std::move(text)));
+    peer->second->send(net_message_of(std::move(text)));
   }
   const bool is_connecting = to_be_sent_.count(address) > 0;
   std::vector<std::string>& texts = to_be_sent_[address];

@@ -9,6 +9,9 @@
 // A payload goes by handle where both sides map its memory (handles.h): in its place among the bytes is the handle. In the window it
 // counts as all others, so a receiver that holds much memory holds back its sender.
 //
+// A message may be replaced until it begins: no number, no byte and no count of the window is its own before. One that has begun is
+// not, also where it goes again: the peer may have counted its bytes in the window, and has dropped them.
+//
 // A message is kept until it is acknowledged. After a new link each that was not goes again, from its first byte and under
 // its number, and the other side drops what it had. Its bytes count once in the window.
 #include "cohort/net/internal/outbox.h"
@@ -26,9 +29,7 @@ iovec part_of(const void* data, std::size_t size) {
   return {const_cast<void*>(data), size};
 }
 
-}  // namespace
-
-void Outbox::push(Message message) {
+void check_size(const Message& message) {
   if (message.payloads.size() > kMaxPayloads) {
     throw UsageError("net.send", base::concat("a message has ", message.payloads.size(),
                                               " payloads, expected at most ", kMaxPayloads));
@@ -39,24 +40,51 @@ void Outbox::push(Message message) {
                                   " bytes, expected at most ", kMaxHeaderBytes),
                      "a payload");
   }
+}
+
+}  // namespace
+
+std::uint64_t Outbox::push(Message message) {
+  check_size(message);
   const std::uint32_t channel = message.channel;
-  std::deque<Message>& queue = queues_[channel];
-  queue.push_back(std::move(message));
+  std::deque<Queued>& queue = queues_[channel];
+  queue.push_back({++last_ticket_, std::move(message)});
   ++num_queued_;
   if (queue.size() == 1 && !num_uncut_.contains(channel)) put_in_turn(channel);
+  return last_ticket_;
+}
+
+bool Outbox::replace(std::uint64_t ticket, Message& other) {
+  check_size(other);
+  const std::uint32_t channel = other.channel;
+  const auto queue = queues_.find(channel);
+  if (queue == queues_.end()) return false;
+  const auto found = std::ranges::lower_bound(queue->second, ticket, {}, &Queued::ticket);
+  if (found == queue->second.end() || found->ticket != ticket) return false;
+  std::swap(found->message, other);
+  const Turn before = turn_of(other);
+  if (found != queue->second.begin() || num_uncut_.contains(channel) || turn_of(found->message) == before) {
+    return true;
+  }
+  std::erase(turns_[before], channel);
+  put_in_turn(channel);
+  return true;
 }
 
 void Outbox::push_control(FrameKind kind) {
   controls_.push_back(kind);
 }
 
+Outbox::Turn Outbox::turn_of(const Message& message) {
+  const bool is_short = message.num_bytes() <= kPieceBytes;
+  if (message.channel < kAnswerChannels) return is_short ? kShortCall : kLongCall;
+  return is_short ? kShortAnswer : kLongAnswer;
+}
+
 void Outbox::put_in_turn(std::uint32_t channel) {
   const auto queue = queues_.find(channel);
   if (queue == queues_.end()) return;
-  const bool is_short = queue->second.front().num_bytes() <= kPieceBytes;
-  const Turn turn = channel < kAnswerChannels ? (is_short ? kShortCall : kLongCall)
-                                              : (is_short ? kShortAnswer : kLongAnswer);
-  turns_[turn].push_back(channel);
+  turns_[turn_of(queue->second.front().message)].push_back(channel);
 }
 
 // Short messages first, unless they had a piece's worth and a long one waits.
@@ -72,7 +100,7 @@ Outbox::Turn Outbox::next_turn() const {
   Turn call = next_turn_of(kShortCall, kLongCall);
   if (call != kNone) {
     const std::uint32_t channel = turns_[call].front();
-    const std::uint64_t cost = cost_of(channel, queues_.at(channel).front().num_bytes());
+    const std::uint64_t cost = cost_of(channel, queues_.at(channel).front().message.num_bytes());
     if (bytes_on_the_way() != 0 && bytes_on_the_way() + cost > window_) call = kNone;
   }
   const Turn answer = next_turn_of(kShortAnswer, kLongAnswer);
@@ -95,7 +123,7 @@ std::uint64_t Outbox::begin_next() {
   is_answers_turn_ = channel < kAnswerChannels;
   const auto queue = queues_.find(channel);
   Begun begun;
-  begun.message = std::move(queue->second.front());
+  begun.message = std::move(queue->second.front().message);
   begun.size = begun.message.num_bytes();
   queue->second.pop_front();
   if (queue->second.empty()) queues_.erase(queue);
@@ -275,7 +303,7 @@ std::size_t Outbox::num_unsent() const {
 std::size_t Outbox::bytes_unsent() const {
   std::size_t sum = 0;
   for (const auto& [channel, queue] : queues_) {
-    for (const Message& message : queue) sum += message.num_bytes();
+    for (const Queued& queued : queue) sum += queued.message.num_bytes();
   }
   for (const auto& [number, begun] : begun_) sum += begun.size - begun.position;
   for (const Frame& frame : frames_) sum += frame.size;
@@ -339,7 +367,7 @@ std::vector<Message> Outbox::take_all() {
     messages.push_back(std::move(begun.message));
   }
   for (auto& [channel, queue] : queues_) {
-    for (Message& message : queue) messages.push_back(std::move(message));
+    for (Queued& queued : queue) messages.push_back(std::move(queued.message));
   }
   *this = Outbox(window_);
   return messages;

@@ -35,8 +35,10 @@ class Outbox {
   explicit Outbox(std::size_t window) : window_(window) {}
   void set_window(std::size_t window) { window_ = window; }
 
-  /// Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
-  void push(Message message);
+  /// Returns the message's ticket for replace(). Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
+  std::uint64_t push(Message message);
+  /// Exchanges a message that has not begun with `other`, of the same channel. False where it has begun. Throws: as push().
+  bool replace(std::uint64_t ticket, Message& other);
   /// A frame of the header alone goes before all that has no frame yet.
   void push_control(FrameKind kind);
 
@@ -69,6 +71,10 @@ class Outbox {
   bool is_blocked() const { return num_queued_ > 0 && !may_begin(); }  ///< by the window
 
  private:
+  struct Queued {
+    std::uint64_t ticket;
+    Message message;
+  };
   struct Begun {
     Message message;
     // Of payloads that go by handle over this link: the handles. Also those of earlier links are kept, as the peer may have got
@@ -100,6 +106,7 @@ class Outbox {
   void lend_payloads(Begun& begun);
   static std::string table_of(const Begun& begun);
   static void append_bytes(std::vector<iovec>& parts, const Begun& begun, std::size_t begin, std::size_t end);
+  static Turn turn_of(const Message& message);
   void put_in_turn(std::uint32_t channel);
   void end_cutting(std::uint32_t channel);
 
@@ -108,7 +115,8 @@ class Outbox {
   std::uint64_t bytes_by_handle_ = 0;
   // Not begun: by channel, and the channels of each kind in turn. A channel is in turn while it has a message and none of
   // it is in `cutting_` or `resend_`: `num_uncut_` counts those.
-  std::map<std::uint32_t, std::deque<Message>> queues_;
+  std::map<std::uint32_t, std::deque<Queued>> queues_;
+  std::uint64_t last_ticket_ = 0;
   std::map<std::uint32_t, int> num_uncut_;
   std::array<std::deque<std::uint32_t>, kNone> turns_;
   bool is_answers_turn_ = true;

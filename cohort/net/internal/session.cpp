@@ -42,8 +42,8 @@ Session::Session(Role role, SessionOptions options, Allocate allocate, std::func
   released_->wake = std::move(wake);
 }
 
-void Session::send(Message message) {
-  if (!end_) outbox_.push(std::move(message));
+std::uint64_t Session::send(Message message) {
+  return end_ ? 0 : outbox_.push(std::move(message));
 }
 
 void Session::limit_window(std::uint64_t of_peer) {

@@ -45,8 +45,10 @@ class Session {
   /// `wake` is called when a message's credit is given back, by any thread.
   Session(Role role, SessionOptions options, Allocate allocate, std::function<void()> wake, Time now);
 
-  /// After the end messages are dropped.
-  void send(Message message);
+  /// After the end messages are dropped. Returns the message's ticket for replace().
+  std::uint64_t send(Message message);
+  /// As Outbox::replace(); false after the end.
+  bool replace(std::uint64_t ticket, Message& other) { return !end_ && outbox_.replace(ticket, other); }
   /// Says goodbye after what has been sent so far.
   void leave() { wants_to_leave_ = true; }
 

@@ -20,7 +20,8 @@ namespace {
 
 struct FakePeer final : PeerState {
   FakePeer(Role as, int& num_wakes) : PeerState(as, {}, allocate_aligned, [&num_wakes] { ++num_wakes; }) {}
-  void send(Message message) override { session.send(std::move(message)); }
+  std::uint64_t send(Message message) override { return session.send(std::move(message)); }
+  bool replace(std::uint64_t message, Message& other) override { return session.replace(message, other); }
   std::string transport() const override { return "nothing"; }
   PeerMetrics metrics() const override { return counts; }
   bool is_down() const override { return session.ended().has_value(); }

@@ -37,6 +37,11 @@ void count_begun(const at::Tensor&) {
 }
 COHORT_REMOTE(count_begun);
 
+void keeps_reference(const rpc::RRef<at::Tensor>&, const at::Tensor&) {
+  ++num_begun;
+}
+COHORT_REMOTE(keeps_reference);
+
 Gate* stopping_gate = nullptr;
 std::atomic<int> num_stopping{0}, num_stopped{0};
 void blocks_as_it_stops() {
@@ -82,6 +87,37 @@ TEST(AgentDeadlinesTest, OfManyCallsThatWereGivenUpNoneBeginsLater) {
   EXPECT_TRUE(has_nothing_left(job[0]));
   EXPECT_TRUE(has_nothing_left(job[1]));
   EXPECT_EQ(num_begun, 0);
+  job.shutdown();
+}
+
+// They wait for room at their caller, with and without a channel. The other worker learns of each all the same: it can leave, and the
+// references that came with a call are dropped.
+TEST(AgentDeadlinesTest, TheArgumentsOfACallThatWasGivenUpAsItWaitedDoNotTravel) {
+  rpc::AgentOptions options;
+  options.num_threads = 1;
+  options.listen = "127.0.0.1:0";
+  Job job(2, options);
+  handlers_gate = std::make_unique<Gate>();
+  num_begun = num_blocked = 0;
+  std::vector<rpc::Future<void>> blocked;
+  blocked.push_back(job[0].rpc_async<block_handler>(rpc::Target("w1").within(0ms), at::zeros({1})));
+  ASSERT_TRUE(comes_true([] { return num_blocked == 1; }));
+  // It fills the window until its handler begins.
+  blocked.push_back(job[0].rpc_async<block_handler>(rpc::Target("w1").within(0ms), at::zeros({16 << 20})));
+  const rpc::RRef<at::Tensor> object = job[0].make_rref(at::ones({1}));
+  const at::Tensor large = at::zeros({4 << 20});
+  EXPECT_THROW(job[0].rpc_sync<count_begun>(rpc::Target("w1").within(20ms), large), TimeoutError);
+  EXPECT_THROW(job[0].rpc_sync<count_begun>(rpc::Target("w1").within(20ms).in_order("a"), large),
+               TimeoutError);
+  EXPECT_THROW(job[0].rpc_sync<keeps_reference>(rpc::Target("w1").within(20ms), object, large), TimeoutError);
+  EXPECT_TRUE(comes_true([&] { return job[0].metrics().bytes_queued < 10'000; }))
+      << job[0].metrics().bytes_queued;
+  handlers_gate->open();
+  for (rpc::Future<void>& call : blocked) call.get();
+  job[0].rpc_sync<count_begun>(rpc::Target("w1").in_order("a"), at::zeros({1}));
+  EXPECT_EQ(num_begun, 1);
+  EXPECT_LT(job[0].metrics().bytes_sent, 70U << 20);
+  EXPECT_TRUE(comes_true([&] { return job[1].metrics().references == 0; }));
   job.shutdown();
 }
 

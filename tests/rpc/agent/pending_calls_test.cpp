@@ -48,6 +48,21 @@ TEST(PendingCallsTest, ACallThatHasEndedIsNotTakenAgain) {
   EXPECT_TRUE(calls.is_idle());
 }
 
+TEST(PendingCallsTest, ACallThatHasEndedKeepsNothingThatWaits) {
+  PendingCalls calls;
+  QueuedCall waiting;
+  waiting.message = 7;
+  EXPECT_FALSE(calls.on_queued(1, waiting)) << "its caller has given it up";
+  EXPECT_EQ(waiting.message, 7U);
+  calls.add(1, call_to("w1"));
+  EXPECT_TRUE(calls.on_queued(1, waiting));
+  EXPECT_EQ(calls.take_queued(1).message, 7U);
+  QueuedCall none = calls.take_queued(1);
+  EXPECT_EQ(none.message, 0U);
+  EXPECT_FALSE(none.give_up());
+  EXPECT_EQ(calls.take_queued(2).message, 0U);
+}
+
 TEST(PendingCallsTest, EachNumberIsGivenOnce) {
   PendingCalls calls;
   EXPECT_EQ(calls.next_number(), 1U);

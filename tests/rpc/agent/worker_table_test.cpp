@@ -26,7 +26,8 @@ class NamedPeer : public net::Peer {
       : name_(std::move(name)), incarnation_(std::move(incarnation)) {}
   const std::string& name() const override { return name_; }
   const std::string& incarnation() const override { return incarnation_; }
-  void send(net::Message) override {}
+  std::uint64_t send(net::Message) override { return 0; }
+  bool replace(std::uint64_t, net::Message&) override { return false; }
   std::string transport() const override { return "nothing"; }
   net::PeerMetrics metrics() const override { return {}; }
   bool is_down() const override { return is_dead; }

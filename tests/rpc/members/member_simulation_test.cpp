@@ -32,7 +32,8 @@ class SeenMember : public net::Peer {
       : id(id), name_(std::move(name)), incarnation_(std::to_string(id)) {}
   const std::string& name() const override { return name_; }
   const std::string& incarnation() const override { return incarnation_; }
-  void send(net::Message) override {}
+  std::uint64_t send(net::Message) override { return 0; }
+  bool replace(std::uint64_t, net::Message&) override { return false; }
   std::string transport() const override { return "nothing"; }
   net::PeerMetrics metrics() const override { return {}; }
   bool is_down() const override { return is_seen_dead; }

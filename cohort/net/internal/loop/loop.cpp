@@ -62,8 +62,13 @@ class LoopPeer final : public PeerState {
                   options.allocate ? options.allocate : Allocate(allocate_aligned), std::move(has_changed)),
         loop_(std::move(loop)) {}
 
-  void send(Message message) override {
-    if (const auto loop = loop_.lock()) loop->send(*this, std::move(message));
+  std::uint64_t send(Message message) override {
+    const auto loop = loop_.lock();
+    return loop ? loop->send(*this, std::move(message)) : 0;
+  }
+  bool replace(std::uint64_t message, Message& other) override {
+    const auto loop = loop_.lock();
+    return loop && loop->replace(*this, message, other);
   }
   std::string transport() const override {
     const auto loop = loop_.lock();
@@ -162,15 +167,10 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
 // A name may be known later than its process is expected: DNS of a cluster has it once the container runs.
 std::vector<SocketAddress> Loop::resolve_by(const std::string& address, base::Deadline deadline,
                                             bool gives_up) {
+  const auto pause = [&] {
+    return base::Deadline(std::min<base::Deadline::Clock::duration>(kBetweenNames, deadline.remaining()));
+  };
   while (true) {
-    try {
-      return found.get(deadline);
-    } catch (const UnknownHost&) {
-      if (gives_up || deadline.expired()) throw;
-      const auto pause = [&] {
-        return base::Deadline(std::min<base::Deadline::Clock::duration>(kBetweenNames, deadline.remaining()));
-      };
-    }
     auto found = begin_to_resolve(address);
     while (!found.wait(pause())) {
       check_open();
@@ -178,6 +178,11 @@ std::vector<SocketAddress> Loop::resolve_by(const std::string& address, base::De
       throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ",
                                                         milliseconds_of(deadline.elapsed()),
                                                         " ms: no name server has said where its host is"));
+    }
+    try {
+      return found.get(deadline);
+    } catch (const UnknownHost&) {
+      if (gives_up || deadline.expired()) throw;
     }
     {
       std::unique_lock lock(core_.lock.mutex);
@@ -187,16 +192,16 @@ std::vector<SocketAddress> Loop::resolve_by(const std::string& address, base::De
   }
 }
 
+void Loop::check_open() {
+  const std::lock_guard lock(core_.lock.mutex);
+  if (core_.lock.is_closing) throw UsageError("net.connect", "this node has been closed");
+}
+
 std::vector<std::string> Loop::close(base::Deadline deadline) {
   std::vector<std::string> left;
   {
     std::unique_lock lock(core_.lock.mutex);
     core_.lock.is_closing = true;
-    void Loop::check_open() {
-      const std::lock_guard lock(core_.lock.mutex);
-      if (core_.lock.is_closing) throw UsageError("net.connect", "this node has been closed");
-    }
-
     for (const auto& peer : peers_.all()) {
       // A thread waits in connect() for such a peer, and nobody has it yet.
       const bool is_in_connect = peer->role == Role::kCaller && peer->session.num_links() == 0;
@@ -239,13 +244,22 @@ void Loop::will_wait() {
   core_.hand_over.leave_turn();
 }
 
-void Loop::send(PeerState& peer, Message message) {
+std::uint64_t Loop::send(PeerState& peer, Message message) {
   copy_to_heap(peer, message);
   const std::lock_guard lock(core_.lock.mutex);
-  if (peer.session.ended()) return;
+  if (peer.session.ended()) return 0;
   ++peer.counts.messages_sent;
-  peer.session.send(std::move(message));
+  const std::uint64_t number = peer.session.send(std::move(message));
   core_.frames.flush(peer);
+  return number;
+}
+
+// A shorter message may have room where the one before had none.
+bool Loop::replace(PeerState& peer, std::uint64_t message, Message& other) {
+  const std::lock_guard lock(core_.lock.mutex);
+  if (!peer.session.replace(message, other)) return false;
+  core_.frames.flush(peer);
+  return true;
 }
 
 // Without the mutex, for what is copied may be long.

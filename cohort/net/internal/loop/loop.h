@@ -3,6 +3,7 @@
 #include <asio/executor_work_guard.hpp>
 #include <asio/posix/stream_descriptor.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -45,7 +46,8 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool is_own_thread() const { return thread_.is_here(); }
 
   // Of a peer.
-  void send(PeerState& peer, Message message);
+  std::uint64_t send(PeerState& peer, Message message);
+  bool replace(PeerState& peer, std::uint64_t message, Message& other);
   std::string transport(const PeerState& peer);
   PeerMetrics metrics(const PeerState& peer);
   bool is_down(const PeerState& peer);
@@ -55,9 +57,9 @@ class Loop : public std::enable_shared_from_this<Loop> {
 
  private:
   std::vector<SocketAddress> resolve_by(const std::string& address, base::Deadline deadline, bool gives_up);
+  void check_open();
   std::shared_ptr<PeerState> make_peer(Role role);
   void update_soon(const std::shared_ptr<PeerState>& peer);
-  void check_open();
   void copy_to_heap(const PeerState& peer, Message& message);
   NodeThread::Body body();
   void run(int generation);

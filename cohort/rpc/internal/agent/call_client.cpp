@@ -354,17 +354,10 @@ std::function<base::Future<void>()> CallClient::answer_or_failure(
     const auto client = self.lock();
     const auto known = context.lock();
     if (client == nullptr || known == nullptr || answer.ready()) return answer;
-    struct Either {
-      explicit Either(base::WaitHelper helper) : promise("the answer to a late call", std::move(helper)) {}
-      void set(const std::exception_ptr& error) {
-        if (!is_set.exchange(true)) promise.set_error(error);
-      }
-      base::Promise<void> promise;
-      std::atomic<bool> is_set{false};
-    };
-    const auto either = std::make_shared<Either>(client->helper_of(worker));
+    const auto either =
+        std::make_shared<base::Promise<void>>("the answer to a late call", client->helper_of(worker));
     known->on_failure(known->current_backward().number,
-                      [either](const std::exception_ptr& /*error*/) { either->set(nullptr); });
+                      [either](const std::exception_ptr& /*error*/) { either->try_set(); });
     answer.on_ready([either, answer] {
       std::exception_ptr error;
       try {
@@ -372,9 +365,9 @@ std::function<base::Future<void>()> CallClient::answer_or_failure(
       } catch (...) {
         error = std::current_exception();
       }
-      either->set(error);
+      either->try_set_error(error);
     });
-    return either->promise.future();
+    return either->future();
   };
 }
 
@@ -442,19 +435,22 @@ BackwardFailures::OnFailure CallClient::giving_up(std::uint64_t id) {
 }
 
 // A call that is not sent yet needs no kCancel: it does not go. If it goes at this moment, no time is left in it
-// (MessageSender::send()).
+// (MessageSender::send()). Nor does one need it that waits in module net, whose place another message takes: Note [Calls given up while
+// they wait].
 void CallClient::give_up(std::uint64_t id, const std::exception_ptr& error) {
   std::string worker;
   std::uint64_t sequence = 0;
+  QueuedCall queued;
   {
     const std::lock_guard lock(tables_.mutex);
     const PendingCall* const call = tables_.pending.find(id);
     if (call == nullptr) return;
     worker = call->worker;
     sequence = call->sequence;
+    queued = tables_.pending.take_queued(id);
   }
   fail(id, error);
-  if (sequence == 0) return;
+  if (sequence == 0 || queued.give_up()) return;
   Writer out = begin_message(MessageKind::kCancel, id);
   out.number(sequence);
   encode(out, describe_exception(error));

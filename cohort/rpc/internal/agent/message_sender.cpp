@@ -1,6 +1,7 @@
 // A message that carries references waits until their owners know of them, and is sent by the thread that
 // learns so. Calls that have an order are sent in it, so a call with references holds up those after it. Module net
-// keeps the order of the messages of its own channel.
+// keeps the order of the messages of its own channel. There a long call may wait for room until its caller has given it
+// up. Then a message without the arguments takes its place: Note [Calls given up while they wait].
 #include "cohort/rpc/internal/agent/message_sender.h"
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/rpc/internal/agent/agent_messages.h"
+#include "cohort/rpc/internal/caller_state.h"
 #include "cohort/rpc/internal/wire.h"
 
 namespace cohort::rpc {
@@ -24,6 +26,7 @@ namespace {
 // Short messages share a channel, so they stay in order and go before long ones; a long one has a channel of its own.
 constexpr std::uint32_t kShortChannel = 0;
 constexpr std::size_t kShortBytes = 64 * 1024;
+constexpr std::size_t kWorthReplacing = 4096;  // bytes; a shorter call goes as it is, though it was given up
 // So many follow, one for each long message in turn, and then as many for calls that have an order.
 constexpr std::uint32_t kLongChannels = 1'000'000;
 
@@ -48,6 +51,36 @@ void fill_in_time_left(net::Message& message, std::size_t num_bytes) {
     write_number(header.data() + offset,
                  std::max<std::int64_t>(0, end - std::chrono::nanoseconds(now).count()));
   };
+}
+
+// Note [Calls given up while they wait]
+// The arguments of a call that nobody waits for are not sent. But the other worker keeps count of calls: of this worker's, of the
+// channel's and of the context's. And it is to drop the references that came with the call. So the call comes all the same, without
+// arguments and without time. Its handler does not begin (CallServer::skip()).
+Encoded without_arguments(const Encoded& call, std::uint64_t sequence) {
+  Reader in(call);
+  in.number<std::uint8_t>();   // kind
+  in.number<std::uint64_t>();  // id
+  in.number<std::int64_t>();   // time left
+  in.number<std::uint64_t>();  // sequence
+  in.text();                   // function
+  decode<std::optional<std::string>>(in);
+  decode<std::optional<RecordedPlace>>(in);
+  decode<CallerState>(in);
+  Encoded head;
+  head.bytes = call.bytes.substr(0, call.bytes.size() - in.num_bytes_left());
+  write_number(head.bytes.data() + kTimeLeftOffset, std::int64_t{0});
+  write_number(head.bytes.data() + kSequenceOffset, sequence);
+  return head;
+}
+
+void send_replaceable(CallTables& tables, std::uint64_t call, net::Message message, QueuedCall queued) {
+  queued.message = queued.peer->send(std::move(message));
+  {
+    const std::lock_guard lock(tables.mutex);
+    if (tables.pending.on_queued(call, queued)) return;
+  }
+  queued.give_up();  // its caller has done so meanwhile
 }
 
 // Why module net would reject the message, and what to do; none where it takes it.
@@ -123,7 +156,8 @@ void MessageSender::send(const std::string& worker, Encoded encoded, const Chann
                                   is_answer(kind) ? " of " : " to ", worker, " has ", excess->first),
                      excess->second);
   }
-  add_references(message, core_.references->send(encoded.references, id));
+  const std::vector<WireReference> references = core_.references->send(encoded.references, id);
+  add_references(message, references);
   if (channel) {
     message.channel = net_channel_of(*channel);
   } else if (message.num_bytes() > kShortBytes) {
@@ -131,21 +165,31 @@ void MessageSender::send(const std::string& worker, Encoded encoded, const Chann
   }
   if (is_answer(kind)) message.channel += net::kAnswerChannels;
   if (kind == MessageKind::kCall || kind == MessageKind::kMake) {
-    char* const fields = message.header.data() + message.header.size() - encoded.bytes.size();
     fill_in_time_left(message, encoded.bytes.size());
-    if (kind == MessageKind::kCall) {
-      const std::lock_guard lock(core_.tables.mutex);
-      write_number(fields + kSequenceOffset, core_.tables.pending.on_sent(call, worker));
-      if (core_.tables.pending.find(call) == nullptr) {  // it was given up just now
-        write_number(fields + kTimeLeftOffset, std::int64_t{0});
-        message.on_begin = nullptr;
-      }
+  }
+  std::uint64_t sequence = 0;
+  if (kind == MessageKind::kCall) {
+    char* const fields = message.header.data() + message.header.size() - encoded.bytes.size();
+    const std::lock_guard lock(core_.tables.mutex);
+    sequence = core_.tables.pending.on_sent(call, worker);
+    write_number(fields + kSequenceOffset, sequence);
+    if (core_.tables.pending.find(call) == nullptr) {  // it was given up just now
+      write_number(fields + kTimeLeftOffset, std::int64_t{0});
+      message.on_begin = nullptr;
     }
   }
-  if (peer != nullptr) return peer->send(std::move(message));
-  if (worker != core_.self.name) return;
-  if (message.on_begin) message.on_begin(message.header);
-  deliver_(std::move(message));
+  if (peer == nullptr) {
+    if (worker != core_.self.name) return;
+    if (message.on_begin) message.on_begin(message.header);
+    return deliver_(std::move(message));
+  }
+  if (kind != MessageKind::kCall || message.num_bytes() < kWorthReplacing) {
+    peer->send(std::move(message));
+    return;
+  }
+  QueuedCall queued{peer, 0, to_message(message.channel, without_arguments(encoded, sequence))};
+  add_references(queued.without_arguments, references);
+  send_replaceable(core_.tables, call, std::move(message), std::move(queued));
 }
 
 void MessageSender::send_effects(Contexts::Effects effects) {

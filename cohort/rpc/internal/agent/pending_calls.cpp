@@ -24,6 +24,18 @@ std::uint64_t PendingCalls::on_sent(std::uint64_t id, const std::string& worker)
   return sequence;
 }
 
+bool PendingCalls::on_queued(std::uint64_t id, QueuedCall& call) {
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return false;
+  found->second.queued = std::move(call);
+  return true;
+}
+
+QueuedCall PendingCalls::take_queued(std::uint64_t id) {
+  const auto found = calls_.find(id);
+  return found == calls_.end() ? QueuedCall() : std::exchange(found->second.queued, {});
+}
+
 PendingCalls::Node PendingCalls::take(std::uint64_t id) {
   Node call = calls_.extract(id);
   if (!call.empty()) ++num_finishing_;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cohort/base/threads/future.h"
+#include "cohort/net/peer.h"
 #include "cohort/rpc/encoded.h"
 #include "cohort/rpc/internal/context_state.h"
 #include "cohort/rpc/internal/gradient_nodes.h"
@@ -19,6 +20,16 @@
 #include "cohort/rpc/internal/timers.h"
 
 namespace cohort::rpc {
+
+/// A call that may wait in module net, and what takes its place if it is given up before it begins to be written.
+struct QueuedCall {
+  std::shared_ptr<net::Peer> peer;
+  std::uint64_t message = 0;
+  net::Message without_arguments;
+
+  /// Whether the other worker will learn by it that the call was given up.
+  bool give_up() { return peer != nullptr && peer->replace(message, without_arguments); }
+};
 
 /// A call that this agent made.
 struct PendingCall {
@@ -30,6 +41,7 @@ struct PendingCall {
   base::Promise<Encoded> promise;
   std::string worker, function;
   std::uint64_t sequence = 0;  ///< kSequenceOffset; 0: it is not sent
+  QueuedCall queued;           ///< of one that is long
   std::chrono::milliseconds timeout{0};
   CallStatistics::Time begun;
   CallStatistics::Function* statistics = nullptr;
@@ -62,6 +74,10 @@ class PendingCalls {
   std::uint64_t next_number() { return next_number_++; }
   /// A call to the worker is sent now, whether it has ended or not. Returns its sequence (kSequenceOffset).
   std::uint64_t on_sent(std::uint64_t id, const std::string& worker);
+  /// Keeps it until the call ends. False where it has ended: then the caller gives it up.
+  bool on_queued(std::uint64_t id, QueuedCall& call);
+  /// Takes it out; an empty one where there is none.
+  QueuedCall take_queued(std::uint64_t id);
   void add(std::uint64_t id, PendingCall call) { calls_.emplace(id, std::move(call)); }
   /// Null where it has ended.
   const PendingCall* find(std::uint64_t id) const;
