@@ -50,6 +50,22 @@ TEST(LostLinksTest, ALostLinkIsMadeAgainAndThenTheLaterMemberIsDropped) {
   EXPECT_EQ(run.members(), (Names{"a", "b"}));
 }
 
+// One was stopped. Its agent, which lives, would have said by then that it has died.
+TEST(LostLinksTest, WhereSilenceIsLongALinkIsMadeAgainOnceBothAgentsHaveBeenHeard) {
+  Rendezvous run(1, 3);
+  run.record.settings.silence = std::chrono::seconds(10);
+  run.form({"a", "b", "c"});
+  lose_link(run, "b", 3);
+  wait_and_hear(run, milliseconds(400), {"a", "b", "c"});
+  EXPECT_FALSE(run.step()) << "the other side may have died";
+  wait_and_hear(run, milliseconds(200), {"a", "b"});
+  EXPECT_FALSE(run.step()) << "the other side may have died, and its agent with it";
+  wait_and_hear(run, milliseconds(1'000), {"a", "b", "c"});
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.generation.number, 2U);
+  EXPECT_EQ(run.members(), (Names{"a", "b", "c"}));
+}
+
 // Two ranks of one node, of which one was stopped. Nobody else can say that their link is gone.
 TEST(LostLinksTest, ALinkWithinAMemberIsMadeAgainToo) {
   Rendezvous run(1, 2);

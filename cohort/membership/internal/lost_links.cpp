@@ -1,5 +1,5 @@
 // Note [Lost links]: ranks do not reach each other, though the agent that decides hears both agents for another `silence`: a link is also
-// lost where the other side has died. The first answer is another generation with the same members, whose links are new. If a link
+// lost where the other side has died. Where `silence` is long, kLinkTime is enough once both have been heard after the loss. The first answer is another generation with the same members, whose links are new. If a link
 // is lost again before a step was made:
 //   of two members one is dropped. One that has the state stays. Then one stays whose ranks have all entered, and one that fewer
 //     members have lost: a rank that hangs is lost by all others, also by those of its own agent. Then the earlier one stays;
@@ -11,6 +11,9 @@
 
 namespace cohort::membership {
 namespace {
+
+// In which an agent that lives says that a rank of it has died.
+constexpr std::chrono::milliseconds kLinkTime(500);
 
 // What a member says of the generation that it is in now.
 const Report* report_in(const RendezvousRecord& record, const Observations& seen, const MemberInfo& member) {
@@ -29,15 +32,23 @@ std::optional<LostLink> find_lost_link(const RendezvousRecord& record, const Obs
                                        const std::set<MemberId>& gone, std::uint64_t newest_steps) {
   const auto& silence = record.settings.silence;
   const bool is_repeated = record.was_link_lost && newest_steps <= record.generation.committed_steps;
+  const auto has_said_since = [&](const MemberInfo& member, Time lost_at) {
+    const auto found = seen.agents.find(member.incarnation);
+    return member.incarnation == seen.self ||
+           (found != seen.agents.end() && found->second.last_heard > lost_at + kLinkTime);
+  };
   std::optional<LostLink> within;
   for (const MemberInfo& member : record.generation.members) {
     const Report* const report = report_in(record, seen, member);
     if (report == nullptr || gone.contains(member.id)) continue;
-    const Time::duration lost_for = seen.now - seen.agents.at(member.incarnation).link_lost_at;
-    if (lost_for <= silence) continue;
+    const Time lost_at = seen.agents.at(member.incarnation).link_lost_at;
+    const Time::duration lost_for = seen.now - lost_at;
+    if (lost_for <= std::min(silence, kLinkTime)) continue;
     for (const MemberId id : report->lost_links) {
       const MemberInfo* const other = record.generation.find(id);
       if (other == nullptr || gone.contains(id)) continue;
+      if (lost_for <= silence && !(has_said_since(member, lost_at) && has_said_since(*other, lost_at)))
+        continue;
       if (other != &member) return LostLink{&member, other, is_repeated};
       if (!is_repeated || lost_for > kAloneFactor * silence) within = LostLink{&member, &member, is_repeated};
     }
