@@ -104,6 +104,8 @@ std::span<const EnvVariable> cohort_variables() {
       {"COHORT_PYTHON", "Python with torch, for tests that compare with it"},
       {"COHORT_SECRET_FD", "where the secret of the job is; set by cohort run and spawn"},
       {"COHORT_SECRET_FILE", "file of the job's secret, where no cohort run hands one over"},
+      {"COHORT_SILENCE_MS",
+       "for which an agent of an elastic run may be silent; set by cohort run --elastic"},
       {"COHORT_SLOW_REPEAT", "how often the slow tests repeat; set by the slow script"},
       {"COHORT_SPAWN_CALL", "which call of launch::spawn a rank was made by; set by spawn"},
       {"COHORT_SPAWN_ERROR_FD", "where a rank made by launch::spawn writes its error; set by spawn"},

@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/host.h"
@@ -23,6 +24,7 @@
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/membership/net_store.h"
+#include "cohort/membership/run_settings.h"
 
 namespace cohort::elastic {
 
@@ -33,7 +35,7 @@ namespace {
 
 constexpr const char* kWhereConnect = "elastic.connect";
 constexpr std::chrono::seconds kConnectTime(5), kGoodbyeTime(1);
-constexpr std::chrono::milliseconds kStoreTime(2'000), kStorePause(100);
+constexpr std::chrono::milliseconds kStoreTime(2'000), kStorePause(100), kLeastLinkSilence(2'000);
 
 struct ProcessEntry {
   std::string incarnation, machine, local, remote;
@@ -131,9 +133,18 @@ struct ConnectAttempt {
   bool has_begun = false, has_ended = false;
 };
 
+// Whoever lets agents be silent for long has hosts that stand still for long, and ranks with them. Agents find a host that is gone before.
+std::chrono::milliseconds link_silence_of_process() {
+  const auto most =
+      static_cast<std::int64_t>(std::chrono::milliseconds(std::chrono::hours(24 * 365)).count());
+  const std::chrono::milliseconds silence(base::env_int("COHORT_SILENCE_MS", 1, most).value_or(0));
+  return std::max(kLeastLinkSilence, membership::kAloneFactor * silence);
+}
+
 Connections::Connections(std::shared_ptr<ProcessInbox> inbox)
     : inbox_(std::move(inbox)),
       secret_(base::Secret::of_process()),
+      silence_(link_silence_of_process()),
       store_(std::make_shared<StoreClient>(secret_)),
       store_thread_({.name = "elastic addresses"}),
       pool_({.name = "elastic connect", .max_threads = 8}) {
@@ -141,6 +152,7 @@ Connections::Connections(std::shared_ptr<ProcessInbox> inbox)
   options.name = "rank";
   options.secret = secret_;
   options.tls = net::TlsOptions::of_process();
+  options.silence = silence_;
   node_ = std::make_shared<net::Node>(std::move(options), inbox_);
   local_ = node_->listen("unix:@cohort-" + base::random_word());
 }
@@ -249,23 +261,25 @@ void Connections::connect(const std::string& incarnation, const std::string& add
   std::shared_ptr<ConnectAttempt>& attempt = attempts_[incarnation];
   if (attempt != nullptr && attempt->continues_for(generation, to)) return;
   attempt = std::make_shared<ConnectAttempt>(generation, to);
-  attempt->future = pool_.submit("connect", [node = node_, inbox = inbox_, attempt, incarnation, address] {
-    if (!attempt->begin()) return;
-    std::string failure = concat("nobody listens at ", address);
-    std::shared_ptr<net::Peer> peer;
-    try {
-      peer = node->connect(address, base::Deadline(kConnectTime), net::WhenRejected::kGiveUp);
-      if (peer != nullptr && peer->incarnation() != incarnation) {
-        failure = concat("another process listens at ", address);
-        peer = nullptr;
-      }
-    } catch (const Error& error) {
-      failure = base::message_of(error);
-    }
-    if (peer != nullptr) inbox->on_connect(peer);
-    const auto [number, process] = attempt->end();
-    if (peer == nullptr || peer->is_down()) inbox->lose_process(number, process, failure);
-  });
+  attempt->future =
+      pool_.submit("connect", [node = node_, inbox = inbox_, attempt, incarnation, address,
+                               time = std::max<std::chrono::milliseconds>(kConnectTime, silence_)] {
+        if (!attempt->begin()) return;
+        std::string failure = concat("nobody listens at ", address);
+        std::shared_ptr<net::Peer> peer;
+        try {
+          peer = node->connect(address, base::Deadline(time), net::WhenRejected::kGiveUp);
+          if (peer != nullptr && peer->incarnation() != incarnation) {
+            failure = concat("another process listens at ", address);
+            peer = nullptr;
+          }
+        } catch (const Error& error) {
+          failure = base::message_of(error);
+        }
+        if (peer != nullptr) inbox->on_connect(peer);
+        const auto [number, process] = attempt->end();
+        if (peer == nullptr || peer->is_down()) inbox->lose_process(number, process, failure);
+      });
 }
 
 void Connections::connect_all(const membership::Generation& generation, int process,

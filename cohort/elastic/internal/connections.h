@@ -19,6 +19,10 @@ namespace cohort::elastic {
 class StoreClient;
 struct ConnectAttempt;
 
+/// After how long without a sign of life a process gives up another one: 2 s, or kAloneFactor times what its agent was given as `silence`
+/// (COHORT_SILENCE_MS), where that is more. Throws: ConfigError.
+std::chrono::milliseconds link_silence_of_process();
+
 /// How the processes of a generation find and reach each other. Links last from one generation to the next, as long as
 /// both processes live. Threads: one.
 class Connections {
@@ -44,6 +48,7 @@ class Connections {
 
   const std::shared_ptr<ProcessInbox> inbox_;
   const std::optional<base::Secret> secret_;
+  const std::chrono::milliseconds silence_;  // of a link
   const std::shared_ptr<StoreClient> store_;
   std::shared_ptr<net::Node> node_;
   std::string local_, remote_;  // addresses; `remote_` is empty until a generation has two members

@@ -18,6 +18,7 @@
 #include "cohort/elastic/session.h"
 #include "cohort/membership/net_store.h"
 #include "tests/elastic/ring.h"
+#include "tests/support/environment.h"
 #include "tests/support/patience.h"
 #include "tests/support/throws.h"
 
@@ -114,6 +115,19 @@ TEST(ElasticConnectionsTest, AttemptsForAnEarlierGenerationHoldNobodyBack) {
   const auto begin = std::chrono::steady_clock::now();
   connect_two(first, store);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+}
+
+TEST(ElasticConnectionsTest, LinksMayBeSilentForFourTimesAsLongAsAgents) {
+  using std::chrono::milliseconds;
+  EXPECT_EQ(link_silence_of_process(), milliseconds(2'000));
+  const auto with = [](const char* silence) {
+    const test::ScopedEnv variable("COHORT_SILENCE_MS", silence);
+    return link_silence_of_process();
+  };
+  EXPECT_EQ(with("100"), milliseconds(2'000));
+  EXPECT_EQ(with("500"), milliseconds(2'000));
+  EXPECT_EQ(with("10000"), milliseconds(40'000));
+  COHORT_EXPECT_THROW_WITH(with("long"), ConfigError, "COHORT_SILENCE_MS");
 }
 
 TEST(ElasticConnectionsTest, AttemptsThatHaveEndedAreForgotten) {

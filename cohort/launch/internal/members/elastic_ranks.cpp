@@ -40,10 +40,12 @@ Variables variables_of_elastic_rank(const RunOptions& options, int local_rank, i
     if (name == "LOCAL_RANK" || name == "LOCAL_WORLD_SIZE" || name == "OMP_NUM_THREADS")
       variables.emplace_back(name, value);
   }
-  variables.insert(variables.end(), {{"COHORT_VIRTUAL_RANKS", std::to_string(options.num_virtual_ranks())},
-                                     {"ROLE_NAME", options.role},
-                                     {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
-                                     {"TORCHELASTIC_RUN_ID", options.run_id}});
+  variables.insert(variables.end(),
+                   {{"COHORT_VIRTUAL_RANKS", std::to_string(options.num_virtual_ranks())},
+                    {"COHORT_SILENCE_MS", std::to_string(options.rendezvous.silence.count())},
+                    {"ROLE_NAME", options.role},
+                    {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
+                    {"TORCHELASTIC_RUN_ID", options.run_id}});
   const Variables secret = secret_variables(options, secret_fd);
   variables.insert(variables.end(), secret.begin(), secret.end());
   return variables;
