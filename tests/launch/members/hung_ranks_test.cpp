@@ -2,6 +2,10 @@
 #include "cohort/launch/internal/members/hung_ranks.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/support/contains.h"
 
@@ -35,17 +39,20 @@ class HungRanksTest : public ::testing::Test {
     for (const auto end = now + time; now <= end; now += milliseconds(100)) {
       if (const auto found = hung.look(generation, kSelf, ranks, now)) {
         why = found->why;
+        is_found_traced = found->is_traced;
         return found->place;
       }
     }
     return std::nullopt;
   }
 
-  HungRanks hung{milliseconds(500)};
+  bool is_traced = false;
+  HungRanks hung{milliseconds(500), [this](int) { return is_traced; }};
   std::vector<SeenRank> ranks;
   std::uint64_t generation = 1;
   HungRanks::Time now = HungRanks::Time() + std::chrono::hours(1);
   std::string why;
+  bool is_found_traced = false;
 };
 
 TEST_F(HungRanksTest, ARankThatDoesNotAnswerIsFoundAfterTenSilences) {
@@ -56,7 +63,57 @@ TEST_F(HungRanksTest, ARankThatDoesNotAnswerIsFoundAfterTenSilences) {
   EXPECT_TRUE(test::contains(why, "has not answered its agent for 5000 ms"));
 }
 
-// It is under a debugger, for instance.
+TEST_F(HungRanksTest, ARankIsFoundOnce) {
+  begin_generation(2);
+  ranks[0].status.heard = 2;
+  EXPECT_EQ(look_for(milliseconds(5'200)), 1U);
+  EXPECT_EQ(look_for(std::chrono::minutes(1)), std::nullopt) << "it has been killed, and ends late";
+  ranks[1].pid = 11;
+  EXPECT_EQ(look_for(milliseconds(5'200)), 1U) << "its successor";
+}
+
+TEST_F(HungRanksTest, ARankUnderADebuggerIsNotKilledBeforeThatHasLetItGo) {
+  begin_generation(2);
+  ranks[0].status.heard = 2;
+  is_traced = true;
+  EXPECT_EQ(look_for(milliseconds(5'200)), 1U);
+  EXPECT_TRUE(is_found_traced);
+  EXPECT_EQ(look_for(std::chrono::minutes(1)), std::nullopt) << "once";
+  is_traced = false;
+  EXPECT_EQ(look_for(milliseconds(5'200)), 1U);
+  EXPECT_FALSE(is_found_traced);
+}
+
+TEST_F(HungRanksTest, AProcessUnderADebuggerIsKnown) {
+  EXPECT_FALSE(HungRanks::is_process_traced(::getppid()));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0) ::raise(SIGSTOP);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSTOPPED(status)) << "ptrace is not allowed here";
+  EXPECT_TRUE(HungRanks::is_process_traced(child));
+  ::kill(child, SIGKILL);
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_FALSE(HungRanks::is_process_traced(child));
+}
+
+TEST_F(HungRanksTest, AShortSilenceGivesARankTwoSeconds) {
+  HungRanks impatient(milliseconds(20), [](int) { return false; });
+  begin_generation(2);
+  ranks[0].status.heard = 2;
+  const auto begin = now;
+  std::optional<HungRanks::Found> found;
+  for (; !found && now < begin + milliseconds(4'000); now += milliseconds(100)) {
+    found = impatient.look(generation, kSelf, ranks, now);
+  }
+  ASSERT_TRUE(found);
+  EXPECT_GT(now, begin + milliseconds(2'000));
+  EXPECT_TRUE(test::contains(found->why, "for 2000 ms")) << found->why;
+}
+
 TEST_F(HungRanksTest, ARankForWhichNobodyWaitsNeedNotAnswer) {
   ranks[0].told = ranks[1].told = 2;  // an order without a new generation
   EXPECT_EQ(look_for(std::chrono::minutes(2)), std::nullopt);

@@ -221,6 +221,11 @@ void ElasticAgent::end_hung_rank(const std::vector<SeenRank>& ranks) {
   }
   const auto found = hung_.look(member_.generation(), member_.view().id, ranks, now);
   if (!found) return;
+  if (found->is_traced) {
+    output_.log(LogLevel::kWarning, concat("local rank ", found->place,
+                                           " is under a debugger, so it has no successor: ", found->why));
+    return;
+  }
   output_.log(LogLevel::kWarning,
               concat("local rank ", found->place, " is killed, and has a successor: ", found->why));
   ranks_.end_place(found->place);

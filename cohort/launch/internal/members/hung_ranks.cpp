@@ -1,6 +1,8 @@
 // A rank answers each order by a thread of its own, however long it computes. One that does not is stopped, or its process hangs: the
 // others are in the next generation, and wait for its address there. Until a rank has entered that generation its agent sends it an
-// order in each `silence`. The time is that after which a node which leaves no longer waits for others either.
+// order in each `silence`. The time is that after which a node which leaves no longer waits for others either. A debugger stops a rank
+// too. Whoever uses one wants the rank, and the others wait: until it continues, or their agents do without its node (RankWatch). A rank
+// that is killed under a debugger does not end for its agent before the debugger lets it go.
 //
 // A link between two ranks of this node that is lost is made again with the next generation. If one is lost again before a step was
 // made, one of the two ends: the one that has not entered the generation, else the later one. It ends after another `silence`, as
@@ -9,6 +11,7 @@
 #include "cohort/launch/internal/members/hung_ranks.h"
 
 #include <algorithm>
+#include <fstream>
 
 #include "cohort/base/error.h"
 
@@ -16,6 +19,8 @@ namespace cohort::launch {
 namespace {
 
 constexpr int kSilencesToAnswer = 10;
+constexpr std::chrono::milliseconds kLeastTimeToAnswer(
+    2'000);                                           // a busy host's threads stand still for a while
 constexpr auto kMuteTime = std::chrono::seconds(30);  // few programs take longer to begin
 
 }  // namespace
@@ -28,8 +33,25 @@ std::optional<HungRanks::Found> HungRanks::look(std::uint64_t generation, member
     repeated_.reset();
   }
   looked_at_ = now;
-  if (auto found = find_unanswering(ranks, now)) return found;
-  return find_end_of_link(generation, self, ranks, now);
+  if (auto found = note_found(find_unanswering(ranks, now), ranks)) return found;
+  return note_found(find_end_of_link(generation, self, ranks, now), ranks);
+}
+
+std::optional<HungRanks::Found> HungRanks::note_found(std::optional<Found> found,
+                                                      const std::vector<SeenRank>& ranks) {
+  if (!found) return std::nullopt;
+  const int pid = ranks[found->place].pid;
+  found->is_traced = is_traced_(pid);
+  int& before = (found->is_traced ? found_traced_ : found_)[found->place];
+  return std::exchange(before, pid) == pid ? std::nullopt : std::move(found);
+}
+
+bool HungRanks::is_process_traced(int pid) {
+  std::ifstream status(base::concat("/proc/", pid, "/status"));
+  for (std::string word; status >> word;) {
+    if (word == "TracerPid:") return status >> word && word != "0";
+  }
+  return false;
 }
 
 std::optional<std::size_t> HungRanks::find_mute(const std::vector<SeenRank>& ranks, Time now) {
@@ -51,7 +73,8 @@ std::optional<std::size_t> HungRanks::find_mute(const std::vector<SeenRank>& ran
 std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<SeenRank>& ranks, Time now) {
   for (std::size_t place = 0; place < ranks.size(); ++place) {
     const SeenRank& rank = ranks[place];
-    // Nobody waits for one that is in the newest generation, or has none to enter: it may be under a debugger.
+    // Nobody waits for one that has no generation to enter. One that is in the newest one may compute. If it is stopped there, the others
+    // lose their links to it, and there is another generation to enter.
     if (rank.pid == 0 || !rank.is_behind() || rank.status.heard == 0 || rank.status.heard >= rank.told) {
       unanswered_.erase(place);
       continue;
@@ -60,7 +83,7 @@ std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<Se
     if (unanswered.pid != rank.pid || unanswered.told <= rank.status.heard) {
       unanswered = {rank.pid, rank.told, now};
     }
-    const auto most = kSilencesToAnswer * silence_;
+    const auto most = std::max(kLeastTimeToAnswer, kSilencesToAnswer * silence_);
     if (now - unanswered.since <= most) continue;
     unanswered_.erase(place);
     return Found{place, base::concat("it has not answered its agent for ", most.count(),

@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cohort/launch/internal/members/seen_rank.h"
@@ -20,12 +22,19 @@ class HungRanks {
   struct Found {
     std::size_t place = 0;
     std::string why;
+    bool is_traced = false;  ///< it is under a debugger, and is not to be replaced
   };
 
-  /// `silence`: RendezvousOptions::silence.
-  explicit HungRanks(std::chrono::milliseconds silence) : silence_(silence) {}
+  /// `silence`: RendezvousOptions::silence. `is_traced`: whether another process, as a debugger, holds this one.
+  explicit HungRanks(std::chrono::milliseconds silence,
+                     std::function<bool(int pid)> is_traced = is_process_traced)
+      : silence_(silence), is_traced_(std::move(is_traced)) {}
 
-  /// To be called several times a second. `generation`: number of the newest one, of which `self` is a member.
+  /// By what Linux says of it.
+  static bool is_process_traced(int pid);
+
+  /// To be called several times a second. `generation`: number of the newest one, of which `self` is a member. A process is found once; one
+  /// that was under a debugger, and still does not answer without, once more.
   std::optional<Found> look(std::uint64_t generation, membership::MemberId self,
                             const std::vector<SeenRank>& ranks, Time now);
   /// A place whose rank has said nothing for 30 s; once.
@@ -50,7 +59,11 @@ class HungRanks {
     Time since;
   };
 
+  std::optional<Found> note_found(std::optional<Found> found, const std::vector<SeenRank>& ranks);
+
   const std::chrono::milliseconds silence_;
+  const std::function<bool(int)> is_traced_;
+  std::map<std::size_t, int> found_, found_traced_;  // process ids by place
   std::optional<Time> looked_at_;
   std::map<std::size_t, Unanswered> unanswered_;  // by place
   std::map<std::size_t, Mute> mute_;              // by place
