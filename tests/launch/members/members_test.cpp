@@ -152,11 +152,19 @@ TEST(ChangeTimesTest, AChangeThatIsNotOverHasALineToo) {
   ChangeTimes times;
   times.note_generation(4, "agent 2 leaves", 0, begin);
   times.note_ranks(4, 3, begin + milliseconds(4));
-  EXPECT_EQ(times.note_generation(5, "agent 3 leaves", 0, begin + milliseconds(9)),
-            "generation 4: agent 2 leaves; rebuild 4.0 ms, total 4.0 ms; another generation came first");
+  EXPECT_EQ(
+      times.note_generation(5, "agent 3 leaves", 0, begin + milliseconds(9)),
+      "generation 4: agent 2 leaves; rebuild 4.0 ms, redo >= 5.0 ms, total >= 9.0 ms; another generation "
+      "came first");
   times.note_ranks(5, 3, begin + milliseconds(10));
   EXPECT_EQ(times.finish(), "generation 5: agent 3 leaves; rebuild 1.0 ms, total 1.0 ms");
   EXPECT_EQ(times.finish(), "");
+  // Nobody gets on for 20 s, as a rank has not come.
+  times.note_cause(begin + milliseconds(100), begin + milliseconds(90));
+  times.note_generation(6, "agent 2 died", 0, begin + milliseconds(103));
+  EXPECT_EQ(times.note_generation(7, "agent 3 died", 0, begin + milliseconds(20'103)),
+            "generation 6: agent 2 died; detect <= 10.0 ms, agree 3.0 ms, rebuild >= 20000.0 ms, "
+            "total >= 20003.0 ms; another generation came first");
 }
 
 SeenRank seen_rank(RankStatus status, int pid, std::uint64_t to_enter) {

@@ -1,3 +1,6 @@
+// A line has the parts whose ends this node has seen. What was under way when another generation came is a part that has taken as long
+// at least. Parts add up to the total, which is an upper bound where `detect` is one, and a lower one without `detect` where the change
+// did not end.
 #include "cohort/launch/internal/members/change_times.h"
 
 #include <algorithm>
@@ -23,7 +26,7 @@ void ChangeTimes::note_cause(Time now, std::optional<Time> alive_at) {
 
 std::string ChangeTimes::note_generation(std::uint64_t number, std::string cause, std::uint64_t detect_ms,
                                          Time now) {
-  const std::string before = number_ != 0 ? line("; another generation came first") : "";
+  const std::string before = number_ != 0 ? line(now) + "; another generation came first" : "";
   number_ = number;
   text_ = std::move(cause);
   cause_ = std::exchange(next_, std::nullopt);
@@ -44,12 +47,12 @@ std::string ChangeTimes::note_ranks(std::uint64_t recovered, std::uint64_t stepp
 
 std::string ChangeTimes::finish() {
   if (number_ == 0) return "";
-  const std::string text = line("");
+  const std::string text = line(std::nullopt);
   number_ = 0;
   return text;
 }
 
-std::string ChangeTimes::line(const char* end) const {
+std::string ChangeTimes::line(const std::optional<Time>& ended_at) const {
   std::string text = base::concat("generation ", number_, ": ", text_);
   const char* separator = "; ";
   const auto add = [&](const char* part, const std::optional<Time>& from, const std::optional<Time>& to,
@@ -68,9 +71,15 @@ std::string ChangeTimes::line(const char* end) const {
   add("agree", seen_at, agreed_at_);
   add("rebuild", agreed_at_, recovered_at_);
   add("redo", recovered_at_, stepped_at_);
+  if (ended_at) {  // the part that was under way, and the whole without `detect`, which is an upper bound
+    if (recovered_at_) add("redo", recovered_at_, ended_at, " >= ");
+    if (!recovered_at_) add("rebuild", agreed_at_, ended_at, " >= ");
+    add("total", seen_at.value_or(agreed_at_), ended_at, " >= ");
+    return text;
+  }
   const Time begin = alive_at ? *alive_at : seen_at.value_or(agreed_at_);
   add("total", begin, stepped_at_ ? stepped_at_ : recovered_at_, alive_at ? " <= " : " ");
-  return text + end;
+  return text;
 }
 
 }  // namespace cohort::launch

@@ -23,7 +23,7 @@ class ChangeTimes {
   /// A rank of this node has ended, or has lost a link. The first counts. `alive_at`: when it was known to live, if it is known.
   void note_cause(Time now, std::optional<Time> alive_at);
   /// The agents have agreed on a generation with this node. `detect_ms`: Generation::detect_ms. Returns the line of the change
-  /// before it, if it was not over.
+  /// before it, if it was not over: with how long it has taken so far.
   std::string note_generation(std::uint64_t number, std::string cause, std::uint64_t detect_ms, Time now);
   /// Generations in which all ranks of this node have had the state, and have committed a step. Returns the line of the change
   /// once both are the newest.
@@ -36,7 +36,8 @@ class ChangeTimes {
     Time seen_at;
     std::optional<Time> alive_at;
   };
-  std::string line(const char* end) const;
+  // `ended_at`: when another generation came first; nothing: the change is over.
+  std::string line(const std::optional<Time>& ended_at) const;
 
   std::uint64_t number_ = 0;  // of the change under way; 0: there is none
   std::string text_;
