@@ -5,6 +5,8 @@
 #include <sys/file.h>
 
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -171,6 +173,39 @@ TEST(ElasticRunStoppedWriterTest, TheEndOfARunWaitsForItsLastCheckpoint) {
   const ElasticEnd end = run_beside(stopped, dir.path());
   EXPECT_TRUE(stopped.was_freed());
   expect_whole_end(end);
+}
+
+// It comes as process 0, as a successor on its node does, when all is written.
+TEST(ElasticRunStoppedWriterTest, AProcessThatMayNotWriteAnyMoreTellsTheWholeResult) {
+  const test::TempDir dir;
+  base::Fd stopped;
+  std::atomic<bool> must_die = false;
+  const auto faults = [&](int id, int) {
+    return id == 1 && must_die.exchange(false) ? test::FakeFault::kDie : test::FakeFault::kNone;
+  };
+  std::mutex mutex;
+  std::map<int, FitResult> results;
+  test::FakeRun run(kElasticRanks, faults, [&](int id, std::shared_ptr<elastic::Session> session) {
+    test::WrappedSession::Listener listener;
+    if (id == 1) {
+      listener.on_commit = [&](std::uint64_t steps, const elastic::StateSnapshot&) {
+        if (steps <= 8) return;  // the end counts as one step more
+        stopped = base::Fd(::open((dir / ".writer").c_str(), O_RDWR | O_CLOEXEC));
+        ASSERT_EQ(::flock(stopped.get(), LOCK_EX), 0);
+        must_die = true;
+      };
+    }
+    if (id == 2) listener.on_enter = [](elastic::GenerationInfo& info) { info.process = 0; };
+    const FitResult result =
+        train_elastic({}, dir.path(), std::make_shared<test::WrappedSession>(session, listener));
+    const std::lock_guard lock(mutex);
+    results[id] = result;
+  });
+  run.run(2);
+  ASSERT_TRUE(results.contains(0) && results.contains(2));
+  EXPECT_FALSE(results[0].metrics.empty());
+  EXPECT_EQ(results[2].metrics, results[0].metrics);
+  EXPECT_EQ(results[2].steps, results[0].steps);
 }
 
 TEST(ElasticRunStoppedWriterTest, ARunWhoseLastCheckpointCannotBeWrittenFails) {

@@ -13,6 +13,8 @@ namespace cohort::test {
 class WrappedSession : public elastic::Session {
  public:
   struct Listener {
+    /// May change where the process is in the generation.
+    std::function<void(elastic::GenerationInfo& info)> on_enter = nullptr;
     /// Before the process takes the state of another one.
     std::function<void(elastic::StateSnapshot& state)> on_load = nullptr;
     /// With the state that is committed.
@@ -32,7 +34,9 @@ class WrappedSession : public elastic::Session {
                          }});
   }
   elastic::GenerationInfo enter(std::uint64_t committed_steps) override {
-    return session_->enter(committed_steps);
+    elastic::GenerationInfo info = session_->enter(committed_steps);
+    if (listener_.on_enter) listener_.on_enter(info);
+    return info;
   }
   bool must_enter() const override { return session_->must_enter(); }
   bool must_leave() const override { return session_->must_leave(); }

@@ -461,6 +461,7 @@ class FitLoop {
     const bool is_saved = saver_.policy.saved_step() == state.step || owed_checkpoint_;
     if (control_.stopping() && !is_saved) save(false);
     FitResult result = result_of(state, control_.stop_signal(), ranks_.rank());
+    result.metrics = reports_.last_metrics();  // also where this process may not write
     const auto write_end = [&] {
       reports_.trace.end();
       if (owed_checkpoint_) {
