@@ -90,7 +90,7 @@ class Callback {
   /// Before a checkpoint is written: whatever was reported so far must be in its file.
   virtual void on_save(std::int64_t /*step*/) {}
   /// At the end of fit(), also where a signal or a step limit ended it; not where it throws. Once, unless an elastic run makes
-  /// steps after it.
+  /// steps after it, or this process becomes the first one again after another one was.
   virtual void on_fit_end(const FitResult&) {}
 };
 
