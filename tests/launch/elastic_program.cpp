@@ -1,7 +1,9 @@
 // A rank of an elastic run without tensors: processes of a generation make steps together, by words in its store. It ends when
 // FOLDER has a file "go". It notes what it does in files there, and what it finds in its region, where it leaves its own number.
 // While there is a file "hang_RANK" a rank does not begin; with "slow_copy" it gets a state that it lacks in 40 parts of 100 ms, and
-// with "no_copy" never. With "stopped" it ends as one that a signal has stopped. With "stop_RANK" it stops once it has answered the order of another generation.
+// with "no_copy" never. With "stopped" it ends as one that a signal has stopped. With "stop_RANK" it stops once it has answered the order
+// of another generation. By its argument it fails in each generation; "rank 0 fails in a generation": the other ranks of its node ignore
+// SIGTERM.
 #include <signal.h>
 #include <unistd.h>
 
@@ -192,8 +194,11 @@ class Rank {
 int main(int argc, char** argv) {
   try {
     const std::string argument = argc > 1 ? argv[1] : "";
-    const bool fails_later = argument == "fail in a generation";
-    if (!argument.empty() && !fails_later) throw std::runtime_error(argument);
+    const bool is_rank_0 = std::string(std::getenv("LOCAL_RANK")) == "0";
+    const bool fails_alone = argument == "rank 0 fails in a generation";
+    const bool fails_later = argument == "fail in a generation" || (fails_alone && is_rank_0);
+    if (!argument.empty() && !fails_later && !fails_alone) throw std::runtime_error(argument);
+    if (fails_alone && !is_rank_0) ::signal(SIGTERM, SIG_IGN);
     auto link = membership::RankLink::of_process();
     if (!link) throw std::runtime_error("no agent has started this program");
     return Rank(*std::move(link), fails_later).run();

@@ -64,8 +64,26 @@ TEST(HopelessRanksTest, ThoseThatMayBeAboutToFailTooAreWaitedFor) {
     run.hear("b", fail_for_good);
     is_late ? run.hear("a") : run.hear("a", fail_for_good);
     EXPECT_TRUE(run.step());
-    EXPECT_EQ(run.record.state, is_late ? RunState::kForming : RunState::kFailed);
-    EXPECT_EQ(run.record.exit_status, is_late ? 0 : 3);
+    EXPECT_EQ(run.record.state, RunState::kFailed);
+    EXPECT_EQ(run.record.exit_status, 3);
+    EXPECT_EQ(contains(run.record.end_cause, "no member can continue"), !is_late) << run.record.end_cause;
+  }
+}
+
+// The others would wait for a node that nobody starts, and the run would end with another status.
+TEST(HopelessRanksTest, TheRunEndsWhereTooFewAreLeft) {
+  for (const bool is_embedded : {false, true}) {
+    Rendezvous run = run_in_etcd(2);
+    run.record.settings.is_embedded = is_embedded;
+    run.hear("b", fail_for_good);
+    run.wait(milliseconds(2'100));
+    run.hear("a");
+    run.hear("b", fail_for_good);
+    EXPECT_TRUE(run.step());
+    EXPECT_EQ(run.record.state, RunState::kFailed);
+    EXPECT_EQ(run.record.exit_status, 3);
+    EXPECT_TRUE(contains(run.record.end_cause, "agent 2 at host-b:1: rank 1 ended with status 3"))
+        << run.record.end_cause;
   }
 }
 

@@ -308,6 +308,14 @@ class Decider : private SeenMembers {
     const bool is_enough =
         survivors.size() + num_finished >= static_cast<std::size_t>(old_.settings.min_nodes);
     if (!is_enough && !has_all_steps) {
+      // Nobody may take the place of a member that gives up.
+      const std::size_t num_others = survivors.size() + next_.waiting.size() + next_.spares.size();
+      const auto given_up = std::ranges::find_if(
+          members, [&](const MemberInfo& member) { return hopeless_report(member) != nullptr; });
+      if (given_up != members.end() && num_others < static_cast<std::size_t>(old_.settings.min_nodes)) {
+        end_with(*hopeless_report(*given_up), hopeless_text(*given_up));
+        return;
+      }
       next_.waiting.insert(next_.waiting.end(), survivors.begin(), survivors.end());
       next_.waiting.insert(next_.waiting.end(), next_.spares.begin(), next_.spares.end());
       next_.spares.clear();

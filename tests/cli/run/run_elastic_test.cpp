@@ -289,6 +289,40 @@ TEST_F(RunElasticTest, ANodeThatCannotTakePartLeavesAndTheRunContinues) {
   EXPECT_TRUE(std::filesystem::exists(dir / concat("end_", survivor)));
 }
 
+// The others wait neither for the place of the rank that fails, nor for another one that does not hear of a signal.
+TEST_F(RunElasticTest, ANodeThatGivesUpHoldsNobodyWhileItsRanksEnd) {
+  Job first = node("1:2", {"--virtual-ranks=4"});
+  const pid_t survivor = process_in(1, 0, 1);
+  ASSERT_NE(survivor, 0);
+  Job second = node("1:2", {"--virtual-ranks=4", "--nproc-per-node=2"}, {"rank 0 fails in a generation"});
+  ASSERT_TRUE(logs(second, "local rank 0 has failed 4 times in a row")) << second.err();
+  const auto makes_steps_alone = [&] {
+    for (int generation = 2; generation < 20; ++generation) {
+      if (std::filesystem::exists(dir / concat("in_", generation, "_0_of_1")) &&
+          std::filesystem::exists(dir / concat("stepped_", generation, "_0"))) {
+        return true;
+      }
+    }
+    return false;
+  };
+  EXPECT_TRUE(base::poll_until(makes_steps_alone, base::Deadline(std::chrono::seconds(15)))) << first.err();
+  EXPECT_TRUE(second.worker().running()) << second.err();
+  ASSERT_TRUE(comes(dir / "pid_1"));
+  ::kill(std::stoi(read_file(dir / "pid_1")), SIGKILL);
+  EXPECT_EQ(second.wait(), 5) << second.err();
+  let_end();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+}
+
+TEST_F(RunElasticTest, ANodeThatFailsAgainAndAgainEndsTheRunWhereTooFewAreLeft) {
+  Job first = node("2:2");
+  ASSERT_TRUE(logs(first, "this node waits for nodes"));
+  Job second = node("2:2", {}, {"fail in a generation"});
+  EXPECT_EQ(second.wait(), 5) << second.err();
+  EXPECT_EQ(first.wait(), 5) << first.err();
+  expect_in(first.err(), {"a rank that cannot take part", "failed again and again"});
+}
+
 // The place of a process that cannot start is that of a rank which has failed.
 TEST_F(RunElasticTest, ASuccessorThatCannotStartIsTriedAgain) {
   const auto logs_of_run = dir / "logs";
