@@ -19,25 +19,25 @@ constexpr membership::MemberId kSelf = 3;
 class HungRanksTest : public ::testing::Test {
  protected:
   HungRanksTest() : ranks(2) {
-    for (SeenRank& rank : ranks) rank.pid = 10;
+    for (ObservedRank& rank : ranks) rank.pid = 10;
     enter(1);
   }
   // Both have answered the order of a generation, and entered it.
   void enter(std::uint64_t number) {
     generation = number;
-    for (SeenRank& rank : ranks) {
+    for (ObservedRank& rank : ranks) {
       rank.told = rank.status.heard = rank.status.entered = rank.to_enter = number;
       rank.status.lost_links.clear();
     }
   }
   // Both have been told of it.
   void begin_generation(std::uint64_t number) {
-    for (SeenRank& rank : ranks) rank.told = rank.to_enter = number;
+    for (ObservedRank& rank : ranks) rank.told = rank.to_enter = number;
   }
   // Looks as often as an agent does, for so long. Returns the place that was found.
   std::optional<std::size_t> look_for(milliseconds time) {
     for (const auto end = now + time; now <= end; now += milliseconds(100)) {
-      if (const auto found = hung.look(generation, kSelf, ranks, now)) {
+      if (const auto found = hung.find_hung(generation, kSelf, ranks, now)) {
         why = found->why;
         is_found_traced = found->is_traced;
         return found->place;
@@ -48,7 +48,7 @@ class HungRanksTest : public ::testing::Test {
 
   bool is_traced = false;
   HungRanks hung{milliseconds(500), [this](int) { return is_traced; }};
-  std::vector<SeenRank> ranks;
+  std::vector<ObservedRank> ranks;
   std::uint64_t generation = 1;
   HungRanks::Time now = HungRanks::Time() + std::chrono::hours(1);
   std::string why;
@@ -107,7 +107,7 @@ TEST_F(HungRanksTest, AShortSilenceGivesARankTwoSeconds) {
   const auto begin = now;
   std::optional<HungRanks::Found> found;
   for (; !found && now < begin + milliseconds(4'000); now += milliseconds(100)) {
-    found = impatient.look(generation, kSelf, ranks, now);
+    found = impatient.find_hung(generation, kSelf, ranks, now);
   }
   ASSERT_TRUE(found);
   EXPECT_GT(now, begin + milliseconds(2'000));

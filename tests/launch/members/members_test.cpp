@@ -167,7 +167,7 @@ TEST(ChangeTimesTest, AChangeThatIsNotOverHasALineToo) {
             "total >= 20003.0 ms; another generation came first");
 }
 
-SeenRank seen_rank(RankStatus status, int pid, std::uint64_t to_enter) {
+ObservedRank observed_rank(RankStatus status, int pid, std::uint64_t to_enter) {
   return {.status = std::move(status), .pid = pid, .to_enter = to_enter, .process = 2};
 }
 
@@ -175,7 +175,7 @@ TEST(RankWatchTest, ARankThatDoesNotEnterIsStuckUntilItDoes) {
   RankWatch watch(milliseconds(100), milliseconds(0));
   const RankWatch::Time begin;
   const auto look = [&](const RankStatus& first, const RankStatus& second, int ms, int pid = 11) {
-    return watch.note({seen_rank(first, 10, 3), seen_rank(second, pid, 3)}, begin + milliseconds(ms));
+    return watch.note({observed_rank(first, 10, 3), observed_rank(second, pid, 3)}, begin + milliseconds(ms));
   };
   EXPECT_TRUE(look(rank_in(3, 7), RankStatus(), 0).empty());
   EXPECT_TRUE(look(rank_in(3, 7), RankStatus(), 99).empty());
@@ -191,23 +191,25 @@ TEST(RankWatchTest, ARankThatDoesNotEnterIsStuckUntilItDoes) {
   EXPECT_TRUE(look(rank_in(3, 9), RankStatus(), 300).empty()) << "once";
   EXPECT_NE(watch.stuck(), "");
   // It waits, as this node is no member, until it says something.
-  EXPECT_TRUE(
-      watch.note({seen_rank(rank_in(3, 9), 10, 0), seen_rank(RankStatus(), 11, 0)}, begin + milliseconds(400))
-          .empty());
+  EXPECT_TRUE(watch
+                  .note({observed_rank(rank_in(3, 9), 10, 0), observed_rank(RankStatus(), 11, 0)},
+                        begin + milliseconds(400))
+                  .empty());
   EXPECT_NE(watch.stuck(), "");
   RankStatus ready;
   ready.is_ready = true;
-  watch.note({seen_rank(rank_in(3, 9), 10, 0), seen_rank(ready, 11, 0)}, begin + milliseconds(500));
+  watch.note({observed_rank(rank_in(3, 9), 10, 0), observed_rank(ready, 11, 0)}, begin + milliseconds(500));
   EXPECT_EQ(watch.stuck(), "");
   // It has all of its time again, with the next generation.
   EXPECT_TRUE(
-      watch.note({seen_rank(rank_in(3, 9), 10, 4), seen_rank(ready, 11, 4)}, begin + milliseconds(900))
+      watch
+          .note({observed_rank(rank_in(3, 9), 10, 4), observed_rank(ready, 11, 4)}, begin + milliseconds(900))
           .empty());
   EXPECT_EQ(watch.stuck(), "");
-  watch.note({seen_rank(rank_in(4, 9), 10, 4), seen_rank(ready, 11, 4)}, begin + milliseconds(1'000));
+  watch.note({observed_rank(rank_in(4, 9), 10, 4), observed_rank(ready, 11, 4)}, begin + milliseconds(1'000));
   EXPECT_NE(watch.stuck(), "");
   EXPECT_TRUE(watch
-                  .note({seen_rank(rank_in(4, 9), 10, 4), seen_rank(RankStatus(), 12, 4)},
+                  .note({observed_rank(rank_in(4, 9), 10, 4), observed_rank(RankStatus(), 12, 4)},
                         begin + milliseconds(1'001))
                   .empty());
   EXPECT_EQ(watch.stuck(), "") << "it has a successor";
@@ -217,11 +219,11 @@ TEST(RankWatchTest, FurtherGenerationsGiveAStuckRankNoMoreTime) {
   RankWatch watch(milliseconds(100), milliseconds(0));
   const RankWatch::Time begin;
   for (int i = 0; i < 10; ++i) {
-    watch.note({seen_rank(RankStatus(), 10, static_cast<std::uint64_t>(3 + i))},
+    watch.note({observed_rank(RankStatus(), 10, static_cast<std::uint64_t>(3 + i))},
                begin + milliseconds(10 * i));
     EXPECT_EQ(watch.stuck(), "");
   }
-  watch.note({seen_rank(RankStatus(), 10, 13)}, begin + milliseconds(100));
+  watch.note({observed_rank(RankStatus(), 10, 13)}, begin + milliseconds(100));
   EXPECT_NE(watch.stuck(), "");
 }
 
@@ -232,18 +234,18 @@ TEST(RankWatchTest, ARankThatAnswersItsAgentStaysStuck) {
   RankStatus status = rank_in(3, 7);
   for (int i = 0; i < 30; ++i) {
     ++status.heard;
-    watch.note({seen_rank(status, 10, i < 15 ? 4 : 0)}, begin + milliseconds(10 * i));
+    watch.note({observed_rank(status, 10, i < 15 ? 4 : 0)}, begin + milliseconds(10 * i));
     EXPECT_EQ(watch.stuck().empty(), i < 10) << i;
   }
   ++status.committed_steps;
-  watch.note({seen_rank(status, 10, 0)}, begin + milliseconds(300));
+  watch.note({observed_rank(status, 10, 0)}, begin + milliseconds(300));
   EXPECT_EQ(watch.stuck(), "");
 }
 
 TEST(RankWatchTest, WithoutALimitARankThatHasBeenInTheRunIsNotStuck) {
   RankWatch watch(milliseconds(100), milliseconds(0));
   const RankWatch::Time begin;
-  const std::vector<SeenRank> ranks{seen_rank(rank_in(3, 7), 10, 4)};
+  const std::vector<ObservedRank> ranks{observed_rank(rank_in(3, 7), 10, 4)};
   for (int ms = 0; ms < 100'000; ms += 500) watch.note(ranks, begin + milliseconds(ms));
   EXPECT_EQ(watch.stuck(), "");
 }
@@ -252,7 +254,8 @@ TEST(RankWatchTest, WithoutALimitARankThatHasBeenInTheRunIsNotStuck) {
 TEST(RankWatchTest, ARankThatHasBeenInTheRunMayTakeAsLongAsAStep) {
   RankWatch watch(milliseconds(100), milliseconds(500));
   const RankWatch::Time begin;
-  const std::vector<SeenRank> ranks{seen_rank(rank_in(3, 7), 10, 4), seen_rank(RankStatus(), 11, 4)};
+  const std::vector<ObservedRank> ranks{observed_rank(rank_in(3, 7), 10, 4),
+                                        observed_rank(RankStatus(), 11, 4)};
   watch.note(ranks, begin);
   watch.note(ranks, begin + milliseconds(499));
   EXPECT_EQ(watch.stuck().find("local rank 0"), std::string::npos) << watch.stuck();
@@ -266,7 +269,8 @@ TEST(RankWatchTest, ARankThatHasBeenInTheRunMayTakeAsLongAsAStep) {
 TEST(RankWatchTest, TimeInWhichTheAgentWasStoppedItselfDoesNotCount) {
   RankWatch watch(milliseconds(100), milliseconds(100));
   const RankWatch::Time begin;
-  const std::vector<SeenRank> ranks{seen_rank(rank_in(3, 7), 10, 4), seen_rank(rank_in(3, 7), 11, 3)};
+  const std::vector<ObservedRank> ranks{observed_rank(rank_in(3, 7), 10, 4),
+                                        observed_rank(rank_in(3, 7), 11, 3)};
   watch.note(ranks, begin);
   EXPECT_TRUE(watch.note(ranks, begin + std::chrono::minutes(1)).empty());
   EXPECT_EQ(watch.note(ranks, begin + std::chrono::minutes(1) + milliseconds(100)).size(), 2U);
@@ -280,9 +284,10 @@ TEST(RankWatchTest, ARankThatNeitherGetsOnNorWaitsIsNamedOnce) {
   int ms = 0;
   const auto look = [&](int later) {
     ms += later;
-    return watch.note({seen_rank(waiting, 10, 3), seen_rank(stuck, 11, 3), seen_rank(finished, 12, 3),
-                       seen_rank(RankStatus(), 0, 3), seen_rank(waiting, 14, 0)},
-                      begin + milliseconds(ms));
+    return watch.note(
+        {observed_rank(waiting, 10, 3), observed_rank(stuck, 11, 3), observed_rank(finished, 12, 3),
+         observed_rank(RankStatus(), 0, 3), observed_rank(waiting, 14, 0)},
+        begin + milliseconds(ms));
   };
   look(0);
   waiting.is_waiting = true;
@@ -313,7 +318,7 @@ TEST(RankWatchTest, ATimeThatIsLongerThanRanksWaitForEachOtherIsNamedOnce) {
   const auto lines_of = [&](milliseconds enter, milliseconds progress, std::uint64_t timeout_ms) {
     status.timeout_ms = timeout_ms;
     RankWatch watch(enter, progress);
-    const std::vector<SeenRank> ranks{seen_rank(status, 10, 3), seen_rank(status, 11, 3)};
+    const std::vector<ObservedRank> ranks{observed_rank(status, 10, 3), observed_rank(status, 11, 3)};
     auto lines = watch.note(ranks, begin);
     EXPECT_TRUE(watch.note(ranks, begin).empty());
     return lines;
@@ -338,7 +343,8 @@ TEST(RankWatchTest, ARankThatNeverBeginsIsNamedWithoutAGeneration) {
   RankStatus ready;
   ready.is_ready = true;
   const auto look = [&](int later) {
-    return watch.note({seen_rank(RankStatus(), 10, 0), seen_rank(ready, 11, 0)}, begin + milliseconds(later));
+    return watch.note({observed_rank(RankStatus(), 10, 0), observed_rank(ready, 11, 0)},
+                      begin + milliseconds(later));
   };
   look(0);
   const auto lines = look(100);
@@ -346,8 +352,8 @@ TEST(RankWatchTest, ARankThatNeverBeginsIsNamedWithoutAGeneration) {
   EXPECT_EQ(lines[0].rfind("local rank 0 (process id 10) has made no progress for 100 ms", 0), 0U)
       << lines[0];
   RankWatch off(std::chrono::hours(1), milliseconds(0));
-  off.note({seen_rank(RankStatus(), 10, 0)}, begin);
-  EXPECT_TRUE(off.note({seen_rank(RankStatus(), 10, 0)}, begin + std::chrono::hours(10)).empty());
+  off.note({observed_rank(RankStatus(), 10, 0)}, begin);
+  EXPECT_TRUE(off.note({observed_rank(RankStatus(), 10, 0)}, begin + std::chrono::hours(10)).empty());
 }
 
 }  // namespace

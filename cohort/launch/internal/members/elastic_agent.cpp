@@ -86,7 +86,7 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
   output_.log(LogLevel::kWarning, describe({failure}, world_size));
   if (generation != 0) times_.note_cause(Clock::now(), end.alive_at);
   note_failure(failure, end.place, std::max(member_.status().committed_steps, end.committed_steps));
-  report_ranks(ranks_.seen());  // before a successor starts, which takes milliseconds
+  report_ranks(ranks_.observe());  // before a successor starts, which takes milliseconds
   start_successors();
 }
 
@@ -138,18 +138,18 @@ void ElasticAgent::start_successors() {
 void ElasticAgent::follow() {
   const bool is_late_to_save = end_.save_by.expired();
   const bool is_news = take_news();
-  if (is_news || is_late_to_save || do_ranks_leave() != end_.is_leaving) tell_ranks();
+  if (is_news || is_late_to_save || do_ranks_leave() != end_.is_leaving) publish_order();
   if (is_late_to_save) end_.save_by = base::Deadline::never();
-  const std::vector<SeenRank> ranks = ranks_.seen();
+  const std::vector<ObservedRank> ranks = ranks_.observe();
   report_ranks(ranks);
   // Others wait for a rank that is to enter a generation: whether it runs is seen by its answers.
-  if (ask_by_.expired() && std::ranges::any_of(ranks, &SeenRank::is_behind)) tell_ranks();
+  if (ask_by_.expired() && std::ranges::any_of(ranks, &ObservedRank::is_behind)) publish_order();
   start_successors();
   end_hung_rank(ranks);
   end_ranks();
 }
 
-void ElasticAgent::tell_ranks() {
+void ElasticAgent::publish_order() {
   if (may_save()) return;
   ask_by_ = base::Deadline(options_.rendezvous.silence);
   const membership::MemberView& view = member_.view();
@@ -174,10 +174,10 @@ void ElasticAgent::tell_ranks() {
   }
   // What has not taken part must not act as if it had: it lacks the state.
   if (order.has_succeeded) ranks_.drop_unfinished();
-  ranks_.tell(order);
+  ranks_.publish(order);
 }
 
-void ElasticAgent::report_ranks(const std::vector<SeenRank>& ranks) {
+void ElasticAgent::report_ranks(const std::vector<ObservedRank>& ranks) {
   const std::uint64_t generation = member_.generation();
   if (loss_ && loss_->generation != generation) {
     const bool is_out = generation == 0 && !member_.is_over() && !shutdown_.has_begun();
@@ -187,7 +187,7 @@ void ElasticAgent::report_ranks(const std::vector<SeenRank>& ranks) {
   std::vector<RankStatus> statuses;
   const Clock::time_point now = Clock::now();
   std::uint64_t recovered = generation, stepped = generation, state_bytes = 0;
-  for (const SeenRank& rank : ranks) {
+  for (const ObservedRank& rank : ranks) {
     const RankStatus& status = statuses.emplace_back(rank.status);
     if (status.entered == generation && !status.lost_links.empty()) times_.note_cause(now, std::nullopt);
     recovered = std::min(recovered, status.recovered);
@@ -208,7 +208,7 @@ void ElasticAgent::report_ranks(const std::vector<SeenRank>& ranks) {
   if (status.is_finished) log_change(times_.finish());
 }
 
-void ElasticAgent::end_hung_rank(const std::vector<SeenRank>& ranks) {
+void ElasticAgent::end_hung_rank(const std::vector<ObservedRank>& ranks) {
   if (member_.is_over() || shutdown_.has_begun() || leave_.has_begun() || loss_) return;
   const Clock::time_point now = Clock::now();
   if (const auto mute = hung_.find_mute(ranks, now)) {
@@ -219,7 +219,7 @@ void ElasticAgent::end_hung_rank(const std::vector<SeenRank>& ranks) {
             " has said nothing to its agent for 30 s, so this node does not take part: is "
             "the program elastic? (cohort train: distributed.elastic=true; another one: elastic::Session)"));
   }
-  const auto found = hung_.look(member_.generation(), member_.view().id, ranks, now);
+  const auto found = hung_.find_hung(member_.generation(), member_.view().id, ranks, now);
   if (!found) return;
   if (found->is_traced) {
     output_.log(LogLevel::kWarning, concat("local rank ", found->place,
@@ -262,13 +262,13 @@ bool ElasticAgent::may_save() {
 bool ElasticAgent::have_left() const {
   if (member_.is_over() || member_.generation() != 0 || !member_.view().record) return true;
   const std::uint64_t number = member_.view().record->generation.number;
-  return std::ranges::all_of(ranks_.seen(), [&](const SeenRank& rank) {
+  return std::ranges::all_of(ranks_.observe(), [&](const ObservedRank& rank) {
     return rank.status.entered == 0 || rank.status.left >= number;
   });
 }
 
 // Ranks that end by a signal do not end the run. Where this node gives up it may be the last one that can end the run.
-void ElasticAgent::tell_others() {
+void ElasticAgent::announce_leave() {
   membership::MemberStatus status = member_.status();
   status.is_leaving = true;
   member_.set_status(status);
@@ -283,11 +283,11 @@ void ElasticAgent::tell_others() {
 
 int ElasticAgent::finish() {
   if (end_.has_given_up) {
-    tell_others();
+    announce_leave();
     return end_.status;
   }
   if (leave_.has_begun()) {
-    if (leave_.ends_run()) tell_others();
+    if (leave_.ends_run()) announce_leave();
     // Ranks that have ended by themselves, as their node leaves, have not finished; nor has a run that a signal has stopped.
     const bool has_finished = member_.has_succeeded() && member_.stop_signal() == 0;
     const bool has_left =

@@ -52,14 +52,14 @@ class ElasticAgent : public MemberAgent {
   void note_end(const ElasticRanks::End& end);
   void note_failure(const RankFailure& failure, std::size_t place, std::uint64_t committed_steps);
   void give_up(int status);
-  void tell_ranks();
-  void report_ranks(const std::vector<SeenRank>& ranks);
-  void end_hung_rank(const std::vector<SeenRank>& ranks);
+  void publish_order();
+  void report_ranks(const std::vector<ObservedRank>& ranks);
+  void end_hung_rank(const std::vector<ObservedRank>& ranks);
   void start_successors();
   void end_ranks();
   bool have_left() const;
   bool may_save();
-  void tell_others();
+  void announce_leave();
   void log_change(const std::string& line);
 
   ElasticRanks ranks_;

@@ -198,13 +198,13 @@ void ElasticRanks::replace(std::size_t number) {
     place.rank->process().take_place(static_cast<int>(number), prefix);
     if (!cores_.empty()) bind_process(place.rank->process().worker().pid(), cores_[number]);
   }
-  tell_place(number);
+  publish_to(number);
 }
 
-void ElasticRanks::tell(const RankOrder& order) {
+void ElasticRanks::publish(const RankOrder& order) {
   order_ = order;
   is_ending_ = is_ending_ || order.is_leaving;
-  for (std::size_t i = 0; i < places_.size(); ++i) tell_place(i);
+  for (std::size_t i = 0; i < places_.size(); ++i) publish_to(i);
   for (const auto& rank : reserve_) {
     RankOrder waits = order_;
     waits.process.reset();
@@ -212,7 +212,7 @@ void ElasticRanks::tell(const RankOrder& order) {
   }
 }
 
-void ElasticRanks::tell_place(std::size_t number) {
+void ElasticRanks::publish_to(std::size_t number) {
   Place& place = places_[number];
   if (!place.rank) return;
   RankOrder order = order_;
@@ -235,11 +235,11 @@ void ElasticRanks::drop_unfinished() {
   for (const auto& rank : reserve_) rank->process().worker().kill();
 }
 
-std::vector<SeenRank> ElasticRanks::seen() const {
-  std::vector<SeenRank> ranks;
+std::vector<ObservedRank> ElasticRanks::observe() const {
+  std::vector<ObservedRank> ranks;
   for (std::size_t i = 0; i < places_.size(); ++i) {
     const Place& place = places_[i];
-    SeenRank& seen = ranks.emplace_back();
+    ObservedRank& seen = ranks.emplace_back();
     if (!place.rank) continue;
     seen.told = place.rank->num_orders();
     seen.status = place.rank->status();

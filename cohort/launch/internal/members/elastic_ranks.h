@@ -11,7 +11,7 @@
 #include "cohort/base/cpu.h"
 #include "cohort/launch/internal/agent.h"
 #include "cohort/launch/internal/members/linked_rank.h"
-#include "cohort/launch/internal/members/seen_rank.h"
+#include "cohort/launch/internal/members/observed_rank.h"
 #include "cohort/launch/internal/rank_set.h"
 
 namespace cohort::launch {
@@ -45,13 +45,13 @@ class ElasticRanks : public RankSet {
   /// Starts what is missing in reserve.
   void fill_reserve();
   /// What all ranks are to know: `order` with the number of the first one of this node, or none where they wait.
-  void tell(const membership::RankOrder& order);
+  void publish(const membership::RankOrder& order);
 
   /// The run has succeeded: kills ranks that have not made the last step, as those in reserve. Their end is no failure.
   void drop_unfinished();
 
   /// Of the ranks in their places; an empty one where the rank has ended.
-  std::vector<SeenRank> seen() const;
+  std::vector<ObservedRank> observe() const;
   /// Kills the rank in a place; step() tells of its end.
   void end_place(std::size_t place);
 
@@ -73,7 +73,7 @@ class ElasticRanks : public RankSet {
   };
 
   std::unique_ptr<LinkedRank> start(int local_rank, const Fd& region);
-  void tell_place(std::size_t place);
+  void publish_to(std::size_t place);
   std::vector<LinkedRank*> all() const;
 
   const RunOptions& options_;

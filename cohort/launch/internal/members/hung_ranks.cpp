@@ -25,8 +25,8 @@ constexpr auto kMuteTime = std::chrono::seconds(30);  // few programs take longe
 
 }  // namespace
 
-std::optional<HungRanks::Found> HungRanks::look(std::uint64_t generation, membership::MemberId self,
-                                                const std::vector<SeenRank>& ranks, Time now) {
+std::optional<HungRanks::Found> HungRanks::find_hung(std::uint64_t generation, membership::MemberId self,
+                                                     const std::vector<ObservedRank>& ranks, Time now) {
   // An agent that was stopped itself gives its ranks all of the time again.
   if (looked_at_ && now - *looked_at_ > kLongestPause) {
     unanswered_.clear();
@@ -38,7 +38,7 @@ std::optional<HungRanks::Found> HungRanks::look(std::uint64_t generation, member
 }
 
 std::optional<HungRanks::Found> HungRanks::note_found(std::optional<Found> found,
-                                                      const std::vector<SeenRank>& ranks) {
+                                                      const std::vector<ObservedRank>& ranks) {
   if (!found) return std::nullopt;
   const int pid = ranks[found->place].pid;
   found->is_traced = is_traced_(pid);
@@ -54,9 +54,9 @@ bool HungRanks::is_process_traced(int pid) {
   return false;
 }
 
-std::optional<std::size_t> HungRanks::find_mute(const std::vector<SeenRank>& ranks, Time now) {
+std::optional<std::size_t> HungRanks::find_mute(const std::vector<ObservedRank>& ranks, Time now) {
   for (std::size_t place = 0; place < ranks.size() && !has_found_mute_; ++place) {
-    const SeenRank& rank = ranks[place];
+    const ObservedRank& rank = ranks[place];
     if (rank.pid == 0 || rank.status != membership::RankStatus()) {
       mute_.erase(place);
       continue;
@@ -70,9 +70,10 @@ std::optional<std::size_t> HungRanks::find_mute(const std::vector<SeenRank>& ran
   return std::nullopt;
 }
 
-std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<SeenRank>& ranks, Time now) {
+std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<ObservedRank>& ranks,
+                                                            Time now) {
   for (std::size_t place = 0; place < ranks.size(); ++place) {
-    const SeenRank& rank = ranks[place];
+    const ObservedRank& rank = ranks[place];
     // Nobody waits for one that has no generation to enter. One that is in the newest one may compute. If it is stopped there, the others
     // lose their links to it, and there is another generation to enter.
     if (rank.pid == 0 || !rank.is_behind() || rank.status.heard == 0 || rank.status.heard >= rank.told) {
@@ -94,11 +95,12 @@ std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<Se
 
 std::optional<HungRanks::Found> HungRanks::find_end_of_link(std::uint64_t generation,
                                                             membership::MemberId self,
-                                                            const std::vector<SeenRank>& ranks, Time now) {
+                                                            const std::vector<ObservedRank>& ranks,
+                                                            Time now) {
   std::uint64_t steps = 0;
   std::optional<std::size_t> last_loser, absent;
   for (std::size_t place = 0; place < ranks.size(); ++place) {
-    const SeenRank& rank = ranks[place];
+    const ObservedRank& rank = ranks[place];
     steps = std::max(steps, rank.status.committed_steps);
     if (rank.pid == 0) return std::nullopt;  // it has died, which is why links are lost
     if (rank.status.entered != generation) {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/launch/internal/members/seen_rank.h"
+#include "cohort/launch/internal/members/observed_rank.h"
 
 namespace cohort::launch {
 
@@ -35,15 +35,15 @@ class HungRanks {
 
   /// To be called several times a second. `generation`: number of the newest one, of which `self` is a member. A process is found once; one
   /// that was under a debugger, and still does not answer without, once more.
-  std::optional<Found> look(std::uint64_t generation, membership::MemberId self,
-                            const std::vector<SeenRank>& ranks, Time now);
+  std::optional<Found> find_hung(std::uint64_t generation, membership::MemberId self,
+                                 const std::vector<ObservedRank>& ranks, Time now);
   /// A place whose rank has said nothing for 30 s; once.
-  std::optional<std::size_t> find_mute(const std::vector<SeenRank>& ranks, Time now);
+  std::optional<std::size_t> find_mute(const std::vector<ObservedRank>& ranks, Time now);
 
  private:
-  std::optional<Found> find_unanswering(const std::vector<SeenRank>& ranks, Time now);
+  std::optional<Found> find_unanswering(const std::vector<ObservedRank>& ranks, Time now);
   std::optional<Found> find_end_of_link(std::uint64_t generation, membership::MemberId self,
-                                        const std::vector<SeenRank>& ranks, Time now);
+                                        const std::vector<ObservedRank>& ranks, Time now);
 
   struct Unanswered {
     int pid = 0;
@@ -59,7 +59,7 @@ class HungRanks {
     Time since;
   };
 
-  std::optional<Found> note_found(std::optional<Found> found, const std::vector<SeenRank>& ranks);
+  std::optional<Found> note_found(std::optional<Found> found, const std::vector<ObservedRank>& ranks);
 
   const std::chrono::milliseconds silence_;
   const std::function<bool(int)> is_traced_;

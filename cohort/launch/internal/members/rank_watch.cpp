@@ -27,7 +27,7 @@ std::string where_it_is(const RankStatus& status) {
 
 }  // namespace
 
-std::vector<std::string> RankWatch::note(const std::vector<SeenRank>& ranks, Time now) {
+std::vector<std::string> RankWatch::note(const std::vector<ObservedRank>& ranks, Time now) {
   places_.resize(ranks.size());
   if (noted_at_ && now - *noted_at_ > kLongestPause) {
     for (Place& place : places_) place.changed_at += now - *noted_at_;
@@ -36,7 +36,7 @@ std::vector<std::string> RankWatch::note(const std::vector<SeenRank>& ranks, Tim
   std::vector<std::string> lines;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     Place& place = places_[i];
-    const SeenRank& seen = ranks[i];
+    const ObservedRank& seen = ranks[i];
     const bool is_behind = seen.is_behind();
     if (place.pid != seen.pid || has_moved(place.status, seen.status)) {
       if (place.is_told && place.pid == seen.pid) {
@@ -48,14 +48,15 @@ std::vector<std::string> RankWatch::note(const std::vector<SeenRank>& ranks, Tim
     if (is_behind && !place.is_behind) place.changed_at = now;
     place.is_behind = is_behind;
     place.status.is_waiting = seen.status.is_waiting;
-    if (std::string line = look_at(i, place, seen, now); !line.empty()) lines.push_back(std::move(line));
-    if (std::string line = look_at_times(seen.status); !line.empty()) lines.push_back(std::move(line));
+    if (std::string line = check_progress(i, place, seen, now); !line.empty())
+      lines.push_back(std::move(line));
+    if (std::string line = check_times(seen.status); !line.empty()) lines.push_back(std::move(line));
   }
   return lines;
 }
 
 // How long ranks wait for each other is a setting of their program.
-std::string RankWatch::look_at_times(const RankStatus& status) {
+std::string RankWatch::check_times(const RankStatus& status) {
   const auto timeout = static_cast<std::chrono::milliseconds::rep>(status.timeout_ms);
   const bool is_progress = progress_.count() > timeout;
   if (timeout == 0 || has_told_times_ || (!is_progress && enter_.count() <= timeout)) return "";
@@ -69,7 +70,8 @@ std::string RankWatch::look_at_times(const RankStatus& status) {
       key, "; or a larger comm.timeout of cohort train, SessionOptions::timeout of another program");
 }
 
-std::string RankWatch::look_at(std::size_t number, Place& place, const SeenRank& seen, Time now) const {
+std::string RankWatch::check_progress(std::size_t number, Place& place, const ObservedRank& seen,
+                                      Time now) const {
   // Without a generation a rank waits for one, once it has said that it can enter it.
   const bool is_starting = seen.status.entered == 0 && !seen.status.is_ready;
   if (seen.pid == 0 || (seen.to_enter == 0 && !is_starting)) return "";

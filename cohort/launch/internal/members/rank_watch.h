@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/launch/internal/members/seen_rank.h"
+#include "cohort/launch/internal/members/observed_rank.h"
 
 namespace cohort::launch {
 
@@ -22,7 +22,7 @@ class RankWatch {
       : enter_(enter), progress_(progress) {}
 
   /// Takes what the ranks of all places say. Returns lines for the log, mostly none.
-  std::vector<std::string> note(const std::vector<SeenRank>& ranks, Time now);
+  std::vector<std::string> note(const std::vector<ObservedRank>& ranks, Time now);
   /// Which rank does not enter generations, and how long it has not: until it says something, or has a successor. Else empty.
   std::string stuck() const;
 
@@ -35,8 +35,8 @@ class RankWatch {
     bool is_told = false;    // the log says that it makes no progress
     std::string stuck = {};
   };
-  std::string look_at(std::size_t number, Place& place, const SeenRank& seen, Time now) const;
-  std::string look_at_times(const membership::RankStatus& status);
+  std::string check_progress(std::size_t number, Place& place, const ObservedRank& seen, Time now) const;
+  std::string check_times(const membership::RankStatus& status);
 
   const std::chrono::milliseconds enter_, progress_;
   std::vector<Place> places_;

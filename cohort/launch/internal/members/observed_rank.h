@@ -11,7 +11,7 @@ namespace cohort::launch {
 inline constexpr std::chrono::seconds kLongestPause(1);
 
 /// What an agent knows of the rank in one of its places. Not for users of the library.
-struct SeenRank {
+struct ObservedRank {
   membership::RankStatus status = {};
   int pid = 0;                 ///< 0: it has ended
   std::uint64_t told = 0;      ///< number of its newest order
