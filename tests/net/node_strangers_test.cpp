@@ -19,14 +19,17 @@
 #include "cohort/net/internal/handshake.h"
 #include "cohort/net/internal/host.h"
 #include "cohort/net/internal/socket.h"
+#include "cohort/net/no_answer.h"
 #include "cohort/net/node.h"
 #include "cohort/net/unknown_host.h"
-#include "raw_caller.h"
-#include "recorder.h"
-#include "relay.h"
+#include "tests/net/few_descriptors.h"
+#include "tests/net/raw_caller.h"
+#include "tests/net/recorder.h"
+#include "tests/net/relay.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/patience.h"
+#include "tests/support/slowdown.h"
 #include "tests/support/throws.h"
 
 namespace cohort::net {
@@ -109,6 +112,30 @@ TEST(NodeStrangersTest, ANameThatIsNotKnownIsAskedForAgain) {
   std::thread closer([&] { a.node->close(patience()); });
   EXPECT_THROW(a.node->connect(unknown, patience()), UsageError);
   closer.join();
+}
+
+// Of a worker that has not come by the deadline, this alone may say that it is dead.
+TEST(NodeStrangersTest, NoAnswerIsSilenceAlone) {
+  Worker a("a");
+  std::string tcp, local;
+  const base::Fd silent = listen_at(resolve("127.0.0.1:0"), tcp),
+                 stopped = listen_at(resolve(local_name()), local);
+  const auto has_no_answer = [&](const std::string& address) {
+    try {
+      a.node->connect(address, base::Deadline(milliseconds(100 * test::kSlowdown)), WhenRejected::kGiveUp);
+      ADD_FAILURE() << "it is connected";
+    } catch (const NoAnswer&) {
+      return true;
+    } catch (const RendezvousError&) {
+    }
+    return false;
+  };
+  EXPECT_TRUE(has_no_answer(tcp));
+  EXPECT_FALSE(has_no_answer(local)) << "the kernel has connected it, so a process is there";
+#ifndef COHORT_IS_SANITIZED
+  const test::FewDescriptors none(0);
+  EXPECT_FALSE(has_no_answer(tcp)) << "nobody was asked";
+#endif
 }
 
 // A name without a host has ::1 and 127.0.0.1. Where this host has IPv6 nobody listens at the first of them.

@@ -8,7 +8,7 @@
 
 #include "cohort/base/secret.h"
 #include "cohort/net/node.h"
-#include "recorder.h"
+#include "tests/net/recorder.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/patience.h"
 

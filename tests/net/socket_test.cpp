@@ -23,7 +23,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/secret.h"
-#include "recorder.h"
+#include "tests/net/recorder.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"

@@ -1,13 +1,11 @@
 // The side that has listened finds out that a caller of another host is dead.
 #include "cohort/net/internal/loop/caller_probes.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,7 +20,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cohort/base/files/fd.h"
@@ -30,6 +27,7 @@
 #include "cohort/base/secret.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/net/internal/socket.h"
+#include "tests/net/few_descriptors.h"
 #include "tests/net/raw_caller.h"
 #include "tests/net/recorder.h"
 #include "tests/net/relay.h"
@@ -135,25 +133,6 @@ TEST(CallerProbesTest, APeerThatIsGoneIsSeenWithoutTheSilenceWhicheverSideHasCon
   }
 }
 
-// While it is there, this process can have only so many more descriptors.
-class FewDescriptors {
- public:
-  explicit FewDescriptors(std::size_t num) {
-    ::getrlimit(RLIMIT_NOFILE, &before_);
-    const rlimit few{512, before_.rlim_max};
-    ::setrlimit(RLIMIT_NOFILE, &few);
-    base::Fd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    for (; fd.is_open(); fd = base::Fd(::fcntl(taken_.front().get(), F_DUPFD_CLOEXEC, 0)))
-      taken_.push_back(std::move(fd));
-    taken_.resize(taken_.size() - num);
-  }
-  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_{};
-  std::vector<base::Fd> taken_;
-};
-
 bool stays_up(Worker& worker) {
   return !base::poll_until([&] { return worker.heard->is_down(); }, base::Deadline(milliseconds(50)));
 }
@@ -171,7 +150,7 @@ TEST(CallerProbesTest, TheFirstProbeIsRepeatedUntilItIsAnsweredAndThenTheLinkAlo
   base::Fd listener = listen_at(resolve("127.0.0.1:0"), listened);
   Hello hello = test::hello_of("who");
   hello.port = own_end(listener.get()).port();
-  std::optional<FewDescriptors> few(2);  // the two ends of the link
+  std::optional<test::FewDescriptors> few(2);  // the two ends of the link
   test::RawCaller caller(address, hello);
   ASSERT_TRUE(caller.is_done());
   a.heard->peer();
@@ -207,7 +186,7 @@ TEST(CallerProbesTest, ARejectionIsNoDeathWhereNoProbeGotThrough) {
       std::string listened;
       hello.port = own_end(listen_at(resolve("127.0.0.1:0"), listened).get()).port();
     }
-    std::optional<FewDescriptors> few;
+    std::optional<test::FewDescriptors> few;
     if (is_after_the_link) few.emplace(2);  // the end of the link gives a probe its descriptor
     test::RawCaller caller(address, hello);
     ASSERT_TRUE(caller.is_done());
