@@ -42,7 +42,7 @@ int plan_command(const PlanArguments& arguments) {
                        "--device-map layer4=cpu:1");
     }
     // A layer that is given twice goes to the last place, as overrides do.
-    options.place[text.substr(0, equals)] = base::Placement::parse(text.substr(equals + 1));
+    options.device_map[text.substr(0, equals)] = base::Placement::parse(text.substr(equals + 1));
   }
   for (const std::string& plugin : arguments.plugins) base::load_plugin(plugin);
   const config::Config config = load_config("cli.plan", arguments.config, arguments.overrides);

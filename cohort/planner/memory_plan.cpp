@@ -72,7 +72,7 @@ void check_measurable(const base::Placement& placement) {
 // Where no layer has a placement of its own, a runner with threads of its own takes `devices`.
 void check_measurable(const parallel::ModelRunnerType& type, const parallel::ModelRunnerOptions& runner,
                       const MemoryOptions& options) {
-  for (const auto& [layer, placement] : options.place) check_measurable(placement);
+  for (const auto& [layer, placement] : options.device_map) check_measurable(placement);
   if (type.reads_device_map) {
     for (const auto& [layer, placement] : runner.device_map) check_measurable(placement);
     if (!runner.device_map.empty()) return;
@@ -89,7 +89,7 @@ void check_measurable(const parallel::ModelRunnerType& type, const parallel::Mod
 // Throws: UsageError for what the runner does not plan, before anything is read or computed.
 void check_runner(const parallel::ModelRunnerType& type, const config::DistributedConfig& config,
                   const MemoryOptions& options) {
-  if (type.plan_needs_device_map && config.device_map.empty() && options.place.empty()) {
+  if (type.plan_needs_device_map && config.device_map.empty() && options.device_map.empty()) {
     throw UsageError(kWherePlan,
                      base::concat("distributed.model is ", config.model,
                                   ", and distributed.device_map does not say which layers are where"),
@@ -103,7 +103,7 @@ void check_runner(const parallel::ModelRunnerType& type, const config::Distribut
                      config.nproc_per_node),
         "distributed.nproc_per_node=1, which is what each rank takes");
   }
-  if (!type.plans_placed_layers && !options.place.empty()) {
+  if (!type.plans_placed_layers && !options.device_map.empty()) {
     throw UsageError(
         kWherePlan, base::concat("layers on placements of their own, and ", config.model, ", were asked for"),
         type.reads_device_map ? "distributed.device_map.LAYER=cpu:1" : "distributed.model=plain");
@@ -170,7 +170,7 @@ parallel::RunnerMemory ask_runner(MemoryPlan& plan, const parallel::ModelRunnerT
   plan.buffers = plain.buffers;
   list_layers(plan, inputs->model, inputs->memory);
   parallel::ModelRunnerOptions runner = step.runner_options();
-  if (type.plans_placed_layers) runner.device_map = options.place;
+  if (type.plans_placed_layers) runner.device_map = options.device_map;
   return type.plan_memory(plain, runner);
 }
 
@@ -219,21 +219,21 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
   const std::optional<PlannedVirtualRanks> virtual_ranks = virtual_ranks_of(config.distributed, step);
   MemoryOptions options = given;
   if (type.plans_placed_layers && type.reads_device_map) {
-    options.place.merge(step.runner_options().device_map);
+    options.device_map.merge(step.runner_options().device_map);
   }
   if (options.measure) check_measurable(type, step.runner_options(), options);
   const parallel::RunnerMemory memory =
       ask_runner(plan, type, options, step, sizes, gradient_sync, virtual_ranks);
   add_places(plan, memory, sizes.part);
   // A runner that reads the device map places the layers itself, as in a run.
-  if (type.reads_device_map) options.place.clear();
+  if (type.reads_device_map) options.device_map.clear();
   // Other processes are not started.
   const bool is_alone = virtual_ranks && virtual_ranks->num_processes == 1 && !virtual_ranks->is_elastic;
   const std::shared_ptr<parallel::VirtualRankSync> measured_virtual_ranks =
       is_alone ? parallel::make_virtual_rank_sync(config.distributed.gradients, {}, virtual_ranks->options)
                : nullptr;
   if (options.measure) {
-    measure_plan(plan, {step, options.place, sizes, memory, measured_virtual_ranks},
+    measure_plan(plan, {step, options.device_map, sizes, memory, measured_virtual_ranks},
                  is_one_process || is_alone);
   }
   return plan;

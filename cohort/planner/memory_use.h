@@ -44,7 +44,7 @@ struct MemoryPlan {
 struct MemoryOptions {
   /// Layers that live on placements of their own, as in parallel::apply_device_map(), besides what
   /// model_parallel's distributed.device_map says; the rest is on `cpu`.
-  std::map<std::string, base::Placement> place = {};
+  std::map<std::string, base::Placement> device_map = {};
   /// Runs two steps of the whole batch too, and counts: on CPU placements, without the other ranks.
   bool measure = false;
 };

@@ -127,8 +127,8 @@ TEST(MemoryPlanTest, ReplicasShareTheModelAndKeepTheirPart) {
 
 TEST(MemoryPlanTest, LayersOnPlacementsOfTheirOwnAreCountedThere) {
   MemoryOptions options{.measure = true};
-  options.place["layer1"] = base::Placement::parse("cpu:0/a");
-  options.place["layer4"] = base::Placement::parse("cpu:0/b");
+  options.device_map["layer1"] = base::Placement::parse("cpu:0/a");
+  options.device_map["layer4"] = base::Placement::parse("cpu:0/b");
   const auto plan = plan_of({}, options);
   ASSERT_EQ(plan.places.size(), 4U);
   std::int64_t model = 0, activations = 0;
@@ -473,7 +473,7 @@ TEST(MemoryPlanTest, RejectsWhatItCannotPlan) {
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=data_parallel", "distributed.nproc_per_node=2"}),
                            UsageError, "is planned for one process");
   MemoryOptions options{.measure = true};
-  options.place["layer4"] = base::Placement::parse("cuda:0");
+  options.device_map["layer4"] = base::Placement::parse("cuda:0");
   COHORT_EXPECT_THROW_WITH(plan_of({}, options), UsageError, "only CPU memory is measured");
   options.measure = false;
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=data_parallel"}, options), UsageError,

@@ -58,7 +58,7 @@ TEST(ModelParallelPlanTest, RejectsTheMapsThatTheRunRejects) {
 
 TEST(ModelParallelPlanTest, PlacesThatAreAskedForCompleteTheMap) {
   MemoryOptions options;
-  options.place["fc"] = base::Placement::parse("cpu:0/b");
+  options.device_map["fc"] = base::Placement::parse("cpu:0/b");
   const MemoryPlan plan = plan_of_parts({"conv1=cpu:0/a", "bn1=cpu:0/a", "layer1=cpu:0/a", "layer2=cpu:0/a",
                                          "layer3=cpu:0/a", "layer4=cpu:0/a"},
                                         options);
