@@ -37,8 +37,10 @@ void check_agents(const RendezvousRecord& record) {
     }
   }
   const std::size_t size = record.generation.members.size();
-  if (size > static_cast<std::size_t>(record.settings.max_nodes)) {
-    reject_text(base::concat("a generation has ", size, " members, of at most ", record.settings.max_nodes));
+  // One more where a node that leaves gives its state to those that take all places.
+  if (size > static_cast<std::size_t>(record.settings.max_nodes) + 1) {
+    reject_text(base::concat("a generation has ", size, " members, of at most ", record.settings.max_nodes,
+                             " and one that leaves"));
   }
 }
 

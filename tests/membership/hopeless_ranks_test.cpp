@@ -137,17 +137,47 @@ TEST(HopelessRanksTest, AStateThatOnlyTheyHadIsLost) {
   EXPECT_TRUE(contains(run.record.end_cause, "no agent is left that had the state of generation 2"));
 }
 
+// "b" was dropped as its host stood still.
+TEST(HopelessRanksTest, WhoMayHaveTheirStateIsWaitedFor) {
+  Rendezvous run = run_in_etcd(1);
+  for (const char* const agent : {"a", "b"}) run.seen.agents.at(agent).most_steps = 16;
+  run.wait(milliseconds(600));
+  run.hear("a");
+  run.step();
+  ASSERT_EQ(run.members(), (HopelessNames{"a"}));
+  run.hear("c", [](Report& report) {
+    report.recovered = 0;
+    report.is_ready = false;
+  });
+  EXPECT_TRUE(run.step());
+  run.hear("a", fail_for_good);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+  EXPECT_EQ(run.record.exit_status, 3);
+  EXPECT_TRUE(contains(run.record.end_cause, "rank 1 ended with status 3 (failed again and again"));
+  run.wait(run.settings.join_timeout + seconds(1));
+  run.hear("c", [](Report& report) { report.recovered = 0; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_EQ(run.record.exit_status, 3);
+  EXPECT_TRUE(contains(run.record.end_cause, "no agent is left that had the state of generation 2"));
+}
+
 TEST(HopelessRanksTest, TooFewThatAreLeftWaitForOthers) {
   Rendezvous run = run_in_etcd(2);
+  run.hear("c", [](Report& report) { report.is_ready = false; });
+  EXPECT_TRUE(run.step());
   run.hear("b", fail_for_good);
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kForming);
-  ASSERT_EQ(run.record.waiting.size(), 1U);
-  // The last one leaves too, and says so.
-  run.hear("b", [](Report& report) { report.is_leaving = true; });
-  run.hear("a", [](Report& report) { report.is_leaving = true; });
+  ASSERT_EQ(run.record.waiting.size(), 2U);
+  EXPECT_EQ(run.record.exit_status, 3);
+  // They leave too, and say so.
+  for (const char* const agent : {"a", "b", "c"})
+    run.hear(agent, [](Report& report) { report.is_leaving = true; });
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_EQ(run.record.exit_status, 3);
   EXPECT_TRUE(contains(run.record.end_cause, "rank 1 ended with status 3 (failed again and again"));
 }
 

@@ -129,8 +129,14 @@ TEST(RecordTest, WhatNoAgentWritesIsRejected) {
   COHORT_EXPECT_THROW_WITH(parse_record(with("/generation/members/1/processes", 1 << 15)), CommError,
                            "processes");
   COHORT_EXPECT_THROW_WITH(parse_record(with("/settings/max_nodes", 1 << 17)), CommError, "max_nodes");
-  COHORT_EXPECT_THROW_WITH(parse_record(with("/settings/max_nodes", 1)), CommError,
-                           "has 2 members, of at most 1");
+  EXPECT_EQ(parse_record(with("/settings/max_nodes", 1)).generation.members.size(), 2U) << "one leaves";
+  json three = whole["generation"]["members"];
+  three.push_back({{"id", 8}, {"incarnation", "x"}, {"address", ""}, {"processes", 1}});
+  json crowded = whole;
+  crowded["settings"]["max_nodes"] = 1;
+  crowded["generation"]["members"] = three;
+  COHORT_EXPECT_THROW_WITH(parse_record(crowded.dump()), CommError,
+                           "has 3 members, of at most 1 and one that leaves");
   COHORT_EXPECT_THROW_WITH(parse_record(with("/next_id", ~std::uint64_t{0})), CommError, "next_id");
   COHORT_EXPECT_THROW_WITH(parse_record(with("/next_id", 9)), CommError,
                            "agent 9 of the record has an id that nobody was given");

