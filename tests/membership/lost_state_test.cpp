@@ -111,6 +111,22 @@ TEST(LostStateTest, WhileTheRunFormsWhoLeavesWithTheStateIsStillThere) {
   EXPECT_EQ(run.record.holders, (std::vector<MemberId>{3}));
 }
 
+TEST(LostStateTest, WhileTheRunFormsAMemberThatComesBackStillHasTheState) {
+  Rendezvous run(2, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"b", "c"});
+  run.wait(milliseconds(600));
+  run.hear("b", [](Report& report) { report.unheard = {2}; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming);
+  run.wait(seconds(3));  // the host of "b" has failed
+  run.hear("a", lack_state);
+  run.hear("c");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kRunning);
+  EXPECT_EQ(run.members(), (Members{"c", "a"})) << "by id: it was heard first";
+}
+
 // "a" is alone in a generation, and its ranks have lost their state. "c" was dropped as its host stood still.
 Rendezvous run_without_state() {
   Rendezvous run(1, 2);
@@ -183,6 +199,23 @@ TEST(LostStateTest, WhoHasJustBegunToDecideWaitsForReports) {
   EXPECT_EQ(run.record.state, RunState::kForming);
   run.wait(seconds(3));
   run.hear("a", lack_state);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+}
+
+// Its side of a cut network has nobody that had the state.
+TEST(LostStateTest, WhoHearsNobodyThatHadTheStateDoesNotEndTheRun) {
+  Rendezvous run = run_without_state();
+  EXPECT_TRUE(run.step());
+  run.seen.agents.clear();
+  run.seen.self = "d";
+  for (const milliseconds time : {milliseconds(0), milliseconds(3'000)}) {
+    run.wait(time);
+    run.hear("d", lack_state);
+    run.step();
+    EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+  }
+  run.wait(run.settings.join_timeout);
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kFailed);
 }

@@ -144,6 +144,7 @@ class Decider : private SeenMembers {
     const RunSettings& settings = old_.settings;
     const auto least = static_cast<std::size_t>(settings.min_nodes);
     note_holders(old_, seen_, next_.holders);
+    note_returned_holders(old_, seen_, next_);
     keep_holders(next_.holders, next_.waiting);
     remove_leaving();
     std::vector<MemberInfo> available;

@@ -29,6 +29,15 @@ bool knows_steps(const RendezvousRecord& record, const Observations& seen) {
          });
 }
 
+// An agent that hears nobody who had the state does not know whom the one that wrote the record waits for.
+bool waits_for_others(const RendezvousRecord& record, const Observations& seen) {
+  return record.state == RunState::kForming && record.holders.empty() &&
+         std::ranges::none_of(seen.agents, [&](const auto& entry) {
+           const std::uint64_t steps = entry.second.most_steps;
+           return steps > 0 && steps + 1 >= record.generation.committed_steps;
+         });
+}
+
 }  // namespace
 
 void note_holders(const RendezvousRecord& record, const Observations& seen, std::vector<MemberId>& holders) {
@@ -38,6 +47,17 @@ void note_holders(const RendezvousRecord& record, const Observations& seen, std:
     if (has_recovered && !is_in(holders, member.id)) holders.push_back(member.id);
   }
   std::ranges::sort(holders);
+}
+
+void note_returned_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next) {
+  for (const MemberInfo& agent : next.waiting) {
+    const AgentView* const known = view_of(seen, agent.incarnation);
+    const bool was_member = std::ranges::any_of(record.generation.members, [&](const MemberInfo& member) {
+      return member.incarnation == agent.incarnation && member.id != agent.id;
+    });
+    if (!was_member || known == nullptr || known->report.ends_run || is_in(next.holders, agent.id)) continue;
+    if (known->report.recovered == record.generation.number) next.holders.push_back(agent.id);
+  }
 }
 
 void keep_holders(std::vector<MemberId>& holders, const std::vector<MemberInfo>& members) {
@@ -85,7 +105,7 @@ bool may_state_come_back(const RendezvousRecord& record, const Observations& see
   // It was another one that dropped an agent: this one hears of it by its next report.
   const bool is_new = seen.decides_since >= seen.generation_since &&
                       seen.now - seen.decides_since <= kAloneFactor * record.settings.silence;
-  return is_new || std::ranges::any_of(seen.agents, [&](const auto& entry) {
+  return is_new || waits_for_others(record, seen) || std::ranges::any_of(seen.agents, [&](const auto& entry) {
            return seen.now - entry.second.last_heard <= record.settings.join_timeout &&
                   may_have_state(record, seen, entry.first);
          });
