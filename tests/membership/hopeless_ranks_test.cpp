@@ -87,6 +87,24 @@ TEST(HopelessRanksTest, TheRunEndsWhereTooFewAreLeft) {
   }
 }
 
+TEST(HopelessRanksTest, WhoIsSilentMayStillMakeThemEnough) {
+  Rendezvous run(2, 3);
+  run.record.settings.is_embedded = false;
+  run.form({"a", "b", "c"});
+  run.wait(milliseconds(2'100));
+  run.hear("a");
+  run.hear("b", fail_for_good);
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+  EXPECT_EQ(run.record.exit_status, 3);
+  run.seen.agents.at("b").is_dead = true;
+  run.hear("c");
+  while (run.step()) {
+  }
+  EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+  EXPECT_EQ(run.members(), (HopelessNames{"a", "c"}));
+}
+
 TEST(HopelessRanksTest, WhoeverIsLeftAloneWithThemEndsTheRun) {
   Rendezvous run = run_in_etcd(1);
   run.hear("b", fail_for_good);

@@ -112,19 +112,22 @@ TEST(LostStateTest, WhileTheRunFormsWhoLeavesWithTheStateIsStillThere) {
 }
 
 TEST(LostStateTest, WhileTheRunFormsAMemberThatComesBackStillHasTheState) {
-  Rendezvous run(2, 2);
-  run.record.settings.is_embedded = false;
-  run.form({"b", "c"});
-  run.wait(milliseconds(600));
-  run.hear("b", [](Report& report) { report.unheard = {2}; });
-  EXPECT_TRUE(run.step());
-  EXPECT_EQ(run.record.state, RunState::kForming);
-  run.wait(seconds(3));  // the host of "b" has failed
-  run.hear("a", lack_state);
-  run.hear("c");
-  EXPECT_TRUE(run.step());
-  EXPECT_EQ(run.record.state, RunState::kRunning);
-  EXPECT_EQ(run.members(), (Members{"c", "a"})) << "by id: it was heard first";
+  for (const bool has_recovered : {true, false}) {
+    Rendezvous run(2, 2);
+    run.record.settings.is_embedded = false;
+    run.form({"b", "c"});
+    run.wait(milliseconds(600));
+    run.hear("b", [](Report& report) { report.unheard = {2}; });
+    EXPECT_TRUE(run.step());
+    EXPECT_EQ(run.record.state, RunState::kForming);
+    run.wait(seconds(3));  // the host of "b" has failed
+    run.hear("a", lack_state);
+    run.hear("c", [&](Report& report) { report.recovered = has_recovered ? 1 : 0; });
+    if (!has_recovered) run.seen.agents.at("c").most_steps = 16;
+    EXPECT_TRUE(run.step());
+    EXPECT_EQ(run.record.state, RunState::kRunning);
+    EXPECT_EQ(run.members(), (Members{"c", "a"})) << "by id: it was heard first";
+  }
 }
 
 // "a" is alone in a generation, and its ranks have lost their state. "c" was dropped as its host stood still.

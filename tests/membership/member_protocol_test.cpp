@@ -364,6 +364,35 @@ TEST(MemberProtocolTest, ANewAgentEndsARunWhoseAgentsAreAllGone) {
   }
 }
 
+// An agent that decides reports to nobody, so the others have its steps from the record alone.
+TEST(MemberProtocolTest, TheOneThatDecidedIsWaitedForWhereTheStateIsLost) {
+  AgentNetwork network;
+  Agent& a = network.add("a", "n1:1", run_of(1, 3), "");
+  Agent& b = network.add("b", "n2:1", run_of(1, 3), "");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
+  b.report.committed_steps = 500;
+  network.report(b);
+  network.run(seconds(1));
+  Agent& c = network.add("c", "n3:1", run_of(1, 3), "");
+  ASSERT_TRUE(network.run_until(seconds(40), [&] { return c.is_member(); }));
+  ASSERT_EQ(b.record().generation.committed_steps, 500U);
+  network.run(milliseconds(500));
+  const std::uint64_t number = b.record().generation.number;
+  a.is_stopped = true;
+  ASSERT_TRUE(network.run_until(seconds(9), [&] { return b.record().generation.number > number; }));
+  network.run(milliseconds(500));
+  for (Agent* const agent : {&b, &c}) {
+    agent->report.recovered = 0;
+    agent->report.is_state_lost = true;
+    network.report(*agent);
+  }
+  network.run(seconds(3));
+  EXPECT_EQ(b.record().state, RunState::kForming) << b.record().end_cause;
+  a.is_stopped = false;
+  EXPECT_TRUE(network.run_until(seconds(9),
+                                [&] { return a.is_member() && a.record().generation.number == number + 2; }));
+}
+
 // A member is gone, and the store that all reach is away: nobody can make a generation without it.
 TEST(MemberProtocolTest, AGenerationThatCannotBeWrittenEndsTheAgentAfterTheJoinTimeout) {
   for (const bool comes_back : {true, false}) {

@@ -297,6 +297,9 @@ void SimulatedRun::tell_links(const std::shared_ptr<Agent>& dead, std::optional<
 
 void SimulatedRun::kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_lost) {
   if (!std::exchange(agent->is_alive, false)) return;
+  world_.trace([&] {
+    return concat("agent ", agent->incarnation, is_host_lost ? " is gone, with its host" : " is gone");
+  });
   agent->is_host_lost = is_host_lost;
   if (options_.is_embedded && agent->host == 0) is_endpoint_lost_ = true;
   tell_links(agent, std::nullopt, is_host_lost);

@@ -46,6 +46,12 @@ class SimulatedRun {
   struct Counts {
     std::uint64_t generations = 0, steps = 0, copies = 0, redone = 0, planned = 0, restarts = 0;
     std::uint64_t failed_runs = 0, failed_with_state = 0, two_deciders = 0, dropped_alive = 0, lost_links = 0;
+    std::uint64_t unexplained =
+        0;  ///< runs that failed while an agent had the state, against may_fail_with_state()
+    std::uint64_t side_by_side =
+        0;  ///< steps that a generation makes while a process of another one is two ahead
+    std::uint64_t handovers = 0;          ///< generations in which a member that leaves gives its state away
+    std::uint64_t lost_states = 0;        ///< times that a run waited for an agent that may have the state
     std::uint64_t stopped = 0, hung = 0;  ///< processes, and those of them that their agent has killed
     std::uint64_t gave_up = 0;            ///< agents whose ranks failed again and again
     void add(const Counts& other);
@@ -102,12 +108,13 @@ class SimulatedRun {
   void tell_links(const std::shared_ptr<Agent>& agent, std::optional<std::size_t> process, bool is_host_lost);
 
   void check_commit(std::uint64_t generation, std::uint64_t step, std::uint64_t state);
-  bool has_state(std::uint64_t steps) const;
+  bool has_state(std::uint64_t steps, bool is_any_asked = true) const;
   void write_ledger(std::uint64_t step, const std::string& sums);
   std::uint64_t expected_state(std::uint64_t steps);
   std::string expected_sums(std::uint64_t step) const;
   std::uint64_t leaf(std::uint64_t step, int virtual_rank, int element) const;
   void check_end();
+  bool may_fail_with_state(const membership::RendezvousRecord& record) const;
   bool is_over() const;
 
   const SimulationOptions options_;

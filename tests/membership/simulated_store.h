@@ -26,6 +26,8 @@ class SimulatedStore {
   void set_away(int host, SimTime until) { host_away_until_[host] = std::max(host_away_until_[host], until); }
   void set_delay(int most_ms) { most_delay_ms_ = most_ms; }
   std::uint64_t num_swaps() const { return revision_; }
+  /// How often the run has formed again as no member had the state any more.
+  std::uint64_t num_lost_states() const { return num_lost_states_; }
   const std::optional<membership::RendezvousRecord>& record() const { return record_; }
   /// The listener of an agent must not be called after the agent's end: it looks itself.
   void add_listener(int host, Listener listener) { listeners_.emplace_back(host, std::move(listener)); }
@@ -101,6 +103,8 @@ class SimulatedStore {
     if (old.has_ended()) world_.fail("a record was written after the run's end");
     if (next.next_id < old.next_id) world_.fail("ids are given again");
     if (next.origin != old.origin) world_.fail("a run has become another one");
+    const bool begins_to_form = next.state == membership::RunState::kForming && next.state != old.state;
+    if (begins_to_form && next.holders.empty()) ++num_lost_states_;
     const std::uint64_t number = next.generation.number, before = old.generation.number;
     if (number != before && number != before + 1)
       world_.fail("the number of a generation is not the next one");
@@ -121,7 +125,7 @@ class SimulatedStore {
   int most_delay_ms_ = 4;
   SimTime away_until_;
   std::map<int, SimTime> host_away_until_;
-  std::uint64_t revision_ = 0;
+  std::uint64_t revision_ = 0, num_lost_states_ = 0;
   std::string text_;
   std::optional<membership::RendezvousRecord> record_;
   std::map<membership::MemberId, std::string> incarnations_;

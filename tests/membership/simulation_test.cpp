@@ -4,7 +4,9 @@
 //   the state after a step is the same wherever it is committed, so no virtual rank is counted twice or left out;
 //   no generation makes a step that a later one has left;
 //   the ledger has each step once;
-//   after the last fault a step is committed within 50 s, and the run ends.
+//   after the last fault a step is committed within 50 s, and the run ends;
+//   a run fails only where no process that lives has the newest state, or too few agents live that do not leave; but for the
+//   exceptions of may_fail_with_state(). Runs that fail otherwise are counted: they are to be fewer than one in a thousand.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -39,8 +41,7 @@ SimulatedRun::Counts run_seeds(bool is_embedded, std::uint64_t part) {
     const std::string error = run.run();
     EXPECT_EQ(error, "") << "COHORT_FIRST_SEED=" << seed << " COHORT_SEEDS=1 COHORT_TRACE=1";
     if (!error.empty()) break;
-    if (run.counts.failed_with_state > 0)
-      std::cout << "seed " << seed << " failed with its state" << std::endl;
+    if (run.counts.unexplained > 0) std::cout << "seed " << seed << " failed with its state" << std::endl;
     sum.add(run.counts);
   }
   std::cout << sum.text() << std::endl;
@@ -60,6 +61,8 @@ void expect_enough(const SimulatedRun::Counts& counts) {
   EXPECT_GT(counts.stopped, num_seeds() / 10);
   EXPECT_GT(counts.hung, 0U);
   EXPECT_GT(counts.gave_up, 0U);
+  EXPECT_LT(counts.unexplained, 1 + num_seeds() / 1000);
+  EXPECT_LT(counts.side_by_side, 1 + num_seeds() / 500);
   EXPECT_LT(counts.failed_runs, num_seeds() * 3 / 10)
       << "a run fails where no process has its state any more";
 }
@@ -69,6 +72,7 @@ void run_with_a_common_store(std::uint64_t part) {
   expect_enough(counts);
   if (num_seeds() < 500) return;
   EXPECT_GT(counts.two_deciders, num_seeds() / 20);
+  EXPECT_GT(counts.handovers, 0U);
 }
 
 TEST(MembershipSimulationTest, RunsWithAnEmbeddedRecordKeepTheirPromises) {

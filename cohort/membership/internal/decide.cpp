@@ -124,7 +124,8 @@ class Decider : private SeenMembers {
       const bool is_silent =
           incarnation != seen_.self && seen_.now - agent.last_heard > old_.settings.silence;
       const bool hears = self == nullptr || !is_in(agent.report.unheard, self->id);
-      if (agent.is_dead || agent.report.is_leaving || is_silent || !hears) continue;
+      const bool has_reported = !agent.address.empty();
+      if (!has_reported || agent.is_dead || agent.report.is_leaving || is_silent || !hears) continue;
       if (agent.report.is_finished && !is_elastic()) continue;
       if (seen_.now < agent.may_join || known.contains(incarnation)) continue;
       joins.emplace_back(agent.first_heard, incarnation);
@@ -332,8 +333,9 @@ class Decider : private SeenMembers {
     const bool is_enough =
         survivors.size() + num_finished >= static_cast<std::size_t>(old_.settings.min_nodes);
     if (!is_enough && !has_all_steps) {
-      // Nobody may take the place of a member that gives up.
-      const std::size_t num_others = survivors.size() + next_.waiting.size() + next_.spares.size();
+      // Nobody may take the place of a member that gives up. One that is silent may come back.
+      std::size_t num_others = next_.waiting.size() + next_.spares.size() + survivors.size() - num_survivors;
+      for (const MemberInfo& member : members) num_others += is_out(member) ? 0U : 1U;
       const auto given_up =
           std::ranges::find_if(members, [&](const MemberInfo& member) { return is_hopeless(member); });
       if (given_up != members.end() && num_others < static_cast<std::size_t>(old_.settings.min_nodes)) {
@@ -364,9 +366,8 @@ class Decider : private SeenMembers {
     const std::vector<MemberInfo>& members = old_.generation.members;
     const auto is_lost = [&](const MemberInfo& member) { return !is_holder(member) || !can_enter(member); };
     const auto may_another_enter = [&](const std::vector<MemberInfo>& agents) {
-      return std::ranges::any_of(agents, [&](const MemberInfo& agent) {
-        return can_enter(agent) && !is_leaving(agent) && !is_silent(agent, kAloneFactor);
-      });
+      return std::ranges::any_of(
+          agents, [&](const MemberInfo& agent) { return can_enter(agent) && !is_leaving(agent); });
     };
     const bool do_all_die = std::ranges::all_of(members, [&](const auto& member) { return is_dead(member); });
     const bool do_all_leave =

@@ -2,7 +2,7 @@
 // that was dropped as silent may have the state all the same, and come back. So the run forms again. A generation that loses its
 // state has a holder, whose agent knows what its ranks had committed, and says so. Where all holders are dead there may be nobody
 // who does: an agent that begins to decide then does not know how many steps were made, and must not let an agent continue that
-// was dropped long before.
+// was dropped long before. A member of the generation knows it but for one step, as each step needs all members.
 #include "cohort/membership/internal/lost_state.h"
 
 namespace cohort::membership {
@@ -56,7 +56,8 @@ void note_returned_holders(const RendezvousRecord& record, const Observations& s
       return member.incarnation == agent.incarnation && member.id != agent.id;
     });
     if (!was_member || known == nullptr || known->report.ends_run || is_in(next.holders, agent.id)) continue;
-    if (known->report.recovered == record.generation.number) next.holders.push_back(agent.id);
+    const bool has_recovered = known->report.recovered == record.generation.number;
+    if (has_recovered || may_have_state(record, seen, agent.incarnation)) next.holders.push_back(agent.id);
   }
 }
 
@@ -83,12 +84,11 @@ bool may_have_state(const RendezvousRecord& record, const Observations& seen,
                     const std::string& incarnation) {
   const AgentView* const agent = view_of(seen, incarnation);
   if (agent == nullptr || agent->is_dead || agent->most_steps == 0) return false;
-  if (!knows_steps(record, seen)) return false;
   const Report& report = agent->report;
   if (report.is_leaving || report.is_state_lost || report.ends_run || !report.stuck.empty()) return false;
   const bool was_member = std::ranges::find(record.generation.members, incarnation,
                                             &MemberInfo::incarnation) != record.generation.members.end();
-  if (was_member && is_lost_in(record.generation, seen)) return false;
+  if (was_member ? is_lost_in(record.generation, seen) : !knows_steps(record, seen)) return false;
   return agent->most_steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
 }
 

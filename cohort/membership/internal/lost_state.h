@@ -15,7 +15,8 @@ inline bool is_in(const std::vector<MemberId>& ids, MemberId id) {
 }
 /// Who has said so has the state, also where the record does not say it yet.
 void note_holders(const RendezvousRecord& record, const Observations& seen, std::vector<MemberId>& holders);
-/// Those of them that wait by another id, as they were dropped as silent: the newest generation makes no step without them either.
+/// Those of them that wait by another id, as they were dropped as silent: the newest generation makes no step without them either. Where that
+/// generation has made none, its steps are those of the one before.
 void note_returned_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next);
 /// Others are none any more.
 void keep_holders(std::vector<MemberId>& holders, const std::vector<MemberInfo>& members);

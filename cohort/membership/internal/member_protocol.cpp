@@ -405,15 +405,15 @@ void MemberProtocol::on_store(const StoreAnswer& answer, Time now, Effects& effe
   if (is_deciding_ && !is_first) decide_at_ = now + beat_;
 }
 
-// Agents that are heard, and no members any more, wait before they come again: else one that hears half of what it is told
-// would come and be dropped again and again.
+// Who is dropped waits: one that hears half of what it is told would come and be dropped again and again.
 void MemberProtocol::note_drops(const RendezvousRecord& next, Time now) {
   if (!record_ || record_->state != RunState::kRunning) return;
   for (const MemberInfo& member : record_->generation.members) {
-    const auto view = views_.find(member.incarnation);
-    if (view == views_.end() || next.find(member.incarnation) != nullptr) continue;
-    const int doublings = std::min(view->second.num_drops++, 3);
-    view->second.may_join = now + kAloneFactor * silence_ * (1 << doublings);
+    if (next.find(member.incarnation) != nullptr) continue;
+    const bool had_state = std::ranges::count(record_->holders, member.id) > 0;
+    AgentView& view = views_[member.incarnation];
+    view.is_dead = view.is_dead || dead_.contains(member.incarnation);
+    view.note_drop(now, kAloneFactor * silence_, had_state ? record_->generation.committed_steps : 0);
   }
 }
 

@@ -14,8 +14,8 @@ using Time = std::chrono::steady_clock::time_point;
 
 /// An agent as another one sees it.
 struct AgentView {
-  std::string address;
-  Report report;  ///< the last
+  std::string address;  ///< empty: it has not reported
+  Report report;        ///< the last
   Time first_heard, last_heard;
   bool is_dead = false;  ///< its process has ended
   Time link_lost_at;     ///< when its report first had lost links
@@ -33,6 +33,12 @@ struct AgentView {
     if (next.ends_run && (!report.ends_run || report.entered != next.entered)) hopeless_at = now;
     most_steps = std::max(most_steps, next.committed_steps);
     report = next;
+  }
+  /// It is no member any more. Who had the state has made these steps, also if it never reported to this agent: it may have decided itself.
+  void note_drop(Time now, Time::duration pause, std::uint64_t steps) {
+    may_join = now + pause * (1 << std::min(num_drops++, 3));
+    most_steps = std::max(most_steps, steps);
+    if (last_heard == Time()) last_heard = now;
   }
 };
 
