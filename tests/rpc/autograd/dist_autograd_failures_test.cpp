@@ -214,8 +214,10 @@ TEST_F(DistAutogradFailuresTest, BackwardsKeepTheirNumbersWhilePartsOfEarlierOne
 TEST_F(DistAutogradFailuresTest, APartOfABackwardThatFailedGivesNoGradientToTheNext) {
   Context context(job[0]);
   const at::Tensor x = at::ones({2}).requires_grad_();
-  const at::Tensor fails = job[0].rpc_sync<held_above>("w1", x).sum() + fails_at_gate(x).sum(),
-                   succeeds = job[0].rpc_sync<doubled>("w1", x).sum();
+  // The latest node goes backward first: the part on w1 is called before the root waits at the gate.
+  const at::Tensor fails_here = fails_at_gate(x).sum();
+  const at::Tensor fails = fails_here + job[0].rpc_sync<held_above>("w1", x).sum();
+  const at::Tensor succeeds = job[0].rpc_sync<doubled>("w1", x).sum();
   const std::shared_ptr<ContextState> on_w1 = job[1].state()->contexts().find(context.id());
   on_w2 = job[2].state()->contexts().find(context.id());
   thread = std::thread([this] {

@@ -12,6 +12,7 @@
 
 #include <asio/post.hpp>
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -170,19 +171,22 @@ std::vector<SocketAddress> Loop::resolve_by(const std::string& address, base::De
   const auto pause = [&] {
     return base::Deadline(std::min<base::Deadline::Clock::duration>(kBetweenNames, deadline.remaining()));
   };
+  std::optional<UnknownHost> answer;  // of a name server, before
   while (true) {
     auto found = begin_to_resolve(address);
     while (!found.wait(pause())) {
       check_open();
       if (!deadline.expired()) continue;
+      if (answer) throw UnknownHost(*answer);
       throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ",
                                                         milliseconds_of(deadline.elapsed()),
                                                         " ms: no name server has said where its host is"));
     }
     try {
       return found.get(deadline);
-    } catch (const UnknownHost&) {
+    } catch (const UnknownHost& error) {
       if (gives_up || deadline.expired()) throw;
+      answer = error;
     }
     {
       std::unique_lock lock(core_.lock.mutex);

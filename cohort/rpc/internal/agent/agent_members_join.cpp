@@ -272,7 +272,8 @@ AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Dea
       return nullptr;
     } catch (const net::UnknownHost& error) {
       why = base::message_of(error);
-      if (attempt.expired()) return nullptr;
+      // A lookup that has no time looks like one that nobody answers.
+      if (attempt.remaining() < 2 * kBetweenLookups) return nullptr;
     } catch (const net::NoAnswer& error) {
       why = base::message_of(error);
       return nullptr;
