@@ -92,6 +92,14 @@ void AgentState::stop() {
   end_calls();
   if (core_.pool) core_.pool->stop(std::chrono::seconds(5));
   if (core_.references) core_.references->clear();
+  drop_unanswered();
+}
+
+// Of handlers that have not begun, or would answer later.
+void AgentState::drop_unanswered() {
+  std::map<RunningCalls::Key, RunningCalls::RunningCall> calls;  // freed without the mutex
+  const std::lock_guard lock(core_.tables.mutex);
+  calls = core_.tables.running.take_all();
 }
 
 // From here on no call begins, and none is answered: others see that this worker is gone.

@@ -76,6 +76,7 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void count_received(const std::string& caller);
   void end_worker(const std::shared_ptr<net::Peer>& peer, const std::string& why);
   void end_calls();
+  void drop_unanswered();
 
   AgentCore core_;
   EarlyEvents early_events_;  // guarded by the mutex of CallTables

@@ -78,6 +78,7 @@ class RunningCalls {
   bool on_end(const Key& key, std::function<void()> fn);
   /// Takes a call out; none where it has ended.
   std::optional<RunningCall> take(const Key& key);
+  std::map<Key, RunningCall> take_all() { return std::exchange(calls_, {}); }
 
   CallArrivals& arrivals_of(const std::string& caller) { return arrivals_[caller]; }
   /// The caller is gone.
