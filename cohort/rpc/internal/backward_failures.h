@@ -69,17 +69,10 @@ void wait_in_backward(const base::Future<T>& result, base::Deadline deadline) {
   if (const std::exception_ptr error = backward->error()) std::rethrow_exception(error);
   // With the result's own helper, which may bring it about. Short calls are answered by then.
   if (result.wait(base::Deadline(std::chrono::milliseconds(1)).sooner(deadline))) return;
-  struct End {
-    std::once_flag is_set;
-    base::Promise<void> promise{"a result, or the failure of a backward"};
-    void set(const std::exception_ptr& error) {
-      std::call_once(is_set, [&] { promise.set_error(error); });
-    }
-  };
-  const auto end = std::make_shared<End>();
-  base::Future<void> ended = end->promise.future();
-  backward->on_failure([end](const std::exception_ptr& error) { end->set(error); });
-  result.on_ready([end] { end->set(nullptr); });
+  const auto end = std::make_shared<base::Promise<void>>("a result, or the failure of a backward");
+  base::Future<void> ended = end->future();
+  backward->on_failure([end](const std::exception_ptr& error) { end->try_set_error(error); });
+  result.on_ready([end] { end->try_set(); });
   if (ended.wait(deadline)) ended.get(deadline);
 }
 
