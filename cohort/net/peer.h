@@ -58,8 +58,8 @@ class Peer {
   virtual const std::string& incarnation() const = 0;
   /// Does not wait. Payloads must stay as they are until the message is gone. One of kLeastBytesByHandle bytes or more may be
   /// copied once, to where a peer of this host has it without a copy of its own; one that `moves` need not be. After the peer's
-  /// end messages are dropped. Returns the message's number for replace(). Throws: UsageError for more than kMaxPayloads payloads or
-  /// kMaxHeaderBytes bytes.
+  /// end messages are dropped. Returns the message's number for replace(), or 0 where it has begun to be written. Throws: UsageError for more
+  /// than kMaxPayloads payloads or kMaxHeaderBytes bytes.
   virtual std::uint64_t send(Message message) = 0;
   /// `other`, of the same channel, takes the place of a message that has not begun to be written: nobody waits for that one any
   /// more. `other` then holds that message. Returns false, and does nothing, where it has begun, and after the peer's end. Throws:

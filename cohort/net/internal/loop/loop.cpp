@@ -255,7 +255,7 @@ std::uint64_t Loop::send(PeerState& peer, Message message) {
   ++peer.counts.messages_sent;
   const std::uint64_t number = peer.session.send(std::move(message));
   core_.frames.flush(peer);
-  return number;
+  return peer.session.outbox().num_queued() == 0 ? 0 : number;
 }
 
 // A shorter message may have room where the one before had none.

@@ -74,8 +74,7 @@ Encoded without_arguments(const Encoded& call, std::uint64_t sequence) {
   return head;
 }
 
-void send_replaceable(CallTables& tables, std::uint64_t call, net::Message message, QueuedCall queued) {
-  queued.message = queued.peer->send(std::move(message));
+void keep_queued(CallTables& tables, std::uint64_t call, QueuedCall queued) {
   {
     const std::lock_guard lock(tables.mutex);
     if (tables.pending.on_queued(call, queued)) return;
@@ -183,13 +182,13 @@ void MessageSender::send(const std::string& worker, Encoded encoded, const Chann
     if (message.on_begin) message.on_begin(message.header);
     return deliver_(std::move(message));
   }
-  if (kind != MessageKind::kCall || message.num_bytes() < kWorthReplacing) {
-    peer->send(std::move(message));
-    return;
-  }
-  QueuedCall queued{peer, 0, to_message(message.channel, without_arguments(encoded, sequence))};
+  const std::uint32_t net_channel = message.channel;
+  const bool is_worth_replacing = kind == MessageKind::kCall && message.num_bytes() >= kWorthReplacing;
+  const std::uint64_t number = peer->send(std::move(message));
+  if (!is_worth_replacing || number == 0) return;
+  QueuedCall queued{peer, number, to_message(net_channel, without_arguments(encoded, sequence))};
   add_references(queued.without_arguments, references);
-  send_replaceable(core_.tables, call, std::move(message), std::move(queued));
+  keep_queued(core_.tables, call, std::move(queued));
 }
 
 void MessageSender::send_effects(Contexts::Effects effects) {
