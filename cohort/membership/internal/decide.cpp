@@ -66,9 +66,9 @@ class Decider : private SeenMembers {
     remove_gone(next_.waiting);
     remove_gone(next_.spares);
     add_joins();
-    const auto self = seen_.agents.find(seen_.self);
-    if (old_.settings.is_embedded && self != seen_.agents.end() && self->second.report.is_leaving) {
-      end(RunState::kFailed, concat("the agent at the rendezvous endpoint ", self->second.address,
+    const AgentView* const self = seen_.find(seen_.self);
+    if (old_.settings.is_embedded && self != nullptr && self->report.is_leaving) {
+      end(RunState::kFailed, concat("the agent at the rendezvous endpoint ", self->address,
                                     " leaves, and it has the run's only record"));
     } else if (old_.state == RunState::kForming) {
       form();
@@ -219,7 +219,7 @@ class Decider : private SeenMembers {
         return form_without_state(lost) ||
                end(RunState::kFailed, lost + "; the run can be resumed from its last checkpoint");
       }
-      if (hopeless_report(member) != nullptr) {
+      if (is_hopeless(member)) {
         failure_status_ = report->exit_status;
         if (old_.settings.is_embedded && is_self(member)) return end_with(*report, hopeless_text(member));
       } else if (!report->failure.empty() && failure_.empty()) {
@@ -286,7 +286,7 @@ class Decider : private SeenMembers {
       } else if (!stuck_rank(member).empty()) {
         is_planned = false;
         add_cause(concat(name_of(member), " is given up: ", stuck_rank(member)));
-      } else if (hopeless_report(member) != nullptr) {
+      } else if (is_hopeless(member)) {
         hopeless.push_back(hopeless_text(member));
         const Time::duration since = seen_.now - view(member)->hopeless_at;
         may_others_follow = may_others_follow && since <= kAloneFactor * old_.settings.silence;

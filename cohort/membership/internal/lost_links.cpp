@@ -9,39 +9,31 @@
 
 #include <algorithm>
 
+#include "cohort/membership/internal/lost_state.h"
+#include "cohort/membership/internal/seen_members.h"
+
 namespace cohort::membership {
 namespace {
 
 // In which an agent that lives says that a rank of it has died.
 constexpr std::chrono::milliseconds kLinkTime(500);
 
-// What a member says of the generation that it is in now.
-const Report* report_in(const RendezvousRecord& record, const Observations& seen, const MemberInfo& member) {
-  const auto found = seen.agents.find(member.incarnation);
-  if (found == seen.agents.end() || found->second.report.entered != record.generation.number) return nullptr;
-  return &found->second.report;
-}
-
-bool has_id(const std::vector<MemberId>& ids, MemberId id) {
-  return std::ranges::find(ids, id) != ids.end();
-}
-
 }  // namespace
 
 std::optional<LostLink> find_lost_link(const RendezvousRecord& record, const Observations& seen,
                                        const std::set<MemberId>& gone, std::uint64_t newest_steps) {
+  const SeenMembers members(record, seen);
   const auto& silence = record.settings.silence;
   const bool is_repeated = record.was_link_lost && newest_steps <= record.generation.committed_steps;
   const auto has_said_since = [&](const MemberInfo& member, Time lost_at) {
-    const auto found = seen.agents.find(member.incarnation);
-    return member.incarnation == seen.self ||
-           (found != seen.agents.end() && found->second.last_heard > lost_at + kLinkTime);
+    const AgentView* const agent = members.view(member);
+    return members.is_self(member) || (agent != nullptr && agent->last_heard > lost_at + kLinkTime);
   };
   std::optional<LostLink> within;
   for (const MemberInfo& member : record.generation.members) {
-    const Report* const report = report_in(record, seen, member);
+    const Report* const report = members.report_of_generation(member);
     if (report == nullptr || gone.contains(member.id)) continue;
-    const Time lost_at = seen.agents.at(member.incarnation).link_lost_at;
+    const Time lost_at = members.view(member)->link_lost_at;
     const Time::duration lost_for = seen.now - lost_at;
     if (lost_for <= std::min(silence, kLinkTime)) continue;
     for (const MemberId id : report->lost_links) {
@@ -57,14 +49,15 @@ std::optional<LostLink> find_lost_link(const RendezvousRecord& record, const Obs
 }
 
 MemberId member_to_drop(const RendezvousRecord& record, const Observations& seen, const LostLink& lost) {
+  const SeenMembers members(record, seen);
   const MemberInfo &first = *lost.first, &second = *lost.second;
-  const bool is_first_holder = has_id(record.holders, first.id);
-  if (is_first_holder != has_id(record.holders, second.id)) return is_first_holder ? second.id : first.id;
-  if (report_in(record, seen, second) == nullptr) return second.id;
+  const bool is_first_holder = is_in(record.holders, first.id);
+  if (is_first_holder != is_in(record.holders, second.id)) return is_first_holder ? second.id : first.id;
+  if (members.report_of_generation(second) == nullptr) return second.id;
   const auto num_losers = [&](const MemberInfo& of) {
     return std::ranges::count_if(record.generation.members, [&](const MemberInfo& member) {
-      const Report* const report = report_in(record, seen, member);
-      return report != nullptr && has_id(report->lost_links, of.id);
+      const Report* const report = members.report_of_generation(member);
+      return report != nullptr && is_in(report->lost_links, of.id);
     });
   };
   const auto lost_first = num_losers(first), lost_second = num_losers(second);

@@ -5,27 +5,23 @@
 // was dropped long before. A member of the generation knows it but for one step, as each step needs all members.
 #include "cohort/membership/internal/lost_state.h"
 
+#include "cohort/membership/internal/seen_members.h"
+
 namespace cohort::membership {
 namespace {
 
-const AgentView* view_of(const Observations& seen, const std::string& incarnation) {
-  const auto found = seen.agents.find(incarnation);
-  return found == seen.agents.end() ? nullptr : &found->second;
-}
-
-// One process of a generation says so for all of them.
-bool is_lost_in(const Generation& generation, const Observations& seen) {
-  return std::ranges::any_of(generation.members, [&](const MemberInfo& member) {
-    const AgentView* const agent = view_of(seen, member.incarnation);
-    return agent != nullptr && agent->report.entered == generation.number && agent->report.is_state_lost;
+// One process of the generation says so for all of them.
+bool is_lost(const RendezvousRecord& record, const Observations& seen) {
+  return std::ranges::any_of(record.generation.members, [&](const MemberInfo& member) {
+    const Report* const report = SeenMembers(record, seen).report_of_generation(member);
+    return report != nullptr && report->is_state_lost;
   });
 }
 
 bool knows_steps(const RendezvousRecord& record, const Observations& seen) {
   return seen.decides_since < seen.generation_since ||
          std::ranges::any_of(record.generation.members, [&](const MemberInfo& member) {
-           const AgentView* const agent = view_of(seen, member.incarnation);
-           return agent != nullptr && agent->report.entered == record.generation.number;
+           return SeenMembers(record, seen).report_of_generation(member) != nullptr;
          });
 }
 
@@ -42,7 +38,7 @@ bool waits_for_others(const RendezvousRecord& record, const Observations& seen) 
 
 void note_holders(const RendezvousRecord& record, const Observations& seen, std::vector<MemberId>& holders) {
   for (const MemberInfo& member : record.generation.members) {
-    const AgentView* const agent = view_of(seen, member.incarnation);
+    const AgentView* const agent = seen.find(member.incarnation);
     const bool has_recovered = agent != nullptr && agent->report.recovered == record.generation.number;
     if (has_recovered && !is_in(holders, member.id)) holders.push_back(member.id);
   }
@@ -51,7 +47,7 @@ void note_holders(const RendezvousRecord& record, const Observations& seen, std:
 
 void note_returned_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next) {
   for (const MemberInfo& agent : next.waiting) {
-    const AgentView* const known = view_of(seen, agent.incarnation);
+    const AgentView* const known = seen.find(agent.incarnation);
     const bool was_member = std::ranges::any_of(record.generation.members, [&](const MemberInfo& member) {
       return member.incarnation == agent.incarnation && member.id != agent.id;
     });
@@ -70,7 +66,7 @@ bool may_make_steps(const RendezvousRecord& record, const Observations& seen,
                     const std::vector<MemberId>& holders, const std::vector<MemberInfo>& members) {
   if (record.settings.virtual_ranks == 0 || record.generation.number == 0) return true;
   return std::ranges::any_of(members, [&](const MemberInfo& member) {
-    return is_in(holders, member.id) && view_of(seen, member.incarnation) != nullptr;
+    return is_in(holders, member.id) && seen.find(member.incarnation) != nullptr;
   });
 }
 
@@ -82,13 +78,13 @@ std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& s
 
 bool may_have_state(const RendezvousRecord& record, const Observations& seen,
                     const std::string& incarnation) {
-  const AgentView* const agent = view_of(seen, incarnation);
+  const AgentView* const agent = seen.find(incarnation);
   if (agent == nullptr || agent->is_dead || agent->most_steps == 0) return false;
   const Report& report = agent->report;
   if (report.is_leaving || report.is_state_lost || report.ends_run || !report.stuck.empty()) return false;
   const bool was_member = std::ranges::find(record.generation.members, incarnation,
                                             &MemberInfo::incarnation) != record.generation.members.end();
-  if (was_member ? is_lost_in(record.generation, seen) : !knows_steps(record, seen)) return false;
+  if (was_member ? is_lost(record, seen) : !knows_steps(record, seen)) return false;
   return agent->most_steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
 }
 

@@ -51,6 +51,12 @@ struct Observations {
   Time state_since;                         ///< when it saw the state of the run first
   Time generation_since;  ///< when it saw the newest generation first, or began to decide later
   Time decides_since;  ///< when it began to decide; the time for which it was stopped itself does not count
+
+  /// Null: that agent has not reported.
+  const AgentView* find(const std::string& incarnation) const {
+    const auto found = agents.find(incarnation);
+    return found == agents.end() ? nullptr : &found->second;
+  }
 };
 
 }  // namespace cohort::membership

@@ -15,10 +15,7 @@ class SeenMembers {
   SeenMembers(const RendezvousRecord& record, const Observations& seen) : old_(record), seen_(seen) {}
 
   /// Null: it has not reported.
-  const AgentView* view(const MemberInfo& member) const {
-    const auto found = seen_.agents.find(member.incarnation);
-    return found == seen_.agents.end() ? nullptr : &found->second;
-  }
+  const AgentView* view(const MemberInfo& member) const { return seen_.find(member.incarnation); }
   Time last_heard(const MemberInfo& member) const {
     const AgentView* const known = view(member);
     return known == nullptr ? seen_.since : std::max(known->last_heard, seen_.since);
