@@ -16,6 +16,15 @@ struct Choice {
   Value value;
 };
 
+/// Returns what `name` stands for; null: it is none of them.
+template <typename Value, std::size_t kCount>
+const Value* find_choice(std::string_view name, const Choice<Value> (&choices)[kCount]) {
+  for (const Choice<Value>& choice : choices) {
+    if (name == choice.name) return &choice.value;
+  }
+  return nullptr;
+}
+
 /// Returns what `name` stands for. `where` is the operation and `what` the setting, for the message.
 ///
 ///     constexpr base::Choice<int> kLevels[] = {{"low", 1}, {"high", 9}};
@@ -25,9 +34,7 @@ struct Choice {
 template <typename E, typename Value, std::size_t kCount>
 const Value& choose(std::string_view where, std::string_view what, std::string_view name,
                     const Choice<Value> (&choices)[kCount]) {
-  for (const Choice<Value>& choice : choices) {
-    if (name == choice.name) return choice.value;
-  }
+  if (const Value* const value = find_choice(name, choices)) return *value;
   TextList names;
   for (const Choice<Value>& choice : choices) names.add(choice.name);
   throw E(where, concat(what, ": got '", name, "', expected one of ", names.text()));

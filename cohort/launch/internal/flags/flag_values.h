@@ -42,11 +42,9 @@ struct FlagValue {
   /// Returns what the text stands for.
   template <typename Value, std::size_t kCount>
   const Value& choose(const base::Choice<Value> (&choices)[kCount]) const {
+    if (const Value* const value = base::find_choice(text, choices)) return *value;
     std::vector<std::string> names;
-    for (const base::Choice<Value>& choice : choices) {
-      if (text == choice.name) return choice.value;
-      names.emplace_back(choice.name);
-    }
+    for (const base::Choice<Value>& choice : choices) names.emplace_back(choice.name);
     reject_as_none_of(std::move(names));
   }
 
