@@ -111,10 +111,14 @@ void ElasticAgent::give_up(int status) {
   end_.status = status;
   end_.has_given_up = true;
   output_.log(LogLevel::kError, "this node leaves the run");
-  membership::MemberStatus last = member_.status();
-  last.is_leaving = true;
-  member_.set_status(last);
+  report_leaving();
   shutdown_.stop();
+}
+
+void ElasticAgent::report_leaving() {
+  membership::MemberStatus status = member_.status();
+  status.is_leaving = true;
+  member_.set_status(status);
 }
 
 void ElasticAgent::start_successors() {
@@ -269,9 +273,7 @@ bool ElasticAgent::have_left() const {
 
 // Ranks that end by a signal do not end the run. Where this node gives up it may be the last one that can end the run.
 void ElasticAgent::announce_leave() {
-  membership::MemberStatus status = member_.status();
-  status.is_leaving = true;
-  member_.set_status(status);
+  report_leaving();
   const auto is_known = [&] { return member_.is_over() || (end_.has_given_up && member_.view().id == 0); };
   const base::Deadline deadline{kWordTime};
   while (!is_known() && !deadline.expired()) {

@@ -59,6 +59,7 @@ class ElasticAgent : public MemberAgent {
   void end_ranks();
   bool have_left() const;
   bool may_save();
+  void report_leaving();
   void announce_leave();
   void log_change(const std::string& line);
 
