@@ -5,7 +5,8 @@ Usage: changed_programs.py ROOT SOURCES RECORD [--write]
 SOURCES (build/readers-asan/test_sources.txt) has what each program is built from, as CMake knows it. The headers that
 these files include, and what they include, are found here: each `#include` counts, whatever stands around it. So does
 the data that a test reads: each file in its folder that is no C++, and each path in quotes that leads to something in
-ROOT. What decides how all programs are built and run, COMMON, belongs to each.
+ROOT. What decides how all programs are built and run, COMMON, belongs to each. Lines of C++ that are comments do not
+count, but in files with raw strings, in which such a line may be text.
 
 Prints "changed PROGRAM" or "same PROGRAM" for each: the same has the fingerprint of all these files that RECORD has.
 --write writes RECORD. It is committed, so that a fresh clone knows, whatever its history and its remotes are.
@@ -22,7 +23,7 @@ COMMON = [
     "scripts/lib/sanitized.sh", "scripts/lib/changed_programs.py",
 ]
 HEADER = """# Programs of tests without LibTorch that passed under all sanitizers, each with the fingerprint of the files that
-# it was built from. `scripts/sanitize readers` leaves them out; `scripts/sanitize readers --whole` writes this file.
+# it was built from. `scripts/sanitize readers` leaves them out, and writes a new one of this file.
 """
 CPP = {".cpp", ".h", ".inl"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
@@ -70,11 +71,18 @@ class Files:
                     queue.extend(self.mentioned_by(path))
         return seen
 
+    def content(self, path):
+        """What of a file decides what a program does."""
+        content = path.read_bytes()
+        if path.suffix not in CPP or b'R"' in content:
+            return content
+        return b"\n".join(line for line in content.split(b"\n") if not line.lstrip().startswith(b"//"))
+
     def fingerprint(self, paths):
         whole = hashlib.sha256()
         for path in sorted(paths):
             if path not in self.hashes:
-                self.hashes[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+                self.hashes[path] = hashlib.sha256(self.content(path)).hexdigest()
             whole.update(f"{path.relative_to(self.root)} {self.hashes[path]}\n".encode())
         return whole.hexdigest()[:32]
 

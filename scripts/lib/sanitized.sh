@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Which programs of tests scripts/sanitize readers builds and runs: those that changed since all of them passed.
 
-# What passed under all sanitizers, of which files: written by scripts/sanitize readers --whole, and committed.
+# What passed under all sanitizers, of which files: written by scripts/sanitize readers, and committed.
 SANITIZED_RECORD="$COHORT_ROOT/scripts/sanitized.txt"
 
 # changed_programs SOURCES RECORD ARGUMENT...: changed_programs.py of this clone.
@@ -41,14 +41,17 @@ choose_programs() {
 
 # note_programs SOURCES: keeps the fingerprints of what is going to be tested, which may be edited meanwhile.
 note_programs() {
-  changed_programs "$1" "$COHORT_STATE/sanitized.txt" --write || rm -f "$COHORT_STATE/sanitized.txt"
+  rm -f "$COHORT_STATE/sanitized.txt"
+  changed_programs "$1" "$COHORT_STATE/sanitizing.txt" --write || rm -f "$COHORT_STATE/sanitizing.txt"
 }
 
-# record_programs: all that was noted passed.
+# record_programs: all that was noted passed, now or before. The record itself is a file of the project, which a check does
+# not change.
 record_programs() {
-  if [ ! -f "$COHORT_STATE/sanitized.txt" ]; then return 0; fi
-  mv "$COHORT_STATE/sanitized.txt" "$SANITIZED_RECORD"
-  say "Commit ${SANITIZED_RECORD#"$COHORT_ROOT"/} where it has changed: CI leaves out what it names."
+  if [ ! -f "$COHORT_STATE/sanitizing.txt" ]; then return 0; fi
+  mv "$COHORT_STATE/sanitizing.txt" "$COHORT_STATE/sanitized.txt"
+  if cmp -s "$COHORT_STATE/sanitized.txt" "$SANITIZED_RECORD"; then return 0; fi
+  say "To have CI leave out what passed: cp .cohort/sanitized.txt ${SANITIZED_RECORD#"$COHORT_ROOT"/}, and commit it."
 }
 
 # ctest_names PROGRAM...: a regular expression of their tests' names.

@@ -60,7 +60,10 @@ call() {
     $1"
 }
 choose() { call 'choose_programs "$sources"; printf "run:%s." "${changed[*]}"'; }
-pass() { call 'note_programs "$sources"; record_programs' >/dev/null; }
+pass() {
+  call 'note_programs "$sources"; record_programs' >/dev/null
+  cp "$tree/.cohort/sanitized.txt" "$tree/scripts/sanitized.txt"
+}
 # after TITLE WANTED COMMAND...: after the change the WANTED programs are run; then all pass.
 after() {
   local title="$1" wanted="$2"
@@ -79,6 +82,11 @@ expect "where nothing changed, none is, and the output says so" 0 \
 after "a library's source" "net_test" append cohort/net/net.cpp
 after "a source of a library that another one links" "base_test net_test" append cohort/base/base.cpp
 after "a header that a header includes" "net_test" append cohort/net/inner.h
+comment() { sed -i '1i // a comment' "$tree/$1"; }
+after "a comment" "" comment cohort/net/inner.h
+raw_string() { printf 'auto text = R"(\n// text\n)";\n' >>"$tree/$1"; }
+after "a raw string" "net_test" raw_string cohort/net/inner.h
+after "a line of it that looks like a comment" "net_test" sed -i 's/^\/\/ text/\/\/ another/' "$tree/cohort/net/inner.h"
 after "a header that nothing includes" "" append cohort/base/not_included.h
 after "a test" "base_test" append tests/base/base_test.cpp
 after "data beside a test" "net_test" append tests/net/data/frames.txt
@@ -92,7 +100,7 @@ new_program() {
 }
 after "a new program, and the folder of the old one" "base_more_test base_test" new_program
 expect "what is edited while it is tested has not passed" 0 "run:net_test." \
-  call 'note_programs "$sources"; echo >>"$COHORT_ROOT/cohort/net/net.cpp"; record_programs; choose_programs "$sources"; printf "run:%s." "${changed[*]}"'
+  call 'note_programs "$sources"; echo >>"$COHORT_ROOT/cohort/net/net.cpp"; record_programs; cp "$COHORT_ROOT/.cohort/sanitized.txt" "$COHORT_ROOT/scripts/"; choose_programs "$sources"; printf "run:%s." "${changed[*]}"'
 printf 'base_test one two three\nnonsense\n' >"$tree/scripts/sanitized.txt"
 expect "a record that was not written by the script leaves nothing out" 0 "run:base_more_test base_test net_test." choose
 expect "without Python all are run" 0 "What changed is not known, so every program of tests is run." \
