@@ -1,8 +1,9 @@
-// What the exchange over net costs beside that over a group: the bytes of ResNet-18's gradients (45 MB) alone, and a training
-// step (forward, backward, SGD with momentum) with virtual ranks over each, in turn in one run. Each process has one thread,
-// and a core of its own if there are enough.
+// What the exchange over net costs beside that over a group: the bytes of ResNet-18's gradients (45 MB)
+// alone, and a training step (forward, backward, SGD with momentum) with virtual ranks over each, in turn in
+// one run. Each process has one thread, and a core of its own if there are enough.
 //
-// Run: elastic_exchange [processes, 2] [rounds, 15] [steps in a round, 2] [batch, 32] [size, 64] [backend, auto]
+// Run: elastic_exchange [processes, 2] [rounds, 15] [steps in a round, 2] [batch, 32] [size, 64] [backend,
+// auto]
 #include <cstdio>
 #include <memory>
 #include <string>

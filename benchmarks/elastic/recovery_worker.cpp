@@ -1,7 +1,8 @@
-// A process of an elastic run that notes in a file when it enters a generation and when a step is committed. recovery.py starts
-// it under `cohort run --elastic`, kills it, and reads the file.
+// A process of an elastic run that notes in a file when it enters a generation and when a step is committed.
+// recovery.py starts it under `cohort run --elastic`, kills it, and reads the file.
 //
-// Run: elastic_recovery_worker EVENTS STEPS HIDDEN      HIDDEN: width of an MLP with two hidden layers; 0: ResNet-18, batch of 32
+// Run: elastic_recovery_worker EVENTS STEPS HIDDEN      HIDDEN: width of an MLP with two hidden layers; 0:
+// ResNet-18, batch of 32
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fcntl.h>

@@ -15,7 +15,8 @@
 
 namespace bench_net {
 
-/// Two nodes of this process with a TCP link. What comes to the second one is counted, and sent back if it is small.
+/// Two nodes of this process with a TCP link. What comes to the second one is counted, and sent back if it is
+/// small.
 class Link {
  public:
   explicit Link(bool has_tls) {

@@ -19,8 +19,8 @@
 #include "cohort/optim/sgd.h"
 #include "cohort/parallel/gradient_sync.h"
 
-/// What the benchmarks of virtual ranks share: a training step of ResNet-18 in several processes of this host, each with one
-/// thread, and a core of its own if there are enough.
+/// What the benchmarks of virtual ranks share: a training step of ResNet-18 in several processes of this
+/// host, each with one thread, and a core of its own if there are enough.
 namespace cohort::bench {
 
 struct StepSizes {

@@ -1,6 +1,7 @@
-// Calls between two processes, beside LibTorch's own RPC from C++: empty calls one after the other and in bursts, large tensors
-// there and back, kept or moved, and a step of distributed autograd. Each round makes two fresh processes, so that no thread of the
-// other library is there. A round's figure is its median. Run: OMP_NUM_THREADS=1 rpc_calls [ROUNDS [PART OF A NAME]]
+// Calls between two processes, beside LibTorch's own RPC from C++: empty calls one after the other and in
+// bursts, large tensors there and back, kept or moved, and a step of distributed autograd. Each round makes
+// two fresh processes, so that no thread of the other library is there. A round's figure is its median. Run:
+// OMP_NUM_THREADS=1 rpc_calls [ROUNDS [PART OF A NAME]]
 #include <ATen/ATen.h>
 
 #include <algorithm>

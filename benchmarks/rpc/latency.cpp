@@ -1,6 +1,7 @@
-// How late things come between two processes: the answer of a short call while 4 MB replies stream between the same two, a
-// caller's TimeoutError, and the stop token of a handler that runs past its deadline. Each round makes two fresh processes, and
-// its figure is a 99th percentile. Run: OMP_NUM_THREADS=1 rpc_latency [ROUNDS [PART OF A NAME]]
+// How late things come between two processes: the answer of a short call while 4 MB replies stream between
+// the same two, a caller's TimeoutError, and the stop token of a handler that runs past its deadline. Each
+// round makes two fresh processes, and its figure is a 99th percentile. Run: OMP_NUM_THREADS=1 rpc_latency
+// [ROUNDS [PART OF A NAME]]
 #include <ATen/ATen.h>
 
 #include <atomic>
@@ -50,7 +51,8 @@ double seconds_since(Clock::time_point time) {
 
 std::mutex stops_mutex;
 std::vector<double> stops;
-// Runs until it is asked to stop, and notes how long after the deadline that is: nanoseconds on the clock of this host.
+// Runs until it is asked to stop, and notes how long after the deadline that is: nanoseconds on the clock of
+// this host.
 void wait_for_stop(std::int64_t deadline) {
   std::binary_semaphore asked(0);
   const std::stop_callback callback(rpc::stop_token(), [&asked] { asked.release(); });

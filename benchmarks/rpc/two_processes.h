@@ -24,7 +24,8 @@ namespace bench_rpc {
 
 using Store = c10::intrusive_ptr<c10d::Store>;
 
-/// Runs body(rank, store) in two processes, and returns what rank 0's returned. This process has no threads yet.
+/// Runs body(rank, store) in two processes, and returns what rank 0's returned. This process has no threads
+/// yet.
 inline double in_two_processes(const std::function<double(int, const Store&)>& body) {
   const std::filesystem::path path =
       std::filesystem::temp_directory_path() / ("rpc_benchmark_" + std::to_string(getpid()));
@@ -63,8 +64,8 @@ inline double run_agent(int rank, const Store& store, const cohort::rpc::AgentOp
   return figure;
 }
 
-/// The main function of a program with the arguments [ROUNDS [PART OF A NAME]]: calls compare(workload, rounds) for each of
-/// make_workloads() whose name has the part.
+/// The main function of a program with the arguments [ROUNDS [PART OF A NAME]]: calls compare(workload,
+/// rounds) for each of make_workloads() whose name has the part.
 template <typename MakeWorkloads, typename Compare>
 int run_workloads(int count, char** arguments, const MakeWorkloads& make_workloads, const Compare& compare) {
   try {

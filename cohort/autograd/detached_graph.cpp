@@ -383,7 +383,8 @@ at::Tensor clone_if_shared(at::Tensor tensor) {
   return is_shared ? tensor.clone() : tensor;
 }
 
-// LibTorch adds a sparse tensor to a dense one, but not a dense tensor to a sparse one. The bits are the same.
+// LibTorch adds a sparse tensor to a dense one, but not a dense tensor to a sparse one. The bits are the
+// same.
 at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) {
   if (a.layout() == b.layout() || a.layout() == at::kStrided) return at::add(a, b);
   return at::add(b.layout() == at::kStrided ? b : b.to_dense(), a);

@@ -23,9 +23,9 @@ bool is_remade_view(const at::Tensor& tensor, const at::Tensor& base);
 bool is_writable_view(const at::Tensor& tensor, const at::Tensor& base);
 
 /// The results of a function that see each other's changes: the same tensor twice, or views of one tensor
-/// that have a part in common. If each had a history of its own they would not: who writes to one of them would
-/// change the values of the other, and not its gradient. So one is given a history, and the others are made
-/// of it.
+/// that have a part in common. If each had a history of its own they would not: who writes to one of them
+/// would change the values of the other, and not its gradient. So one is given a history, and the others are
+/// made of it.
 ///
 ///     OutputAliases views;
 ///     views.detach(results);          // in the function's graph

@@ -11,8 +11,9 @@ std::string host_name();
 /// machine, and of one network namespace. Where /proc does not say, no other process has it. No LibTorch.
 std::string machine_id();
 
-/// Returns the numeric address of this host by which it reaches `host`, a name or an address without brackets; empty where `host`
-/// has no address or no way leads there. Sends nothing. Blocking: it may ask the name server. No LibTorch.
+/// Returns the numeric address of this host by which it reaches `host`, a name or an address without
+/// brackets; empty where `host` has no address or no way leads there. Sends nothing. Blocking: it may ask the
+/// name server. No LibTorch.
 std::string address_towards(const std::string& host);
 
 }  // namespace cohort::base

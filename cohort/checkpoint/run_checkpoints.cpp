@@ -48,8 +48,8 @@ bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
-/// Gives the folder `replaced` its name `target` again, as far as the file system lets it. The folder that has
-/// the name now gets one of the other two names.
+/// Gives the folder `replaced` its name `target` again, as far as the file system lets it. The folder that
+/// has the name now gets one of the other two names.
 void restore_name(const fs::path& replaced, const fs::path& target, const fs::path& temporary) {
   if (exchange(replaced, target)) return;
   std::error_code ignored;

@@ -58,8 +58,8 @@ struct BackendInstance {
   /// True: all its groups of a process share one queue. A call, or the making of a group, waits for the calls
   /// before it.
   bool shares_queue = false;
-  /// That its tensors are on. A group over a backend for GPUs has another one beside it, for tensors on the CPU:
-  /// the one that `auto` chooses where ranks are on several hosts.
+  /// That its tensors are on. A group over a backend for GPUs has another one beside it, for tensors on the
+  /// CPU: the one that `auto` chooses where ranks are on several hosts.
   c10::DeviceType device = c10::kCPU;
 };
 

@@ -25,8 +25,8 @@ class DesyncWatch {
  public:
   class Watcher;
   explicit DesyncWatch(std::shared_ptr<Watcher> watcher);
-  /// Ends its threads: within 3.5 s if the store is silent, 4.5 s with 5,120 ranks; 3 s more while a report is
-  /// written that nobody reads. Where the store is kept by this job, rank 0 stays up to a second for the
+  /// Ends its threads: within 3.5 s if the store is silent, 4.5 s with 5,120 ranks; 3 s more while a report
+  /// is written that nobody reads. Where the store is kept by this job, rank 0 stays up to a second for the
   /// others to leave.
   ~DesyncWatch();
   DesyncWatch(DesyncWatch&&) noexcept;

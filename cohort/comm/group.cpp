@@ -252,7 +252,8 @@ Pending Group::all_to_all(at::Tensor& output, const at::Tensor& input,
   at::Tensor from = as_numbers(pending->in(input)), to = as_numbers(pending->out(output, false));
   std::vector<std::int64_t> to_rows = output_rows, from_rows = input_rows;
   c10d::AllToAllOptions settings;
-  // Row numbers are written out where none were given, so that ranks with and without numbers can be compared.
+  // Row numbers are written out where none were given, so that ranks with and without numbers can be
+  // compared.
   const auto rows = [&](const std::vector<std::int64_t>& given, const at::Tensor& tensor) {
     const auto n = static_cast<std::size_t>(size());
     return given.empty() ? std::vector<std::int64_t>(n, tensor.size(0) / size()) : given;

@@ -70,7 +70,8 @@ class Group {
   /// c10d's own. Once it was asked for, calls that are compared come back when every rank has made them, so
   /// that what is begun on it keeps its place among them on every rank.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
-  /// The host that connections of the backend must reach, rank 0's; 127.0.0.1 where all ranks are on one machine; empty: any.
+  /// The host that connections of the backend must reach, rank 0's; 127.0.0.1 where all ranks are on one
+  /// machine; empty: any.
   const std::string& reach() const;
   /// A store of this group's own.
   const c10::intrusive_ptr<c10d::Store>& store() const;

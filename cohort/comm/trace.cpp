@@ -1,8 +1,8 @@
-// Each rank waits until all have come. It measures its clock against rank 0's where these differ. All agree on
-// the earliest start as time zero. Then rank 0 takes the events of each rank in turn, in pieces, and writes
-// them to one file. The offset of a clock is that of the shortest of several round trips over the store.
-// Always: rank 0 receives all events even where it cannot write, since each rank waits for the result. Keys
-// bear the number of the round; a round removes those of the round before, which all ranks have left.
+// Each rank waits until all have come. It measures its clock against rank 0's where these differ. All agree
+// on the earliest start as time zero. Then rank 0 takes the events of each rank in turn, in pieces, and
+// writes them to one file. The offset of a clock is that of the shortest of several round trips over the
+// store. Always: rank 0 receives all events even where it cannot write, since each rank waits for the result.
+// Keys bear the number of the round; a round removes those of the round before, which all ranks have left.
 #include "cohort/comm/trace.h"
 
 #include <ATen/ops/empty.h>

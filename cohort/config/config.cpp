@@ -47,8 +47,8 @@ void check_data(const DataConfig& data) {
   }
 }
 
-/// Whether the table of keys says that `key` is used with the other values of `config`. A check that is of some
-/// registered names asks a key that only these use, so that each name stands once, in the table.
+/// Whether the table of keys says that `key` is used with the other values of `config`. A check that is of
+/// some registered names asks a key that only these use, so that each name stands once, in the table.
 bool has_effect(const ConfigKey& key, Config& config) {
   if (key.used_with == nullptr) return true;
   // Each used_with is the name of a text key, and each used_above_zero that of a whole number. So neither

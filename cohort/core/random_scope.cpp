@@ -65,8 +65,8 @@ void fill_in(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
 // The kernels are registered when the first scope begins: a program without scopes is left as it is.
 void register_kernels() {
   static const bool once = [] {
-    // Never destroyed: what is registered stays until the process ends, whatever is destroyed before. A static pointer to
-    // it is what the leak sanitizer looks for.
+    // Never destroyed: what is registered stays until the process ends, whatever is destroyed before. A
+    // static pointer to it is what the leak sanitizer looks for.
     static auto* const kept = new std::list<torch::Library>();
     auto& libraries = *kept;
     auto& all = libraries.emplace_back(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);

@@ -1,7 +1,8 @@
 // An ExampleDataset learns its fields from the first sample that can be read, and every later sample must
 // match them. So a batch's memory, which is laid out by the fields, never gets a sample of another size. A
 // registered factory is wrapped: its errors name the data set and the split, and options that it does not
-// read are rejected. The names of Cohort's own kinds are reserved in the registry, so no library can take them.
+// read are rejected. The names of Cohort's own kinds are reserved in the registry, so no library can take
+// them.
 #include "cohort/data/dataset.h"
 
 #include <c10/core/ScalarTypeToTypeMeta.h>

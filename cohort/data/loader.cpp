@@ -150,7 +150,8 @@ struct Loader::Impl {
 };
 
 // What was read ahead is of another place, and is dropped. The order of an epoch does not depend on the
-// place in it, so it is kept. Draining comes last: where it throws, read_ahead() drains again before it reads.
+// place in it, so it is kept. Draining comes last: where it throws, read_ahead() drains again before it
+// reads.
 void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position, bool is_at_end) {
   pending.reset();
   if (new_epoch != epoch) order.reset();

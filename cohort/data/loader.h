@@ -51,11 +51,11 @@ struct Batch {
   /// The second field, by convention the label. Throws: std::out_of_range where there is none.
   at::Tensor& target() { return fields.at(1); }
 
-  /// Puts the next part of this batch in place of this one, where LoaderOptions::parts or num_shares asked for
-  /// several: the rest of this share, then the next share that has a sample. Returns false, and changes
+  /// Puts the next part of this batch in place of this one, where LoaderOptions::parts or num_shares asked
+  /// for several: the rest of this share, then the next share that has a sample. Returns false, and changes
   /// nothing, after the last of this loader's. All parts must be taken before the loader's next next(). While
-  /// the loader lives. Throws: as next(), and the batch is empty then, or unchanged with on_error: skip; UsageError where the loader has
-  /// advanced since, or to another epoch.
+  /// the loader lives. Throws: as next(), and the batch is empty then, or unchanged with on_error: skip;
+  /// UsageError where the loader has advanced since, or to another epoch.
   bool advance() {
     const auto take = take_next;  // the next part brings its own
     return take != nullptr && take(*this);

@@ -1,6 +1,6 @@
-// The loop of Session's header. A step that throws GenerationEnded has changed nothing but buffers, which abandon_step() restores
-// before enter() shows the state to others, whether the step has its average or not. Always: info_.steps is the number of
-// steps whose changes are complete here.
+// The loop of Session's header. A step that throws GenerationEnded has changed nothing but buffers, which
+// abandon_step() restores before enter() shows the state to others, whether the step has its average or not.
+// Always: info_.steps is the number of steps whose changes are complete here.
 #include "cohort/elastic/run.h"
 
 #include <optional>

@@ -19,12 +19,13 @@ struct RunOptions {
   std::shared_ptr<Session> session = session_of_process();
   /// Gets the processes of each generation; may be null. It must outlive run().
   parallel::VirtualRankSync* sync = nullptr;
-  /// Called after each change, before the next step: to set what the loader reads, for instance. The end of the run is no
-  /// change: the result of run() has that of the last generation.
+  /// Called after each change, before the next step: to set what the loader reads, for instance. The end of
+  /// the run is no change: the result of run() has that of the last generation.
   std::function<void(const GenerationInfo& info)> on_enter = {};
-  /// Called on process 0 when `info.steps` are committed, before the next step begins: to write what is written once. A step may
-  /// come twice, from two processes, where the first one dies. None is left out. A process that was stopped may come late, when
-  /// another one is process 0, and would write over what is newer: WriterFence (writer_fence.h) keeps it out.
+  /// Called on process 0 when `info.steps` are committed, before the next step begins: to write what is
+  /// written once. A step may come twice, from two processes, where the first one dies. None is left out. A
+  /// process that was stopped may come late, when another one is process 0, and would write over what is
+  /// newer: WriterFence (writer_fence.h) keeps it out.
   std::function<void(const GenerationInfo& info)> on_commit = {};
 };
 
@@ -38,8 +39,8 @@ class StepContext {
   const GenerationInfo& info() const { return info_; }
   /// Null where this process is alone.
   std::shared_ptr<parallel::SliceExchange> exchange() const;
-  /// To be called once all that comes from other processes is there, and before parameters, optimizer or anything else of the
-  /// state changes.
+  /// To be called once all that comes from other processes is there, and before parameters, optimizer or
+  /// anything else of the state changes.
   void begin_changes();
   bool has_begun_changes() const { return has_begun_changes_; }
 
@@ -50,14 +51,15 @@ class StepContext {
   bool has_begun_changes_ = false;
 };
 
-/// Makes steps until there are `total_steps`, through all changes of the run's processes, and returns on each process
-/// once the run has ended. A process makes one run with its session. The step function makes step `step()` for the virtual
-/// ranks of this process. It is called again for a step where processes have changed meanwhile: so it must depend on nothing
-/// but the state and the step's number, with generators seeded by (seed, step, virtual rank). What it throws ends the
-/// process's part in the run. GenerationEnded, also of on_enter and on_commit, makes the process enter the next generation.
+/// Makes steps until there are `total_steps`, through all changes of the run's processes, and returns on each
+/// process once the run has ended. A process makes one run with its session. The step function makes step
+/// `step()` for the virtual ranks of this process. It is called again for a step where processes have changed
+/// meanwhile: so it must depend on nothing but the state and the step's number, with generators seeded by
+/// (seed, step, virtual rank). What it throws ends the process's part in the run. GenerationEnded, also of
+/// on_enter and on_commit, makes the process enter the next generation.
 ///
-/// Returns that of the process's last generation, with the final state. Nothing where the run has ended while the process was in no
-/// generation: it has an earlier state.
+/// Returns that of the process's last generation, with the final state. Nothing where the run has ended while
+/// the process was in no generation: it has an earlier state.
 ///
 ///     parallel::VirtualRankSync sync({}, {.num_virtual_ranks = 4});
 ///     sync.begin({.modules = {{"", net.ptr()}}, .optimizers = {{"", optimizer, nullptr}}});
@@ -70,7 +72,8 @@ class StepContext {
 ///                    optimizer->step();
 ///                  });
 ///
-/// Throws: as Session::enter(); UsageError where a step did not call begin_changes(), and for a second run with one session.
+/// Throws: as Session::enter(); UsageError where a step did not call begin_changes(), and for a second run
+/// with one session.
 std::optional<GenerationInfo> run(const RunOptions& options, const StateAccess& state,
                                   const std::function<void(StepContext& context)>& step);
 

@@ -16,15 +16,15 @@
 /// A process of an elastic run: which generation it is in, and how it gets the state that it lacks.
 namespace cohort::elastic {
 
-/// The processes that a step was made with are no longer those of the run: nobody finishes the step, and the state is
-/// that of before it. What waits for another process throws it, within milliseconds of the news.
+/// The processes that a step was made with are no longer those of the run: nobody finishes the step, and the
+/// state is that of before it. What waits for another process throws it, within milliseconds of the news.
 class GenerationEnded : public CommError {
  public:
   using CommError::CommError;
 };
 
-/// The run is over for this process: it has ended, or the process has left it with its node (as one that has succeeded).
-/// Session::finish() throws it only where the run has failed.
+/// The run is over for this process: it has ended, or the process has left it with its node (as one that has
+/// succeeded). Session::finish() throws it only where the run has failed.
 class RunEnded : public CommError {
  public:
   RunEnded(bool has_succeeded, const std::string& cause, int stop_signal = 0)
@@ -34,7 +34,8 @@ class RunEnded : public CommError {
         stop_signal_(stop_signal) {}
   /// A process that was in no generation at the end has nothing to do, and no fault.
   bool has_succeeded() const { return has_succeeded_; }
-  /// The signal that has stopped the run before its last step, after which processes end with 128 + its number; 0: none has.
+  /// The signal that has stopped the run before its last step, after which processes end with 128 + its
+  /// number; 0: none has.
   int stop_signal() const { return stop_signal_; }
 
  private:
@@ -44,8 +45,8 @@ class RunEnded : public CommError {
 
 /// What may be set of a session.
 struct SessionOptions {
-  /// Of each wait for another process that lives: above the longest step. The link to a process from which nothing has come by
-  /// then counts as lost: the agents make a generation with new links, or without it.
+  /// Of each wait for another process that lives: above the longest step. The link to a process from which
+  /// nothing has come by then counts as lost: the agents make a generation with new links, or without it.
   std::chrono::milliseconds timeout{600'000};
   /// Bytes of the state that are asked for at once.
   std::uint64_t chunk_bytes = std::uint64_t{4} << 20;
@@ -53,15 +54,17 @@ struct SessionOptions {
   bool operator==(const SessionOptions&) const = default;
 };
 
-/// All that a process needs to make the next step. The tensors have the same bits on each process after the same step.
+/// All that a process needs to make the next step. The tensors have the same bits on each process after the
+/// same step.
 struct StateSnapshot {
   std::string
       text;  ///< counters, rates and the like; it comes from one process, also where several have the state
   std::vector<at::Tensor>
       tensors;  ///< contiguous, on the CPU or a device; aliases of the process's own where it can be
-  /// By tensor: whether it changes between begin_changes() and commit() alone, as parameters do, and running statistics do
-  /// not. Such a tensor moves, once, to memory that outlives the process; the others are copied there at each commit. Empty:
-  /// the state dies with the process. It is shared with processes that fork() makes.
+  /// By tensor: whether it changes between begin_changes() and commit() alone, as parameters do, and running
+  /// statistics do not. Such a tensor moves, once, to memory that outlives the process; the others are copied
+  /// there at each commit. Empty: the state dies with the process. It is shared with processes that fork()
+  /// makes.
   std::vector<bool> in_place = {};
 };
 
@@ -69,8 +72,8 @@ struct StateSnapshot {
 struct StateAccess {
   /// Called at each commit, too.
   std::function<StateSnapshot()> save;
-  /// Of another process: what its save() gave. Where all tensors were as this process's own in number, sizes, strides and
-  /// types, and lie on the CPU, they are those that save() gave here, already written.
+  /// Of another process: what its save() gave. Where all tensors were as this process's own in number, sizes,
+  /// strides and types, and lie on the CPU, they are those that save() gave here, already written.
   std::function<void(const StateSnapshot& state)> load;
 };
 
@@ -83,8 +86,8 @@ struct GenerationInfo {
   std::string origin = {};  ///< the same on all processes of the run; another run has another one
 };
 
-/// The run as a process sees it. elastic::run (run.h) is the loop below, with VirtualRankSync::commit_step() and abandon_step(). A
-/// process has one session, and one run with it. Threads: one caller.
+/// The run as a process sees it. elastic::run (run.h) is the loop below, with VirtualRankSync::commit_step()
+/// and abandon_step(). A process has one session, and one run with it. Threads: one caller.
 ///
 ///     elastic::GenerationInfo info = session->enter(0);              // blocks until there is a generation
 ///     while (info.steps < total) {
@@ -103,39 +106,40 @@ class Session {
   virtual int virtual_ranks() const = 0;
   /// Where the state is. Before enter().
   virtual void set_state(StateAccess state) = 0;
-  /// Enters the newest generation with so many committed steps, and has the newest state when it returns. Where
-  /// generations end meanwhile it enters the next one. Before the first step all have the state of one process.
-  /// Blocks until there is a generation that this process is in. Throws: RunEnded; CommError where the agent is gone, or where
-  /// processes have different states after the same step; TimeoutError where the generation's store did not answer; UsageError
-  /// where the processor has other instructions than that of the run's first process, and for a second run.
+  /// Enters the newest generation with so many committed steps, and has the newest state when it returns.
+  /// Where generations end meanwhile it enters the next one. Before the first step all have the state of one
+  /// process. Blocks until there is a generation that this process is in. Throws: RunEnded; CommError where
+  /// the agent is gone, or where processes have different states after the same step; TimeoutError where the
+  /// generation's store did not answer; UsageError where the processor has other instructions than that of
+  /// the run's first process, and for a second run.
   virtual GenerationInfo enter(std::uint64_t committed_steps) = 0;
-  /// Whether no step can be made in this generation: there is another one to enter, or will be, as a process is lost.
-  /// Between two steps. Does not wait.
+  /// Whether no step can be made in this generation: there is another one to enter, or will be, as a process
+  /// is lost. Between two steps. Does not wait.
   virtual bool must_enter() const = 0;
-  /// The same, but false for a planned change while all processes of this generation are in it: what they do together between
-  /// two steps, as an evaluation, may be ended first. Does not wait.
+  /// The same, but false for a planned change while all processes of this generation are in it: what they do
+  /// together between two steps, as an evaluation, may be ended first. Does not wait.
   virtual bool must_leave() const { return must_enter(); }
-  /// Of the generation that this process is in. Its begin_step() says that a step begins, which a change may drop. Its transfers throw
-  /// GenerationEnded. Tensors that were given to a
-  /// transfer that has thrown must not be written any more: another process may still read them.
+  /// Of the generation that this process is in. Its begin_step() says that a step begins, which a change may
+  /// drop. Its transfers throw GenerationEnded. Tensors that were given to a transfer that has thrown must
+  /// not be written any more: another process may still read them.
   virtual std::shared_ptr<parallel::SliceExchange> exchange() const = 0;
   /// The state is being changed from here on: it is of no use to others until commit().
   virtual void begin_changes() = 0;
-  /// The state is that after so many steps. A process that follows this one in its place, when it has died, continues from here,
-  /// where nothing has changed the state since.
+  /// The state is that after so many steps. A process that follows this one in its place, when it has died,
+  /// continues from here, where nothing has changed the state since.
   virtual void commit(std::uint64_t steps) = 0;
-  /// A signal has stopped the run on all processes of the generation, which have saved: agents end with 128 + its number, also those
-  /// that have no part. Before finish(). Does nothing, as a rule.
+  /// A signal has stopped the run on all processes of the generation, which have saved: agents end with 128 +
+  /// its number, also those that have no part. Before finish(). Does nothing, as a rule.
   virtual void set_stop_signal(int /*signal*/) {}
-  /// All steps are made. Stays in the run, so that others can have the state, until it has ended. Where processes change
-  /// meanwhile it enters further generations: save() is called, and load() where this process's last state was not complete.
-  /// Throws: as enter(), but not where the run has succeeded.
-  /// Returns its place at the end: process 0 writes what another one may not have written any more.
+  /// All steps are made. Stays in the run, so that others can have the state, until it has ended. Where
+  /// processes change meanwhile it enters further generations: save() is called, and load() where this
+  /// process's last state was not complete. Throws: as enter(), but not where the run has succeeded. Returns
+  /// its place at the end: process 0 writes what another one may not have written any more.
   virtual GenerationInfo finish() = 0;
 };
 
-/// The session with the agent that has started this process (`cohort run --elastic`), or null where none has. Throws: UsageError
-/// where the process's session is destroyed already.
+/// The session with the agent that has started this process (`cohort run --elastic`), or null where none has.
+/// Throws: UsageError where the process's session is destroyed already.
 std::shared_ptr<Session> session_of_process();
 /// The same with options. Throws: UsageError also where the process has its session with other ones.
 std::shared_ptr<Session> session_of_process(const SessionOptions& options);

@@ -1,5 +1,5 @@
-// A text has the names of the optimizer's tensors and its numbers, as bits: JSON has no NaN and no infinity. Tensors of the module
-// alias the live ones, so that a state which comes is mostly written in place.
+// A text has the names of the optimizer's tensors and its numbers, as bits: JSON has no NaN and no infinity.
+// Tensors of the module alias the live ones, so that a state which comes is mostly written in place.
 #include "cohort/elastic/state_of.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,8 +1,8 @@
-// The lock is held for one write, so that a process which is stopped holds it seldom. Between two writes the number alone
-// keeps an earlier process 0 out: it compares before it writes, under the lock. Numbers count within a run. The run is told
-// by the origin of its record: a run that begins takes the folder over where no process of another run lives. A file system
-// without locks cannot tell who lives: there the run that has begun last has the folder, and the other one ends at its next
-// write.
+// The lock is held for one write, so that a process which is stopped holds it seldom. Between two writes the
+// number alone keeps an earlier process 0 out: it compares before it writes, under the lock. Numbers count
+// within a run. The run is told by the origin of its record: a run that begins takes the folder over where no
+// process of another run lives. A file system without locks cannot tell who lives: there the run that has
+// begun last has the folder, and the other one ends at its next write.
 #include "cohort/elastic/writer_fence.h"
 
 #include <fcntl.h>

@@ -9,8 +9,8 @@
 
 namespace cohort::elastic {
 
-/// Keeps out of an elastic run's folder who writes there no more, and may not know it yet: a process that was process 0, and
-/// a process of another run.
+/// Keeps out of an elastic run's folder who writes there no more, and may not know it yet: a process that was
+/// process 0, and a process of another run.
 ///
 ///     elastic::WriterFence fence("runs/7");
 ///     options.on_enter = [&](const elastic::GenerationInfo& info) { fence.claim(info.origin); };
@@ -18,10 +18,11 @@ namespace cohort::elastic {
 ///       fence.write(info.generation, [&] { save_checkpoint("runs/7/last", info.steps); });
 ///     };
 ///
-/// The file `.origin` there says whose the folder is, by the origin of the run's record. Each process of the run holds a shared
-/// lock of it, so no other run gets the folder meanwhile. The file `.writer` has the number of the generation that has written
-/// last, and its origin. Who writes holds the lock of that file meanwhile. Where a later generation has written, nobody of an
-/// earlier one does any more. Threads: one caller at a time.
+/// The file `.origin` there says whose the folder is, by the origin of the run's record. Each process of the
+/// run holds a shared lock of it, so no other run gets the folder meanwhile. The file `.writer` has the
+/// number of the generation that has written last, and its origin. Who writes holds the lock of that file
+/// meanwhile. Where a later generation has written, nobody of an earlier one does any more. Threads: one
+/// caller at a time.
 class WriterFence {
  public:
   /// Makes the folder. Throws: SystemError where the files cannot be made.
@@ -29,14 +30,14 @@ class WriterFence {
   WriterFence(const WriterFence&) = delete;
   WriterFence& operator=(const WriterFence&) = delete;
 
-  /// The folder is that of the run `origin` from here on. Waits two seconds at most for processes of another run, which may be
-  /// about to end. Throws: SystemError where they do not.
+  /// The folder is that of the run `origin` from here on. Waits two seconds at most for processes of another
+  /// run, which may be about to end. Throws: SystemError where they do not.
   void claim(const std::string& origin);
 
-  /// Calls `write`, also from within another call. Waits two seconds at most for a process that writes. Returns false
-  /// where that has not ended: it is stopped, and nothing is written. Later calls do not wait, until one has written.
-  /// Throws: GenerationEnded where a later generation has written; SystemError where another run has claimed the
-  /// folder; what `write` throws.
+  /// Calls `write`, also from within another call. Waits two seconds at most for a process that writes.
+  /// Returns false where that has not ended: it is stopped, and nothing is written. Later calls do not wait,
+  /// until one has written. Throws: GenerationEnded where a later generation has written; SystemError where
+  /// another run has claimed the folder; what `write` throws.
   bool write(std::uint64_t generation, const std::function<void()>& write);
 
  private:

@@ -1,5 +1,5 @@
-// Names are resolved by the system. Which of this host's addresses leads to another host is the kernel's to say: a datagram socket is
-// connected to it, which sends nothing.
+// Names are resolved by the system. Which of this host's addresses leads to another host is the kernel's to
+// say: a datagram socket is connected to it, which sends nothing.
 #include "cohort/launch/rendezvous_options.h"
 
 #include <ifaddrs.h>

@@ -26,12 +26,14 @@ struct RendezvousOptions {
   RendezvousBackend backend = RendezvousBackend::kStatic;
   int min_nodes = 1;   ///< the job continues with so many; ignored by kStatic
   int num_spares = 0;  ///< agents beyond nnodes that take the places of those that are gone
-  /// "host:port" of the agent that has the record, or of a member of etcd: the same text on all nodes. Not for kStatic.
+  /// "host:port" of the agent that has the record, or of a member of etcd: the same text on all nodes. Not
+  /// for kStatic.
   std::string endpoint = {};
-  /// Whether this agent is the one at the endpoint. Nothing: if the endpoint names this host, and nobody listens there.
+  /// Whether this agent is the one at the endpoint. Nothing: if the endpoint names this host, and nobody
+  /// listens there.
   std::optional<bool> is_host = std::nullopt;
-  /// By which name or address other nodes reach this one. Empty: by the one by which it reaches the endpoint; where that is etcd at
-  /// 127.0.0.1, this host's name.
+  /// By which name or address other nodes reach this one. Empty: by the one by which it reaches the endpoint;
+  /// where that is etcd at 127.0.0.1, this host's name.
   std::string local_addr = {};
   /// How long the first ranks wait for more nodes once min_nodes are there.
   std::chrono::milliseconds last_call_timeout{0};
@@ -46,9 +48,9 @@ struct RendezvousOptions {
   bool is_elastic = false;
   int virtual_ranks = 0;  ///< of an elastic program; 0: nnodes * nproc_per_node
   int warm_ranks = 0;  ///< processes of an elastic program that wait, started, for the place of one that dies
-  /// How long a rank of an elastic program may take to enter a generation. Then the others do without its node until it does. One that has
-  /// been in the run may be in a step, and has `progress_timeout` where that is more. Both belong below SessionOptions::timeout, the ten
-  /// minutes for which ranks wait for each other.
+  /// How long a rank of an elastic program may take to enter a generation. Then the others do without its
+  /// node until it does. One that has been in the run may be in a step, and has `progress_timeout` where that
+  /// is more. Both belong below SessionOptions::timeout, the ten minutes for which ranks wait for each other.
   std::chrono::milliseconds enter_timeout = std::chrono::minutes(5);
   /// A rank that neither gets on nor waits for others for so long is named in the log. 0: none is.
   std::chrono::milliseconds progress_timeout = std::chrono::minutes(5);
@@ -72,12 +74,12 @@ HostPort split_endpoint(std::string_view endpoint);
 /// Returns "host:port", with brackets around an IPv6 address.
 std::string endpoint_text(const HostPort& place);
 
-/// Whether an address or a name is one of this host's: of the loopback, the host's name, or an address of one of its
-/// interfaces. May ask the resolver.
+/// Whether an address or a name is one of this host's: of the loopback, the host's name, or an address of one
+/// of its interfaces. May ask the resolver.
 bool names_this_host(const std::string& host);
 
-/// Returns the numeric address of this host's interface by which it reaches `host`. Throws: RendezvousError where `host` has no
-/// address or no way leads there.
+/// Returns the numeric address of this host's interface by which it reaches `host`. Throws: RendezvousError
+/// where `host` has no address or no way leads there.
 std::string address_towards(const std::string& host);
 
 }  // namespace cohort::launch

@@ -1,9 +1,9 @@
 // Where members may change, agents join by a MemberLink, and the store of a generation is served by one of
-// them. With a fixed number: one node alone serves the store and begins. Of several, node 0 serves it, and the rest wait
-// until somebody listens there and join. Each node adds 1 to a count under its number: a higher count shows
-// two agents with one number. Always: each wait until then ends at the deadline of the rendezvous, or on a
-// signal. A host that has gone silent never answers, so the thread that asks its store for the count can be
-// left behind.
+// them. With a fixed number: one node alone serves the store and begins. Of several, node 0 serves it, and
+// the rest wait until somebody listens there and join. Each node adds 1 to a count under its number: a higher
+// count shows two agents with one number. Always: each wait until then ends at the deadline of the
+// rendezvous, or on a signal. A host that has gone silent never answers, so the thread that asks its store
+// for the count can be left behind.
 #include "cohort/launch/run.h"
 
 #include <signal.h>
@@ -191,8 +191,8 @@ int wait_for_endpoint(const RunOptions& options, SignalQueue& signals) {
   return stop.number();
 }
 
-// Others hear that the agent ends, also where the run has failed: one that has the record waits until they have heard how. Its ranks end
-// before that.
+// Others hear that the agent ends, also where the run has failed: one that has the record waits until they
+// have heard how. Its ranks end before that.
 template <typename MakeAgent>
 int run_member(MemberLink& member, const MakeAgent& make_agent) {
   try {

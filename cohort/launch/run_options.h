@@ -70,8 +70,9 @@ struct RunOptions {
   bool no_secret = false;
   /// ROLE_NAME of the ranks.
   std::string role = "default";
-  /// How often all ranks are started again after one has failed; how often ranks of an elastic run may fail. With kUnlimitedRestarts an
-  /// elastic run ends only where ranks of one place fail more than three times in a row, without a step of the run between.
+  /// How often all ranks are started again after one has failed; how often ranks of an elastic run may fail.
+  /// With kUnlimitedRestarts an elastic run ends only where ranks of one place fail more than three times in
+  /// a row, without a step of the run between.
   int max_restarts = 0;
   std::chrono::milliseconds monitor_interval{100};  ///< between two looks at the other nodes
   /// For the rendezvous of all nodes' agents.

@@ -25,7 +25,8 @@ struct EtcdOptions {
 
   /// Of a request to an endpoint; up to eight times as long where none answers.
   std::chrono::milliseconds request_timeout{500};
-  /// Of a compare-and-swap over all endpoints; then it is kUnknown, and the record is told as soon as etcd answers.
+  /// Of a compare-and-swap over all endpoints; then it is kUnknown, and the record is told as soon as etcd
+  /// answers.
   std::chrono::milliseconds swap_timeout{1'500};
 };
 

@@ -1,6 +1,6 @@
-// All that can be wrong about the options is found before etcd is asked for anything: a file that is missing on one of many hosts
-// is an error of its agent at the start, and not a line of the log that comes again. What needs libcurl is in a library of its
-// own (etcd/internal/library.h).
+// All that can be wrong about the options is found before etcd is asked for anything: a file that is missing
+// on one of many hosts is an error of its agent at the start, and not a line of the log that comes again.
+// What needs libcurl is in a library of its own (etcd/internal/library.h).
 #include "cohort/membership/etcd_store.h"
 
 #include <algorithm>

@@ -44,7 +44,8 @@ struct Generation {
   std::uint64_t committed_steps = 0;  ///< so many steps were committed, by what members had reported
   std::string store;                  ///< address of the generation's key-value store
   std::string cause;                  ///< why it came to be: "agent 3 at n3:29400 died"
-  /// Agents that are gone were heard for the last time so many ms before it was decided; 0: none is gone. The most of them.
+  /// Agents that are gone were heard for the last time so many ms before it was decided; 0: none is gone. The
+  /// most of them.
   std::uint64_t detect_ms = 0;
 
   /// Number of ranks of all members.
@@ -54,9 +55,9 @@ struct Generation {
   /// Rank of the first process of a member: processes are numbered by member, without holes.
   /// Throws: UsageError where the agent is no member.
   int first_process(MemberId id) const;
-  /// The generation as an agent tells it to its ranks: `known_steps` have been committed by them so far, also by those that
-  /// died. The generation before may have made steps after this one was agreed on. A rank that follows one that died learns
-  /// by them that its state is lost.
+  /// The generation as an agent tells it to its ranks: `known_steps` have been committed by them so far, also
+  /// by those that died. The generation before may have made steps after this one was agreed on. A rank that
+  /// follows one that died learns by them that its state is lost.
   Generation for_ranks(std::uint64_t known_steps) const;
   /// Virtual ranks of a process. It may have none.
   VirtualBlock block(int process) const;

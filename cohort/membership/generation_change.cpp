@@ -1,6 +1,7 @@
-// A planned change waits for the step that is under way, as all its processes are there. A process learns by another one's hello
-// that the step will not be finished: the other one was in this generation, and has entered the next one without the step. A
-// process that is new to the run says hello too, and means nothing by it.
+// A planned change waits for the step that is under way, as all its processes are there. A process learns by
+// another one's hello that the step will not be finished: the other one was in this generation, and has
+// entered the next one without the step. A process that is new to the run says hello too, and means nothing
+// by it.
 #include "cohort/membership/generation_change.h"
 
 #include <algorithm>

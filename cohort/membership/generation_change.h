@@ -8,19 +8,21 @@
 
 #include "cohort/membership/generation.h"
 
-/// The rules by which a process goes from one generation to the next, and knows who has the state. No thread, clock or
-/// socket: StepProtocol, which a simulator runs, and elastic::Session have the same ones.
+/// The rules by which a process goes from one generation to the next, and knows who has the state. No thread,
+/// clock or socket: StepProtocol, which a simulator runs, and elastic::Session have the same ones.
 namespace cohort::membership {
 
-/// When a process leaves its generation: at once, or after the step that is under way. Threads: one at a time.
+/// When a process leaves its generation: at once, or after the step that is under way. Threads: one at a
+/// time.
 class GenerationChange {
  public:
-  /// The agents have agreed on a generation, in which this process has a number, or none. Returns whether it is news.
+  /// The agents have agreed on a generation, in which this process has a number, or none. Returns whether it
+  /// is news.
   bool announce(const Generation& generation, std::optional<int> process);
   /// A process has entered a generation that this one has not, with so many committed steps.
   void on_hello(std::uint64_t generation, int from, std::uint64_t steps);
-  /// A process of this generation has left it, for another one or none, with so many committed steps. All that it sent
-  /// has come.
+  /// A process of this generation has left it, for another one or none, with so many committed steps. All
+  /// that it sent has come.
   void on_goodbye(int from, std::uint64_t steps);
   bool has_left(int process) const { return goodbyes_.contains(process); }
   /// A process of this generation cannot be reached any more; some process, where it is not known which.
@@ -32,7 +34,8 @@ class GenerationChange {
   /// Number of the newest generation that is known.
   std::uint64_t newest() const { return next_ ? next_->generation.number : generation_.number; }
   /// Whether there is a generation to enter, and nobody will finish the step that is under way: the one after
-  /// `committed` steps. Where there is none to enter yet, who waits for a lost process waits for the generation.
+  /// `committed` steps. Where there is none to enter yet, who waits for a lost process waits for the
+  /// generation.
   bool drops_step(std::uint64_t committed) const;
   /// The next generation is that of this process from here on.
   void enter();
@@ -75,7 +78,8 @@ class Recovery {
 
   // Once has_all().
 
-  /// No process has a state, or it is too old: the one before the newest may be that of a step whose news was under way.
+  /// No process has a state, or it is too old: the one before the newest may be that of a step whose news was
+  /// under way.
   bool is_state_lost() const;
   std::uint64_t newest() const;
   bool has_newest(int process) const;

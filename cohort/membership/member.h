@@ -8,7 +8,8 @@
 #include "cohort/membership/member_options.h"
 #include "cohort/membership/status.h"
 
-/// An agent in the rendezvous of a run: it joins, gives signs of life, and hears of each generation. No LibTorch.
+/// An agent in the rendezvous of a run: it joins, gives signs of life, and hears of each generation. No
+/// LibTorch.
 ///
 ///     membership::Member member({.settings = settings, .endpoint = "n1:29400", .is_endpoint = is_node_0,
 ///                                .listen = "0.0.0.0:0", .secret = secret});
@@ -29,7 +30,8 @@ class MemberLoop;
 /// Has a thread of its own, and net's. Threads: any.
 class Member {
  public:
-  /// Begins to join; does not wait. Throws: UsageError for settings that cannot be; RendezvousError where it cannot listen.
+  /// Begins to join; does not wait. Throws: UsageError for settings that cannot be; RendezvousError where it
+  /// cannot listen.
   explicit Member(MemberOptions options);
   /// Without close() other agents see this process's death.
   ~Member();
@@ -48,8 +50,8 @@ class Member {
   /// Where other agents reach this one.
   const std::string& address() const;
 
-  /// Says what set_status() was given last, and goodbye. The agent that has the record first waits until all have heard of the
-  /// run's end, if it has ended.
+  /// Says what set_status() was given last, and goodbye. The agent that has the record first waits until all
+  /// have heard of the run's end, if it has ended.
   void close(base::Deadline deadline);
 
  private:

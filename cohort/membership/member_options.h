@@ -31,8 +31,8 @@ struct MemberOptions {
   std::shared_ptr<RecordStore>
       store;            ///< that all agents reach by themselves; null: the agent at `endpoint` has the record
   MemberStatus status;  ///< at first
-  /// Without a call of Member::note_alive() for so long this agent falls silent, so that others continue without it: a thread of its
-  /// own would give signs of life for a program that hangs. 0: never.
+  /// Without a call of Member::note_alive() for so long this agent falls silent, so that others continue
+  /// without it: a thread of its own would give signs of life for a program that hangs. 0: never.
   std::chrono::milliseconds program_timeout{0};
   /// Called on a thread of the member after view() has changed. Must not wait.
   std::function<void()> on_change;

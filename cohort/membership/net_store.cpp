@@ -1,8 +1,8 @@
-// The server's map is used on the node's own thread: each request is some look-ups, so none waits for another one. A wait for keys
-// that are not there is kept, and answered by the request that sets the last of them.
+// The server's map is used on the node's own thread: each request is some look-ups, so none waits for another
+// one. A wait for keys that are not there is kept, and answered by the request that sets the last of them.
 //
-// Always: the map has keys of one generation, the newest that any request named, and keys of none. Who asks for an earlier
-// generation hears so, also who waits: its next request would never be answered.
+// Always: the map has keys of one generation, the newest that any request named, and keys of none. Who asks
+// for an earlier generation hears so, also who waits: its next request would never be answered.
 #include "cohort/membership/net_store.h"
 
 #include <algorithm>

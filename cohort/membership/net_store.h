@@ -39,8 +39,8 @@ struct NetStoreServerOptions {
   std::optional<net::TlsOptions> tls = {};
 };
 
-/// Keeps what ranks leave. Keys "generation/G/..." belong to generation G: those of generations before it are dropped when
-/// the first one comes. Threads: any; net's does the work.
+/// Keeps what ranks leave. Keys "generation/G/..." belong to generation G: those of generations before it are
+/// dropped when the first one comes. Threads: any; net's does the work.
 class NetStoreServer {
  public:
   /// Throws: as net::Node::listen().
@@ -65,10 +65,9 @@ struct NetStoreOptions {
   std::chrono::milliseconds timeout{30'000};  ///< of the connection and of each request but wait()
 };
 
-/// A client of the store. A call is one request, also for several keys. The server answers wait() when all keys are there:
-/// nobody asks again and again.
-/// Threads: any. Throws: StaleGeneration; TimeoutError after NetStoreOptions::timeout; CommError where the store is gone,
-/// or after close().
+/// A client of the store. A call is one request, also for several keys. The server answers wait() when all
+/// keys are there: nobody asks again and again. Threads: any. Throws: StaleGeneration; TimeoutError after
+/// NetStoreOptions::timeout; CommError where the store is gone, or after close().
 class NetStore : public base::KeyValueStore {
  public:
   /// Blocks until it is connected. Throws: RendezvousError.

@@ -1,6 +1,7 @@
-// A text goes in packets of 32 KiB, as a packet socket takes no message above its buffer. The first byte of a packet says whether
-// another one follows. A text that has begun always ends; one that has not may be replaced, as texts are whole each time. So a
-// rank that is stopped costs its agent no more than two texts. A descriptor goes in a packet of its own, which is not replaced.
+// A text goes in packets of 32 KiB, as a packet socket takes no message above its buffer. The first byte of a
+// packet says whether another one follows. A text that has begun always ends; one that has not may be
+// replaced, as texts are whole each time. So a rank that is stopped costs its agent no more than two texts. A
+// descriptor goes in a packet of its own, which is not replaced.
 #include "cohort/membership/rank_link.h"
 
 #include <fcntl.h>

@@ -44,13 +44,13 @@ struct RankOrder {
 struct RankStatus {
   bool is_ready = false;         ///< it can enter a generation at once
   std::uint64_t timeout_ms = 0;  ///< for which it waits for another process that lives; 0: it does not say
-  /// Number of the newest order, whatever it computes. A rank that does not say so hangs: it is stopped, for instance. 0: it never
-  /// says so.
+  /// Number of the newest order, whatever it computes. A rank that does not say so hangs: it is stopped, for
+  /// instance. 0: it never says so.
   std::uint64_t heard = 0;
   std::uint64_t entered = 0;    ///< number of the generation that it is in, or was in last
   std::uint64_t recovered = 0;  ///< of the last generation in which it had the newest state
-  /// Number of the newest generation without it, once it has left the one before. Where an agent leaves the run, it
-  /// waits for that of all its ranks.
+  /// Number of the newest generation without it, once it has left the one before. Where an agent leaves the
+  /// run, it waits for that of all its ranks.
   std::uint64_t left = 0;
   std::uint64_t stepped = 0;  ///< of the last generation in which it has committed a step
   std::uint64_t committed_steps = 0;
@@ -76,24 +76,25 @@ class RankLink {
  public:
   /// The two ends. Both are closed by exec: who starts the rank takes that from the second one.
   static std::pair<RankLink, RankLink> make_pair();
-  /// The end whose number the agent has put into COHORT_AGENT_FD; nothing where there is none. It is closed by exec
-  /// from now on. Throws: UsageError for a descriptor that is no such socket.
+  /// The end whose number the agent has put into COHORT_AGENT_FD; nothing where there is none. It is closed
+  /// by exec from now on. Throws: UsageError for a descriptor that is no such socket.
   static std::optional<RankLink> of_process();
   explicit RankLink(base::Fd fd) : fd_(std::move(fd)) {}
 
-  /// Returns whether the other side has room for all of it before the deadline. If not, it goes with a later send() or
-  /// flush(). As texts are whole each time, a newer one takes the place of one that has not begun.
+  /// Returns whether the other side has room for all of it before the deadline. If not, it goes with a later
+  /// send() or flush(). As texts are whole each time, a newer one takes the place of one that has not begun.
   /// Throws: CommError where the other side is gone.
   bool send(const std::string& text, base::Deadline deadline);
-  /// Gives the other side a descriptor of its own for `file`. It comes before texts that are sent later. Returns and throws: as
-  /// send().
+  /// Gives the other side a descriptor of its own for `file`. It comes before texts that are sent later.
+  /// Returns and throws: as send().
   bool send_file(const base::Fd& file, base::Deadline deadline);
   /// Sends what is left. Returns and throws: as send().
   bool flush(base::Deadline deadline);
   bool has_unsent() const { return !unsent_.empty(); }
   /// The next text; nothing where the deadline passes first. Throws: CommError where the other side is gone.
   std::optional<std::string> receive(base::Deadline deadline);
-  /// The last descriptor that came before what receive() has returned, closed by exec; once. Not open: none came.
+  /// The last descriptor that came before what receive() has returned, closed by exec; once. Not open: none
+  /// came.
   base::Fd take_file() { return std::move(file_); }
   /// Both sides see the link's end, also one that waits in receive().
   void shutdown();

@@ -1,5 +1,5 @@
-// The text is JSON, so that a person can read what is in etcd. The parser is strict: an agent of another version must
-// not read half of a record and decide by it. A new field is a new version.
+// The text is JSON, so that a person can read what is in etcd. The parser is strict: an agent of another
+// version must not read half of a record and decide by it. A new field is a new version.
 #include "cohort/membership/record.h"
 
 #include <algorithm>

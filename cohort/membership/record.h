@@ -22,15 +22,15 @@ enum class RunState {
 /// All that agents agree on. Changed by compare-and-swap only.
 struct RendezvousRecord {
   RunSettings settings;
-  /// Incarnation of the agent that wrote the first record of the run: another run has another one. Of an embedded record: of
-  /// the agent that has it.
+  /// Incarnation of the agent that wrote the first record of the run: another run has another one. Of an
+  /// embedded record: of the agent that has it.
   std::string origin;
   RunState state = RunState::kForming;
   Generation generation;            ///< the newest
   std::vector<MemberInfo> waiting;  ///< by id: they enter as soon as they can
   std::vector<MemberInfo> spares;   ///< by id: they enter where a member is gone
-  /// Agents that had the state when they were last heard: members of the first generation, and who has begun a step
-  /// since it entered. A generation has one of them.
+  /// Agents that had the state when they were last heard: members of the first generation, and who has begun
+  /// a step since it entered. A generation has one of them.
   std::vector<MemberId> holders;
   MemberId next_id = 1;  ///< of the next agent that joins
   int restarts_used = 0;
@@ -50,8 +50,8 @@ struct RendezvousRecord {
 
 /// The record as a text, which says its version.
 std::string to_text(const RendezvousRecord& record);
-/// Reads what to_text() wrote. Throws: CommError for another version, a missing or unknown field, and a value out
-/// of its range.
+/// Reads what to_text() wrote. Throws: CommError for another version, a missing or unknown field, and a value
+/// out of its range.
 RendezvousRecord parse_record(std::string_view text);
 
 }  // namespace cohort::membership

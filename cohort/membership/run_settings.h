@@ -25,7 +25,8 @@ struct RunSettings {
   bool operator==(const RunSettings&) const = default;
 };
 
-/// How many times `silence` an agent must be silent for the one that decides to give it up without a second observer.
+/// How many times `silence` an agent must be silent for the one that decides to give it up without a second
+/// observer.
 inline constexpr int kAloneFactor = 4;
 
 /// Names the first setting in which two differ, with both values; empty where none does.

@@ -18,8 +18,8 @@ struct MemberStatus {
       0;  ///< number of the last generation in which its ranks have begun a step: they have the state
   std::uint64_t committed_steps = 0;  ///< by its ranks so far, also by those that died
   bool is_leaving = false;            ///< it was given notice: it leaves between two steps
-  /// All its ranks have made the last step; they stay until the run has ended, so that another one can have their state.
-  /// Of a program without virtual ranks: they have ended, with status 0.
+  /// All its ranks have made the last step; they stay until the run has ended, so that another one can have
+  /// their state. Of a program without virtual ranks: they have ended, with status 0.
   bool is_finished = false;
   int stop_signal = 0;  ///< of `is_finished`: the signal by which its ranks have ended before the last step
   bool is_state_lost = false;  ///< of `entered`: no process has the newest state

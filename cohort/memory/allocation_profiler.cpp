@@ -23,8 +23,8 @@ struct LiveBlock {
   std::thread::id maker;
 };
 
-// What a profiler counts. A curve has a point for each block that comes or leaves, so a peak between two points
-// is not missed.
+// What a profiler counts. A curve has a point for each block that comes or leaves, so a peak between two
+// points is not missed.
 struct Counts {
   struct Of {
     AllocationProfiler::Use use;

@@ -4,8 +4,8 @@
 
 namespace cohort::net {
 
-/// Nothing has shown that a process is at an address: nobody listens there, or nobody has answered until the deadline, as where its
-/// host is off.
+/// Nothing has shown that a process is at an address: nobody listens there, or nobody has answered until the
+/// deadline, as where its host is off.
 class NoAnswer : public RendezvousError {
  public:
   using RendezvousError::RendezvousError;

@@ -1,8 +1,9 @@
-// LibTorch has one cache of casts for all threads, and can only drop all of it. It counts scopes by thread. So
-// the end of one thread's outermost scope would drop the casts of a forward on another thread: a parameter
+// LibTorch has one cache of casts for all threads, and can only drop all of it. It counts scopes by thread.
+// So the end of one thread's outermost scope would drop the casts of a forward on another thread: a parameter
 // would be cast again, and the bits of its gradient would depend on time. If instead the last scope of the
-// process dropped the cache, a step of one thread would leave its old casts to the thread's next scope. Always:
-// the cache is switched off (a switch of each thread) but on one thread, and on those that work for it.
+// process dropped the cache, a step of one thread would leave its old casts to the thread's next scope.
+// Always: the cache is switched off (a switch of each thread) but on one thread, and on those that work for
+// it.
 #include "cohort/optim/autocast.h"
 
 #include <ATen/autocast_mode.h>

@@ -18,8 +18,8 @@ struct VirtualRankOptions;
 
 /// A way to keep gradients equal.
 struct GradientSyncType {
-  /// `group` is not null where needs_group is true. `options` are those of `ddp`; another sync may take some of
-  /// them.
+  /// `group` is not null where needs_group is true. `options` are those of `ddp`; another sync may take some
+  /// of them.
   std::function<std::shared_ptr<GradientSync>(const comm::Group& group, const ReducerOptions& options)> make;
   /// True: it keeps a copy of the gradients beside them, for the plan of memory.
   bool copies_gradients = false;
@@ -27,8 +27,8 @@ struct GradientSyncType {
   /// way. False: it is for one process alone.
   bool needs_group = true;
   /// Makes the sync of a run with virtual ranks (distributed.virtual_ranks, distributed.elastic): a
-  /// VirtualRankSync, or a class derived from it. `group` is null for one process, and where processes may come
-  /// and leave. Null: such a run rejects this sync.
+  /// VirtualRankSync, or a class derived from it. `group` is null for one process, and where processes may
+  /// come and leave. Null: such a run rejects this sync.
   std::function<std::shared_ptr<VirtualRankSync>(const comm::Group& group, const VirtualRankOptions& options)>
       make_virtual_ranks = nullptr;
 };

@@ -138,8 +138,8 @@ struct ModelRunnerType {
   /// True: operators run on threads of their own, so the calling thread needs no others for itself, and
   /// script mode cannot record a step.
   bool has_own_threads = false;
-  /// True: a forward and its backward are a function of model, input and the calling thread's generators, so a
-  /// process may compute one virtual rank after the other (distributed.virtual_ranks, distributed.elastic).
+  /// True: a forward and its backward are a function of model, input and the calling thread's generators, so
+  /// a process may compute one virtual rank after the other (distributed.virtual_ranks, distributed.elastic).
   bool supports_virtual_ranks = false;
   /// True: it cuts a batch into ModelRunnerOptions::num_micro_batches, one forward each.
   bool cuts_micro_batches = false;

@@ -1,7 +1,7 @@
 // A registry of weak pointers keeps a single worker for each name of a placement. A function travels with its
-// caller's thread-local state, random scope and streams. Its thread restores its own afterwards. A thread that
-// is stuck cannot be stopped: a new thread takes its place, and the worker itself stays. Threads are started
-// and stopped without the lock, since both may take long.
+// caller's thread-local state, random scope and streams. Its thread restores its own afterwards. A thread
+// that is stuck cannot be stopped: a new thread takes its place, and the worker itself stays. Threads are
+// started and stopped without the lock, since both may take long.
 #include "cohort/parallel/placement_worker.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,7 +1,7 @@
-// The public agent is a front: AgentState does the work. Handlers and answers on other threads may hold the state
-// longer than the Agent lives, so the state is shared, and ~Agent() stops it instead of destroying it.
-// Names of workers are checked here. They stand beside patterns of fnmatch(), so they have none of its special
-// characters.
+// The public agent is a front: AgentState does the work. Handlers and answers on other threads may hold the
+// state longer than the Agent lives, so the state is shared, and ~Agent() stops it instead of destroying it.
+// Names of workers are checked here. They stand beside patterns of fnmatch(), so they have none of its
+// special characters.
 #include "cohort/rpc/agent.h"
 
 #include <ATen/core/Tensor.h>

@@ -68,26 +68,31 @@ inline Target to(int id, Target::Line line = Target::Line::current()) {
 struct AgentOptions {
   /// Of a call that has none of its own; zero: none. Agent::set_timeout() changes it.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  /// Handlers at a time; those that wait for calls do not count. Where it is above 1, one more may run that is quick.
+  /// Handlers at a time; those that wait for calls do not count. Where it is above 1, one more may run that
+  /// is quick.
   int num_threads = 16;
-  /// Where the other workers reach this one, as net::Node::listen() takes it. auto: those of this host by a local socket, to
-  /// which only processes of this user may connect, and those of other hosts by a port of all addresses of this one.
+  /// Where the other workers reach this one, as net::Node::listen() takes it. auto: those of this host by a
+  /// local socket, to which only processes of this user may connect, and those of other hosts by a port of
+  /// all addresses of this one.
   std::string listen = "auto";
-  /// By which name or address workers of other hosts reach this one, where `listen` is auto. Empty: the host's name; for init_rpc()
-  /// of a group the address by which this host reaches the group's rank 0, on other hosts than that one.
+  /// By which name or address workers of other hosts reach this one, where `listen` is auto. Empty: the
+  /// host's name; for init_rpc() of a group the address by which this host reaches the group's rank 0, on
+  /// other hosts than that one.
   std::string host;
   std::optional<base::Secret> secret = base::Secret::of_process();  ///< of the job; needed beyond loopback
-  /// Encrypts what goes over TCP, and takes only workers with a certificate. All workers have it, or none. Else the files that
-  /// the environment names: COHORT_TLS_CERTIFICATE, COHORT_TLS_KEY and COHORT_TLS_AUTHORITIES.
+  /// Encrypts what goes over TCP, and takes only workers with a certificate. All workers have it, or none.
+  /// Else the files that the environment names: COHORT_TLS_CERTIFICATE, COHORT_TLS_KEY and
+  /// COHORT_TLS_AUTHORITIES.
   std::optional<net::TlsOptions> tls = net::TlsOptions::of_process();
   /// After which a worker is given up. The same on all workers: each gives eight or more signs of life in it.
   std::chrono::milliseconds silence = std::chrono::seconds(2);
-  /// How long a thread looks for an answer, or for the next call, before it sleeps. It takes a core meanwhile, and saves the
-  /// time of waking one. None: 50 us where the host has a core for each of its workers, else 0. A dynamic
-  /// group counts all workers that ever came, on any host.
+  /// How long a thread looks for an answer, or for the next call, before it sleeps. It takes a core
+  /// meanwhile, and saves the time of waking one. None: 50 us where the host has a core for each of its
+  /// workers, else 0. A dynamic group counts all workers that ever came, on any host.
   std::optional<std::chrono::microseconds> spin;
-  /// Of memory that the workers of this host share: the most bytes of free blocks that keep their pages. Tensors of 64 KiB or more
-  /// are copied once, into it, while copies take at most so many bytes; above that they are copied twice.
+  /// Of memory that the workers of this host share: the most bytes of free blocks that keep their pages.
+  /// Tensors of 64 KiB or more are copied once, into it, while copies take at most so many bytes; above that
+  /// they are copied twice.
   std::size_t shared_cache = std::size_t{256} << 20;
   std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< for all workers to come
 };
@@ -133,9 +138,11 @@ struct AgentMetrics {
   std::uint64_t bytes_sent = 0, bytes_received = 0, bytes_on_the_way = 0, bytes_queued = 0;
   std::size_t messages_queued = 0;
   std::uint64_t bytes_by_handle = 0;
-  /// Of the memory that this worker shares with those of its host: blocks that somebody holds, and free ones that are kept.
+  /// Of the memory that this worker shares with those of its host: blocks that somebody holds, and free ones
+  /// that are kept.
   std::size_t shared_bytes_in_use = 0, shared_bytes_cached = 0;
-  /// Of distributed autograd, that this worker takes part in. One that has ended counts until its calls have come.
+  /// Of distributed autograd, that this worker takes part in. One that has ended counts until its calls have
+  /// come.
   std::size_t contexts = 0;
   std::size_t backwards = 0;   ///< that run: those of this worker, and those of calls that it answered
   std::size_t references = 0;  ///< that this worker has, to objects of any worker

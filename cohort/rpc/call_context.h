@@ -20,7 +20,8 @@ struct CallContext {
 /// The call that this thread answers; null outside of handlers.
 const CallContext* current_call();
 
-/// Asks to stop once the caller has its error, is gone, or does not wait any more. Never, outside of handlers.
+/// Asks to stop once the caller has its error, is gone, or does not wait any more. Never, outside of
+/// handlers.
 std::stop_token stop_token();
 
 /// When the caller of the handler that runs here gets its error; never, outside of handlers.

@@ -18,9 +18,9 @@
 
 /// How values travel: arguments and results of remote calls.
 ///
-/// Understood: numbers, enums, strings, at::Tensor; std::optional, pair, tuple, vector, array, map, unordered_map,
-/// variant and unique_ptr of what is understood; structs that COHORT_NESTED lists (cohort/core/nested.h). A type of
-/// one's own otherwise:
+/// Understood: numbers, enums, strings, at::Tensor; std::optional, pair, tuple, vector, array, map,
+/// unordered_map, variant and unique_ptr of what is understood; structs that COHORT_NESTED lists
+/// (cohort/core/nested.h). A type of one's own otherwise:
 ///
 ///     template <>
 ///     struct cohort::rpc::Codec<Pose> {

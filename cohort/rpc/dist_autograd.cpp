@@ -1,8 +1,8 @@
-// A Context is a scope of this thread: calls that it makes are recorded in the ContextState of the agent. backward() runs
-// LibTorch's engine over the program's own graph, and the nodes of recorded calls (gradient_nodes.h) have the workers
-// go backward. Always: gradients of calls stay in the context, each under its part, and are added in one order when
-// somebody asks. With into_grad the engine adds those of the program's own leaves to grad() itself, so that hooks and
-// DDP run as ever.
+// A Context is a scope of this thread: calls that it makes are recorded in the ContextState of the agent.
+// backward() runs LibTorch's engine over the program's own graph, and the nodes of recorded calls
+// (gradient_nodes.h) have the workers go backward. Always: gradients of calls stay in the context, each under
+// its part, and are added in one order when somebody asks. With into_grad the engine adds those of the
+// program's own leaves to grad() itself, so that hooks and DDP run as ever.
 #include "cohort/rpc/dist_autograd.h"
 
 #include <ATen/core/grad_mode.h>
@@ -26,8 +26,8 @@ std::optional<std::uint64_t> seed_of(const ContextOptions& options) {
   return options.random->generator_seed();
 }
 
-// Adds gradients of calls to grad() as a local backward does it. Hooks of the program's own leaves have run in its
-// backward.
+// Adds gradients of calls to grad() as a local backward does it. Hooks of the program's own leaves have run
+// in its backward.
 void accumulate_with_hooks(ContextState& context) {
   accumulate_into_grad(context.gradients(Of::kProgram));
   std::vector<torch::autograd::Edge> edges;

@@ -1,8 +1,8 @@
-// Parameters stay where they are. Each owner gets an OwnerOptimizer for its own, which is a remote object. A step
-// is one call to each owner: all calls are made before the first is waited for, and all are waited for before an
-// error is thrown. So a step that fails leaves no call under way, but other owners may have taken it.
-// Learning rates and momentum that were set travel with the next step, and need no call of their own. Each owner has a
-// rate of its own: a state that was loaded may hold another initial rate for each.
+// Parameters stay where they are. Each owner gets an OwnerOptimizer for its own, which is a remote object. A
+// step is one call to each owner: all calls are made before the first is waited for, and all are waited for
+// before an error is thrown. So a step that fails leaves no call under way, but other owners may have taken
+// it. Learning rates and momentum that were set travel with the next step, and need no call of their own.
+// Each owner has a rate of its own: a state that was loaded may hold another initial rate for each.
 #include "cohort/rpc/dist_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
@@ -53,8 +53,8 @@ std::vector<typename Future<T>::Value> answers_of(std::vector<Future<T>>& calls)
   throw RemoteError(kWhereOptimizer, text);
 }
 
-// Has `call(owner)` call each owner, and returns what they answered. Gradients do not travel with these calls, and
-// no seeds: how many owners there are must not decide what later calls draw.
+// Has `call(owner)` call each owner, and returns what they answered. Gradients do not travel with these
+// calls, and no seeds: how many owners there are must not decide what later calls draw.
 template <typename T, typename Owners, typename Call>
 auto ask_all(const Owners& owners, const Call& call) {
   const at::NoGradGuard no_grad;

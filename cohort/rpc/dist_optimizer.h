@@ -25,32 +25,35 @@ namespace cohort::rpc {
 
 class OwnerOptimizer;
 
-/// Each owner keeps an optimizer of its own for its parameters, and steps it with the gradients that the context has there.
-/// Steps of one process follow each other, whoever asks for them. Threads: one caller at a time.
+/// Each owner keeps an optimizer of its own for its parameters, and steps it with the gradients that the
+/// context has there. Steps of one process follow each other, whoever asks for them. Threads: one caller at a
+/// time.
 class DistributedOptimizer {
  public:
-  /// Makes an optimizer on each owner of `parameters`: leaves, each given once. `options` name any optimizer that the owners'
-  /// programs have. Throws: UsageError for no parameters; what an owner's optimizer throws, as step().
+  /// Makes an optimizer on each owner of `parameters`: leaves, each given once. `options` name any optimizer
+  /// that the owners' programs have. Throws: UsageError for no parameters; what an owner's optimizer throws,
+  /// as step().
   explicit DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters,
                                 const optim::OptimizerOptions& options = {});
   ~DistributedOptimizer();
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
 
-  /// Has all owners step at once, and waits for all. A parameter without a gradient in the context stays as it is. grad() of
-  /// the parameters is not touched.
-  /// Throws: UsageError for a context of another agent; what the owner threw that failed; where several failed, a RemoteError with the text of each. The others have made
-  /// their step then.
+  /// Has all owners step at once, and waits for all. A parameter without a gradient in the context stays as
+  /// it is. grad() of the parameters is not touched. Throws: UsageError for a context of another agent; what
+  /// the owner threw that failed; where several failed, a RemoteError with the text of each. The others have
+  /// made their step then.
   void step(const dist_autograd::Context& context);
 
-  /// Sets what `schedule` says of step `step` (from 0), for the next step(): for each owner from the rate that its optimizer
-  /// began with. Throws: as LRSchedule::apply(); nothing is set then.
+  /// Sets what `schedule` says of step `step` (from 0), for the next step(): for each owner from the rate
+  /// that its optimizer began with. Throws: as LRSchedule::apply(); nothing is set then.
   void apply(const optim::LRSchedule& schedule, std::int64_t step);
-  /// Sets the learning rate of all owners, for the next step(), which throws if the rate is negative or not finite.
+  /// Sets the learning rate of all owners, for the next step(), which throws if the rate is negative or not
+  /// finite.
   void set_lr(double lr);
 
-  /// Returns the state of each owner's optimizer, by the owner's name. Parameters count in the order in which they were given,
-  /// among those of the same owner. Throws: as step().
+  /// Returns the state of each owner's optimizer, by the owner's name. Parameters count in the order in which
+  /// they were given, among those of the same owner. Throws: as step().
   std::map<std::string, optim::OptimizerState> state() const;
   /// Takes over what state() returned, with its learning rates. Drops what set_lr() and apply() set before.
   /// Throws: DataError where the owners are others, before anything has changed; as step().

@@ -1,9 +1,9 @@
 // Bytes carry no tags of types. Writer and reader agree because both follow the function's signature, which a
 // caller compares with the callee's before it sends. A Reader therefore checks sizes and counts, and cannot
-// notice a wrong type. Its bytes come from another process, so each length is compared with the bytes that are
-// left before memory is taken for it. Tensors and references are not among the bytes: a flag there says whether
-// the next entry of `tensors` or `references` belongs to the value. Decoding recurses, so kMaxDepth bounds the
-// stack.
+// notice a wrong type. Its bytes come from another process, so each length is compared with the bytes that
+// are left before memory is taken for it. Tensors and references are not among the bytes: a flag there says
+// whether the next entry of `tensors` or `references` belongs to the value. Decoding recurses, so kMaxDepth
+// bounds the stack.
 #include "cohort/rpc/encoded.h"
 
 #include <iterator>

@@ -22,8 +22,8 @@ static_assert(std::endian::native == std::endian::little,
 
 class Reference;
 
-/// What was written. Tensors share the memory of those that were written, so who writes into one of them before it
-/// has been sent changes what is sent.
+/// What was written. Tensors share the memory of those that were written, so who writes into one of them
+/// before it has been sent changes what is sent.
 struct Encoded {
   std::string bytes;                     ///< numbers and texts, in the order in which they were written
   std::vector<at::Tensor> tensors = {};  ///< the defined ones, in the order in which they were written
@@ -62,8 +62,8 @@ class Writer {
   Encoded encoded_;
 };
 
-/// Reads what another process wrote. Nothing that it says is trusted: a value that does not fit into the bytes that
-/// are left throws CommError before memory is reserved for it.
+/// Reads what another process wrote. Nothing that it says is trusted: a value that does not fit into the
+/// bytes that are left throws CommError before memory is reserved for it.
 class Reader {
  public:
   /// `encoded` outlives the reader.

@@ -15,8 +15,8 @@
 ///     at::Tensor embed(const at::Tensor& words, double scale);
 ///     COHORT_REMOTE(embed);
 ///
-/// Parameters and result are types that travel (cohort/rpc/codec.h); a parameter may be a const reference. The
-/// name is what the macro was given, such as "models::embed".
+/// Parameters and result are types that travel (cohort/rpc/codec.h); a parameter may be a const reference.
+/// The name is what the macro was given, such as "models::embed".
 namespace cohort::rpc {
 
 /// Takes a result, or an error, once.
@@ -29,8 +29,9 @@ using Keep = std::function<void(ObjectValue value, std::exception_ptr error)>;
 struct RemoteFunction {
   std::string signature;  ///< "(Tensor, float64) -> Tensor"
   bool is_async = false;  ///< it returns a Future
-  /// Runs on encoded arguments, and gives the result, or what was thrown, to the reply: before it returns, or later where
-  /// the function returns a Future. Does not throw. By then the arguments' tensors are the function's alone.
+  /// Runs on encoded arguments, and gives the result, or what was thrown, to the reply: before it returns, or
+  /// later where the function returns a Future. Does not throw. By then the arguments' tensors are the
+  /// function's alone.
   std::function<void(Encoded arguments, const Reply& reply)> invoke;
   /// The same, for a result that stays here.
   std::function<void(Encoded arguments, const Keep& keep)> invoke_and_keep;
@@ -110,8 +111,9 @@ const RemoteFunction& find_function(const std::string& name);
 /// Returns the signatures by name: what workers compare when they join.
 std::map<std::string, std::string> all_signatures();
 
-/// Where the functions of `here` and `there` differ, a line each: "embed: here (Tensor) -> Tensor, there (int64) ->
-/// Tensor". A function that one has and the other has not is no difference: it may never be called.
+/// Where the functions of `here` and `there` differ, a line each: "embed: here (Tensor) -> Tensor, there
+/// (int64) -> Tensor". A function that one has and the other has not is no difference: it may never be
+/// called.
 std::string differences(const std::map<std::string, std::string>& here,
                         const std::map<std::string, std::string>& there);
 
@@ -144,10 +146,11 @@ const char* name_of() {
 
 }  // namespace cohort::rpc
 
-/// COHORT_REMOTE(function): once in a program, at namespace scope, in a source that each program of the job has. The function
-/// may be a member, and a template with its arguments.
+/// COHORT_REMOTE(function): once in a program, at namespace scope, in a source that each program of the job
+/// has. The function may be a member, and a template with its arguments.
 #define COHORT_REMOTE(...) COHORT_REMOTE_LINE(__COUNTER__, __VA_ARGS__)
-/// COHORT_REMOTE_LAMBDA(square, [](double x) { return x * x; }): the same for a lambda without captures, which gets this name.
+/// COHORT_REMOTE_LAMBDA(square, [](double x) { return x * x; }): the same for a lambda without captures,
+/// which gets this name.
 #define COHORT_REMOTE_LAMBDA(name, ...)                            \
   static constexpr auto name = +(__VA_ARGS__);                     \
   [[maybe_unused]] static const bool cohort_remote_lambda_##name = \

@@ -10,10 +10,12 @@
 #include "cohort/rpc/future.h"
 #include "cohort/rpc/rref.h"
 
-/// Functions as workers call them: parameters and result, and how those travel. Include cohort/rpc/function.h.
+/// Functions as workers call them: parameters and result, and how those travel. Include
+/// cohort/rpc/function.h.
 namespace cohort::rpc {
 
-/// Parts of the type of a function that can be called. A member function's first parameter is a reference to its object.
+/// Parts of the type of a function that can be called. A member function's first parameter is a reference to
+/// its object.
 template <typename R, typename... P>
 struct FunctionType<R (*)(P...)> {
   static_assert(((!std::is_lvalue_reference_v<P> || std::is_const_v<std::remove_reference_t<P>>) && ...),
@@ -41,7 +43,8 @@ struct FunctionType<R (C::*)(P...) const noexcept> : FunctionType<R (*)(RRef<C>,
 
 namespace function_detail {
 
-// Calls with what decode() made; a member function on the object that its reference points to, which lies here.
+// Calls with what decode() made; a member function on the object that its reference points to, which lies
+// here.
 template <auto function, typename... P>
 decltype(auto) apply(std::tuple<P...> arguments) {
   if constexpr (std::is_member_function_pointer_v<decltype(function)>) {

@@ -40,23 +40,26 @@ struct AwaitedType<Future<T>> {
 template <typename T>
 using Awaited = typename AwaitedType<T>::Type;
 
-// Calls `fn` as a thread would call it that is in no handler and no context, and has LibTorch's modes at their defaults.
+// Calls `fn` as a thread would call it that is in no handler and no context, and has LibTorch's modes at
+// their defaults.
 void call_without_caller(const std::function<void()>& fn);
 
-// Waits where this thread goes backward. Throws the error of that backward, if it fails before the result is there.
+// Waits where this thread goes backward. Throws the error of that backward, if it fails before the result is
+// there.
 void wait_unless_backward_fails(const base::Future<Encoded>& result, base::Deadline deadline);
 
 }  // namespace function_detail
 
-/// The result of a remote call, or of a handler that answers later. A copy is of the same result: its tensors share memory.
+/// The result of a remote call, or of a handler that answers later. A copy is of the same result: its tensors
+/// share memory.
 ///
 ///     rpc::Future<at::Tensor> sum = agent.rpc_async<add>("ps/0", x, y);
 ///     at::Tensor z = sum.get();             // or throws what the function threw there
 ///     rpc::Future<at::Tensor> next = agent.rpc_async<add>("ps/0", x, y).then(
 ///         [&](rpc::Future<at::Tensor> z) { return agent.rpc_async<add>("ps/1", z.get(), y); });
 ///
-/// A remote function may return one: its call is answered once the result is there, and no thread waits for it.
-/// Several calls may be answered with one result.
+/// A remote function may return one: its call is answered once the result is there, and no thread waits for
+/// it. Several calls may be answered with one result.
 template <typename T>
 class Future {
  public:
@@ -67,28 +70,30 @@ class Future {
 
   /// Whether the result, or the error, is there: get() would not block.
   bool ready() const { return encoded_.ready(); }
-  /// Returns whether it was there before the deadline. Throws, as get(): within a backward of a context (in a hook, or a second
-  /// run of recompute()) the error of that backward, once it fails.
+  /// Returns whether it was there before the deadline. Throws, as get(): within a backward of a context (in a
+  /// hook, or a second run of recompute()) the error of that backward, once it fails.
   bool wait(base::Deadline deadline) const {
     const base::ThreadPool::Waiting waiting;
     function_detail::wait_unless_backward_fails(encoded_, deadline);
     return encoded_.wait(deadline);
   }
-  /// Has `fn`, which must not throw, called once it is there: by the thread that sets it, or at once. For a call that is the
-  /// agent's thread, or one that waits for a call, which read for all: `fn` must not wait, call rpc_sync(), or compute for
-  /// long.
+  /// Has `fn`, which must not throw, called once it is there: by the thread that sets it, or at once. For a
+  /// call that is the agent's thread, or one that waits for a call, which read for all: `fn` must not wait,
+  /// call rpc_sync(), or compute for long.
   void on_ready(std::function<void()> fn) const { encoded_.on_ready(std::move(fn)); }
 
-  /// Returns a future of what `fn` returns: a value that travels, nothing, or the result of another Future. What `fn` throws is
-  /// thrown by its get(). `fn` is called once this result, or the error, is there, with a future of its own of it. It runs where
-  /// a function of on_ready() does, so it must not wait, but may begin calls. It has nothing of the thread's state, also where
-  /// this result is there already: gradients are on, no context of distributed autograd records its calls, they get no random
-  /// key, and no deadline of a handler. May be called several times.
+  /// Returns a future of what `fn` returns: a value that travels, nothing, or the result of another Future.
+  /// What `fn` throws is thrown by its get(). `fn` is called once this result, or the error, is there, with a
+  /// future of its own of it. It runs where a function of on_ready() does, so it must not wait, but may begin
+  /// calls. It has nothing of the thread's state, also where this result is there already: gradients are on,
+  /// no context of distributed autograd records its calls, they get no random key, and no deadline of a
+  /// handler. May be called several times.
   template <typename Fn>
   auto then(Fn fn) const;
 
-  /// Returns the value, or throws the error. After the value this future is empty; copies still have it. A remote call ends at
-  /// its own deadline; within a handler the wait ends by 100 ms after the deadline of the call that it answers.
+  /// Returns the value, or throws the error. After the value this future is empty; copies still have it. A
+  /// remote call ends at its own deadline; within a handler the wait ends by 100 ms after the deadline of the
+  /// call that it answers.
   T get() {
     // The call's own error comes first: it names worker and call.
     return get(remaining_deadline().later(std::chrono::milliseconds(100)));
@@ -120,9 +125,9 @@ class Future {
   base::Future<Encoded> encoded_;
 };
 
-/// Sets a result, once, for a handler that answers later. One that is destroyed without gives its future an error. The functions
-/// set_...() throw UsageError where it has been set. Several parties may set a result, such as the answers of two calls: they use
-/// try_set_...(). The first one sets it, and the others get false.
+/// Sets a result, once, for a handler that answers later. One that is destroyed without gives its future an
+/// error. The functions set_...() throw UsageError where it has been set. Several parties may set a result,
+/// such as the answers of two calls: they use try_set_...(). The first one sets it, and the others get false.
 template <typename T>
 class Promise {
  public:
@@ -201,7 +206,8 @@ auto Future<T>::then(Fn fn) const {
 template <typename T>
 using Collected = std::conditional_t<std::is_void_v<T>, void, std::vector<typename Future<T>::Value>>;
 
-/// Returns a future of all values. It has the first error as soon as one of the futures has it. Values must travel.
+/// Returns a future of all values. It has the first error as soon as one of the futures has it. Values must
+/// travel.
 template <typename T>
 Future<Collected<T>> collect_all(const std::vector<Future<T>>& futures) {
   struct Collecting {
@@ -240,8 +246,8 @@ Future<Collected<T>> collect_all(const std::vector<Future<T>>& futures) {
   return collecting->promise.future();
 }
 
-/// Waits for all futures, and returns their values in order. Throws the first error as soon as one of the futures has it: the
-/// others are not waited for.
+/// Waits for all futures, and returns their values in order. Throws the first error as soon as one of the
+/// futures has it: the others are not waited for.
 template <typename T>
 Collected<T> wait_all(const std::vector<Future<T>>& futures) {
   return collect_all(futures).get();

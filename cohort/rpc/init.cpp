@@ -1,8 +1,9 @@
-// The agent of the process: made once, and kept beside the group over whose store it joined. Joining takes long and
-// must not hold the mutex, so `is_joining` keeps a second init_rpc() out meanwhile. A join that fails takes the
-// mark away, so init_rpc() may be called again. shutdown() forgets the agent only where Agent::shutdown() has not
-// thrown: after a timeout it may be called again. The agent is shared, because another thread may be in a call, or
-// in shutdown() too, while this one forgets it: the last of them destroys it.
+// The agent of the process: made once, and kept beside the group over whose store it joined. Joining takes
+// long and must not hold the mutex, so `is_joining` keeps a second init_rpc() out meanwhile. A join that
+// fails takes the mark away, so init_rpc() may be called again. shutdown() forgets the agent only where
+// Agent::shutdown() has not thrown: after a timeout it may be called again. The agent is shared, because
+// another thread may be in a call, or in shutdown() too, while this one forgets it: the last of them destroys
+// it.
 #include "cohort/rpc/init.h"
 
 #include <memory>
@@ -38,11 +39,13 @@ const std::shared_ptr<Agent>& agent_of(const Process& here) {
   return here.agent;
 }
 
-// The address by which this host reaches the group's rank 0, as others then reach this one; empty: its name will do.
+// The address by which this host reaches the group's rank 0, as others then reach this one; empty: its name
+// will do.
 std::string address_towards_rank_0(const comm::Group& group) {
   const std::string& rank_0 = group.reach();
   const std::string own = rank_0.empty() ? "" : base::address_towards(rank_0);
-  // On rank 0's own host its name may be one of the loopback interface, as Debian has it. All others have reached it by this name.
+  // On rank 0's own host its name may be one of the loopback interface, as Debian has it. All others have
+  // reached it by this name.
   const bool is_loopback = !own.empty() && !base::is_far_address(own);
   if (is_loopback && !base::is_this_host(rank_0) && !rank_0.starts_with("127.")) return rank_0;
   // Not that of an interface, whose number is this host's alone.

@@ -10,7 +10,8 @@
 #include "cohort/comm/group.h"
 #include "cohort/rpc/agent.h"
 
-/// The agent of a process, as torch.distributed.rpc has one. A program that needs several makes them itself (Agent).
+/// The agent of a process, as torch.distributed.rpc has one. A program that needs several makes them itself
+/// (Agent).
 ///
 ///     rpc::init_rpc("trainer/0");                  // under cohort run, torchrun, Slurm or mpirun; or alone
 ///     at::Tensor x = rpc::rpc_sync<embed>("ps/0", words);
@@ -22,24 +23,26 @@ struct RpcOptions {
   AgentOptions agent = {};  ///< passed to Agent(); an empty `host` is filled in for a group
   /// Its ranks are the workers. None: all ranks of the job, as comm::init_process_group() finds them.
   comm::Group group = {};
-  /// In place of a group: joins the dynamic group of those that share the store, at any time. comm::StoreAdapter makes one of a
-  /// c10d store. The store is not used after the join.
+  /// In place of a group: joins the dynamic group of those that share the store, at any time.
+  /// comm::StoreAdapter makes one of a c10d store. The store is not used after the join.
   std::shared_ptr<base::KeyValueStore> store = {};
 };
 
-/// Joins the workers. The id of this one is its rank. Collective, but not with RpcOptions::store. Returns the process's agent.
-/// Throws: UsageError where this process has one, and for a store beside a group; as Agent() and comm::init_process_group().
+/// Joins the workers. The id of this one is its rank. Collective, but not with RpcOptions::store. Returns the
+/// process's agent. Throws: UsageError where this process has one, and for a store beside a group; as Agent()
+/// and comm::init_process_group().
 Agent& init_rpc(std::string name, RpcOptions options = {});
 
-/// The process's agent, until shutdown() has ended. Throws: UsageError before init_rpc() and after shutdown().
+/// The process's agent, until shutdown() has ended. Throws: UsageError before init_rpc() and after
+/// shutdown().
 Agent& agent();
 /// The same for a thread that may use it while another one calls shutdown(). Throws: as agent().
 std::shared_ptr<Agent> shared_agent();
 
 /// Agent::shutdown() of the process's agent, which is gone afterwards. Collective.
 /// Threads: any. A second call waits for the end of the first; after shutdown() a further call does nothing.
-/// Throws: TimeoutError that names who is missing: the agent stays, and it may be tried again; UsageError before
-/// init_rpc().
+/// Throws: TimeoutError that names who is missing: the agent stays, and it may be tried again; UsageError
+/// before init_rpc().
 void shutdown(std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
 /// Agent::metrics() of the process's agent: base::log_info(to_string(rpc::metrics())).

@@ -56,18 +56,20 @@ class Reference {
   bool is_of(const ReferenceHost& agent) const;
   /// Whether the owner knows of this hold. Throws: OwnerLostError.
   bool is_confirmed() const;
-  /// At the owner: whether a context records a fetch of the value by this thread, as gradients come for it. Waits for the value,
-  /// and throws, as value().
+  /// At the owner: whether a context records a fetch of the value by this thread, as gradients come for it.
+  /// Waits for the value, and throws, as value().
   bool is_recorded(Timeout timeout) const;
   /// "object 0.3 of ps/0": the id of the worker that asked for it, and its number there.
   std::string describe() const;
 
-  /// At the owner: the value once it is made, or what its maker threw. Throws: UsageError elsewhere; TimeoutError.
+  /// At the owner: the value once it is made, or what its maker threw. Throws: UsageError elsewhere;
+  /// TimeoutError.
   ObjectValue value(Timeout timeout) const;
   /// At the owner: has `fn`, which must not throw, called once value() would not wait.
   void on_value(std::function<void()> fn) const;
 
-  /// Calls a function on the owner. Throws: OwnerLostError; a call that is under way then ends with PeerError.
+  /// Calls a function on the owner. Throws: OwnerLostError; a call that is under way then ends with
+  /// PeerError.
   base::Future<Encoded> call(CallOptions options, const char* function, Encoded arguments) const;
   /// A reference to the result of a function that runs on the owner.
   std::shared_ptr<Reference> make(CallOptions options, const char* function, Encoded arguments) const;
@@ -82,8 +84,8 @@ class Reference {
   std::shared_ptr<std::atomic<bool>> is_used_;  // References::create(). May be null
 };
 
-/// A reference to an object of the worker whose handler this thread runs; outside of handlers, of the process's agent.
-/// Throws: UsageError where there is neither.
+/// A reference to an object of the worker whose handler this thread runs; outside of handlers, of the
+/// process's agent. Throws: UsageError where there is neither.
 std::shared_ptr<Reference> make_reference(ObjectValue value, Target::Line line);
 
 /// The value that a reference points to, encoded, from its owner.

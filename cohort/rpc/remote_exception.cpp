@@ -21,7 +21,8 @@ namespace cohort::rpc {
 namespace {
 
 constexpr std::string_view kWhere = "rpc.call";
-// Each call on the way adds its name. A message of more than 64 MiB besides tensors would not be sent, and the caller would wait.
+// Each call on the way adds its name. A message of more than 64 MiB besides tensors would not be sent, and
+// the caller would wait.
 constexpr std::size_t kMaxTextBytes = std::size_t{64} << 10;
 
 struct ExceptionType {

@@ -35,7 +35,8 @@ void set_training(const RRef<M>& module, bool on) {
   module.local_value()->train(on);
 }
 
-/// A module that some worker keeps, as long as anybody has a reference to it. Throws: as RRef. Threads: as RRef.
+/// A module that some worker keeps, as long as anybody has a reference to it. Throws: as RRef. Threads: as
+/// RRef.
 template <typename M>
 class RemoteModule {
  public:
@@ -70,8 +71,8 @@ class RemoteModule {
   RRef<M> module_;
 };
 
-/// Has `worker` make a module by `factory`, a registered function that returns a shared_ptr or a ModuleHolder. Returns at once:
-/// what the factory throws is thrown by the first use.
+/// Has `worker` make a module by `factory`, a registered function that returns a shared_ptr or a
+/// ModuleHolder. Returns at once: what the factory throws is thrown by the first use.
 template <auto factory, typename... Args>
 auto remote_module(Agent& agent, const Target& worker, Args&&... args) {
   RRef module = agent.remote<factory>(worker, std::forward<Args>(args)...);
@@ -85,7 +86,8 @@ auto remote_module(const Target& worker, Args&&... args) {
 
 }  // namespace cohort::rpc
 
-/// COHORT_REMOTE_MODULE(EncoderImpl): beside COHORT_REMOTE of its factory, in a source that each program of the job has.
+/// COHORT_REMOTE_MODULE(EncoderImpl): beside COHORT_REMOTE of its factory, in a source that each program of
+/// the job has.
 #define COHORT_REMOTE_MODULE(...)                             \
   COHORT_REMOTE(__VA_ARGS__::forward);                        \
   COHORT_REMOTE(cohort::rpc::module_parameters<__VA_ARGS__>); \

@@ -35,7 +35,8 @@ struct FunctionType;
 template <typename T>
 concept Travels = requires(Writer& out, const T& value) { Codec<T>::write(out, value); };
 
-/// What is kept of a result that stays on its worker: `T` of shared_ptr<T>, the module of a ModuleHolder, else the result.
+/// What is kept of a result that stays on its worker: `T` of shared_ptr<T>, the module of a ModuleHolder,
+/// else the result.
 template <typename R>
 struct KeptType {
   using Type = R;
@@ -53,12 +54,13 @@ struct KeptType<R> {
 template <typename R>
 using Kept = typename KeptType<R>::Type;
 
-/// A reference to a `T` on some worker. The object lives as long as any worker has a reference to it. An empty one refers to
-/// nothing. Threads: as a shared_ptr.
+/// A reference to a `T` on some worker. The object lives as long as any worker has a reference to it. An
+/// empty one refers to nothing. Threads: as a shared_ptr.
 ///
-/// What waits ends at the agent's timeout, or at within()'s (zero: none), and no later than the call that this thread answers. In a
-/// handler whose call has a deadline local_value() without within() waits until then. What needs the owner throws OwnerLostError
-/// where it is gone, and what the function threw that was to make the object.
+/// What waits ends at the agent's timeout, or at within()'s (zero: none), and no later than the call that
+/// this thread answers. In a handler whose call has a deadline local_value() without within() waits until
+/// then. What needs the owner throws OwnerLostError where it is gone, and what the function threw that was to
+/// make the object.
 template <typename T>
 class RRef {
  public:
@@ -72,7 +74,8 @@ class RRef {
   const WorkerInfo& owner() const { return get().owner(); }
   /// Whether this worker does.
   bool is_owner() const { return get().is_owner(); }
-  /// Whether the owner knows of this worker's reference. One that came as an argument or as a result is confirmed.
+  /// Whether the owner knows of this worker's reference. One that came as an argument or as a result is
+  /// confirmed.
   bool confirmed_by_owner() const { return get().is_confirmed(); }
   /// The same reference, with another timeout.
   RRef within(std::chrono::milliseconds time) const {
@@ -93,11 +96,12 @@ class RRef {
     if (value.type != typeid(Value)) throw_type(get(), value.type.name());
     return std::static_pointer_cast<Value>(value.pointer);
   }
-  /// A copy of the object; on its owner the object itself, as its copy constructor copies it. A context records it
-  /// (dist_autograd.h): then a copy on the owner too, if gradients come for it.
+  /// A copy of the object; on its owner the object itself, as its copy constructor copies it. A context
+  /// records it (dist_autograd.h): then a copy on the owner too, if gradients come for it.
   T to_here() const {
     static_assert(Travels<Value>, "an object of this type cannot travel: call its functions where it is");
-    // A recorded call carries the value's gradients, on the owner too: so their order does not depend on who owns it.
+    // A recorded call carries the value's gradients, on the owner too: so their order does not depend on who
+    // owns it.
     if (!is_owner() || get().is_recorded(timeout_)) return to_here_async().get();
     if constexpr (std::is_void_v<T>) {
       local_value();
@@ -111,8 +115,8 @@ class RRef {
     return Future<T>(fetch_value(reference_, timeout_));
   }
 
-  /// A Future that is there once the object is made: nothing of it is copied. Its get() throws what the function threw that
-  /// was to make the object.
+  /// A Future that is there once the object is made: nothing of it is copied. Its get() throws what the
+  /// function threw that was to make the object.
   Future<void> when_made() const {
     get();
     return Future<void>(await_value(reference_, timeout_));
@@ -218,7 +222,8 @@ ObjectValue make_object_value(R result) {
   return value;
 }
 
-/// A reference to an object of this worker: in a handler, of the one that runs it; else of the process's agent.
+/// A reference to an object of this worker: in a handler, of the one that runs it; else of the process's
+/// agent.
 template <typename T>
 auto make_rref(T object, Target::Line line = Target::Line::current()) {
   return RRef<Kept<T>>(make_reference(make_object_value(std::move(object)), line));

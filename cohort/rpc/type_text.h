@@ -7,8 +7,8 @@
 #include <typeindex>
 #include <vector>
 
-/// Types in words that do not depend on the compiler, so that two programs can compare the signatures of their
-/// functions: "vector<Tensor>", "{boxes: Tensor, name: string}".
+/// Types in words that do not depend on the compiler, so that two programs can compare the signatures of
+/// their functions: "vector<Tensor>", "{boxes: Tensor, name: string}".
 namespace cohort::rpc {
 
 class TypeText;
@@ -48,8 +48,8 @@ class TypeText {
     ((add(is_first ? "" : ", "), is_first = false, describe<Members>(*this)), ...);
   }
 
-  /// "{a: Tensor, b: int64}". In a struct that holds itself it is "struct 1" the second time: the number of structs
-  /// around it up to itself.
+  /// "{a: Tensor, b: int64}". In a struct that holds itself it is "struct 1" the second time: the number of
+  /// structs around it up to itself.
   template <typename T, typename Members>
   void add_struct(const Members& members) {
     for (std::size_t up = 1; up <= open_.size(); ++up) {

@@ -67,8 +67,8 @@ struct FitResult {
 };
 
 /// Hears what Trainer does. Called on the training thread, in the order of registration. In an elastic run
-/// (TrainerOptions::session) only process 0 calls, which may be another process after each change. A process that becomes it
-/// later is told of the begin and of its first batch then.
+/// (TrainerOptions::session) only process 0 calls, which may be another process after each change. A process
+/// that becomes it later is told of the begin and of its first batch then.
 class Callback {
  public:
   virtual ~Callback() = default;
@@ -76,11 +76,11 @@ class Callback {
   virtual void on_fit_begin(const FitInfo&) {}
   /// The first step was made, or the first epoch had none left: from here on the start counts, and files of
   /// the run may be written. TrainerOptions::run_dir is there, made by rank 0. Before any report. Not called
-  /// where nothing is left to do. In an elastic run it is called again when this process becomes the first one:
-  /// what was written of steps after `first_step` and epochs after `first_epoch` is reported again.
+  /// where nothing is left to do. In an elastic run it is called again when this process becomes the first
+  /// one: what was written of steps after `first_step` and epochs after `first_epoch` is reported again.
   virtual void on_start_counts(const FitInfo&) {}
-  /// Before the first step only: the batch as the model will see it. In an elastic run before the first step that this process
-  /// makes as the first one, which may be after on_start_counts().
+  /// Before the first step only: the batch as the model will see it. In an elastic run before the first step
+  /// that this process makes as the first one, which may be after on_start_counts().
   virtual void on_first_batch(data::Batch&) {}
   /// After each step, logged or not.
   virtual void on_step_end(const StepReport&) {}
@@ -89,8 +89,8 @@ class Callback {
   virtual void on_epoch_end(const EpochReport&) {}
   /// Before a checkpoint is written: whatever was reported so far must be in its file.
   virtual void on_save(std::int64_t /*step*/) {}
-  /// At the end of fit(), also where a signal or a step limit ended it; not where it throws. Once, unless an elastic run makes
-  /// steps after it, or this process becomes the first one again after another one was.
+  /// At the end of fit(), also where a signal or a step limit ended it; not where it throws. Once, unless an
+  /// elastic run makes steps after it, or this process becomes the first one again after another one was.
   virtual void on_fit_end(const FitResult&) {}
 };
 

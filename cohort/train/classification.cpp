@@ -1,8 +1,9 @@
-// A share of a step adds up its parts, each weighed by its part of the share's samples, so it has the gradients
-// of the whole share. Only the last part's backward averages over ranks. Several shares are virtual ranks: the
-// gradient sync takes the gradients of each, and each has its own metrics. A loss that is not finite ends the
-// parts, and no step is made. All ranks learn that in the average, so they skip the step together. On an
-// accelerator nobody looks at the loss: NaN goes into backward in its place, and shows in the gradients.
+// A share of a step adds up its parts, each weighed by its part of the share's samples, so it has the
+// gradients of the whole share. Only the last part's backward averages over ranks. Several shares are virtual
+// ranks: the gradient sync takes the gradients of each, and each has its own metrics. A loss that is not
+// finite ends the parts, and no step is made. All ranks learn that in the average, so they skip the step
+// together. On an accelerator nobody looks at the loss: NaN goes into backward in its place, and shows in the
+// gradients.
 #include "cohort/train/classification.h"
 
 #include <ATen/ATen.h>

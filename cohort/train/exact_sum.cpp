@@ -1,6 +1,7 @@
-// A fixed-point number that is as wide as all doubles together, in digits of 32 bits that have a sign and 31 bits
-// of room. An addition changes three digits; carries are made once in 2^29 additions, and before reading.
-// To read, digits become those of the absolute value, and the 53 highest bits are rounded by the rest.
+// A fixed-point number that is as wide as all doubles together, in digits of 32 bits that have a sign and 31
+// bits of room. An addition changes three digits; carries are made once in 2^29 additions, and before
+// reading. To read, digits become those of the absolute value, and the 53 highest bits are rounded by the
+// rest.
 #include "cohort/train/exact_sum.h"
 
 #include <bit>

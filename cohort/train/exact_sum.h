@@ -27,7 +27,8 @@ class ExactSum {
   /// Returns the sum, rounded to the nearest double, a tie to the even one; infinity where it is beyond the
   /// largest. Infinities and NaN that were added count as in any sum.
   double value() const;
-  /// Returns doubles whose sum is the sum without rounding, the first is value(). Equal sums have equal parts.
+  /// Returns doubles whose sum is the sum without rounding, the first is value(). Equal sums have equal
+  /// parts.
   std::vector<double> parts() const;
 
  private:

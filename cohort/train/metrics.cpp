@@ -1,5 +1,5 @@
-// Values on the CPU are added without rounding, so that neither the order of steps nor their division among ranks
-// changes a mean. Values on an accelerator are added there, in double, until somebody reads a mean.
+// Values on the CPU are added without rounding, so that neither the order of steps nor their division among
+// ranks changes a mean. Values on an accelerator are added there, in double, until somebody reads a mean.
 #include "cohort/train/metrics.h"
 
 #include <ATen/ATen.h>
@@ -62,7 +62,8 @@ std::map<std::string, double> MeterSet::averages() {
   add_pending();
   std::map<std::string, double> result;
   for (const auto& [name, meter] : meters_) {
-    // A mean over samples: sums and weights are kept separately, so batches of any size and ranks can be added.
+    // A mean over samples: sums and weights are kept separately, so batches of any size and ranks can be
+    // added.
     result[name] = meter.weight > 0 ? meter.weighted.value() / meter.weight : 0.0;
   }
   return result;

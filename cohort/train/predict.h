@@ -81,9 +81,9 @@ std::vector<Prediction> predict_samples(const config::Config& config, const Trai
                                         const std::vector<std::int64_t>& samples, std::int64_t top);
 
 /// Writes what Predictor::of_run() would compute to `file`, as a program for `batch_size` images
-/// (docs/guide/script.md, "Program files"). Where a library registered the data set, the program takes inputs of its first
-/// field, and nothing in the file says how an image becomes one. Throws: ConfigError, DataError; UsageError
-/// where script mode cannot record the model.
+/// (docs/guide/script.md, "Program files"). Where a library registered the data set, the program takes inputs
+/// of its first field, and nothing in the file says how an image becomes one. Throws: ConfigError, DataError;
+/// UsageError where script mode cannot record the model.
 void export_program(const config::Config& config, const std::filesystem::path& checkpoint,
                     std::int64_t batch_size, const std::filesystem::path& file);
 /// The same of a checkpoint that was read.

@@ -148,8 +148,8 @@ class LogStart : public Callback {
   std::function<void()> log_;
 };
 
-/// Returns `config` of a process of an elastic run, which resumes by itself: processes that come later are given
-/// the same command.
+/// Returns `config` of a process of an elastic run, which resumes by itself: processes that come later are
+/// given the same command.
 config::Config elastic_config(config::Config config, std::int64_t virtual_ranks) {
   const std::int64_t given = config.distributed.virtual_ranks;
   if (given > 0 && given != virtual_ranks) {

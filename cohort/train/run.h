@@ -27,10 +27,9 @@ struct RunResult {
 /// Trains as `config` says, in a run folder, with all sinks and signal handling; blocks until the end.
 /// `command` is written to run.json. Where a launcher has started several ranks it is collective: they train
 /// one model, and rank 0 writes.
-/// With distributed.elastic this is a process of `session`; where it is null, of the agent that has started it. Then
-/// run.resume is auto where it is empty.
-/// Throws: ConfigError as check_config(), and where distributed.elastic has no agent or no run.dir; any other
-/// cohort::Error.
+/// With distributed.elastic this is a process of `session`; where it is null, of the agent that has started
+/// it. Then run.resume is auto where it is empty. Throws: ConfigError as check_config(), and where
+/// distributed.elastic has no agent or no run.dir; any other cohort::Error.
 RunResult run_training(const config::Config& config, const std::string& command,
                        std::shared_ptr<elastic::Session> session = nullptr);
 

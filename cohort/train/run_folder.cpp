@@ -87,15 +87,16 @@ Chosen fresh_folder(const std::string& name) {
   }
 }
 
-/// Returns whether `start` is of the start `origin` of an elastic run: another process of it may have died meanwhile.
+/// Returns whether `start` is of the start `origin` of an elastic run: another process of it may have died
+/// meanwhile.
 bool is_of_start(const fs::path& start, const std::string& origin) {
   std::ifstream file(start / "run.json");
   const nlohmann::json run = nlohmann::json::parse(file, nullptr, false);
   return run.is_object() && run.contains("origin") && run["origin"] == origin;
 }
 
-/// Makes the folder `starts`/0001, or the one after the newest, unless that is of the same start. A run that an older version
-/// began has none: what it left in `run` becomes the first.
+/// Makes the folder `starts`/0001, or the one after the newest, unless that is of the same start. A run that
+/// an older version began has none: what it left in `run` becomes the first.
 fs::path next_start(const fs::path& starts, const fs::path& run, const std::string& origin) {
   const auto folder_of = [&](int number) {
     const std::string digits = std::to_string(number);

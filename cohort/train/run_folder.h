@@ -23,8 +23,8 @@ class RunFolder {
   /// that uses the folder.
   static RunFolder open(const config::RunConfig& run, const std::string& name);
 
-  /// Opens `run.dir`, which all processes of an elastic run have open at once, and no other run. Throws: ConfigError
-  /// where it is empty; SystemError as open().
+  /// Opens `run.dir`, which all processes of an elastic run have open at once, and no other run. Throws:
+  /// ConfigError where it is empty; SystemError as open().
   static RunFolder join(const config::RunConfig& run);
 
   /// If nothing was written to the folder, it becomes as it was before open(): the lock's file is removed if
@@ -36,8 +36,8 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
 
   /// Writes config.yaml (the effective configuration) and run.json (versions, machine, command, number of
-  /// ranks), and the same to starts/N/, which no later start overwrites. A start with an `origin`, of an elastic run, has one
-  /// such folder, however many of its processes describe it. Throws: SystemError.
+  /// ranks), and the same to starts/N/, which no later start overwrites. A start with an `origin`, of an
+  /// elastic run, has one such folder, however many of its processes describe it. Throws: SystemError.
   void describe(config::Config config, const std::string& command, int world_size = 1,
                 const std::string& origin = "") const;
 

@@ -1,5 +1,5 @@
-// What a task does between backward and step goes through the gradient sync, which alone knows whether there are ranks.
-// Reports that come before an average belong to it, and are gone after it.
+// What a task does between backward and step goes through the gradient sync, which alone knows whether there
+// are ranks. Reports that come before an average belong to it, and are gone after it.
 #include "cohort/train/task.h"
 
 #include <cmath>

@@ -78,9 +78,10 @@ class Task {
   void add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::LRSchedule> schedule = nullptr);
 
-  /// Before average_gradients(): what train_step will return, of all shares of this process. In an elastic run the
-  /// metrics then travel with the gradients, so that a process that dies later takes none with it. Elsewhere it
-  /// has no effect. A "loss" on the CPU that is not finite makes average_gradients() leave the step out.
+  /// Before average_gradients(): what train_step will return, of all shares of this process. In an elastic
+  /// run the metrics then travel with the gradients, so that a process that dies later takes none with it.
+  /// Elsewhere it has no effect. A "loss" on the CPU that is not finite makes average_gradients() leave the
+  /// step out.
   void report_metrics(const StepMetrics& metrics);
   /// Before the last backward of a step, on every rank or none: gradients are then averaged while it runs.
   /// Takes what average_gradients() takes after it; where `finite` is false no backward need follow.

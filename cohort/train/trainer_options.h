@@ -32,8 +32,9 @@ struct TrainerOptions {
   TORCH_ARG(std::shared_ptr<parallel::GradientSync>, gradient_sync) = nullptr;
 
   /// The elastic run that this process is of; null: none. Then `gradient_sync` is a VirtualRankSync without a
-  /// group, the loaders read all its shares, and Trainer sets which of them are this process's, after each change
-  /// of the run's processes. One optimizer, on the CPU; a task that reports its metrics (Task::report_metrics).
+  /// group, the loaders read all its shares, and Trainer sets which of them are this process's, after each
+  /// change of the run's processes. One optimizer, on the CPU; a task that reports its metrics
+  /// (Task::report_metrics).
   TORCH_ARG(std::shared_ptr<elastic::Session>, session) = nullptr;
   /// What all ranks must have alike, as a text of lines: `cohort train` puts the configuration there.
   TORCH_ARG(std::string, common) = "";

@@ -1,5 +1,6 @@
-// ResNet-50 in two shards on two workers, trained by a third one. A batch is split into micro-batches, so that both
-// shards work at the same time. After "Distributed pipeline parallelism using RPC", one of PyTorch's tutorials.
+// ResNet-50 in two shards on two workers, trained by a third one. A batch is split into micro-batches, so
+// that both shards work at the same time. After "Distributed pipeline parallelism using RPC", one of
+// PyTorch's tutorials.
 //
 //   Run:      rpc_resnet50 [IMAGES [SIZE [STEPS [SPLITS]]]]      or: cohort run --nproc-per-node 3 -- rpc_resnet50
 //   Expect:   a line for "splits 1", "splits 2", "splits 4" and "splits 8" with the seconds of a step and the losses of

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kClasses = 10;
 
-/// Five steps of SGD on small random batches, each of which changes every parameter and buffer. Then the state, an input and its
-/// logits are saved for PyTorch.
+/// Five steps of SGD on small random batches, each of which changes every parameter and buffer. Then the
+/// state, an input and its logits are saved for PyTorch.
 template <typename Model>
 void train_and_compare(const std::string& name) {
   test::TempDir dir;

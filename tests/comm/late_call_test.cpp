@@ -35,7 +35,8 @@ bool are_all(const at::Tensor& tensor, int value) {
   return tensor.eq(value).all().item<bool>();
 }
 
-// As another thread may have further calls wait all the time: each task here is given before the one before it ends.
+// As another thread may have further calls wait all the time: each task here is given before the one before
+// it ends.
 TEST(LateCallTest, WhoWaitsForEarlierCallsDoesNotWaitForLaterOnes) {
   GroupState group;
   std::atomic<bool> is_over{false};
@@ -93,8 +94,8 @@ TEST(LateCallTest, ACallThatEndedAfterAnotherWritesNothingLater) {
   }
 }
 
-// Rank 0's time is over while numbers travel, rank 1's is not: rank 1 stops itself after 5 ms of a core, so that a machine
-// that is fast or busy with other work is in the middle too.
+// Rank 0's time is over while numbers travel, rank 1's is not: rank 1 stops itself after 5 ms of a core, so
+// that a machine that is fast or busy with other work is in the middle too.
 TEST(LateCallChild, DISABLED_Rank) {
   Group group = init_process_group({.backend = std::getenv("TEST_BACKEND"),
                                     .timeout = seconds(60),

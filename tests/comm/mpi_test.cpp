@@ -312,8 +312,8 @@ TEST(MpiTest, GroupsOfSomeRanksSpeakAmongThemselves) {
   expect_passes(4, "MpiGroupsChild.*", 1);
 }
 
-// A call that is compared first begins when the comparison is over: on some ranks before others have made the group that comes
-// next, and on some after it. MPI makes it while no call moves.
+// A call that is compared first begins when the comparison is over: on some ranks before others have made the
+// group that comes next, and on some after it. MPI makes it while no call moves.
 TEST(MpiComparedCallsChild, DISABLED_Run) {
   on_ranks(
       3,

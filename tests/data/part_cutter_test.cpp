@@ -15,7 +15,8 @@ using Samples = std::vector<std::int64_t>;
 /// By the first position of the batch, and the share: its samples, part after part.
 using Cut = std::map<std::pair<std::int64_t, std::int64_t>, std::vector<Samples>>;
 
-/// What the parts of an order of `samples` hold. `world_size` shares, of which [first, first + count) are cut.
+/// What the parts of an order of `samples` hold. `world_size` shares, of which [first, first + count) are
+/// cut.
 Cut cut(const PartCutter::Options& options, std::int64_t samples, std::int64_t first, std::int64_t count) {
   PartCutter cutter(options);
   cutter.go_to(0, first, count);

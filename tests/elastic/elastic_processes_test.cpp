@@ -123,8 +123,9 @@ TEST(ElasticProcessesTest, AStateThatIsNotTakenOverShowsInTheBits) {
   }
 }
 
-// Of two processes one drops a step that the other one finishes, from the memory of the first one. The processes stop at
-// each exchange of a step in turn, until the plant shows: there, bits must be right without it.
+// Of two processes one drops a step that the other one finishes, from the memory of the first one. The
+// processes stop at each exchange of a step in turn, until the plant shows: there, bits must be right without
+// it.
 TEST(ElasticProcessesTest, MemoryThatIsWrittenAgainShowsInTheBits) {
   Zygote zygote(run_mlp_child);
   const std::string expected = run_mlp({.total_steps = 8, .hidden = 512});
@@ -237,8 +238,9 @@ TEST(ElasticProcessesTest, ARunThatFailsEndsItsProcesses) {
   COHORT_EXPECT_THROW_WITH(agents.end_run(false), std::runtime_error, "the run has ended: a test ends it");
 }
 
-// A process in reserve takes the place of one that was killed. Run it alone, and on a build with optimisation:
-// COHORT_SEEDS kills, and a state of about COHORT_HIDDEN^2 * 8 bytes. COHORT_REGIONS=off: the state dies with its process.
+// A process in reserve takes the place of one that was killed. Run it alone, and on a build with
+// optimisation: COHORT_SEEDS kills, and a state of about COHORT_HIDDEN^2 * 8 bytes. COHORT_REGIONS=off: the
+// state dies with its process.
 TEST(ElasticRecoveryChild, DISABLED_MeasuresTheTimeFromAKillToTheNextStep) {
   using Clock = std::chrono::steady_clock;
   Zygote zygote(run_mlp_child);

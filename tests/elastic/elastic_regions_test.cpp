@@ -1,5 +1,5 @@
-// Processes that die leave their state to others, also where no process is left that has it. Each test makes its zygote first:
-// before this process has threads.
+// Processes that die leave their state to others, also where no process is left that has it. Each test makes
+// its zygote first: before this process has threads.
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -25,8 +25,8 @@ using test::run_mlp;
 using test::run_mlp_child;
 using test::Zygote;
 
-// Nobody else has the state: a successor continues with what the dead process has left. Only where it died while it changed its
-// state that state is lost, and the run says so.
+// Nobody else has the state: a successor continues with what the dead process has left. Only where it died
+// while it changed its state that state is lost, and the run says so.
 void expect_kept_state(int max_processes, int virtual_ranks, std::uint64_t total_steps) {
   Zygote zygote(run_mlp_child);
   const std::uint64_t first = env_number("COHORT_FIRST_SEED", 1), count = env_number("COHORT_SEEDS", 8);

@@ -21,8 +21,9 @@
 
 namespace cohort::test {
 
-/// Plays the agents of a run, each of which has one process or some. They decide generations, as the seed says, and start, kill
-/// and stop processes. Always: some living process has the state, or the region of a dead one, as far as anybody can know.
+/// Plays the agents of a run, each of which has one process or some. They decide generations, as the seed
+/// says, and start, kill and stop processes. Always: some living process has the state, or the region of a
+/// dead one, as far as anybody can know.
 class FakeAgents {
  public:
   struct Options {

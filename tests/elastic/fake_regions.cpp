@@ -1,5 +1,6 @@
-// The regions of fake agents. A commit word can be read while its process lives, so the agents know who has the state: where no
-// process has it that is ready, a dead one's region goes to another process, which is waited for.
+// The regions of fake agents. A commit word can be read while its process lives, so the agents know who has
+// the state: where no process has it that is ready, a dead one's region goes to another process, which is
+// waited for.
 #include <algorithm>
 
 #include "cohort/base/error.h"
@@ -58,7 +59,8 @@ bool FakeAgents::find_heirs() {
   return has_any;
 }
 
-// Whether one of those that are ready has the state. Else, where a dead one has left it, another one gets it, and is waited for.
+// Whether one of those that are ready has the state. Else, where a dead one has left it, another one gets it,
+// and is waited for.
 bool FakeAgents::is_state_there(const std::vector<Child*>& ready) {
   if (std::ranges::any_of(ready, [&](const Child* child) { return holds_state(*child); })) return true;
   const auto list = living();

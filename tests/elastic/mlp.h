@@ -22,9 +22,10 @@ struct MlpRun {
   std::function<void(std::uint64_t step)> before_step = {};
 };
 
-/// Returns the bytes of parameters, buffers and momentum after all steps; empty where the run ended without this process.
-/// TEST_INITIAL_SEED: of the first parameters; TEST_PLANT, "no load" (it ignores the state that it is given), "reject" (the first state that it is given is an error),
-/// "memory is written again" (of a step that has ended) or "slow" (process 1 takes twice as long in its first 80 steps).
+/// Returns the bytes of parameters, buffers and momentum after all steps; empty where the run ended without
+/// this process. TEST_INITIAL_SEED: of the first parameters; TEST_PLANT, "no load" (it ignores the state that
+/// it is given), "reject" (the first state that it is given is an error), "memory is written again" (of a
+/// step that has ended) or "slow" (process 1 takes twice as long in its first 80 steps).
 std::string run_mlp(const MlpRun& run);
 
 }  // namespace cohort::test

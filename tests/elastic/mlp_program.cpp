@@ -1,5 +1,5 @@
-// elastic_mlp_program STEPS VIRTUAL_RANKS HOST: trains the MLP of the elastic tests, alone or as a rank of `cohort run --elastic`.
-// It tells what it does by files in FOLDER, and tests tell it there what to do:
+// elastic_mlp_program STEPS VIRTUAL_RANKS HOST: trains the MLP of the elastic tests, alone or as a rank of
+// `cohort run --elastic`. It tells what it does by files in FOLDER, and tests tell it there what to do:
 //   steps           "STEP HASH" for each committed step, by process 0. A step may stand there twice
 //   entered/        a file "GENERATION PROCESS NUM_PROCESSES HOST PID" for each entry, with the seconds since 1970 as it sees them
 //   ended/          a file "HOST PID" with the hash of the last state

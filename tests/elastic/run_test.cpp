@@ -44,7 +44,8 @@ struct NormedNet : torch::nn::Module {
   torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(4));
 };
 
-/// Five steps of a model, with what happens between the average and the changes of a step. Returns its tensors.
+/// Five steps of a model, with what happens between the average and the changes of a step. Returns its
+/// tensors.
 std::vector<at::Tensor> train(const std::function<void(const StepContext& context)>& before_changes,
                               RunOptions options = {}) {
   at::manual_seed(1);
@@ -74,7 +75,8 @@ void expect_same(const std::vector<at::Tensor>& got, const std::vector<at::Tenso
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << i;
 }
 
-// A transfer of the step's own, as of metrics, follows the average. Running statistics are of the step already.
+// A transfer of the step's own, as of metrics, follows the average. Running statistics are of the step
+// already.
 TEST(ElasticRunTest, AStepWhoseOwnTransferFailsIsMadeAgainFromItsBegin) {
   const auto expected = train([](const StepContext&) {});
   bool has_failed = false;

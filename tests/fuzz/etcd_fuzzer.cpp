@@ -1,5 +1,5 @@
-// Fuzzes the reader of etcd's answers: any bytes give an answer or a CommError, whichever kind is expected, and a text for the
-// log where they are an error.
+// Fuzzes the reader of etcd's answers: any bytes give an answer or a CommError, whichever kind is expected,
+// and a text for the log where they are an error.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,7 +1,7 @@
-// Fuzzes what agents read of each other and of their store. A first byte 'r': the rest is a record; any bytes give one that is
-// written and read as the same, and that every agent can decide by, or a CommError. Else the rest is messages, a line each, to
-// an agent that decides: a line gives a message or a CommError, and whatever it says, what the agent answers and writes can be
-// read by others.
+// Fuzzes what agents read of each other and of their store. A first byte 'r': the rest is a record; any bytes
+// give one that is written and read as the same, and that every agent can decide by, or a CommError. Else the
+// rest is messages, a line each, to an agent that decides: a line gives a message or a CommError, and
+// whatever it says, what the agent answers and writes can be read by others.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Fuzzes what reads bytes from the network: a listener that a stranger talks to, a session after its handshake, and a caller
-// whose other side does not know the secret. Any bytes give messages within the window, or a CommError; nobody is trusted
-// without the secret.
+// Fuzzes what reads bytes from the network: a listener that a stranger talks to, a session after its
+// handshake, and a caller whose other side does not know the secret. Any bytes give messages within the
+// window, or a CommError; nobody is trusted without the secret.
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,7 +35,8 @@ std::shared_ptr<std::byte> allocate(std::size_t num_bytes) {
   return allocate_aligned(num_bytes);
 }
 
-// Of both sides: a block of this one's is with the other side, and slot 1 of the other's has a block that is on its way here.
+// Of both sides: a block of this one's is with the other side, and slot 1 of the other's has a block that is
+// on its way here.
 struct Heaps {
   Heaps() {
     const auto block = own->allocate(kLeastBytesByHandle), there = theirs->allocate(kLeastBytesByHandle);

@@ -1,5 +1,6 @@
-// Fuzzes what another process of this host may do to the memory that it shares with this one: counters, flags and bytes of both
-// rings, also while this side reads them. Any of it gives messages within the window, or a CommError.
+// Fuzzes what another process of this host may do to the memory that it shares with this one: counters, flags
+// and bytes of both rings, also while this side reads them. Any of it gives messages within the window, or a
+// CommError.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -51,7 +52,8 @@ struct Ring {
   std::array<std::byte, kSmallRing> bytes{};
 };
 
-// This side of a link, which does what Loop::read_ring() and write_ring() do, and the other one, which does what it likes.
+// This side of a link, which does what Loop::read_ring() and write_ring() do, and the other one, which does
+// what it likes.
 class Link {
  public:
   explicit Link(bool changes_bytes)

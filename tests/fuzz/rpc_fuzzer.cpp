@@ -1,7 +1,9 @@
-// Fuzzes what reads the messages of other workers: the tables of references and tensors, what agents tell each other, and
-// values of each kind of type. Any bytes give a value, or a CommError. A tensor lies within the bytes that came.
+// Fuzzes what reads the messages of other workers: the tables of references and tensors, what agents tell
+// each other, and values of each kind of type. Any bytes give a value, or a CommError. A tensor lies within
+// the bytes that came.
 //
-// An input is the number of payloads, the length of each (a byte), the payloads, and the header of the message.
+// An input is the number of payloads, the length of each (a byte), the payloads, and the header of the
+// message.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -170,8 +172,8 @@ void read_error(Reader& in) {
   }
 }
 
-// Worker 0, which has an object and a reference to one of worker 1, and has passed both on. Workers 1 and 2 say what they like.
-// Once they are dead, nothing is left of it.
+// Worker 0, which has an object and a reference to one of worker 1, and has passed both on. Workers 1 and 2
+// say what they like. Once they are dead, nothing is left of it.
 void read_reference_messages(Reader& in) {
   ReferenceProtocol protocol(0);
   ReferenceProtocol::Effects effects;
@@ -194,8 +196,9 @@ void read_reference_messages(Reader& in) {
   check(protocol.num_holds() == 0 && protocol.num_objects() == 0 && protocol.num_passed_on() == 0);
 }
 
-// Worker 0, which has a context and a copy of one of worker 1's, and has made a call in both. Workers 1 and 2 say what they
-// like, also of contexts of further workers. Once all are dead, nothing is left of their contexts.
+// Worker 0, which has a context and a copy of one of worker 1's, and has made a call in both. Workers 1 and 2
+// say what they like, also of contexts of further workers. Once all are dead, nothing is left of their
+// contexts.
 void read_context_messages(Reader& in) {
   ContextProtocol protocol(0);
   ContextProtocol::Effects effects;

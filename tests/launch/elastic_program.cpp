@@ -1,9 +1,10 @@
-// A rank of an elastic run without tensors: processes of a generation make steps together, by words in its store. It ends when
-// FOLDER has a file "go". It notes what it does in files there, and what it finds in its region, where it leaves its own number.
-// While there is a file "hang_RANK" a rank does not begin; with "slow_copy" it gets a state that it lacks in 40 parts of 100 ms, and
-// with "no_copy" never. With "stopped" it ends as one that a signal has stopped. With "stop_RANK" it stops once it has answered the order
-// of another generation. By its argument it fails in each generation; "rank 0 fails in a generation": the other ranks of its node ignore
-// SIGTERM.
+// A rank of an elastic run without tensors: processes of a generation make steps together, by words in its
+// store. It ends when FOLDER has a file "go". It notes what it does in files there, and what it finds in its
+// region, where it leaves its own number. While there is a file "hang_RANK" a rank does not begin; with
+// "slow_copy" it gets a state that it lacks in 40 parts of 100 ms, and with "no_copy" never. With "stopped"
+// it ends as one that a signal has stopped. With "stop_RANK" it stops once it has answered the order of
+// another generation. By its argument it fails in each generation; "rank 0 fails in a generation": the other
+// ranks of its node ignore SIGTERM.
 #include <signal.h>
 #include <unistd.h>
 

@@ -414,7 +414,8 @@ TEST(DecideTest, AnAgentThatLeavesWithTheStateAndIsNotHeardAnyMoreIsNotWaitedFor
   EXPECT_TRUE(test::contains(run.record.end_cause, "no agent is left that had the state"));
 }
 
-// Else the record would say for ever that the run continues, and those that are to resume it would wait for its members.
+// Else the record would say for ever that the run continues, and those that are to resume it would wait for
+// its members.
 TEST(DecideTest, WhereAllMembersLeaveTheRunEnds) {
   Rendezvous run(1, 3);
   run.record.settings.is_embedded = false;

@@ -166,7 +166,8 @@ TEST(MemberProtocolTest, AgentsAgree) {
   EXPECT_EQ(a.record(), b.record());
 }
 
-// A busy host is late now and then, and counts none of it as the silence of others. What is waited for comes to its end all the same.
+// A busy host is late now and then, and counts none of it as the silence of others. What is waited for comes
+// to its end all the same.
 TEST(MemberProtocolTest, AHostThatIsLateNowAndThenKeepsTheJoinTimeout) {
   AgentNetwork network;
   Agent& a = network.add("a", "n1:1", run_of(2, 2), "n1:1");

@@ -293,8 +293,8 @@ std::uint64_t SimulatedRun::expected_state(std::uint64_t steps) {
   return states_[steps];
 }
 
-// Whether a process that lives has committed so many steps. What nobody has any more is made again, if its loss is not noticed:
-// a member reports what it has committed a tenth of a second later.
+// Whether a process that lives has committed so many steps. What nobody has any more is made again, if its
+// loss is not noticed: a member reports what it has committed a tenth of a second later.
 bool SimulatedRun::has_state(std::uint64_t steps, bool is_any_asked) const {
   return std::any_of(agents_.begin(), agents_.end(), [&](const auto& agent) {
     const membership::Report& report = agent->report;
@@ -308,8 +308,8 @@ bool SimulatedRun::has_state(std::uint64_t steps, bool is_any_asked) const {
   });
 }
 
-// A step has one content, whoever commits it, and a generation makes no step that a later one has left. A member that nobody reaches
-// any more may be two steps ahead, as docs/design/elastic.md says; hardly ever.
+// A step has one content, whoever commits it, and a generation makes no step that a later one has left. A
+// member that nobody reaches any more may be two steps ahead, as docs/design/elastic.md says; hardly ever.
 void SimulatedRun::check_commit(std::uint64_t generation, std::uint64_t step, std::uint64_t state) {
   if (state != expected_state(step + 1)) {
     return world_.fail(
@@ -340,10 +340,11 @@ void SimulatedRun::write_ledger(std::uint64_t step, const std::string& sums) {
   if (!is_new && entry->second != sums) world_.fail(concat("the ledger has step ", step, " twice"));
 }
 
-// Agents that leave or give up do not continue it, and one that gives up, or leaves and was dropped, gives its state to nobody. Nor does
-// one continue of which the record does not know, as all that it knows leave, or one gives up and too few are left; nor does any
-// where who had the state is silent for join_timeout, as it may be making steps on the other side of a cut network. The agent at
-// the endpoint ends it with its only record.
+// Agents that leave or give up do not continue it, and one that gives up, or leaves and was dropped, gives
+// its state to nobody. Nor does one continue of which the record does not know, as all that it knows leave,
+// or one gives up and too few are left; nor does any where who had the state is silent for join_timeout, as
+// it may be making steps on the other side of a cut network. The agent at the endpoint ends it with its only
+// record.
 bool SimulatedRun::may_fail_with_state(const membership::RendezvousRecord& record) const {
   const auto stays = [](const std::shared_ptr<Agent>& agent) {
     return agent->is_alive && !agent->report.is_leaving && !agent->report.ends_run;

@@ -275,7 +275,8 @@ void SimulatedRun::link_lost(const std::string& incarnation, std::size_t process
   }
 }
 
-// The links of a dead agent, or of one of its processes, close: each process that is in a generation with it hears of it.
+// The links of a dead agent, or of one of its processes, close: each process that is in a generation with it
+// hears of it.
 void SimulatedRun::tell_links(const std::shared_ptr<Agent>& dead, std::optional<std::size_t> index,
                               bool is_host_lost) {
   for (const auto& agent : agents_) {
@@ -338,7 +339,8 @@ void SimulatedRun::tell_process(const std::shared_ptr<Agent>& agent, std::size_t
   if (number) ask_process(agent, index, process, told.number, 0);
 }
 
-// An agent asks a process in each silence until it has entered the generation, and kills one that does not answer ten times.
+// An agent asks a process in each silence until it has entered the generation, and kills one that does not
+// answer ten times.
 void SimulatedRun::ask_process(const std::shared_ptr<Agent>& agent, std::size_t index, Process& process,
                                std::uint64_t generation, int unanswered) {
   world_.on_host(agent->host, world_.now() + settings_.silence,

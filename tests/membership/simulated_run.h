@@ -57,7 +57,8 @@ class SimulatedRun {
     void add(const Counts& other);
     std::string text() const;
   };
-  /// Runs until a generation has been entered by all hosts' agents; then with one killed and another one in its place.
+  /// Runs until a generation has been entered by all hosts' agents; then with one killed and another one in
+  /// its place.
   std::string run_to_generation();
   std::string replace_a_member();
   std::uint64_t num_agent_messages() const { return num_agent_messages_; }

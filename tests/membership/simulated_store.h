@@ -11,8 +11,8 @@
 
 namespace cohort::test {
 
-/// A linearizable store of a record, as etcd is one: may be slow or away, as all agents or one host see it. Checks each record that
-/// is written after the one before it.
+/// A linearizable store of a record, as etcd is one: may be slow or away, as all agents or one host see it.
+/// Checks each record that is written after the one before it.
 class SimulatedStore {
  public:
   using Answer = membership::StoreAnswer;
@@ -37,7 +37,8 @@ class SimulatedStore {
       return world_.at(world_.now(), [this, host, command, listener] { tell(host, run(command), listener); });
     world_.at(world_.now() + delay(), [this, host, command, listener] {
       if (!is_away(host)) return tell(host, run(command), listener);
-      // The request came, and its answer did not; or it did not come, or it comes when nobody waits for it any more.
+      // The request came, and its answer did not; or it did not come, or it comes when nobody waits for it
+      // any more.
       if (world_.chance(50)) {
         run(command);
       } else if (world_.chance(40)) {

@@ -20,7 +20,8 @@ using SimTime = std::chrono::steady_clock::time_point;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-/// A clock that jumps to the next event, hosts that stop, and a network that delays, cuts and loses. A seed decides all of it.
+/// A clock that jumps to the next event, hosts that stop, and a network that delays, cuts and loses. A seed
+/// decides all of it.
 class SimulatedWorld {
  public:
   SimulatedWorld(std::uint64_t seed, int num_hosts)
@@ -79,8 +80,8 @@ class SimulatedWorld {
   bool is_cut(int from, int to) const { return cut_end(from, to) > now_; }
   void set_slow(int percent) { slow_percent_ = percent; }
 
-  /// A message of a stream, which arrives in order. A cut that lasts longer than kGiveUp ends the stream: `lost` runs on both
-  /// sides then.
+  /// A message of a stream, which arrives in order. A cut that lasts longer than kGiveUp ends the stream:
+  /// `lost` runs on both sides then.
   void carry(int from, int to, const std::string& stream, std::function<void()> deliver,
              const std::function<void()>& lost) {
     ++num_messages;

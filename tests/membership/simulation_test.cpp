@@ -1,5 +1,6 @@
-// Whole runs of agents, their processes and a store on a virtual clock. A seed decides who joins, leaves, dies and stops, which
-// networks are cut, what is slow, and when the store is away. What must hold, whatever happens:
+// Whole runs of agents, their processes and a store on a virtual clock. A seed decides who joins, leaves,
+// dies and stops, which networks are cut, what is slow, and when the store is away. What must hold, whatever
+// happens:
 //   one number of a generation has one content; an id has one agent, and a survivor keeps it;
 //   the state after a step is the same wherever it is committed, so no virtual rank is counted twice or left out;
 //   no generation makes a step that a later one has left;

@@ -279,8 +279,9 @@ TEST(StepProtocolTest, AStateThatNobodyHasIsNoticed) {
   EXPECT_FALSE(group.processes[0]->computing);
 }
 
-// The generation before made steps after this one was agreed on, and the rank that had made them died. Seed 37907 of the
-// simulator found it: the rank after it began with step 0, while an agent that was dropped had the state of step 5.
+// The generation before made steps after this one was agreed on, and the rank that had made them died. Seed
+// 37907 of the simulator found it: the rank after it began with step 0, while an agent that was dropped had
+// the state of step 5.
 TEST(StepProtocolTest, AStateThatAnAgentKnowsOfIsMissed) {
   Group group;
   group.add();

@@ -1,5 +1,5 @@
-// Peers that are not what they say, or not what they were: raw handshakes, other users, other processes at an address, names
-// that nobody knows yet.
+// Peers that are not what they say, or not what they were: raw handshakes, other users, other processes at an
+// address, names that nobody knows yet.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>

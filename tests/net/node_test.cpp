@@ -191,8 +191,8 @@ TEST(NodeTest, AStoppedProcessIsSilentAndOneThatContinuesSoonIsNot) {
   EXPECT_LT(a.heard->down_at() - begin, options.silence + test::deadline_slack());
 }
 
-// The listener takes one descriptor and the connection the other: none is left for another connection, or to watch the
-// process with.
+// The listener takes one descriptor and the connection the other: none is left for another connection, or to
+// watch the process with.
 TEST(NodeTest, TheLastDescriptorMakesAConnection) {
 #ifdef COHORT_IS_SANITIZED
   return;  // the sanitizers need descriptors themselves

@@ -25,7 +25,8 @@ inline net::Hello hello_of(const std::string& name) {
   return hello;
 }
 
-/// A caller that says what a test wants, and then nothing. With a port in the hello it says its end of the connection too.
+/// A caller that says what a test wants, and then nothing. With a port in the hello it says its end of the
+/// connection too.
 class RawCaller {
  public:
   RawCaller(const net::SocketAddress& address, net::Hello hello)

@@ -15,7 +15,8 @@
 
 namespace cohort::test {
 
-/// Passes bytes on between who connects to it and `target`, and can cut all connections, or swallow what comes.
+/// Passes bytes on between who connects to it and `target`, and can cut all connections, or swallow what
+/// comes.
 class Relay {
  public:
   explicit Relay(const std::string& target, const std::string& listen = "127.0.0.1:0") : target_(target) {

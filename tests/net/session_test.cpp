@@ -261,8 +261,8 @@ TEST(OutboxTest, WhatIsNotAcknowledgedGoesAgainAndComesOnce) {
   EXPECT_EQ(box.bytes_on_the_way(), 0U) << "what came twice counts once";
 }
 
-// Messages after a long one had come whole: once the long one is whole too, all of them are acknowledged, also those that
-// have not gone again.
+// Messages after a long one had come whole: once the long one is whole too, all of them are acknowledged,
+// also those that have not gone again.
 TEST(OutboxTest, WhatCameOverAnEarlierLinkIsAcknowledgedBeforeItGoesAgain) {
   Outbox box(64 << 20);
   Receiver receiver;

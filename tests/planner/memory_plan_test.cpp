@@ -294,7 +294,8 @@ TEST(MemoryPlanTest, APipelineOfGpusIsPlannedOnTheCpu) {
   COHORT_EXPECT_THROW_WITH(plan_of(on_gpus, {.measure = true}), UsageError, "only CPU memory is measured");
 }
 
-// A runner "two_copies": the model twice, each with half of the batch; one "as_plain"; and one that does not say what it keeps.
+// A runner "two_copies": the model twice, each with half of the batch; one "as_plain"; and one that does not
+// say what it keeps.
 void register_runners() {
   static std::once_flag once;
   std::call_once(once, [] {

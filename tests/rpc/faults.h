@@ -34,7 +34,8 @@ inline std::string name_of_transport(const ::testing::TestParamInfo<const char*>
   return info.param;
 }
 
-/// Whether nothing is left, within 20 s: no call, reference, object or context, and nothing on its way to another worker.
+/// Whether nothing is left, within 20 s: no call, reference, object or context, and nothing on its way to
+/// another worker.
 inline ::testing::AssertionResult has_nothing_left(const rpc::Agent& agent) {
   rpc::AgentMetrics left;
   const bool is_empty = comes_true([&] {
@@ -51,7 +52,8 @@ inline ::testing::AssertionResult has_nothing_left(const rpc::Agent& agent) {
          << left.messages_queued << " messages wait";
 }
 
-/// The store of a job whose workers are processes of this host: a file for each key. Takes no descriptor between calls.
+/// The store of a job whose workers are processes of this host: a file for each key. Takes no descriptor
+/// between calls.
 class FolderStore : public base::KeyValueStore {
  public:
   explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}

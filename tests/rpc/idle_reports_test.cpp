@@ -1,5 +1,6 @@
-// Random programs of workers in shutdown() that call each other. Calls and reports take any time; the reports of one worker to
-// another stay in order. Whoever finds that all is over must be right, and in the end all find it.
+// Random programs of workers in shutdown() that call each other. Calls and reports take any time; the reports
+// of one worker to another stay in order. Whoever finds that all is over must be right, and in the end all
+// find it.
 #include "cohort/rpc/internal/idle_reports.h"
 
 #include <gtest/gtest.h>

@@ -59,7 +59,8 @@ COHORT_REMOTE(return_memory_of_kept);
 COHORT_REMOTE(scale_shared);
 COHORT_REMOTE(change_and_swap);
 
-// Another thread may hold the result of a call for a moment after get() has returned. Then the next call copies it.
+// Another thread may hold the result of a call for a moment after get() has returned. Then the next call
+// copies it.
 template <auto function>
 bool stays_in_its_memory(Job& job) {
   at::Tensor x = job[0].shared_empty({kLongSize}).fill_(3);

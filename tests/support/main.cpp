@@ -1,9 +1,10 @@
-// main() of a program of tests that link LibTorch. With --each_case_alone=SUITE every case of the suite runs in a process
-// of its own, forked from this one, which has loaded LibTorch (0.3 s) and started no thread. So no case sees what another
-// left behind, and a crash or a case without an end ends one case. Status 77: all cases were skipped.
+// main() of a program of tests that link LibTorch. With --each_case_alone=SUITE every case of the suite runs
+// in a process of its own, forked from this one, which has loaded LibTorch (0.3 s) and started no thread. So
+// no case sees what another left behind, and a crash or a case without an end ends one case. Status 77: all
+// cases were skipped.
 //
-// Such a process ends without the destructors of LibTorch's global objects, which take 0.17 s, more than most cases. The
-// destructors of what a case made run as always: exit() runs them first.
+// Such a process ends without the destructors of LibTorch's global objects, which take 0.17 s, more than most
+// cases. The destructors of what a case made run as always: exit() runs them first.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -77,8 +78,8 @@ int wait_for(pid_t child, const std::string& name) {
 }
 
 #ifndef COHORT_IS_SANITIZED  // what looks for leaks comes last
-// exit() calls it after the destructors of all objects with static storage that were made after this call, and before
-// those of objects that were made as the program was loaded.
+// exit() calls it after the destructors of all objects with static storage that were made after this call,
+// and before those of objects that were made as the program was loaded.
 void end_before_the_destructors_of_globals() {
   on_exit(
       [](int status, void*) {

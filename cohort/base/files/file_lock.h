@@ -8,8 +8,8 @@ namespace cohort::base {
 /// Returns whether flock() has said, by errno, that the file system has no locks.
 bool means_no_locks(int error);
 
-/// A file that one process holds at a time, or several that all share it. The kernel lets go of it when the process
-/// ends, however it ends, so nothing stale stays behind.
+/// A file that one process holds at a time, or several that all share it. The kernel lets go of it when the
+/// process ends, however it ends, so nothing stale stays behind.
 class FileLock {
  public:
   enum class Mode : std::uint8_t { kAlone, kShared };

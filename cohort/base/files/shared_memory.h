@@ -15,8 +15,8 @@ class SharedMemory {
   /// New and zero. `reserve`: its pages are taken now, so that a full memory is an error here and no signal
   /// later. Throws: SystemError of `where`.
   static SharedMemory create(const char* where, std::size_t bytes, bool reserve);
-  /// Maps, whole, what another process made. Throws: SystemError of `where`, also for memory that could become
-  /// shorter.
+  /// Maps, whole, what another process made. Throws: SystemError of `where`, also for memory that could
+  /// become shorter.
   static SharedMemory map(const char* where, const Fd& fd);
 
   SharedMemory(SharedMemory&& other) noexcept

@@ -24,9 +24,9 @@
 /// base/threads/serial_queue.h and base/threads/thread_pool.h make futures of the functions that they run.
 namespace cohort::base {
 
-/// Each thread that begins to wait for a result calls it before it sleeps: it may bring the result about itself.
-/// It comes back soon, and at once when `is_done()`: the result is there, or the wait's deadline has passed.
-/// Does not throw.
+/// Each thread that begins to wait for a result calls it before it sleeps: it may bring the result about
+/// itself. It comes back soon, and at once when `is_done()`: the result is there, or the wait's deadline has
+/// passed. Does not throw.
 using WaitHelper = std::function<void(const std::function<bool()>& is_done)>;
 
 namespace future_detail {
@@ -198,8 +198,9 @@ class Promise {
   /// Null: it has its value.
   void set_error(std::exception_ptr error) { state_->set(std::move(error)); }
 
-  /// For a result that several parties may set: the first one does. The others get false, and nothing is thrown. So
-  /// a function of on_ready(), which must not throw, may call them. try_run() does not call `fn` then.
+  /// For a result that several parties may set: the first one does. The others get false, and nothing is
+  /// thrown. So a function of on_ready(), which must not throw, may call them. try_run() does not call `fn`
+  /// then.
   template <typename Fn>
   bool try_run(Fn&& fn) {
     if (!state_->claim()) return false;

@@ -2,8 +2,8 @@
 // threads are idle, up to the limit. A function that waits for another one of the pool does not count: so
 // there may be more threads than the limit, and those above it stay idle. A function that was abandoned while
 // it runs raises the limit by one; its thread ends after it and lowers the limit again.
-// Idle threads take turns, so under a small load none is idle for long. The pool counts how many were idle all the time of
-// a period, and lets so many end in the next one, whichever comes by. A task's mutex may be
+// Idle threads take turns, so under a small load none is idle for long. The pool counts how many were idle
+// all the time of a period, and lets so many end in the next one, whichever comes by. A task's mutex may be
 // held when the pool's is taken, never the other way round. Functions run and are destroyed under neither.
 #include "cohort/base/threads/thread_pool.h"
 

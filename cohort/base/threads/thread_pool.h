@@ -39,7 +39,8 @@ class PooledTask : public future_detail::Task {
 
 }  // namespace thread_pool_detail
 
-/// Threads are made when they are needed, and stay, or end once they have been idle (Options::idle_time). Threads: any.
+/// Threads are made when they are needed, and stay, or end once they have been idle (Options::idle_time).
+/// Threads: any.
 class ThreadPool {
  public:
   /// How many threads there may be, and how each begins.
@@ -49,7 +50,8 @@ class ThreadPool {
     /// get() that timed out, does not count: another thread takes its place.
     int max_threads = 1;
     std::function<void()> start = nullptr;  ///< runs first on each thread; must not throw
-    /// Threads above `num_kept` that the pool could do without for so long end, within twice that time. Zero: they stay.
+    /// Threads above `num_kept` that the pool could do without for so long end, within twice that time. Zero:
+    /// they stay.
     std::chrono::milliseconds idle_time{0};
     std::size_t num_kept = 0;
   };

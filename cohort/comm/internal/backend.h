@@ -19,7 +19,8 @@ BackendInstance make_mpi(const BackendOptions& options);
 std::string nccl_absent();
 std::string mpi_absent();
 
-/// Makes the backend of that name. Throws: as backend_type(); UsageError where it cannot be used here; what its `make` throws.
+/// Makes the backend of that name. Throws: as backend_type(); UsageError where it cannot be used here; what
+/// its `make` throws.
 BackendInstance make_backend(const std::string& name, const BackendOptions& options);
 
 /// Why `auto` is which backend.

@@ -1,8 +1,8 @@
 // A SerialQueue has the store. Who asks waits until no request is under way, submits a request, and waits for
-// the answer until a deadline. Always: a request owns all that it uses. So who asks may leave, and a store that
-// hangs keeps only its own thread. To set a timeout in LibTorch's store is not enough: it waits for an answer
-// without a limit. A request that was abandoned and has no answer after its answer time shows that the store is
-// silent, and all later requests fail.
+// the answer until a deadline. Always: a request owns all that it uses. So who asks may leave, and a store
+// that hangs keeps only its own thread. To set a timeout in LibTorch's store is not enough: it waits for an
+// answer without a limit. A request that was abandoned and has no answer after its answer time shows that the
+// store is silent, and all later requests fail.
 #include "cohort/comm/internal/deadline_store.h"
 
 #include <algorithm>

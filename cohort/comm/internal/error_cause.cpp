@@ -11,8 +11,8 @@
 // NCCL throw c10::DistError with the same type for a time that is over and for a peer that is gone. So words
 // are all that tells. They are looked for here and nowhere else, without their first letter, which is a
 // capital in some. The first row that fits counts: what timed out may also speak of a connection.
-// tests/comm/internal/error_cause_test.cpp holds a message of each source; tests/comm/group_test.cpp runs into
-// timeouts and dead peers with the LibTorch that is there, and fails where that says it in other words.
+// tests/comm/internal/error_cause_test.cpp holds a message of each source; tests/comm/group_test.cpp runs
+// into timeouts and dead peers with the LibTorch that is there, and fails where that says it in other words.
 namespace cohort::comm {
 namespace {
 

@@ -1,8 +1,8 @@
 // A group is made in three steps: the backend connects, all ranks wait at a barrier, and only then is it
-// handed out. A rank that cannot make it leaves the reason under "not made" and releases all ranks, so no peer
-// waits in vain. Always: the first failure breaks a group for good, and later calls to the backend throw it.
-// Calls that must wait go through the group's thread in order. Its count of tasks falls only when a call has
-// begun, so no later call overtakes it.
+// handed out. A rank that cannot make it leaves the reason under "not made" and releases all ranks, so no
+// peer waits in vain. Always: the first failure breaks a group for good, and later calls to the backend throw
+// it. Calls that must wait go through the group's thread in order. Its count of tasks falls only when a call
+// has begun, so no later call overtakes it.
 #include "cohort/comm/internal/group_state.h"
 
 #include <algorithm>

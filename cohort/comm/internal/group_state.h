@@ -87,7 +87,8 @@ struct GroupState {
   base::Future<void> enqueue(std::function<void()> task);
   /// Whether the group's thread has nothing to do, so that a call may be begun by its caller.
   bool is_queue_empty() const { return queued_->load(std::memory_order_acquire) == 0; }
-  /// Returns once the calls that were made before have begun. Throws: TimeoutError, naming `for_whom` they are waited for.
+  /// Returns once the calls that were made before have begun. Throws: TimeoutError, naming `for_whom` they
+  /// are waited for.
   void wait_until_begun(base::Deadline deadline, const std::string& for_whom) const;
   /// From now on calls are begun by their callers, after those that have been made: others, who have the
   /// process group, begin calls between them. Blocks until those have begun, at most the group's timeout.

@@ -181,8 +181,8 @@ std::vector<ConfigKey> distributed_keys() {
        .max = 4096,
        .used_with = "distributed.model",
        .unused_values = {"plain", "data_parallel", "model_parallel"}},
-      // This key and the next two become ReducerOptions, and only `ddp` of Cohort's syncs has a reducer. Virtual
-      // ranks take the second one for their sums.
+      // This key and the next two become ReducerOptions, and only `ddp` of Cohort's syncs has a reducer.
+      // Virtual ranks take the second one for their sums.
       {.name = "distributed.find_unused_parameters",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.find_unused_parameters; },
        .on_resume = OnResume::kTakesEffect,

@@ -1,7 +1,7 @@
-// One thread reads orders and writes statuses, so that neither the training thread nor net's ever waits for an agent. It sleeps in
-// poll(2) on the link and on an eventfd, which update() writes. A step takes a status, and steps may take less than a
-// millisecond: what is not urgent is sent every 20 ms at most. The first such change wakes the thread, which then sleeps for the
-// rest of the time; those after it wake nobody.
+// One thread reads orders and writes statuses, so that neither the training thread nor net's ever waits for
+// an agent. It sleeps in poll(2) on the link and on an eventfd, which update() writes. A step takes a status,
+// and steps may take less than a millisecond: what is not urgent is sent every 20 ms at most. The first such
+// change wakes the thread, which then sleeps for the rest of the time; those after it wake nobody.
 #include "cohort/elastic/internal/agent_link.h"
 
 #include <sys/eventfd.h>

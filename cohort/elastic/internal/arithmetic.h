@@ -4,7 +4,8 @@
 
 namespace cohort::elastic {
 
-/// What decides, beside the numbers, which bits an operator has: it adds in the order of its threads and vectors.
+/// What decides, beside the numbers, which bits an operator has: it adds in the order of its threads and
+/// vectors.
 struct Arithmetic {
   int threads = 1;
   std::string instructions;  ///< as at::get_cpu_capability() names them
@@ -18,8 +19,8 @@ struct Arithmetic {
   bool operator==(const Arithmetic&) const = default;
 };
 
-/// The calling thread computes as `process`, "process 3", from here on: with as many threads, which it logs. Throws: UsageError where
-/// its processor has other instructions.
+/// The calling thread computes as `process`, "process 3", from here on: with as many threads, which it logs.
+/// Throws: UsageError where its processor has other instructions.
 void compute_as(const Arithmetic& other, const std::string& process);
 
 }  // namespace cohort::elastic

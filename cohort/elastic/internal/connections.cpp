@@ -1,10 +1,11 @@
-// Each process leaves its incarnation and addresses in the generation's store, and reads those of all others. A process that is
-// connected already stays so. Of two others the one with the lower number connects. Processes of one host use a local socket, and
-// so shared memory.
+// Each process leaves its incarnation and addresses in the generation's store, and reads those of all others.
+// A process that is connected already stays so. Of two others the one with the lower number connects.
+// Processes of one host use a local socket, and so shared memory.
 //
-// To reach a store or a process may take long, where its host is gone. So other threads do it, and the training thread waits in
-// the inbox, where it hears of the next generation. Work that is left behind owns what it uses, and ends with its deadline. It
-// takes no thread from the work of the next generation: what has not begun is dropped, and what runs is abandoned.
+// To reach a store or a process may take long, where its host is gone. So other threads do it, and the
+// training thread waits in the inbox, where it hears of the next generation. Work that is left behind owns
+// what it uses, and ends with its deadline. It takes no thread from the work of the next generation: what has
+// not begun is dropped, and what runs is abandoned.
 #include "cohort/elastic/internal/connections.h"
 
 #include <algorithm>
@@ -54,8 +55,9 @@ ProcessEntry parse_entry(const std::string& text, int process) {
   return entry;
 }
 
-/// Listens for processes of other hosts, at all addresses of this one: its agent's may be a name that leads this host to
-/// itself. By that name or address the others have reached the agent. Returns the address for them.
+/// Listens for processes of other hosts, at all addresses of this one: its agent's may be a name that leads
+/// this host to itself. By that name or address the others have reached the agent. Returns the address for
+/// them.
 std::string listen_beside_agent(net::Node& node, const std::string& agent_address) {
   std::string host = agent_address.substr(0, agent_address.rfind(':'));
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
@@ -118,7 +120,8 @@ struct ConnectAttempt {
     const std::lock_guard lock(mutex);
     return has_ended;
   }
-  /// The process has left the run. An attempt that has begun ends by itself, and another thread takes the place of its own.
+  /// The process has left the run. An attempt that has begun ends by itself, and another thread takes the
+  /// place of its own.
   void cancel() {
     {
       const std::lock_guard lock(mutex);
@@ -133,7 +136,8 @@ struct ConnectAttempt {
   bool has_begun = false, has_ended = false;
 };
 
-// Whoever lets agents be silent for long has hosts that stand still for long, and ranks with them. Agents find a host that is gone before.
+// Whoever lets agents be silent for long has hosts that stand still for long, and ranks with them. Agents
+// find a host that is gone before.
 std::chrono::milliseconds link_silence_of_process() {
   const auto most =
       static_cast<std::int64_t>(std::chrono::milliseconds(std::chrono::hours(24 * 365)).count());
@@ -225,7 +229,8 @@ std::vector<std::string> Connections::exchange_entries(const membership::Generat
           } catch (const Error& error) {
             failure = base::message_of(error);
           }
-          // Its agent may be about to listen again, be slow, or have given this process up, which was stopped.
+          // Its agent may be about to listen again, be slow, or have given this process up, which was
+          // stopped.
         } while (!failure.empty() && !is_over());
         inbox->post([&] {
           job->is_done = true;
@@ -255,7 +260,8 @@ std::vector<std::string> Connections::exchange_entries(const membership::Generat
   return job->entries;
 }
 
-// One attempt at a time: of two connections the other side would take the second one for a process that has lost the first.
+// One attempt at a time: of two connections the other side would take the second one for a process that has
+// lost the first.
 void Connections::connect(const std::string& incarnation, const std::string& address,
                           std::uint64_t generation, int to) {
   std::shared_ptr<ConnectAttempt>& attempt = attempts_[incarnation];

@@ -19,12 +19,12 @@ namespace cohort::elastic {
 class StoreClient;
 struct ConnectAttempt;
 
-/// After how long without a sign of life a process gives up another one: 2 s, or kAloneFactor times what its agent was given as `silence`
-/// (COHORT_SILENCE_MS), where that is more. Throws: ConfigError.
+/// After how long without a sign of life a process gives up another one: 2 s, or kAloneFactor times what its
+/// agent was given as `silence` (COHORT_SILENCE_MS), where that is more. Throws: ConfigError.
 std::chrono::milliseconds link_silence_of_process();
 
-/// How the processes of a generation find and reach each other. Links last from one generation to the next, as long as
-/// both processes live. Threads: one.
+/// How the processes of a generation find and reach each other. Links last from one generation to the next,
+/// as long as both processes live. Threads: one.
 class Connections {
  public:
   explicit Connections(std::shared_ptr<ProcessInbox> inbox);
@@ -33,7 +33,8 @@ class Connections {
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
-  /// Connects this process with all others of the inbox's generation. Blocks until it is. Throws: as ProcessInbox::wait().
+  /// Connects this process with all others of the inbox's generation. Blocks until it is. Throws: as
+  /// ProcessInbox::wait().
   void connect_all(const membership::Generation& generation, int process, base::Deadline deadline);
 
   const std::shared_ptr<net::Node>& node() const { return node_; }

@@ -1,16 +1,19 @@
-// An operation has a number, which is the same on all processes, as they make the same calls. Bytes are sent when it begins, and
-// read when somebody waits for this or another operation. So no order of waits can block two processes.
+// An operation has a number, which is the same on all processes, as they make the same calls. Bytes are sent
+// when it begins, and read when somebody waits for this or another operation. So no order of waits can block
+// two processes.
 //
-// Long pieces are not copied by the sender. On one host the receiver maps the memory from which they come (net's handles), and
-// copies them to where they belong; that is the only copy. The sender's memory is its own again when the receiver has said
-// that it has read them (kTaken). net lends memory for good, as a rule. Here the sender keeps it, as no receiver reads after kTaken.
+// Long pieces are not copied by the sender. On one host the receiver maps the memory from which they come
+// (net's handles), and copies them to where they belong; that is the only copy. The sender's memory is its
+// own again when the receiver has said that it has read them (kTaken). net lends memory for good, as a rule.
+// Here the sender keeps it, as no receiver reads after kTaken.
 //
-// Each message says how long its sender has worked in the step before: its time from commit to commit without its waits for others.
-// The message is read within this step, so all times that a process has at its end are of the same step. They need no clock that
-// hosts share. A slow network is not seen in them, as all wait for it alike.
+// Each message says how long its sender has worked in the step before: its time from commit to commit without
+// its waits for others. The message is read within this step, so all times that a process has at its end are
+// of the same step. They need no clock that hosts share. A slow network is not seen in them, as all wait for
+// it alike.
 //
-// A receiver of a generation that has ended may read for a while longer. So memory of a transfer that has thrown is not written
-// again: VirtualRankSync takes other memory with each exchange.
+// A receiver of a generation that has ended may read for a while longer. So memory of a transfer that has
+// thrown is not written again: VirtualRankSync takes other memory with each exchange.
 #include "cohort/elastic/internal/net_slice_exchange.h"
 
 #include <ATen/ops/empty.h>

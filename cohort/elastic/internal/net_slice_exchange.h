@@ -26,10 +26,11 @@ struct ExchangePlace {
   std::chrono::milliseconds timeout{600'000};  ///< of each transfer
 };
 
-/// The exchange of one generation, over its links. Transfers throw GenerationEnded, within milliseconds of the news, or where bytes
-/// did not come in time: it names the processes.
+/// The exchange of one generation, over its links. Transfers throw GenerationEnded, within milliseconds of
+/// the news, or where bytes did not come in time: it names the processes.
 ///
-/// After such an error tensors that were given to it must not be written any more: another process may still read them.
+/// After such an error tensors that were given to it must not be written any more: another process may still
+/// read them.
 class NetSliceExchange : public parallel::SliceExchange,
                          public std::enable_shared_from_this<NetSliceExchange> {
  public:
@@ -49,10 +50,12 @@ class NetSliceExchange : public parallel::SliceExchange,
   Transfer all_gather(at::Tensor output, const at::Tensor& input) override;
   Transfer broadcast(at::Tensor bytes) override;
 
-  /// A step that has taken `time` is committed. Returns how many seconds each process has worked in the step before it, its waits in
-  /// transfers left out; 0 where this is not known. What this process has worked goes with the bytes of the next step.
+  /// A step that has taken `time` is committed. Returns how many seconds each process has worked in the step
+  /// before it, its waits in transfers left out; 0 where this is not known. What this process has worked goes
+  /// with the bytes of the next step.
   std::vector<double> end_step(std::chrono::nanoseconds time);
-  /// When the step has begun that is being made. Nothing between two steps, where processes may exchange bytes too.
+  /// When the step has begun that is being made. Nothing between two steps, where processes may exchange
+  /// bytes too.
   std::optional<base::Deadline::Clock::time_point> step_began() const { return step_began_; }
 
  private:

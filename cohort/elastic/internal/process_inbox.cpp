@@ -1,12 +1,14 @@
-// Always: `received_` has letters of the generation that this process is in, and `early_` hellos of later ones. Nothing but a hello
-// can come early, as all else answers this process's own hello. Letters of earlier generations are dropped when they come.
+// Always: `received_` has letters of the generation that this process is in, and `early_` hellos of later
+// ones. Nothing but a hello can come early, as all else answers this process's own hello. Letters of earlier
+// generations are dropped when they come.
 //
-// A wait ends at once where it would be in vain. Within enter() each newer generation and each lost link is such news. Within a
-// step it is news that nobody will finish the step (GenerationChange), or that a process is lost whose bytes have not come. What
-// has come already is used first: a process that has the whole sum finishes its step, whoever is gone.
+// A wait ends at once where it would be in vain. Within enter() each newer generation and each lost link is
+// such news. Within a step it is news that nobody will finish the step (GenerationChange), or that a process
+// is lost whose bytes have not come. What has come already is used first: a process that has the whole sum
+// finishes its step, whoever is gone.
 //
-// A process that is stuck keeps its links. Whoever has waited for it for the session's whole timeout takes its link for lost, and
-// waits for what the agents decide.
+// A process that is stuck keeps its links. Whoever has waited for it for the session's whole timeout takes
+// its link for lost, and waits for what the agents decide.
 #include "cohort/elastic/internal/process_inbox.h"
 
 #include <algorithm>

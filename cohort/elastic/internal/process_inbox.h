@@ -26,16 +26,16 @@ struct Letter {
   net::Message message;
 };
 
-/// What has come for a process: orders of its agent, messages and ends of other processes. Other threads put it in. The
-/// training thread takes it out, and waits for it. Threads: any; functions with a deadline, and enter(): the training
-/// thread.
+/// What has come for a process: orders of its agent, messages and ends of other processes. Other threads put
+/// it in. The training thread takes it out, and waits for it. Threads: any; functions with a deadline, and
+/// enter(): the training thread.
 class ProcessInbox : public net::Handler {
  public:
   /// `on_lost_link`: called on a thread of net's; must not wait.
   explicit ProcessInbox(std::function<void(membership::MemberId)> on_lost_link)
       : on_lost_link_(std::move(on_lost_link)) {}
-  /// `tell` is called where this process has waited for others for a second, and when that wait has ended. Must not wait. Before
-  /// anything waits.
+  /// `tell` is called where this process has waited for others for a second, and when that wait has ended.
+  /// Must not wait. Before anything waits.
   void on_long_wait(std::function<void(bool is_waiting)> notify) { notify_long_wait_ = std::move(notify); }
 
   // What other threads put in.
@@ -53,7 +53,8 @@ class ProcessInbox : public net::Handler {
 
   // Of the generation that this process is in.
 
-  /// Waits for a generation to enter, or for memory to be taken. Throws: RunEnded; CommError where the agent is gone.
+  /// Waits for a generation to enter, or for memory to be taken. Throws: RunEnded; CommError where the agent
+  /// is gone.
   void wait_for_next();
   /// Waits until the run is over, or there is a generation to enter; returns whether it is over. Throws: as
   /// wait_for_next(), but not RunEnded where the run has succeeded.
@@ -62,8 +63,8 @@ class ProcessInbox : public net::Handler {
   /// As Session::must_leave().
   bool must_leave() const;
   bool has_next() const;
-  /// The next generation is that of this process from here on. Letters of the one before are dropped. `on_entered` runs
-  /// before a link of the generation can be lost.
+  /// The next generation is that of this process from here on. Letters of the one before are dropped.
+  /// `on_entered` runs before a link of the generation can be lost.
   void enter(const std::function<void(const membership::Generation&)>& on_entered);
   membership::Generation generation() const;
   /// Of the run; empty before the first order.
@@ -97,11 +98,11 @@ class ProcessInbox : public net::Handler {
     base::Deadline deadline;
     std::string what = {};  ///< for the message: "the covers of processes 1, 2"
   };
-  /// Waits until `condition()`, which is called under the inbox's lock. Throws: GenerationEnded, RunEnded, CommError where
-  /// the agent is gone; after the deadline as give_up().
+  /// Waits until `condition()`, which is called under the inbox's lock. Throws: GenerationEnded, RunEnded,
+  /// CommError where the agent is gone; after the deadline as give_up().
   void wait(const std::function<bool()>& condition, const WaitEnd& end);
-  /// The deadline has passed: links to processes of `needed` are lost from here on. Throws: GenerationEnded; TimeoutError where
-  /// there are none.
+  /// The deadline has passed: links to processes of `needed` are lost from here on. Throws: GenerationEnded;
+  /// TimeoutError where there are none.
   [[noreturn]] void give_up(const WaitEnd& end);
   /// Waits for letters of these kinds, and takes all of them.
   std::vector<Letter> take(const std::set<WireType>& types, const WaitEnd& end);

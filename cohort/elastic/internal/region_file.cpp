@@ -1,9 +1,11 @@
-// The file has a page with the header, and behind it what allocate() gives, in the order in which it was asked for. A file in
-// memory has holes for nothing, so nothing is ever moved: what is no longer used becomes a hole.
+// The file has a page with the header, and behind it what allocate() gives, in the order in which it was
+// asked for. A file in memory has holes for nothing, so nothing is ever moved: what is no longer used becomes
+// a hole.
 //
-// A commit writes the record that the word does not name, and then the word. So at each instruction the word names a whole
-// record, or says that there is none. The memory of a process that was killed has what the process had written, in the order of
-// its program: only the compiler must keep the order. The checksum is for what a process that has lost its way may have written.
+// A commit writes the record that the word does not name, and then the word. So at each instruction the word
+// names a whole record, or says that there is none. The memory of a process that was killed has what the
+// process had written, in the order of its program: only the compiler must keep the order. The checksum is
+// for what a process that has lost its way may have written.
 //
 // The lock is one of fcntl(2). It is a process's, and ends with it, however it ends.
 #include "cohort/elastic/internal/region_file.h"
@@ -163,7 +165,8 @@ void RegionFile::grow(std::uint64_t bytes) {
   size_ += bytes;
 }
 
-// Without memory the page is a hole, which nobody may touch: also where the process before could not reserve it.
+// Without memory the page is a hole, which nobody may touch: also where the process before could not reserve
+// it.
 void RegionFile::map_header() {
   auto head = std::make_unique<RegionBytes>(file_, 0, page_bytes());
   head->reserve(0, page_bytes());

@@ -39,8 +39,8 @@ class RegionBytes {
   std::byte* data() const { return data_; }
   std::uint64_t offset() const { return offset_; }
   std::uint64_t bytes() const { return bytes_; }
-  /// Takes the memory of bytes [begin, begin + bytes) now, so that a full memory is an error here and no signal later.
-  /// Throws: SystemError.
+  /// Takes the memory of bytes [begin, begin + bytes) now, so that a full memory is an error here and no
+  /// signal later. Throws: SystemError.
   void reserve(std::uint64_t begin, std::uint64_t bytes) const;
   /// The next process has no use for them: their memory is given back when this goes.
   void drop() { is_dropped_ = true; }
@@ -52,18 +52,19 @@ class RegionBytes {
   bool is_dropped_ = false;
 };
 
-/// The region of a process: a commit word, two records of any bytes, of which the word names one, and memory. A process that
-/// is killed anywhere leaves a word that is true.
-/// Threads: one at a time.
+/// The region of a process: a commit word, two records of any bytes, of which the word names one, and memory.
+/// A process that is killed anywhere leaves a word that is true. Threads: one at a time.
 class RegionFile {
  public:
-  /// No other process takes the file while this one lives. Waits `lock_time` for one that is ending: the kernel may need a while
-  /// to take its memory apart. Throws: SystemError where another one has it, or where it cannot be mapped.
+  /// No other process takes the file while this one lives. Waits `lock_time` for one that is ending: the
+  /// kernel may need a while to take its memory apart. Throws: SystemError where another one has it, or where
+  /// it cannot be mapped.
   explicit RegionFile(base::Fd file, std::chrono::milliseconds lock_time = std::chrono::seconds(2));
   ~RegionFile();
 
   CommitWord word() const;
-  /// The record of the committed state. Nothing where there is none, or its bytes are not those that were written.
+  /// The record of the committed state. Nothing where there is none, or its bytes are not those that were
+  /// written.
   std::optional<std::span<const std::byte>> record() const;
   /// Throws away all that is in it. Nothing of it may be mapped but records.
   void clear();
@@ -76,8 +77,8 @@ class RegionFile {
   /// From here on the state is of no use, until commit(). `steps`: what it will be then.
   void mark_changing(std::uint64_t steps);
   void mark_empty();
-  /// The state is that after so many steps. Its record is `parts`, one after the other. Throws: SystemError; the word stays
-  /// then.
+  /// The state is that after so many steps. Its record is `parts`, one after the other. Throws: SystemError;
+  /// the word stays then.
   void commit(std::uint64_t steps, std::span<const std::span<const std::byte>> parts);
 
  private:

@@ -1,14 +1,14 @@
-// A tensor moves by its storage: the storage gets other memory, and all tensors and views over it see that. So nobody who holds
-// a tensor notices, and a step copies nothing. Whoever holds a pointer would notice, so tensors move before they are first
-// given to others, and never while they are in use.
+// A tensor moves by its storage: the storage gets other memory, and all tensors and views over it see that.
+// So nobody who holds a tensor notices, and a step copies nothing. Whoever holds a pointer would notice, so
+// tensors move before they are first given to others, and never while they are in use.
 //
-// Only tensors that the state's owner has named move, as those that change between begin_changes() and commit() alone. A
-// region that says "committed" must not have running statistics that a later step has touched: they are copied at each commit. So
-// is what only the snapshot holds, for it is made anew each time.
+// Only tensors that the state's owner has named move, as those that change between begin_changes() and
+// commit() alone. A region that says "committed" must not have running statistics that a later step has
+// touched: they are copied at each commit. So is what only the snapshot holds, for it is made anew each time.
 //
-// A record has the text, the copies, and a table: which memory of the file has which tensor. The next process maps that
-// memory, and gives the tensors to StateAccess::load. What load has copied is compared with the region, and moves there without
-// another copy.
+// A record has the text, the copies, and a table: which memory of the file has which tensor. The next process
+// maps that memory, and gives the tensors to StateAccess::load. What load has copied is compared with the
+// region, and moves there without another copy.
 #include "cohort/elastic/internal/state_region.h"
 
 #include <ATen/core/grad_mode.h>

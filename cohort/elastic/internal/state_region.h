@@ -13,9 +13,9 @@ namespace cohort::elastic {
 
 /// A process's state in memory that its agent holds: the next process in its place continues from there.
 ///
-/// Tensors that StateSnapshot::in_place names are moved there once, under all their aliases; text and all other tensors are
-/// copied at each commit. Where there is no memory the log says so once, and nothing is held any more.
-/// Threads: one caller.
+/// Tensors that StateSnapshot::in_place names are moved there once, under all their aliases; text and all
+/// other tensors are copied at each commit. Where there is no memory the log says so once, and nothing is
+/// held any more. Threads: one caller.
 class StateRegion {
  public:
   /// Throws: SystemError where another process has the file.
@@ -24,14 +24,14 @@ class StateRegion {
 
   /// What the process before has left.
   CommitWord found() const { return found_; }
-  /// Its state. The tensors lie in the region, or are copies. Nothing where there is none, or it cannot be read: the log says
-  /// why.
+  /// Its state. The tensors lie in the region, or are copies. Nothing where there is none, or it cannot be
+  /// read: the log says why.
   std::optional<StateSnapshot> read();
   /// It is of no use.
   void forget();
 
-  /// The state is that after so many steps, and stays so until mark_changing(). Tensors that are new to the region move there, and
-  /// never again.
+  /// The state is that after so many steps, and stays so until mark_changing(). Tensors that are new to the
+  /// region move there, and never again.
   void commit(std::uint64_t steps, const StateSnapshot& state);
   /// The state is changed from here on, until commit(). `steps`: what it will be then.
   void mark_changing(std::uint64_t steps);

@@ -1,11 +1,12 @@
-// The bytes of all tensors, one after the other, are cut into chunks. Who lacks the state asks each process that has it for two
-// chunks, and for the next one when a chunk has come: a process that is slow gives fewer. All that have the state have the same bits, so it
-// does not matter who gives what. First it asks each of them for sizes and hash, and compares: a step that depends on more than
-// the state would else mix two states without a word. The text, which may hold a time, is that of one process.
-// Each chunk has a hash, which is made where it is sent and checked where it has been copied to.
+// The bytes of all tensors, one after the other, are cut into chunks. Who lacks the state asks each process
+// that has it for two chunks, and for the next one when a chunk has come: a process that is slow gives fewer.
+// All that have the state have the same bits, so it does not matter who gives what. First it asks each of
+// them for sizes and hash, and compares: a step that depends on more than the state would else mix two states
+// without a word. The text, which may hold a time, is that of one process. Each chunk has a hash, which is
+// made where it is sent and checked where it has been copied to.
 //
-// Both sides wait meanwhile: the state that is sent must not change. Bytes of a tensor on the CPU whose memory has no holes go
-// from there. Any other tensor is copied first.
+// Both sides wait meanwhile: the state that is sent must not change. Bytes of a tensor on the CPU whose
+// memory has no holes go from there. Any other tensor is copied first.
 #include "cohort/elastic/internal/state_transfer.h"
 
 #include <ATen/ops/empty.h>
@@ -296,7 +297,8 @@ void serve_state(ProcessInbox& inbox, const TransferPlace& place, const StateSna
 
 namespace {
 
-// What the state consists of, by the first process that has it. Throws: CommError where another one has another state.
+// What the state consists of, by the first process that has it. Throws: CommError where another one has
+// another state.
 Letter ask_for_state(ProcessInbox& inbox, const TransferPlace& place) {
   for (const int holder : place.holders) {
     send_wire(inbox, holder, kAskChannel, wire_of(place, WireType::kAskState));

@@ -34,9 +34,10 @@ struct PulledState {
   StateSnapshot state;
   std::uint64_t bytes = 0;
 };
-/// Gets the state, from all that have it at once. Chunks go to the tensors of `own`, if these are as the other process's,
-/// and to new ones else: `before_writing` is called first. Throws: as ProcessInbox::wait(); CommError where processes that have
-/// the state have different ones, and for bytes that are wrong three times.
+/// Gets the state, from all that have it at once. Chunks go to the tensors of `own`, if these are as the
+/// other process's, and to new ones else: `before_writing` is called first. Throws: as ProcessInbox::wait();
+/// CommError where processes that have the state have different ones, and for bytes that are wrong three
+/// times.
 PulledState pull_state(ProcessInbox& inbox, const TransferPlace& place, const StateSnapshot& own,
                        const std::function<void()>& before_writing);
 /// Tells all that gave it that this process has the state.

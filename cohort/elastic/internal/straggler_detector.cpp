@@ -1,14 +1,16 @@
-// In each step a process is compared with the median of the others: the logarithm of its time over theirs. The median of the others
-// does not move where fewer than half of them are slow or have a slow step. Over the window the median of these logarithms is the slowdown.
-// A process is slow if this slowdown is large, if it is far above its own error, and if the process is late in most steps. The error
-// is that of a median of `window` values, from their median absolute deviation (MAD). So a few very slow steps, as at a checkpoint,
+// In each step a process is compared with the median of the others: the logarithm of its time over theirs.
+// The median of the others does not move where fewer than half of them are slow or have a slow step. Over the
+// window the median of these logarithms is the slowdown. A process is slow if this slowdown is large, if it
+// is far above its own error, and if the process is late in most steps. The error is that of a median of
+// `window` values, from their median absolute deviation (MAD). So a few very slow steps, as at a checkpoint,
 // do not count, and a run with noisy steps needs a larger slowdown.
 //
 // Note [Processes with more virtual ranks]
-// Of a step some time grows with the virtual ranks of a process (forward, backward), and some does not (the optimizer). Which part is
-// which is not known. So the time of another process is taken as what it would take at most: times n / m, where this process has n
-// virtual ranks and the other one m < n, and as it is for m >= n. A process with fewer virtual ranks is slow only where it is later than
-// those with more: before that nobody waits for it.
+// Of a step some time grows with the virtual ranks of a process (forward, backward), and some does not (the
+// optimizer). Which part is which is not known. So the time of another process is taken as what it would take
+// at most: times n / m, where this process has n virtual ranks and the other one m < n, and as it is for m >=
+// n. A process with fewer virtual ranks is slow only where it is later than those with more: before that
+// nobody waits for it.
 #include "cohort/elastic/internal/straggler_detector.h"
 
 #include <algorithm>

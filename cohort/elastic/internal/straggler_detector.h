@@ -31,16 +31,18 @@ struct StragglerNews {
   double slowdown = 0;       ///< 0.3: 30 % longer than the others
 };
 
-/// Finds processes for which all others wait, by the time in which each of them works in a step, without its waits. The same times
-/// give the same news on each process. No clock, log or message. Threads: one at a time.
+/// Finds processes for which all others wait, by the time in which each of them works in a step, without its
+/// waits. The same times give the same news on each process. No clock, log or message. Threads: one at a
+/// time.
 class StragglerDetector {
  public:
   explicit StragglerDetector(const StragglerOptions& options = {}) : options_(options) {}
 
-  /// The next steps are of these processes, in order. Steps of before are forgotten. Who was slow stays so until there is news.
+  /// The next steps are of these processes, in order. Steps of before are forgotten. Who was slow stays so
+  /// until there is news.
   void set_processes(std::vector<StragglerProcess> processes);
-  /// One step: seconds in which each process has worked. A step with a time that is not above 0 is left out. Returns what is new,
-  /// mostly nothing.
+  /// One step: seconds in which each process has worked. A step with a time that is not above 0 is left out.
+  /// Returns what is new, mostly nothing.
   std::vector<StragglerNews> add_step(std::span<const double> seconds);
   bool is_slow(int process) const { return tracks_[static_cast<std::size_t>(process)].is_slow; }
   std::size_t num_slow() const;

@@ -24,10 +24,10 @@ struct AgentParts {
 /// One node's side of a job: starts its ranks, passes signals on, ends them, starts them again. No LibTorch.
 /// Not for users of the library.
 ///
-/// It joins the parts: AgentGroup (how the agents agree), WorkerGroup (the ranks of this node), StopRequest and
-/// WorkerShutdown (what ends them), AgentOutput (what is printed). WorkerGroup prints to AgentOutput, and
-/// WorkerShutdown uses both. Threads: the caller of run(), which must outlive the ranks; no part but AgentGroup
-/// has a thread.
+/// It joins the parts: AgentGroup (how the agents agree), WorkerGroup (the ranks of this node), StopRequest
+/// and WorkerShutdown (what ends them), AgentOutput (what is printed). WorkerGroup prints to AgentOutput, and
+/// WorkerShutdown uses both. Threads: the caller of run(), which must outlive the ranks; no part but
+/// AgentGroup has a thread.
 class Agent {
  public:
   /// `place` says where the ranks' rendezvous is and which they are, but for attempt and log folder.

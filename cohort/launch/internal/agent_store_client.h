@@ -21,7 +21,8 @@ struct AgentStoreClientOptions {
   int node = 0;
   int nnodes = 1;
   /// Between two looks at the store for words. From 100 nodes on longer in proportion: one store
-  /// answers them all, and the ranks' rendezvous is there too. Signs come and go by keep_alive_interval alone.
+  /// answers them all, and the ranks' rendezvous is there too. Signs come and go by keep_alive_interval
+  /// alone.
   std::chrono::milliseconds interval{100};
   std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
   int keep_alive_max_attempt = 3;
@@ -64,7 +65,8 @@ class AgentStoreClient {
   std::optional<std::string> received(const std::string& key) const;
   /// Keys under which something stood that no agent of this job has left, sorted. A warning has named each.
   std::vector<std::string> rejected() const;
-  /// Who is lost, and why; empty as long as all are there. It is called every half keep_alive_interval at least.
+  /// Who is lost, and why; empty as long as all are there. It is called every half keep_alive_interval at
+  /// least.
   std::string lost() const;
   /// Whether that node's signs stay away; every node's where this one has lost the store, or it is silent.
   bool is_lost(int node) const;

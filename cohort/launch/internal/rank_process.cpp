@@ -1,6 +1,6 @@
-// A rank prints into two pipes. While the console is full the caller leaves them alone, so the agent's memory stays bounded,
-// and a rank that prints waits. At its end all that it will ever print is in the pipes; they are not read until their end,
-// as a process that the rank has left behind may hold them open.
+// A rank prints into two pipes. While the console is full the caller leaves them alone, so the agent's memory
+// stays bounded, and a rank that prints waits. At its end all that it will ever print is in the pipes; they
+// are not read until their end, as a process that the rank has left behind may hold them open.
 #include "cohort/launch/internal/rank_process.h"
 
 #include <fcntl.h>

@@ -33,8 +33,8 @@ struct RankSpec {
   base::Deadline start_by = base::Deadline(kStartTime);
 };
 
-/// Started by its constructor. It is killed and reaped when it goes. Always: what it has printed before its end is passed on
-/// before reap() returns true. Threads: one caller, the thread that outlives the rank.
+/// Started by its constructor. It is killed and reaped when it goes. Always: what it has printed before its
+/// end is passed on before reap() returns true. Threads: one caller, the thread that outlives the rank.
 class RankProcess {
  public:
   /// The program runs. Ownership: refers to all. Throws: SystemError.
@@ -49,8 +49,8 @@ class RankProcess {
   bool running() const { return worker_ && worker_->running(); }
   /// Whether it runs, as this process.
   bool is_process(pid_t pid) const { return running() && worker_->pid() == pid; }
-  /// It is this local rank from now on, and what it prints goes where that of this rank goes. Throws: SystemError for a file that cannot be
-  /// written.
+  /// It is this local rank from now on, and what it prints goes where that of this rank goes. Throws:
+  /// SystemError for a file that cannot be written.
   void take_place(int local_rank, std::string prefix);
 
   /// Adds what poll() must wait for: its end, and what it prints if `with_output`.
@@ -89,12 +89,12 @@ class RankProcess {
 /// How a rank finds the job's secret; without one it is not to take that of this process for it.
 Variables secret_variables(const RunOptions& options, int secret_fd);
 
-/// Each rank that runs, and would not die of it, gets the signal. Returns what there is to say where one does not get it, unless
-/// `withheld` has the signal already.
+/// Each rank that runs, and would not die of it, gets the signal. Returns what there is to say where one does
+/// not get it, unless `withheld` has the signal already.
 std::string notify_ranks(const std::vector<const RankProcess*>& ranks, int number, std::set<int>& withheld);
 
-/// Takes away the ends of children that are no ranks, as far as they come before those of ranks. For process 1 of a container, which
-/// is the parent of what ranks leave behind.
+/// Takes away the ends of children that are no ranks, as far as they come before those of ranks. For process
+/// 1 of a container, which is the parent of what ranks leave behind.
 void reap_orphans(OrphanWatchdog& watchdog, const std::function<bool(pid_t)>& is_rank);
 
 }  // namespace cohort::launch

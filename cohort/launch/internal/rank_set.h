@@ -5,7 +5,8 @@
 
 namespace cohort::launch {
 
-/// The ranks of one node, for whoever ends them and passes signals on. Threads: one caller. Not for users of the library.
+/// The ranks of one node, for whoever ends them and passes signals on. Threads: one caller. Not for users of
+/// the library.
 class RankSet {
  public:
   virtual ~RankSet() = default;

@@ -9,8 +9,9 @@
 
 namespace cohort::launch {
 
-/// Acts on a signal that does not ask to stop: SIGUSR1 and SIGUSR2 go to ranks that would not die of them; SIGTSTP stops the ranks and
-/// this process until SIGCONT. `ranks` may be null. Returns false for any other signal. Not for users of the library.
+/// Acts on a signal that does not ask to stop: SIGUSR1 and SIGUSR2 go to ranks that would not die of them;
+/// SIGTSTP stops the ranks and this process until SIGCONT. `ranks` may be null. Returns false for any other
+/// signal. Not for users of the library.
 inline bool pass_rank_signal(int number, RankSet* ranks, AgentOutput& output) {
   if (number == SIGUSR1 || number == SIGUSR2) {
     const std::string withheld = ranks != nullptr ? ranks->notify(number) : "";

@@ -1,5 +1,5 @@
-// libcurl stands in a library of its own, loaded when a store is made: with it come forty others, which no rank needs, and
-// without it no program of Cohort would start.
+// libcurl stands in a library of its own, loaded when a store is made: with it come forty others, which no
+// rank needs, and without it no program of Cohort would start.
 #include <dlfcn.h>
 
 #include <filesystem>

@@ -18,12 +18,13 @@ struct LostLink {
   bool is_within() const { return first == second; }
 };
 
-/// A link for which another generation must be made; nothing where there is none yet. `newest_steps`: that are committed. One
-/// of two members comes before one within a member. Ownership: refers to the record.
+/// A link for which another generation must be made; nothing where there is none yet. `newest_steps`: that
+/// are committed. One of two members comes before one within a member. Ownership: refers to the record.
 std::optional<LostLink> find_lost_link(const RendezvousRecord& record, const Observations& seen,
                                        const std::set<MemberId>& gone, std::uint64_t newest_steps);
 
-/// Which of the two members of a repeated loss is no member of the next generation: the one whose ranks hang, as far as can be seen.
+/// Which of the two members of a repeated loss is no member of the next generation: the one whose ranks hang,
+/// as far as can be seen.
 MemberId member_to_drop(const RendezvousRecord& record, const Observations& seen, const LostLink& lost);
 
 }  // namespace cohort::membership

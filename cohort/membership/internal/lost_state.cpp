@@ -1,8 +1,9 @@
-// Note [Lost states]: where all that had the state are dead, or say that it is lost, no generation makes a step any more. An agent
-// that was dropped as silent may have the state all the same, and come back. So the run forms again. A generation that loses its
-// state has a holder, whose agent knows what its ranks had committed, and says so. Where all holders are dead there may be nobody
-// who does: an agent that begins to decide then does not know how many steps were made, and must not let an agent continue that
-// was dropped long before. A member of the generation knows it but for one step, as each step needs all members.
+// Note [Lost states]: where all that had the state are dead, or say that it is lost, no generation makes a
+// step any more. An agent that was dropped as silent may have the state all the same, and come back. So the
+// run forms again. A generation that loses its state has a holder, whose agent knows what its ranks had
+// committed, and says so. Where all holders are dead there may be nobody who does: an agent that begins to
+// decide then does not know how many steps were made, and must not let an agent continue that was dropped
+// long before. A member of the generation knows it but for one step, as each step needs all members.
 #include "cohort/membership/internal/lost_state.h"
 
 #include "cohort/membership/internal/seen_members.h"

@@ -15,22 +15,23 @@ inline bool is_in(const std::vector<MemberId>& ids, MemberId id) {
 }
 /// Who has said so has the state, also where the record does not say it yet.
 void note_holders(const RendezvousRecord& record, const Observations& seen, std::vector<MemberId>& holders);
-/// Those of them that wait by another id, as they were dropped as silent: the newest generation makes no step without them either. Where that
-/// generation has made none, its steps are those of the one before.
+/// Those of them that wait by another id, as they were dropped as silent: the newest generation makes no step
+/// without them either. Where that generation has made none, its steps are those of the one before.
 void note_returned_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next);
 /// Others are none any more.
 void keep_holders(std::vector<MemberId>& holders, const std::vector<MemberInfo>& members);
 
-/// Whether a generation of these makes steps (decide.cpp, Note [Who has the state]). An agent that has begun to decide waits until such
-/// a member has reported: it says how many steps are committed, and the record may have been written long before.
+/// Whether a generation of these makes steps (decide.cpp, Note [Who has the state]). An agent that has begun
+/// to decide waits until such a member has reported: it says how many steps are committed, and the record may
+/// have been written long before.
 bool may_make_steps(const RendezvousRecord& record, const Observations& seen,
                     const std::vector<MemberId>& holders, const std::vector<MemberInfo>& members);
 
 /// The most steps that any agent has said to be committed.
 std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& seen);
 
-/// Whether the ranks of an agent may have the newest state, by the steps that it has reported. Only a generation shows whether they do:
-/// what an agent reports stays where its ranks have lost their state.
+/// Whether the ranks of an agent may have the newest state, by the steps that it has reported. Only a
+/// generation shows whether they do: what an agent reports stays where its ranks have lost their state.
 bool may_have_state(const RendezvousRecord& record, const Observations& seen, const std::string& incarnation);
 /// Those of whom this is so.
 std::vector<MemberId> may_have_state(const RendezvousRecord& record, const Observations& seen,

@@ -1,9 +1,10 @@
-// One thread handles what comes, in the order in which it came: messages and ends of peers (from the node's thread), answers of
-// the store, the launcher's status. So the protocol needs no lock. To connect may take a while, so threads of a pool do it;
-// what is to be sent to the address meanwhile is kept, at most the last few messages: signs of life come again.
+// One thread handles what comes, in the order in which it came: messages and ends of peers (from the node's
+// thread), answers of the store, the launcher's status. So the protocol needs no lock. To connect may take a
+// while, so threads of a pool do it; what is to be sent to the address meanwhile is kept, at most the last
+// few messages: signs of life come again.
 //
-// The node has heartbeats too. They are slower than the protocol's, and decide nothing: they end sessions with hosts that are
-// gone for good. A death that the node sees is told to the protocol.
+// The node has heartbeats too. They are slower than the protocol's, and decide nothing: they end sessions
+// with hosts that are gone for good. A death that the node sees is told to the protocol.
 #include "cohort/membership/internal/member_loop.h"
 
 #include <algorithm>
@@ -166,7 +167,8 @@ void MemberLoop::run() {
     const Time now = now_of_clock();
     MemberProtocol::Effects effects;
     if (does_program_hang(now) && !is_last) {
-      // As if this process were stopped: the protocol gives all others their time again, once it hears of the time.
+      // As if this process were stopped: the protocol gives all others their time again, once it hears of the
+      // time.
       std::erase_if(events, [](const Event& event) { return event.type == Event::Type::kMessage; });
       for (Event& event : events) held_.push_back(std::move(event));
       continue;

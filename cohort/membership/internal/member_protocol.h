@@ -17,14 +17,14 @@ namespace cohort::membership {
 struct ProtocolOptions {
   std::string incarnation, address;
   RunSettings settings;
-  /// Address of the agent that has the record; this agent's own where it is the one. Empty: a store has the record that all
-  /// agents reach by themselves.
+  /// Address of the agent that has the record; this agent's own where it is the one. Empty: a store has the
+  /// record that all agents reach by themselves.
   std::string endpoint;
 };
 
-/// An agent's side of membership: reports to the agent that decides, or is that one. Reads no clock and does no input or output:
-/// messages, answers of the store and the time go in, messages, commands for the store and the next time come out. Threads: one
-/// at a time.
+/// An agent's side of membership: reports to the agent that decides, or is that one. Reads no clock and does
+/// no input or output: messages, answers of the store and the time go in, messages, commands for the store
+/// and the next time come out. Threads: one at a time.
 class MemberProtocol {
  public:
   struct Command {
@@ -60,7 +60,8 @@ class MemberProtocol {
   bool is_deciding() const { return is_deciding_; }
   /// Why this agent can have no part in the run any more; empty while it can.
   const std::string& failure() const { return failure_; }
-  /// This agent can have no part any more, since it cannot continue itself. Does nothing where it had failed before.
+  /// This agent can have no part any more, since it cannot continue itself. Does nothing where it had failed
+  /// before.
   void fail(std::string why);
   /// Whether the run has ended, and each agent that was heard lately has heard of it.
   bool do_all_know(Time now) const;

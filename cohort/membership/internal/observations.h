@@ -34,7 +34,8 @@ struct AgentView {
     most_steps = std::max(most_steps, next.committed_steps);
     report = next;
   }
-  /// It is no member any more. Who had the state has made these steps, also if it never reported to this agent: it may have decided itself.
+  /// It is no member any more. Who had the state has made these steps, also if it never reported to this
+  /// agent: it may have decided itself.
   void note_drop(Time now, Time::duration pause, std::uint64_t steps) {
     may_join = now + pause * (1 << std::min(num_drops++, 3));
     most_steps = std::max(most_steps, steps);

@@ -1,5 +1,5 @@
-// The texts of RankOrder and RankStatus: JSON, so that a person can read what strace shows. The parser is strict: an agent
-// and a rank of two versions must not half understand each other.
+// The texts of RankOrder and RankStatus: JSON, so that a person can read what strace shows. The parser is
+// strict: an agent and a rank of two versions must not half understand each other.
 #include <nlohmann/json.hpp>
 
 #include "cohort/membership/internal/fields.h"

@@ -1,11 +1,11 @@
-// Recovery: each process says how many steps it has committed. The highest number wins, M, and the first process that has it
-// sends its state to those that have not. Then all make step M, though some process may have committed it in a
-// generation before and died: made again, it has the same bits.
+// Recovery: each process says how many steps it has committed. The highest number wins, M, and the first
+// process that has it sends its state to those that have not. Then all make step M, though some process may
+// have committed it in a generation before and died: made again, it has the same bits.
 //
-// A process changes its state once it has all slices of the sum, and asks nobody. No process can have all slices unless all
-// processes of the generation have computed the step, so none is two steps ahead of another one, and nothing is committed in a
-// generation which a process has left for the next one, but the step that was under way.
-// A planned change waits for the step that is under way: generation_change.h.
+// A process changes its state once it has all slices of the sum, and asks nobody. No process can have all
+// slices unless all processes of the generation have computed the step, so none is two steps ahead of another
+// one, and nothing is committed in a generation which a process has left for the next one, but the step that
+// was under way. A planned change waits for the step that is under way: generation_change.h.
 #include "cohort/membership/internal/step_protocol.h"
 
 #include <utility>

@@ -8,8 +8,8 @@
 
 #include "cohort/membership/generation_change.h"
 
-/// How the processes of a generation make steps, each of which is a transaction. No tensor, thread, clock or socket, so
-/// a test runs it with messages in any order.
+/// How the processes of a generation make steps, each of which is a transaction. No tensor, thread, clock or
+/// socket, so a test runs it with messages in any order.
 namespace cohort::membership {
 
 /// What processes of a generation send each other.
@@ -36,8 +36,9 @@ class StepHost {
   /// Parameters and all else that steps change, after the committed steps.
   virtual std::string state() = 0;
   virtual void copy_state(const std::string& state, std::uint64_t steps) = 0;
-  /// Begins to compute what its virtual ranks give for a step; StepProtocol::on_computed() follows. What it computed before
-  /// is not needed. Returns false where all steps are made: then the process enters the next generation at once.
+  /// Begins to compute what its virtual ranks give for a step; StepProtocol::on_computed() follows. What it
+  /// computed before is not needed. Returns false where all steps are made: then the process enters the next
+  /// generation at once.
   virtual bool compute(std::uint64_t step) = 0;
   /// A slice of what was computed; process `slice` adds it.
   virtual std::string cover(std::uint64_t step, int slice) = 0;
@@ -59,8 +60,9 @@ class StepProtocol {
   /// `committed_steps`: of the state that the process has. Ownership: refers to the host.
   StepProtocol(StepHost& host, std::uint64_t committed_steps) : host_(host), committed_(committed_steps) {}
 
-  /// The agents have agreed on a generation, in which this process has a number, or none: what Generation::for_ranks()
-  /// gives. It enters at once, or after the step that is under way where the change is planned.
+  /// The agents have agreed on a generation, in which this process has a number, or none: what
+  /// Generation::for_ranks() gives. It enters at once, or after the step that is under way where the change
+  /// is planned.
   void announce(const Generation& generation, std::optional<int> process);
   /// From a process of this generation, or of one that this process has not entered yet.
   void on_message(StepMessage message);

@@ -29,7 +29,8 @@ inline constexpr std::size_t kFrameHeaderBytes = 32;
 inline constexpr std::size_t kPieceBytes = 256 * 1024;
 /// The most bytes before them in a frame that begins a message.
 inline constexpr std::size_t kMaxTableBytes = 160 * 1024;
-/// In the table, beside the length of a payload that goes by handle: the handle is among the bytes in its place.
+/// In the table, beside the length of a payload that goes by handle: the handle is among the bytes in its
+/// place.
 inline constexpr std::uint64_t kByHandle = std::uint64_t{1} << 63;
 
 std::string encode(const FrameHeader& header);

@@ -15,8 +15,8 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// The free parts of a long memory: warm ones, which have pages, and cold ones, which have none. Neighbours of one kind are one
-/// part. Touches no memory. Threads: one at a time.
+/// The free parts of a long memory: warm ones, which have pages, and cold ones, which have none. Neighbours
+/// of one kind are one part. Touches no memory. Threads: one at a time.
 class FreeRanges {
  public:
   /// All of it is cold.
@@ -27,8 +27,8 @@ class FreeRanges {
   std::optional<Range> take_cold(std::uint64_t size) { return cold_.take(size); }
   void give_warm(Range range) { warm_.insert(range); }
   void give_cold(Range range) { cold_.insert(range); }
-  /// Takes warm parts, the longest first, until at most `most` bytes are warm: whoever takes the pages away gives them back as
-  /// cold.
+  /// Takes warm parts, the longest first, until at most `most` bytes are warm: whoever takes the pages away
+  /// gives them back as cold.
   std::vector<Range> take_warm_above(std::uint64_t most);
 
   std::uint64_t warm_bytes() const { return warm_.bytes(); }

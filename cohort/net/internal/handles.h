@@ -36,12 +36,14 @@ class Handles {
     std::shared_ptr<SharedHeap::Lease> lease;  ///< of the own heap
     std::shared_ptr<const void> hold;          ///< of the other side's
   };
-  /// Empty for a payload that has to be copied: a short one, one that does not move, or memory of neither heap.
+  /// Empty for a payload that has to be copied: a short one, one that does not move, or memory of neither
+  /// heap.
   std::optional<Lent> lend(const Payload& payload) const;
   /// Throws: CommError for a handle that the peer may not send.
   Payload redeem(const Handle& handle, std::size_t num_bytes) const;
 
-  /// Copies long payloads that lend() would not take into blocks of the own heap, as far as its cached bytes go.
+  /// Copies long payloads that lend() would not take into blocks of the own heap, as far as its cached bytes
+  /// go.
   void copy_to_heap(Message& message) const;
 
   /// The session has ended: what the peer holds is free once its process is gone.

@@ -1,7 +1,7 @@
-// A step of the other side has a fixed size until its code is checked, so nothing that a stranger says decides how
-// much is read. step() takes one step when all its bytes are there, and feed() repeats it until one is not.
-// `transcript_` holds version and random word of both sides, and each code covers it. The role is a part of what a
-// code covers, so a code that is sent back to its sender does not match.
+// A step of the other side has a fixed size until its code is checked, so nothing that a stranger says
+// decides how much is read. step() takes one step when all its bytes are there, and feed() repeats it until
+// one is not. `transcript_` holds version and random word of both sides, and each code covers it. The role is
+// a part of what a code covers, so a code that is sent back to its sender does not match.
 //
 // Without a secret a code is a row of dashes: the same bytes on the wire, and no second form of the protocol.
 #include "cohort/net/internal/handshake.h"

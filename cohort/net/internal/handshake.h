@@ -24,7 +24,8 @@ struct Hello {
   std::uint64_t window = 0;  ///< bytes that the other side may have on their way here
   /// A caller: the memory of a SharedLink comes with this. A listener: it is used.
   bool has_shared_link = false;
-  // A caller over TCP: its end of the connection, as it knows it, and the port where it listens at that host; 0: none.
+  // A caller over TCP: its end of the connection, as it knows it, and the port where it listens at that host;
+  // 0: none.
   std::string address;
   std::uint16_t port = 0;
 };
@@ -36,25 +37,27 @@ struct Hello {
 ///     caller:   code of all so far; hello
 ///     listener: hello
 ///
-/// The codes are HMACs with a key that is derived from the secret, over the sender's role and all bytes so far. So each
-/// covers random bytes of the other side, and can neither be played again nor sent back. Until the other side's code has
-/// been checked nothing is parsed but the version, and no name is told.
+/// The codes are HMACs with a key that is derived from the secret, over the sender's role and all bytes so
+/// far. So each covers random bytes of the other side, and can neither be played again nor sent back. Until
+/// the other side's code has been checked nothing is parsed but the version, and no name is told.
 class Handshake {
  public:
-  /// Without a secret both sides are trusted: for sockets that strangers cannot reach. `random`: base::random_word().
+  /// Without a secret both sides are trusted: for sockets that strangers cannot reach. `random`:
+  /// base::random_word().
   Handshake(Role role, const std::optional<base::Secret>& secret, std::string random);
 
-  /// Makes the codes cover what identifies the encrypted connection below (TlsStream::channel_binding()): who passes bytes on
-  /// between two such connections cannot have codes of the same. Before the first bytes are fed.
+  /// Makes the codes cover what identifies the encrypted connection below (TlsStream::channel_binding()): who
+  /// passes bytes on between two such connections cannot have codes of the same. Before the first bytes are
+  /// fed.
   void bind_to(std::string_view channel) { transcript_.insert(0, channel); }
-  /// Takes bytes. Throws: CommError for a stranger, another version, one with TLS where this node has none or the other way
-  /// round, or what is no handshake. Then there may be output, which tells the other side.
+  /// Takes bytes. Throws: CommError for a stranger, another version, one with TLS where this node has none or
+  /// the other way round, or what is no handshake. Then there may be output, which tells the other side.
   void feed(std::string_view bytes);
   /// Bytes to send now.
   std::string take_output();
 
-  /// A caller's own hello is sent once the listener has proved itself; a listener's answers the caller's, which it may
-  /// ask for first. To be set when is_time_for_hello().
+  /// A caller's own hello is sent once the listener has proved itself; a listener's answers the caller's,
+  /// which it may ask for first. To be set when is_time_for_hello().
   bool is_time_for_hello() const {
     return !has_sent_hello_ && (role_ == Role::kCaller ? is_trusted_ : peer_.has_value());
   }

@@ -1,9 +1,9 @@
-// A machine of four states: a frame's header, the size of its table, the table, the bytes. The first three are collected in
-// a small buffer. Bytes of a message go straight to where they belong.
+// A machine of four states: a frame's header, the size of its table, the table, the bytes. The first three
+// are collected in a small buffer. Bytes of a message go straight to where they belong.
 //
-// Every length is checked against what the peer may still send before memory is taken for it. A message that came before is
-// known by its number, and its bytes are dropped. A message that had come in part when the link broke comes again from its
-// first byte, and its bytes count once.
+// Every length is checked against what the peer may still send before memory is taken for it. A message that
+// came before is known by its number, and its bytes are dropped. A message that had come in part when the
+// link broke comes again from its first byte, and its bytes count once.
 #include "cohort/net/internal/inbox.h"
 
 #include <algorithm>
@@ -232,7 +232,8 @@ void Inbox::deliver(std::uint64_t number, std::vector<Message>& messages) {
   partials_.erase(found);
   const std::size_t cost = counted_.at(number);
   counted_.erase(number);
-  // The credit is a deleter without an object: it runs once the last copy of the credit is gone, on any thread.
+  // The credit is a deleter without an object: it runs once the last copy of the credit is gone, on any
+  // thread.
   message.credit = std::shared_ptr<void>(released_.get(), [released = released_, cost](void*) {
     const std::uint64_t bytes = released->bytes.fetch_add(cost, std::memory_order_acq_rel) + cost;
     if (bytes - released->told.load(std::memory_order_relaxed) >= Released::kWakeBytes && released->wake)

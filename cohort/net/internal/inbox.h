@@ -20,7 +20,8 @@ namespace cohort::net {
 
 /// Bytes of messages that came and have been used: what `Message::credit` gives back.
 struct Released {
-  /// Called by the thread that gives a credit back, once so many bytes are released that the peer does not know of.
+  /// Called by the thread that gives a credit back, once so many bytes are released that the peer does not
+  /// know of.
   static constexpr std::uint64_t kWakeBytes = 1 << 20;
   std::function<void()> wake;
 
@@ -32,22 +33,25 @@ struct Released {
 using Allocate = std::function<std::shared_ptr<std::byte>(std::size_t num_bytes)>;
 std::shared_ptr<std::byte> allocate_aligned(std::size_t num_bytes);
 
-/// What comes from a peer: bytes to frames to messages. Each message comes out once, and those of a channel in order.
+/// What comes from a peer: bytes to frames to messages. Each message comes out once, and those of a channel
+/// in order.
 ///
 /// Reads no clock and does no input. Whatever it throws is the peer's fault, and ends the session.
 /// Threads: one at a time; credits are given back by any.
 class Inbox {
  public:
-  /// `window`: bytes that may be on their way (cost_of()); a message that is larger comes alone. Answers do not count.
+  /// `window`: bytes that may be on their way (cost_of()); a message that is larger comes alone. Answers do
+  /// not count.
   Inbox(std::size_t window, Allocate allocate, std::shared_ptr<Released> released);
 
-  /// Takes bytes in any pieces. Calls `on_header` for each frame that has begun, and appends messages that are whole.
-  /// Throws: CommError for what no peer of this version sends, for more bytes than it may send, and where there is no
-  /// memory for a message.
+  /// Takes bytes in any pieces. Calls `on_header` for each frame that has begun, and appends messages that
+  /// are whole. Throws: CommError for what no peer of this version sends, for more bytes than it may send,
+  /// and where there is no memory for a message.
   void consume(std::span<const std::byte> bytes, const std::function<void(const FrameHeader&)>& on_header,
                std::vector<Message>& messages);
 
-  /// Where the next bytes go, if many go to one place: read them there, and say how many with filled(). Else empty.
+  /// Where the next bytes go, if many go to one place: read them there, and say how many with filled(). Else
+  /// empty.
   std::span<std::byte> target();
   void filled(std::size_t num_bytes, std::vector<Message>& messages);
 

@@ -60,7 +60,8 @@ std::shared_ptr<std::byte> MappedHeap::redeem(const Handle& handle, std::size_t 
   return hold;
 }
 
-// The entry goes first: find() must not give out a handle of which the other process believes that it is free.
+// The entry goes first: find() must not give out a handle of which the other process believes that it is
+// free.
 void MappedHeap::drop(Holds::iterator held) {
   if (process_ != ::getpid()) return;  // a process that was forked holds nothing
   const Handle handle = held->second.handle;

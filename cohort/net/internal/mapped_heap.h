@@ -24,8 +24,8 @@ class MappedHeap : public std::enable_shared_from_this<MappedHeap> {
   static std::shared_ptr<MappedHeap> map(const base::Fd& fd);
   explicit MappedHeap(base::SharedMemory memory);
 
-  /// Takes the bytes that the other process has lent: this process holds them until the result and its copies are gone.
-  /// Throws: CommError for a handle that was not given to this process, or is used a second time.
+  /// Takes the bytes that the other process has lent: this process holds them until the result and its copies
+  /// are gone. Throws: CommError for a handle that was not given to this process, or is used a second time.
   std::shared_ptr<std::byte> redeem(const Handle& handle, std::size_t num_bytes);
   /// The handle by which this process holds the bytes, and the hold. Empty where it holds none of them.
   std::optional<std::pair<Handle, std::shared_ptr<std::byte>>> find(std::span<const std::byte> bytes) const;

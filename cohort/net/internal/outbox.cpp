@@ -1,19 +1,21 @@
-// Two rules make the order of frames. Of a channel one message is cut at a time, so a channel's messages begin and end in
-// order. Short messages, of one frame, go before the next piece of a long one, but at most one piece's worth of them, so
-// neither can starve the other.
+// Two rules make the order of frames. Of a channel one message is cut at a time, so a channel's messages
+// begin and end in order. Short messages, of one frame, go before the next piece of a long one, but at most
+// one piece's worth of them, so neither can starve the other.
 //
-// The window holds back messages that have not begun, never pieces of those that have: a message that has begun always
-// ends. Where the next message in turn does not fit, no other begins in its place, or a large one would wait for ever.
-// Answers do not count in the window. They have turns of their own, so no call that waits for the window holds them back.
+// The window holds back messages that have not begun, never pieces of those that have: a message that has
+// begun always ends. Where the next message in turn does not fit, no other begins in its place, or a large
+// one would wait for ever. Answers do not count in the window. They have turns of their own, so no call that
+// waits for the window holds them back.
 //
-// A payload goes by handle where both sides map its memory (handles.h): in its place among the bytes is the handle. In the window it
-// counts as all others, so a receiver that holds much memory holds back its sender.
+// A payload goes by handle where both sides map its memory (handles.h): in its place among the bytes is the
+// handle. In the window it counts as all others, so a receiver that holds much memory holds back its sender.
 //
-// A message may be replaced until it begins: no number, no byte and no count of the window is its own before. One that has begun is
-// not, also where it goes again: the peer may have counted its bytes in the window, and has dropped them.
+// A message may be replaced until it begins: no number, no byte and no count of the window is its own before.
+// One that has begun is not, also where it goes again: the peer may have counted its bytes in the window, and
+// has dropped them.
 //
-// A message is kept until it is acknowledged. After a new link each that was not goes again, from its first byte and under
-// its number, and the other side drops what it had. Its bytes count once in the window.
+// A message is kept until it is acknowledged. After a new link each that was not goes again, from its first
+// byte and under its number, and the other side drops what it had. Its bytes count once in the window.
 #include "cohort/net/internal/outbox.h"
 
 #include <algorithm>
@@ -135,8 +137,8 @@ std::uint64_t Outbox::begin_next() {
   return number;
 }
 
-// Each time that the message begins: over another link payloads may go another way. A handle of an earlier link stays good, and is
-// used again, so the peer takes a block once.
+// Each time that the message begins: over another link payloads may go another way. A handle of an earlier
+// link stays good, and is used again, so the peer takes a block once.
 void Outbox::lend_payloads(Begun& begun) {
   const std::vector<Payload>& payloads = begun.message.payloads;
   begun.size = begun.message.num_bytes();

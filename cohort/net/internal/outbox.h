@@ -27,23 +27,26 @@ inline std::size_t cost_of(std::uint32_t channel, std::size_t bytes) {
 
 /// What goes to a peer: messages are queued, cut into frames, and kept until the peer has them.
 ///
-/// Reads no clock and does no input or output: gather() says which bytes to write next, written() how many were.
-/// Threads: one at a time.
+/// Reads no clock and does no input or output: gather() says which bytes to write next, written() how many
+/// were. Threads: one at a time.
 class Outbox {
  public:
-  /// `window`: bytes that may be on their way (cost_of()); a message that is larger goes alone. Answers do not count.
+  /// `window`: bytes that may be on their way (cost_of()); a message that is larger goes alone. Answers do
+  /// not count.
   explicit Outbox(std::size_t window) : window_(window) {}
   void set_window(std::size_t window) { window_ = window; }
 
-  /// Returns the message's ticket for replace(). Throws: UsageError for more than kMaxPayloads payloads or kMaxHeaderBytes bytes.
+  /// Returns the message's ticket for replace(). Throws: UsageError for more than kMaxPayloads payloads or
+  /// kMaxHeaderBytes bytes.
   std::uint64_t push(Message message);
-  /// Exchanges a message that has not begun with `other`, of the same channel. False where it has begun. Throws: as push().
+  /// Exchanges a message that has not begun with `other`, of the same channel. False where it has begun.
+  /// Throws: as push().
   bool replace(std::uint64_t ticket, Message& other);
   /// A frame of the header alone goes before all that has no frame yet.
   void push_control(FrameKind kind);
 
-  /// Appends the next bytes to write, as the window allows: about `most_bytes`, in about `most_parts` parts. New
-  /// frames carry `acknowledged` and `released`. Returns whether there are new ones.
+  /// Appends the next bytes to write, as the window allows: about `most_bytes`, in about `most_parts` parts.
+  /// New frames carry `acknowledged` and `released`. Returns whether there are new ones.
   bool gather(std::vector<iovec>& parts, std::uint64_t acknowledged, std::uint64_t released,
               std::size_t most_bytes = 512 * 1024, std::size_t most_parts = 128);
   void written(std::size_t num_bytes);
@@ -53,13 +56,14 @@ class Outbox {
   /// The peer has all messages up to `message`, and has used `released` bytes in all.
   /// Throws: CommError where it cannot.
   void on_peer_state(std::uint64_t message, std::uint64_t released);
-  /// There is no link any more, or a new one: what the peer has not got goes whole, in the order of its numbers.
-  /// Throws: CommError where the peer says that it has what was never sent.
+  /// There is no link any more, or a new one: what the peer has not got goes whole, in the order of its
+  /// numbers. Throws: CommError where the peer says that it has what was never sent.
   void restart(std::uint64_t received_by_peer);
   /// From now on, over this link, payloads go by handle where they can.
   void use_handles(std::shared_ptr<const Handles> handles) { handles_ = std::move(handles); }
   bool uses_handles() const { return handles_ != nullptr; }
-  /// The messages that the peer may not have got: begun ones in order, then those of each channel. Empties the box.
+  /// The messages that the peer may not have got: begun ones in order, then those of each channel. Empties
+  /// the box.
   std::vector<Message> take_all();
 
   std::size_t num_queued() const { return num_queued_; }  ///< messages that have not begun
@@ -77,8 +81,8 @@ class Outbox {
   };
   struct Begun {
     Message message;
-    // Of payloads that go by handle over this link: the handles. Also those of earlier links are kept, as the peer may have got
-    // them.
+    // Of payloads that go by handle over this link: the handles. Also those of earlier links are kept, as the
+    // peer may have got them.
     std::vector<std::optional<Handles::Lent>> lent;
     std::vector<std::string> handles;  // encoded; empty: the payload itself goes. None: all do
     std::size_t size = 0;              // bytes, with handles in place of payloads
@@ -113,16 +117,16 @@ class Outbox {
   std::size_t window_;
   std::shared_ptr<const Handles> handles_;
   std::uint64_t bytes_by_handle_ = 0;
-  // Not begun: by channel, and the channels of each kind in turn. A channel is in turn while it has a message and none of
-  // it is in `cutting_` or `resend_`: `num_uncut_` counts those.
+  // Not begun: by channel, and the channels of each kind in turn. A channel is in turn while it has a message
+  // and none of it is in `cutting_` or `resend_`: `num_uncut_` counts those.
   std::map<std::uint32_t, std::deque<Queued>> queues_;
   std::uint64_t last_ticket_ = 0;
   std::map<std::uint32_t, int> num_uncut_;
   std::array<std::deque<std::uint32_t>, kNone> turns_;
   bool is_answers_turn_ = true;
   std::size_t num_queued_ = 0;
-  // Begun, by number. `resend_`: after a new link, to be begun again, in order. `cutting_`: those of which a part is in
-  // frames, in turn.
+  // Begun, by number. `resend_`: after a new link, to be begun again, in order. `cutting_`: those of which a
+  // part is in frames, in turn.
   std::map<std::uint64_t, Begun> begun_;
   std::deque<std::uint64_t> resend_, cutting_;
   std::uint64_t next_number_ = 1;

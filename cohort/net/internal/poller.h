@@ -9,8 +9,8 @@
 
 namespace cohort::net {
 
-/// Which sockets are ready, asked without waiting: a set of epoll(7). A process that was forked changes nothing in it.
-/// Threads: any.
+/// Which sockets are ready, asked without waiting: a set of epoll(7). A process that was forked changes
+/// nothing in it. Threads: any.
 class Poller {
  public:
   /// Throws: SystemError where no descriptor is left.
@@ -30,7 +30,8 @@ class Poller {
   void add(int fd, std::uint64_t key, Interest interest);
   /// An error, and the end of a connection, count in any case.
   void change(int fd, std::uint64_t key, Interest interest);
-  /// To be called before the socket is closed: a process that was forked may keep it open, and then it stays ready for ever.
+  /// To be called before the socket is closed: a process that was forked may keep it open, and then it stays
+  /// ready for ever.
   void remove(int fd);
   /// One that is ready now; the others have their turn at the next calls.
   std::optional<Ready> next_ready();

@@ -1,6 +1,7 @@
-// Each side writes one counter and reads the other's; the difference is what lies in the ring. Who is about to sleep sets
-// its flag and looks once more at the other's counter. The other side moves its counter and looks at the flag then. Both
-// orders are sequentially consistent, so at least one of the two sees the other: no wake-up is lost.
+// Each side writes one counter and reads the other's; the difference is what lies in the ring. Who is about
+// to sleep sets its flag and looks once more at the other's counter. The other side moves its counter and
+// looks at the flag then. Both orders are sequentially consistent, so at least one of the two sees the other:
+// no wake-up is lost.
 #include "cohort/net/internal/ring.h"
 
 #include <algorithm>

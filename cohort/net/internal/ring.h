@@ -21,11 +21,11 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
                   std::atomic<std::uint32_t>::is_always_lock_free,
               "two processes share them");
 
-/// Bytes that one process writes and another one reads, in memory that both map. Neither waits: who has nothing to do
-/// asks for a wake-up, which goes another way (a byte over a socket).
+/// Bytes that one process writes and another one reads, in memory that both map. Neither waits: who has
+/// nothing to do asks for a wake-up, which goes another way (a byte over a socket).
 ///
-/// Neither trusts what the other wrote: each counts for itself, and reads of the shared state the other's counter alone.
-/// Threads: one at a time on each side.
+/// Neither trusts what the other wrote: each counts for itself, and reads of the shared state the other's
+/// counter alone. Threads: one at a time on each side.
 class RingWriter {
  public:
   RingWriter(RingState& state, std::span<std::byte> bytes) : state_(&state), bytes_(bytes) {}
@@ -52,14 +52,15 @@ class RingReader {
   RingReader(RingState& state, std::span<const std::byte> bytes) : state_(&state), bytes_(bytes) {}
 
   bool has_bytes() const;
-  /// The next bytes that lie together, none where there are none now. The writer may change them while they are read.
-  /// Throws: CommError where the writer says that there are more bytes than the ring has.
+  /// The next bytes that lie together, none where there are none now. The writer may change them while they
+  /// are read. Throws: CommError where the writer says that there are more bytes than the ring has.
   std::span<const std::byte> peek() const;
   /// The writer may use the place of so many bytes again.
   void consume(std::size_t num_bytes);
   /// After consume(): whether the writer waits for room and has some, once.
   bool take_wakeup();
-  /// Asks for a wake-up once there are bytes. False where there are some already, and then the reader is awake.
+  /// Asks for a wake-up once there are bytes. False where there are some already, and then the reader is
+  /// awake.
   bool sleep();
   void wake();
 

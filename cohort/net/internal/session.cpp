@@ -1,13 +1,13 @@
-// What ends a session: a goodbye; silence, of a link or of nobody who connects; a rejected connection, for then the process
-// that listened is gone; and what the peer must not send. A broken link ends nothing.
+// What ends a session: a goodbye; silence, of a link or of nobody who connects; a rejected connection, for
+// then the process that listened is gone; and what the peer must not send. A broken link ends nothing.
 //
-// Acknowledgements and released bytes travel in the header of each frame. Where no frame goes they are sent alone: after
-// 5 ms, at once where the peer may wait for them.
+// Acknowledgements and released bytes travel in the header of each frame. Where no frame goes they are sent
+// alone: after 5 ms, at once where the peer may wait for them.
 //
 // Each side says once over a link that it maps the other's heap (kMapped): before that, payloads are copied.
 //
-// Who was not running itself (a debugger, a suspended machine) does not blame its peers: time in which tick() did not come is
-// no silence.
+// Who was not running itself (a debugger, a suspended machine) does not blame its peers: time in which tick()
+// did not come is no silence.
 #include "cohort/net/internal/session.h"
 
 #include <algorithm>

@@ -54,7 +54,8 @@ class Session {
 
   /// What the peer takes, before the first link: less than this side may send.
   void limit_window(std::uint64_t of_peer);
-  /// There is a link, and the peer has our messages up to this number. `handles`: payloads may go by handle over it.
+  /// There is a link, and the peer has our messages up to this number. `handles`: payloads may go by handle
+  /// over it.
   void link_up(std::uint64_t received_by_peer, Time now, std::shared_ptr<const Handles> handles = nullptr);
   /// The link is broken, which is no death.
   void link_down(Time now);
@@ -118,7 +119,8 @@ class Session {
   bool is_up_ = false, has_handles_ = false, wants_to_leave_ = false, is_goodbye_queued_ = false,
        has_left_ = false;
   int num_links_ = 0;
-  // Of the link: when it was heard, when something was written, what the peer was told, and since when there is news.
+  // Of the link: when it was heard, when something was written, what the peer was told, and since when there
+  // is news.
   Time heard_, sent_, news_since_, last_tick_;
   std::uint64_t told_message_ = 0;
   bool has_news_ = false;

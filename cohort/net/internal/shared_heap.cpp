@@ -1,16 +1,18 @@
-// Note [Tickets]: a lease has a slot, which is a word in the memory that both processes see, and a ticket, which is the word's
-// value. No ticket comes twice in a slot, and each is a multiple of four.
+// Note [Tickets]: a lease has a slot, which is a word in the memory that both processes see, and a ticket,
+// which is the word's value. No ticket comes twice in a slot, and each is a multiple of four.
 //
 //   ticket      it is on its way               owner: lend()
 //   ticket + 1  the other process holds it     the other process, when the message has come whole
 //   ticket + 2  the other process does not     the other process when it drops the bytes; or the owner, of what never came
 //
-// Each change is a compare-and-swap, so a lease that is taken back cannot be taken by the other process any more, and a message
-// that comes twice takes its lease once. No message tells of the end of a lease: the owner looks at the words when it needs
-// memory, and at each heartbeat. A process that has died holds nothing: the owner knows which leases were that process's.
+// Each change is a compare-and-swap, so a lease that is taken back cannot be taken by the other process any
+// more, and a message that comes twice takes its lease once. No message tells of the end of a lease: the
+// owner looks at the words when it needs memory, and at each heartbeat. A process that has died holds
+// nothing: the owner knows which leases were that process's.
 //
-// Free memory that had pages is used first: pages that were never touched cost a fault each, in both processes. Pages are
-// reserved before a block is given out, as memory that is not there would be a signal otherwise.
+// Free memory that had pages is used first: pages that were never touched cost a fault each, in both
+// processes. Pages are reserved before a block is given out, as memory that is not there would be a signal
+// otherwise.
 //
 // A process that was forked shares the memory, and has a copy of what stands here. It must free nothing.
 #include "cohort/net/internal/shared_heap.h"

@@ -49,14 +49,15 @@ class Holder {
   std::atomic<bool> is_lost_{false};
 };
 
-/// Memory of this process that others of this host map, as blocks. A block is free once nobody here and no other process holds
-/// it. What is known of blocks lies in private memory, so another process can spoil the bytes of a block, and nothing else.
+/// Memory of this process that others of this host map, as blocks. A block is free once nobody here and no
+/// other process holds it. What is known of blocks lies in private memory, so another process can spoil the
+/// bytes of a block, and nothing else.
 ///
 /// The memory is made when it is first needed. It outlives its node as long as a block is held. Threads: any.
 class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
  public:
-  /// `cached_bytes`: of free blocks that keep their pages, and of blocks for copies. `most_bytes`: of all blocks; 0: half of the
-  /// machine's memory.
+  /// `cached_bytes`: of free blocks that keep their pages, and of blocks for copies. `most_bytes`: of all
+  /// blocks; 0: half of the machine's memory.
   explicit SharedHeap(std::size_t cached_bytes, std::size_t most_bytes = 0);
 
   /// What a block is for: those for copies are limited.
@@ -84,8 +85,8 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   };
   /// Null for bytes that lie in no block, or where all slots are in use.
   std::shared_ptr<Lease> lend(std::span<const std::byte> bytes, std::shared_ptr<Holder> holder);
-  /// The bytes of a handle that `holder` has and sends back: this process holds them too from now on. Null for a handle that it
-  /// does not have.
+  /// The bytes of a handle that `holder` has and sends back: this process holds them too from now on. Null
+  /// for a handle that it does not have.
   std::shared_ptr<std::byte> take_back(const Handle& handle, std::size_t num_bytes, const Holder& holder);
 
   /// Frees what other processes have given up.

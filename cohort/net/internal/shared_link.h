@@ -12,8 +12,9 @@ namespace cohort::net {
 /// The bytes of each direction of a link. More than this cannot be overtaken by a short message.
 inline constexpr std::size_t kRingBytes = 128 * 1024;
 
-/// A link of two processes of one host: two rings in memory that both map. Who connects makes the memory, and hands its
-/// descriptor over during the handshake. The socket stays: a byte over it is a wake-up, and its end is the link's.
+/// A link of two processes of one host: two rings in memory that both map. Who connects makes the memory, and
+/// hands its descriptor over during the handshake. The socket stays: a byte over it is a wake-up, and its end
+/// is the link's.
 class SharedLink {
  public:
   /// Memory for a new link. Throws: SystemError.

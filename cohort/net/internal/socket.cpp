@@ -1,7 +1,8 @@
 // TCP sockets send at once (TCP_NODELAY), and are writable only while less than 256 KiB wait in the kernel
-// (TCP_NOTSENT_LOWAT): what lies there cannot be overtaken by a short message. All sockets are non-blocking, and
-// closed by exec, so a program that a rank starts does not keep a connection open. Only resolve() can take long:
-// it asks the name server, on the thread of its caller. begin_to_resolve() does so on a detached one.
+// (TCP_NOTSENT_LOWAT): what lies there cannot be overtaken by a short message. All sockets are non-blocking,
+// and closed by exec, so a program that a rank starts does not keep a connection open. Only resolve() can
+// take long: it asks the name server, on the thread of its caller. begin_to_resolve() does so on a detached
+// one.
 #include "cohort/net/internal/socket.h"
 
 #include <arpa/inet.h>

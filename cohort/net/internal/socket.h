@@ -34,31 +34,35 @@ struct SocketAddress {
 SocketAddress resolve(const std::string& text);
 /// All that the name has, the one that the system prefers first. Throws: as resolve().
 std::vector<SocketAddress> resolve_all(const std::string& text);
-/// The same on a thread of its own, as name servers may be silent. It is there at once where nobody has to be asked.
+/// The same on a thread of its own, as name servers may be silent. It is there at once where nobody has to be
+/// asked.
 base::Future<std::vector<SocketAddress>> begin_to_resolve(const std::string& text);
 
-/// The name or address of "name", "10.0.0.2", "fd00::2" or "[fd00::2]", by which others reach a host: without brackets. Throws:
-/// UsageError.
+/// The name or address of "name", "10.0.0.2", "fd00::2" or "[fd00::2]", by which others reach a host: without
+/// brackets. Throws: UsageError.
 std::string parse_host(const std::string& text);
 /// Whether only IPv6 leads to this host. A name that no server knows, or not soon, counts as no.
 bool has_ipv6_alone(const std::string& host);
 
-/// A socket that listens and does not block; `bound` gets its address, with the port that it was given. Where that is all
-/// addresses of this host, `bound` has `host` in its place; empty: the host's name. Throws: RendezvousError.
+/// A socket that listens and does not block; `bound` gets its address, with the port that it was given. Where
+/// that is all addresses of this host, `bound` has `host` in its place; empty: the host's name. Throws:
+/// RendezvousError.
 base::Fd listen_at(const SocketAddress& address, std::string& bound, const std::string& host = "");
 
 /// The next connection, which does not block. Empty, with an errno, where there is none now, or it is of a
 /// process of another user (EACCES).
 base::Fd accept_from(int listener);
 
-/// A socket that connects and does not block. Writable: it has, or connect_error() says why not. Empty, with an errno, where it cannot.
+/// A socket that connects and does not block. Writable: it has, or connect_error() says why not. Empty, with
+/// an errno, where it cannot.
 base::Fd start_connect(const SocketAddress& address);
 /// 0, or an errno.
 int connect_error(int socket);
 
 /// "10.0.0.2:41234": the other side of a connection. "" where it is gone.
 std::string peer_address(int socket);
-/// Both ends of a connection, with the same text, also where one side has an IPv6 socket for IPv4. Of one that is gone: empty.
+/// Both ends of a connection, with the same text, also where one side has an IPv6 socket for IPv4. Of one
+/// that is gone: empty.
 SocketAddress own_end(int socket);
 SocketAddress peer_end(int socket);
 
@@ -67,14 +71,15 @@ bool is_local(int socket);
 /// The process that connected, or that listens: the kernel knows it of a local socket. 0 where it does not.
 pid_t peer_process(int socket);
 /// Whether the other side is of this user, or root's: of a local socket. Of another one: true, nobody knows.
-/// Abstract names have no permissions: any user of the host can connect, or listen at the name of a process that has ended.
+/// Abstract names have no permissions: any user of the host can connect, or listen at the name of a process
+/// that has ended.
 bool is_of_own_user(int socket);
 /// Whether both ends are this socket. A connection to a free port of this host can meet itself.
 bool is_connected_to_itself(int socket);
 /// The most descriptors that go together.
 inline constexpr std::size_t kMaxDescriptors = 2;
-/// send(2) and recv(2) without waiting, of a local socket, with descriptors beside the first byte. What comes is appended to
-/// `fds`, which has kMaxDescriptors at most: further ones are closed.
+/// send(2) and recv(2) without waiting, of a local socket, with descriptors beside the first byte. What comes
+/// is appended to `fds`, which has kMaxDescriptors at most: further ones are closed.
 ssize_t send_with_descriptors(int socket, std::string_view bytes, std::span<const int> fds);
 ssize_t receive_with_descriptors(int socket, std::span<std::byte> bytes, std::vector<base::Fd>& fds);
 

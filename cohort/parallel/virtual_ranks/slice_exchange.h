@@ -24,7 +24,8 @@ class SliceExchange {
   /// This process among those that exchange.
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// A step begins: where the transfers that follow fail, what is computed from here on is lost. Does nothing, as a rule.
+  /// A step begins: where the transfers that follow fail, what is computed from here on is lost. Does
+  /// nothing, as a rule.
   virtual void begin_step() {}
   /// Returns a flat tensor, not initialised, in memory from which transfers are fastest. It may outlive this.
   virtual at::Tensor empty(std::int64_t numel, const at::TensorOptions& options);

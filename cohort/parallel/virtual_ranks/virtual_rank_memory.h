@@ -18,8 +18,8 @@ struct VirtualRankMemory {
   std::int64_t total() const { return sums + exchange + buffers; }
 };
 
-/// Returns what process `process` of `num_processes` keeps for an optimizer with these parameters. Makes nothing.
-/// Throws: UsageError for more processes than virtual ranks.
+/// Returns what process `process` of `num_processes` keeps for an optimizer with these parameters. Makes
+/// nothing. Throws: UsageError for more processes than virtual ranks.
 VirtualRankMemory plan_virtual_ranks(const std::vector<at::Tensor>& parameters,
                                      const std::vector<NamedModule>& modules,
                                      const VirtualRankOptions& options, int process, int num_processes);

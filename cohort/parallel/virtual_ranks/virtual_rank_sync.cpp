@@ -1,9 +1,9 @@
-// A step goes through the virtual ranks of this process. Between two of them their gradients are taken away as
-// a leaf, and buffers are restored. The first average() closes the last virtual rank, for all optimizers: what
-// comes later could not be of all virtual ranks. Then all processes tell each other samples and the first
-// virtual rank that is not finite, and only if there is none do gradients travel. Where prepare() comes before
-// the last backward, this header travels meanwhile, and then the first buckets. All transfers of a first average
-// end before buffers change, so a step that fails has changed nothing.
+// A step goes through the virtual ranks of this process. Between two of them their gradients are taken away
+// as a leaf, and buffers are restored. The first average() closes the last virtual rank, for all optimizers:
+// what comes later could not be of all virtual ranks. Then all processes tell each other samples and the
+// first virtual rank that is not finite, and only if there is none do gradients travel. Where prepare() comes
+// before the last backward, this header travels meanwhile, and then the first buckets. All transfers of a
+// first average end before buffers change, so a step that fails has changed nothing.
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 
 #include <ATen/ops/empty.h>

@@ -32,14 +32,15 @@ struct VirtualRankOptions {
 struct StepHooks {
   /// Returns what this process tells all. Called once in a step, in the first average().
   std::function<std::string()> text;
-  /// All transfers of the step have ended. `texts` are those of all processes, in their order. After it buffers
-  /// change. What it throws gives up the step.
+  /// All transfers of the step have ended. `texts` are those of all processes, in their order. After it
+  /// buffers change. What it throws gives up the step.
   std::function<void(const std::vector<std::string>& texts)> before_changes;
 };
 
-/// Makes a step of V virtual ranks on W processes, W = 1 to V, with bits that do not depend on W. Process p has
-/// the virtual ranks [p V / W, (p + 1) V / W) and computes one after the other. Gradients are added in the order
-/// of a fixed tree over the virtual ranks, each weighted by its samples. Buffers are those of virtual rank 0.
+/// Makes a step of V virtual ranks on W processes, W = 1 to V, with bits that do not depend on W. Process p
+/// has the virtual ranks [p V / W, (p + 1) V / W) and computes one after the other. Gradients are added in
+/// the order of a fixed tree over the virtual ranks, each weighted by its samples. Buffers are those of
+/// virtual rank 0.
 ///
 ///     sync.begin_step();
 ///     do {
@@ -52,9 +53,9 @@ struct StepHooks {
 ///
 /// Trainer makes these calls but for average(). Task makes average().
 /// The same bits need the same number of threads and the same instruction set in each process.
-/// Ownership: keeps two copies of the gradients where V = W, one of them the gradients themselves, and at most
-/// 3 log2(V) else; and two of the buffers. Gradients lie in its memory from average() to the next begin_step().
-/// Threads: one caller at a time.
+/// Ownership: keeps two copies of the gradients where V = W, one of them the gradients themselves, and at
+/// most 3 log2(V) else; and two of the buffers. Gradients lie in its memory from average() to the next
+/// begin_step(). Threads: one caller at a time.
 class VirtualRankSync : public GradientSync {
  public:
   /// `group`: null for one process alone. Throws: UsageError for more processes than virtual ranks.
@@ -72,9 +73,9 @@ class VirtualRankSync : public GradientSync {
 
   /// The step counts from here on: abandon_step() does nothing until the next begin_step().
   void commit_step();
-  /// The step under way is given up, also one that has its average: buffers are those of its begin again, and parameters
-  /// have no gradient. Does nothing after commit_step(), and where no step has begun. Other processes may still read
-  /// memory of the step, so set_exchange() must follow before the next one.
+  /// The step under way is given up, also one that has its average: buffers are those of its begin again, and
+  /// parameters have no gradient. Does nothing after commit_step(), and where no step has begun. Other
+  /// processes may still read memory of the step, so set_exchange() must follow before the next one.
   void abandon_step();
 
   /// From the next step on the processes of `exchange` compute the virtual ranks; null: this one alone.
@@ -91,16 +92,17 @@ class VirtualRankSync : public GradientSync {
   /// A step begins. Gradients of before are dropped.
   void begin_step();
   /// What is computed from here on is of virtual rank `share`, which has `samples`. Virtual ranks of this
-  /// process come in their order; those without samples may be left out. Buffers are those of the step's begin.
+  /// process come in their order; those without samples may be left out. Buffers are those of the step's
+  /// begin.
   void begin_share(std::int64_t share, std::int64_t samples);
   /// No virtual rank of this process follows in this step.
   void end_shares();
 
   /// Where `finite` is false the virtual rank that is computed now is the one that the report names.
   void prepare(const optim::Optimizer& optimizer, double samples, bool finite) override;
-  /// `samples`: of the last virtual rank, or of all of this process. They only check: the weights are those of
-  /// begin_share(). The first call of a step sets buffers too. Throws: UsageError where virtual ranks were not
-  /// computed, for other samples, and where gradients came after the first call of the step.
+  /// `samples`: of the last virtual rank, or of all of this process. They only check: the weights are those
+  /// of begin_share(). The first call of a step sets buffers too. Throws: UsageError where virtual ranks were
+  /// not computed, for other samples, and where gradients came after the first call of the step.
   AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override;
 
  private:
@@ -124,10 +126,11 @@ class VirtualRankSync : public GradientSync {
   StepHooks hooks_;
 };
 
-/// Returns the share of time in which the average process has nothing to compute: 0 where the processes divide
-/// the virtual ranks.
+/// Returns the share of time in which the average process has nothing to compute: 0 where the processes
+/// divide the virtual ranks.
 double idle_share(std::int64_t num_virtual_ranks, int num_processes);
-/// Returns "8 virtual ranks on 3 processes", with the share of time in which a process has nothing to compute.
+/// Returns "8 virtual ranks on 3 processes", with the share of time in which a process has nothing to
+/// compute.
 std::string describe_virtual_ranks(std::int64_t num_virtual_ranks, int num_processes);
 
 }  // namespace cohort::parallel

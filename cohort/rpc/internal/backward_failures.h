@@ -20,11 +20,14 @@ class BackwardFailures {
  public:
   using OnFailure = std::function<void(const std::exception_ptr& error)>;
 
-  /// The backward with this number has failed, here or elsewhere. The first error counts. What on_failure() got is called.
+  /// The backward with this number has failed, here or elsewhere. The first error counts. What on_failure()
+  /// got is called.
   void fail(std::uint64_t backward, const std::exception_ptr& error);
-  /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has failed.
+  /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has
+  /// failed.
   void on_failure(std::uint64_t backward, OnFailure fn);
-  /// Null where the backward has not failed. An earlier one than the last that failed is over, and nobody waits for its parts.
+  /// Null where the backward has not failed. An earlier one than the last that failed is over, and nobody
+  /// waits for its parts.
   std::exception_ptr error_of(std::uint64_t backward) const;
   /// Drops what on_failure() got, where no backward runs any more.
   void clear();
@@ -36,8 +39,8 @@ class BackwardFailures {
   std::multimap<std::uint64_t, OnFailure> on_failure_;
 };
 
-/// While it lives, this thread goes backward: the calls that it makes belong to the backward, and end with it, and so does each
-/// wait for a result. Threads: the one that made it.
+/// While it lives, this thread goes backward: the calls that it makes belong to the backward, and end with
+/// it, and so does each wait for a result. Threads: the one that made it.
 class BackwardScope {
  public:
   /// If this thread goes backward already, the failure of that backward is one of this backward too.
@@ -60,8 +63,8 @@ class BackwardScope {
   const BackwardScope* const outer_;
 };
 
-/// Returns once the result is there, the deadline has passed, or the backward that this thread goes has failed: throws its error
-/// then. Returns at once where the thread goes none.
+/// Returns once the result is there, the deadline has passed, or the backward that this thread goes has
+/// failed: throws its error then. Returns at once where the thread goes none.
 template <typename T>
 void wait_in_backward(const base::Future<T>& result, base::Deadline deadline) {
   const BackwardScope* const backward = BackwardScope::current();

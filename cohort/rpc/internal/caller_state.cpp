@@ -1,14 +1,14 @@
 // A handler runs as its caller's thread would have run the function, where a thread's state decides what is
-// computed. A scope sets the state of the caller, and restores what the thread had: LibTorch's defaults, or the
-// state of a thread that waits for an answer and meanwhile reads what comes.
+// computed. A scope sets the state of the caller, and restores what the thread had: LibTorch's defaults, or
+// the state of a thread that waits for an answer and meanwhile reads what comes.
 //
-// Autocast's cache of casts belongs to the process: another thread may clear it in the middle of a handler, and
-// gradients of a parameter that is used twice would be added up in another element type then. So handlers do not
-// use the cache. Each use of a parameter casts it.
+// Autocast's cache of casts belongs to the process: another thread may clear it in the middle of a handler,
+// and gradients of a parameter that is used twice would be added up in another element type then. So handlers
+// do not use the cache. Each use of a parameter casts it.
 //
 // LibTorch's generator belongs to the process too: handlers take turns at it by chance. A handler with a seed
-// draws from a core::RandomScope instead, which is its thread's alone. Its own calls get seeds by their order in
-// its program, so neither time nor place decides what is drawn.
+// draws from a core::RandomScope instead, which is its thread's alone. Its own calls get seeds by their order
+// in its program, so neither time nor place decides what is drawn.
 #include "cohort/rpc/internal/caller_state.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -78,8 +78,8 @@ CallerStateScope::CallerStateScope(const CallerState& state)
       seeds_(state.seed),
       is_cached_before_(at::autocast::is_autocast_cache_enabled()) {
   for (const AutocastOn& on : state.autocast) check_autocast(on);
-  // A thread that waits in the second run of autograd::recompute() has copies in the place of both generators. A handler that it
-  // runs meanwhile must not draw from these.
+  // A thread that waits in the second run of autograd::recompute() has copies in the place of both
+  // generators. A handler that it runs meanwhile must not draw from these.
   const at::Generator& global = at::detail::getDefaultCPUGenerator();
   if (core::RandomScope::current().defined() || core::RandomScope::global() != global) {
     global_.emplace(at::Generator(), global);

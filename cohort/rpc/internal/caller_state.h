@@ -31,8 +31,8 @@ struct CallerState {
 };
 COHORT_NESTED(CallerState, grad_mode, autocast, seed)
 
-/// While it lives, each call that this thread makes gets a seed: a function of `seed`, and of the number of the call. Without
-/// `seed` calls get none. The newest scope counts. Threads: the one that made it.
+/// While it lives, each call that this thread makes gets a seed: a function of `seed`, and of the number of
+/// the call. Without `seed` calls get none. The newest scope counts. Threads: the one that made it.
 class SeedScope {
  public:
   /// `first_call`: the number of its first call.
@@ -58,8 +58,8 @@ class SeedScope {
   SeedScope* outer_;
 };
 
-/// While it lives, this thread has the state of a handler's caller, and nothing of its own: it may wait in another handler.
-/// Throws: CommError for an autocast that Cohort does not send.
+/// While it lives, this thread has the state of a handler's caller, and nothing of its own: it may wait in
+/// another handler. Throws: CommError for an autocast that Cohort does not send.
 class CallerStateScope {
  public:
   explicit CallerStateScope(const CallerState& state);

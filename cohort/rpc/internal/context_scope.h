@@ -17,8 +17,8 @@
 
 namespace cohort::rpc {
 
-/// Makes a context the current one of this thread while it lives, and keeps the calls that the thread makes in it. A scope
-/// is the root's program, or that of one handler.
+/// Makes a context the current one of this thread while it lives, and keeps the calls that the thread makes
+/// in it. A scope is the root's program, or that of one handler.
 class ContextScope {
  public:
   /// `inputs`: the handler's arguments. `first_call`: the number of its first call.
@@ -28,7 +28,8 @@ class ContextScope {
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
 
-  /// The scope of this thread in which a call of the agent with this mark is to be recorded; null where it is not.
+  /// The scope of this thread in which a call of the agent with this mark is to be recorded; null where it is
+  /// not.
   static ContextScope* recording(const void* home);
   /// The newest scope of this thread; null where there is none.
   static ContextScope* current();
@@ -49,7 +50,8 @@ class ContextScope {
   /// late_calls() of all calls.
   std::vector<at::Tensor> late() { return late_calls(calls_); }
 
-  /// Whether `tensor`, whose gradient is asked for, has a history in this scope: its gradient continues there.
+  /// Whether `tensor`, whose gradient is asked for, has a history in this scope: its gradient continues
+  /// there.
   bool has_history(const at::Tensor& tensor) const;
 
  private:
@@ -77,8 +79,8 @@ class NoContextScope {
   ContextScope* const outer_;
 };
 
-/// While it lives this thread, which does another's work, has nothing of its own: no call that it answers, no context, no
-/// backward, no seeds, and LibTorch's modes at their defaults.
+/// While it lives this thread, which does another's work, has nothing of its own: no call that it answers, no
+/// context, no backward, no seeds, and LibTorch's modes at their defaults.
 class NoCallerScope {
  public:
   NoCallerScope();

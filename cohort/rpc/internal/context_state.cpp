@@ -1,18 +1,20 @@
-// A part belongs to one call, whose caller alone has its results. Its gradients come as a call; when that is answered, all that
-// follows from them is done. The gradients of leaves stay with their part until somebody asks for sums: added as
-// (((root + part) + part) ...), the root's first, then its last call's, then those of the calls that this one's handler made, the
-// last first, and so on: the order in which one process would go backward.
+// A part belongs to one call, whose caller alone has its results. Its gradients come as a call; when that is
+// answered, all that follows from them is done. The gradients of leaves stay with their part until somebody
+// asks for sums: added as (((root + part) + part) ...), the root's first, then its last call's, then those of
+// the calls that this one's handler made, the last first, and so on: the order in which one process would go
+// backward.
 //
-// The part of an object has results that anybody may fetch. Each is a leaf here, so what uses it collects its gradient
-// as that of any leaf, in the same order. The call that made the object comes after all of them, takes the sums out and
-// continues: Note [Late calls].
+// The part of an object has results that anybody may fetch. Each is a leaf here, so what uses it collects its
+// gradient as that of any leaf, in the same order. The call that made the object comes after all of them,
+// takes the sums out and continues: Note [Late calls].
 //
 // Note [Failed backwards]
-// A failure travels along the calls of the backward: as an error to the caller of each part, and as a cancel, which says why, to
-// those that the part has called. A worker that learns of it gives up all its calls of that backward, of other parts
-// too. So the root and each part that runs learn of it, and those parts alone. It is the same where a caller dies or passes its
-// deadline, as its calls are cancelled then. What a thread calls while it goes backward, in a second run of recompute() or in a
-// hook, is a call of the backward too. Its waits end with the backward, whoever is to set the result (BackwardScope).
+// A failure travels along the calls of the backward: as an error to the caller of each part, and as a cancel,
+// which says why, to those that the part has called. A worker that learns of it gives up all its calls of
+// that backward, of other parts too. So the root and each part that runs learn of it, and those parts alone.
+// It is the same where a caller dies or passes its deadline, as its calls are cancelled then. What a thread
+// calls while it goes backward, in a second run of recompute() or in a hook, is a call of the backward too.
+// Its waits end with the backward, whoever is to set the result (BackwardScope).
 #include "cohort/rpc/internal/context_state.h"
 
 #include <ATen/core/grad_mode.h>
@@ -81,8 +83,9 @@ bool any_defined(const Tensors& tensors) {
                      [](const at::Tensor& tensor) { return tensor.defined(); });
 }
 
-// A backward, of the roots or of a part, while it runs here. None begins of one that has failed. A part may outlast its backward,
-// which has failed, and may even begin late: so the context's number never becomes less, and what a part does is of its own backward.
+// A backward, of the roots or of a part, while it runs here. None begins of one that has failed. A part may
+// outlast its backward, which has failed, and may even begin late: so the context's number never becomes
+// less, and what a part does is of its own backward.
 class ContextState::Running {
  public:
   Running(ContextState& context, Backward backward)
@@ -101,7 +104,8 @@ class ContextState::Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
-  /// That of this thread, where LibTorch's engine runs the nodes of the CPU; else the latest. Under the mutex.
+  /// That of this thread, where LibTorch's engine runs the nodes of the CPU; else the latest. Under the
+  /// mutex.
   static Backward current(const ContextState& context) {
     const Running* running = innermost;
     while (running != nullptr && &running->context_ != &context) running = running->before_;
@@ -416,7 +420,8 @@ struct ContextState::SumOfLeaf {
   bool is_of_program = false, is_of_calls = false;
   at::Tensor total;
 
-  // accumulate_into_grad() asks for the two sums of such a leaf, which have different hooks. So neither is added to the other.
+  // accumulate_into_grad() asks for the two sums of such a leaf, which have different hooks. So neither is
+  // added to the other.
   bool is_of_both() const { return is_of_program && is_of_calls; }
 };
 

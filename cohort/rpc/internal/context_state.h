@@ -20,12 +20,12 @@
 #include "cohort/rpc/internal/protocol/context_protocol.h"
 #include "cohort/rpc/internal/untaken_gradients.h"
 
-/// What a worker knows of one context of distributed autograd: the parts of its graph that lie here, and the gradients of leaves
-/// here.
+/// What a worker knows of one context of distributed autograd: the parts of its graph that lie here, and the
+/// gradients of leaves here.
 namespace cohort::rpc {
 
-/// Where a call stands in a context: the place of its caller's handler, and then its number among the calls of that handler. The same
-/// whichever workers there are and however fast they run.
+/// Where a call stands in a context: the place of its caller's handler, and then its number among the calls
+/// of that handler. The same whichever workers there are and however fast they run.
 using CallPath = std::vector<std::uint32_t>;
 
 /// What a call within a context takes along.
@@ -80,20 +80,22 @@ class ContextState {
   /// Whether it is of an object that was made in this context, so that gradients continue from it.
   bool is_value(const at::Tensor& tensor) const;
 
-  /// Goes backward through a part; returns the gradients of its inputs, where they need one. Nothing, where no gradient came.
-  /// Throws: UsageError where there is no such part.
+  /// Goes backward through a part; returns the gradients of its inputs, where they need one. Nothing, where
+  /// no gradient came. Throws: UsageError where there is no such part.
   Tensors backward_part(CallKey key, Backward backward, Tensors gradients);
-  /// Goes backward from the roots, through this worker's graph and all parts that it leads to. `late`: late_calls().
+  /// Goes backward from the roots, through this worker's graph and all parts that it leads to. `late`:
+  /// late_calls().
   void backward(const Tensors& roots, const Tensors& late, dist_autograd::BackwardOptions options);
-  /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one. The error of one that
-  /// has failed.
+  /// Throws: UsageError where none runs: the roots of another context's lead through a call of this one. The
+  /// error of one that has failed.
   Backward current_backward() const;
 
   using OnFailure = BackwardFailures::OnFailure;
-  /// The backward with this number has failed, here or elsewhere. The first error counts. No further part of the backward runs
-  /// here, and what on_failure() got is called.
+  /// The backward with this number has failed, here or elsewhere. The first error counts. No further part of
+  /// the backward runs here, and what on_failure() got is called.
   void fail(std::uint64_t backward, const std::exception_ptr& error) { failures_->fail(backward, error); }
-  /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has failed.
+  /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has
+  /// failed.
   void on_failure(std::uint64_t backward, OnFailure fn) { failures_->on_failure(backward, std::move(fn)); }
   const std::shared_ptr<BackwardFailures>& failures() const { return failures_; }
 
@@ -107,9 +109,9 @@ class ContextState {
 
   /// Which gradients: of leaves that the root's program used, or that calls used here.
   enum class Of : std::uint8_t { kAll, kProgram, kCalls };
-  /// Sums, in an order that does not depend on when they came. A sum is the context's own tensor: it is the tensor that a node
-  /// returned where nobody else has that. The next call returns it again, unless further gradients have come. But a leaf that the
-  /// root's program used, and calls too, has a new sum each time.
+  /// Sums, in an order that does not depend on when they came. A sum is the context's own tensor: it is the
+  /// tensor that a node returned where nobody else has that. The next call returns it again, unless further
+  /// gradients have come. But a leaf that the root's program used, and calls too, has a new sum each time.
   Gradients gradients(Of of = Of::kAll);
 
  private:

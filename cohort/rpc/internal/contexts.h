@@ -34,7 +34,8 @@ class Contexts {
   std::shared_ptr<ContextState> create();
   /// A call has come, whether its handler will run or not: ContextProtocol::on_call().
   CopyId on_call(std::int32_t caller, ContextId id);
-  /// The context in which such a call runs. If the copy has ended the context has ended too, and nothing is kept of it.
+  /// The context in which such a call runs. If the copy has ended the context has ended too, and nothing is
+  /// kept of it.
   std::shared_ptr<ContextState> get(CopyId copy, ContextId id);
   /// Before a call is recorded. Nothing, where the context has ended: the call is not recorded.
   std::optional<ContextCall> begin_call(const ContextState& context, std::int32_t callee);

@@ -1,4 +1,5 @@
-// The value of an object, for to_here(), and that it is made, for when_made(): functions that every program has.
+// The value of an object, for to_here(), and that it is made, for when_made(): functions that every program
+// has.
 #include <ATen/core/grad_mode.h>
 
 #include "cohort/base/error.h"
@@ -9,7 +10,8 @@
 namespace cohort::rpc {
 namespace {
 
-// Calls `answer` with the reference that the arguments hold, once its object is made, and replies with what it returns.
+// Calls `answer` with the reference that the arguments hold, once its object is made, and replies with what
+// it returns.
 void answer_when_made(const Encoded& arguments, const Reply& reply, Encoded (*answer)(const Reference&)) {
   try {
     Reader in(arguments);

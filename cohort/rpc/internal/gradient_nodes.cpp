@@ -1,10 +1,10 @@
 // A call within a context leaves two nodes in the caller's graph. Receive stands before the results: it sends
-// their gradients to the worker that was called. Send stands after the arguments: it waits for the answer, and
-// hands it on as the arguments' gradients. An edge from Receive to Send keeps that order.
+// their gradients to the worker that was called. Send stands after the arguments: it waits for the answer,
+// and hands it on as the arguments' gradients. An edge from Receive to Send keeps that order.
 //
-// Sequence numbers decide in which order the engine takes nodes that are ready: the highest first. Receive has
-// one above all, so its gradients leave at once. Send has one below all, so it waits only when nothing else is
-// left to do. So calls that do not depend on each other are under way together.
+// Sequence numbers decide in which order the engine takes nodes that are ready: the highest first. Receive
+// has one above all, so its gradients leave at once. Send has one below all, so it waits only when nothing
+// else is left to do. So calls that do not depend on each other are under way together.
 #include "cohort/rpc/internal/gradient_nodes.h"
 
 #include <ATen/ops/empty.h>
@@ -29,22 +29,23 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using Tensors = std::vector<at::Tensor>;
 
-// LibTorch gives AccumulateGrad the highest sequence number of all. Those of Receives are below it, and far above all
-// others. The last call's is the highest, so its gradients leave first: in Note [Late calls] it is waited for first.
+// LibTorch gives AccumulateGrad the highest sequence number of all. Those of Receives are below it, and far
+// above all others. The last call's is the highest, so its gradients leave first: in Note [Late calls] it is
+// waited for first.
 constexpr std::uint64_t kFirst = std::numeric_limits<std::uint64_t>::max() / 2;
 
 // Note [Late calls]
-// The gradient of an object's value comes from all who fetched it. Nobody can count them: a user whose results the
-// loss does not need sends nothing. So the call that made the object is late. It asks for the gradients of its
-// arguments only when all calls are done that come later in its caller's program. Only those can have used the
-// object, or somebody above the caller who got a reference from it. A call within which an object was made is
-// late too, therefore, and so on up to the root.
+// The gradient of an object's value comes from all who fetched it. Nobody can count them: a user whose
+// results the loss does not need sends nothing. So the call that made the object is late. It asks for the
+// gradients of its arguments only when all calls are done that come later in its caller's program. Only those
+// can have used the object, or somebody above the caller who got a reference from it. A call within which an
+// object was made is late too, therefore, and so on up to the root.
 //
 // The Send of a late call asks itself, when its turn comes. Each backward of the caller begins at it too, as
 // perhaps no result leads there. An edge from the Send of each later call to it keeps the order.
 //
-// Only the answer says whether an object was made. So a call that has none when a backward of its caller begins,
-// or when its caller's handler ends, is late there. Its Send waits for the answer before it asks.
+// Only the answer says whether an object was made. So a call that has none when a backward of its caller
+// begins, or when its caller's handler ends, is late there. Its Send waits for the answer before it asks.
 class Send : public autograd::BoundaryNode {
  public:
   Send(std::uint64_t sequence_nr, std::vector<Edge> edges)
@@ -135,8 +136,8 @@ auto make_send(Encoded& arguments, const at::Tensor& anchor, std::uint64_t seque
     tensor.requires_grad_();
     edges.push_back(std::move(edge));
   }
-  // Each backward asks for the anchor. So the nodes run also where no argument needs a gradient: parameters of
-  // the worker that was called may need one.
+  // Each backward asks for the anchor. So the nodes run also where no argument needs a gradient: parameters
+  // of the worker that was called may need one.
   edges.push_back(autograd::edge_of(anchor));
   return COHORT_MAKE_NODE(Send, sequence_nr, std::move(edges));
 }

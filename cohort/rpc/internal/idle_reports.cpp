@@ -1,10 +1,12 @@
-// Termination of a computation whose processes are activated by messages alone (F. Mattern, "Algorithms for distributed
-// termination detection", 1987: vector counters). Reports are made at different times, so none of them says that all workers are
-// idle at once. It suffices that for each pair the calls which the sender has reported are those which the receiver has reported.
+// Termination of a computation whose processes are activated by messages alone (F. Mattern, "Algorithms for
+// distributed termination detection", 1987: vector counters). Reports are made at different times, so none of
+// them says that all workers are idle at once. It suffices that for each pair the calls which the sender has
+// reported are those which the receiver has reported.
 //
-// Suppose that this holds, and that some worker became active after its report. Take the first one. A call activated it that it
-// had not counted. The sender made that call before its own report: after it the sender would have been active earlier. For the
-// same reason the sender had counted all calls that the receiver had. So the sender had counted at least one call more.
+// Suppose that this holds, and that some worker became active after its report. Take the first one. A call
+// activated it that it had not counted. The sender made that call before its own report: after it the sender
+// would have been active earlier. For the same reason the sender had counted all calls that the receiver had.
+// So the sender had counted at least one call more.
 #include "cohort/rpc/internal/idle_reports.h"
 
 #include <algorithm>

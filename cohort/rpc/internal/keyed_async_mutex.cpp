@@ -1,6 +1,6 @@
 // A lock may be released while its function still runs: a call that is cancelled ends at once, and so would
-// all that wait for it, each within the one before. So one thread at a time calls the functions of a key, in a
-// loop. A thread that unlocks the key meanwhile leaves the next function to that thread.
+// all that wait for it, each within the one before. So one thread at a time calls the functions of a key, in
+// a loop. A thread that unlocks the key meanwhile leaves the next function to that thread.
 #include "cohort/rpc/internal/keyed_async_mutex.h"
 
 namespace cohort::rpc {

@@ -8,8 +8,8 @@
 /// Which gradients a context gives out without a copy.
 namespace cohort::rpc {
 
-/// Dense tensors that share memory with another tensor of a list. LibTorch's nodes return views of one tensor as gradients of
-/// several inputs.
+/// Dense tensors that share memory with another tensor of a list. LibTorch's nodes return views of one tensor
+/// as gradients of several inputs.
 class OverlappingTensors {
  public:
   explicit OverlappingTensors(const std::vector<at::Tensor>& tensors);
@@ -19,8 +19,9 @@ class OverlappingTensors {
   std::unordered_set<const c10::TensorImpl*> found_;
 };
 
-/// Returns a gradient of `leaf` that the caller owns. It has the memory of `gradient` where `gradient` is the only tensor and its
-/// strides are those that a grad() has; else it is a copy. It decides as LibTorch's AccumulateGrad does for grad().
+/// Returns a gradient of `leaf` that the caller owns. It has the memory of `gradient` where `gradient` is the
+/// only tensor and its strides are those that a grad() has; else it is a copy. It decides as LibTorch's
+/// AccumulateGrad does for grad().
 at::Tensor own_gradient(const at::Tensor& leaf, const at::Tensor& gradient);
 
 }  // namespace cohort::rpc

@@ -1,6 +1,6 @@
-// A parameter's grad() belongs to whoever else trains it here, or accumulates into it, at any time. So the optimizer has tensors of
-// its own with the memory of the parameters, and a step puts the context's gradients there. One lock for the process: parameters
-// may belong to optimizers of several trainers.
+// A parameter's grad() belongs to whoever else trains it here, or accumulates into it, at any time. So the
+// optimizer has tensors of its own with the memory of the parameters, and a step puts the context's gradients
+// there. One lock for the process: parameters may belong to optimizers of several trainers.
 #include "cohort/rpc/internal/owner_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
@@ -28,8 +28,8 @@ using OptionFields = std::tuple<std::string, Number, Number, Number, Number, Fla
                                 Flag, Flag, base::NamedOptions::Map>;
 using StateFields = std::tuple<std::map<std::string, at::Tensor>, std::map<std::string, double>>;
 
-// A tensor with the memory of each parameter, and a grad() of its own. What an optimizer rejects stays itself; a parameter that
-// stands there twice has one.
+// A tensor with the memory of each parameter, and a grad() of its own. What an optimizer rejects stays
+// itself; a parameter that stands there twice has one.
 std::vector<at::Tensor> with_own_grad(const std::vector<at::Tensor>& parameters) {
   std::unordered_map<const void*, at::Tensor> made;
   std::vector<at::Tensor> all;

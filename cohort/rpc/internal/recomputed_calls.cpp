@@ -1,15 +1,18 @@
-// A recompute() runs a function twice: in the program, or a handler, and in the backward of its graph. Each run gets scopes of
-// its own for the context and for seeds, which begin at the same numbers. So a call of the second run has the path and the
-// seed of the first run's: gradients are added in the same order, and handlers draw the same numbers.
+// A recompute() runs a function twice: in the program, or a handler, and in the backward of its graph. Each
+// run gets scopes of its own for the context and for seeds, which begin at the same numbers. So a call of the
+// second run has the path and the seed of the first run's: gradients are added in the same order, and
+// handlers draw the same numbers.
 //
-// The graph of the first run is dropped, and with it its calls: they send no gradients. Those of the second run go backward
-// within it. So an object that the function makes goes backward there, after all its users (Note [Late calls]), and must
-// not be used elsewhere: its call would have no backward, which the root's backward says.
+// The graph of the first run is dropped, and with it its calls: they send no gradients. Those of the second
+// run go backward within it. So an object that the function makes goes backward there, after all its users
+// (Note [Late calls]), and must not be used elsewhere: its call would have no backward, which the root's
+// backward says.
 //
-// Without a key of the context handlers draw from their process's generator, which has moved when the second run comes. So the
-// calls get seeds in any case.
+// Without a key of the context handlers draw from their process's generator, which has moved when the second
+// run comes. So the calls get seeds in any case.
 //
-// Always: after the first run the thread's numbers are those that a plain call leaves, also where the function throws.
+// Always: after the first run the thread's numbers are those that a plain call leaves, also where the
+// function throws.
 #include "cohort/rpc/internal/recomputed_calls.h"
 
 #include <cstdint>
@@ -29,8 +32,8 @@ namespace {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// For calls that have none of their own: of the program's seed and of the place in the context. Calls that are not recorded
-// have no number there, so two recompute() may begin at one number of a call.
+// For calls that have none of their own: of the program's seed and of the place in the context. Calls that
+// are not recorded have no number there, so two recompute() may begin at one number of a call.
 std::uint64_t seed_of_place(ContextScope& scope) {
   at::Generator generator = core::RandomScope::current();
   if (!generator.defined()) generator = core::RandomScope::global();

@@ -1,7 +1,8 @@
-// The part of the graph that a handler makes. Its arguments become leaves, so the graph ends there, and its results are
-// cut off: their gradients come as another call, which runs this part's own backward. Values of objects that the
-// handler made are kept as leaves too. Always: only what the handler's own thread computed until it returned belongs
-// to the part. A handler that answers later has no graph, and its results have no gradient.
+// The part of the graph that a handler makes. Its arguments become leaves, so the graph ends there, and its
+// results are cut off: their gradients come as another call, which runs this part's own backward. Values of
+// objects that the handler made are kept as leaves too. Always: only what the handler's own thread computed
+// until it returned belongs to the part. A handler that answers later has no graph, and its results have no
+// gradient.
 #include "cohort/rpc/internal/recorded_part.h"
 
 #include <algorithm>

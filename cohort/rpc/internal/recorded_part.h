@@ -15,8 +15,8 @@ class RecordedPart {
   RecordedPart(std::shared_ptr<ContextState> context, ContextState::CallKey key, CallPath path,
                Encoded& arguments, bool answers_later);
 
-  /// Ends the part: the results travel without their graph, and those that need a gradient say so. Returns whether the call is
-  /// late: Note [Late calls].
+  /// Ends the part: the results travel without their graph, and those that need a gradient say so. Returns
+  /// whether the call is late: Note [Late calls].
   bool end(Encoded& results);
   /// Ends it with results that stay here: their tensors become leaves.
   void end(ObjectValue& value);
@@ -33,7 +33,8 @@ class RecordedPart {
   std::optional<ContextScope> scope_;  // of the handler's calls
 };
 
-/// An object that a program made within `scope`: its tensors become leaves, from which the gradients of their users continue.
+/// An object that a program made within `scope`: its tensors become leaves, from which the gradients of their
+/// users continue.
 void record_object(ContextScope& scope, ContextState::CallKey key, ObjectValue& value);
 
 }  // namespace cohort::rpc

@@ -1,7 +1,8 @@
-// Joins three parts: ReferenceProtocol, which decides and does nothing else, the objects that this worker owns,
-// and the host that sends. Every event is a step of the protocol under the mutex. It fills an `Effects`; what
-// follows from that (messages, functions that waited, values that are freed) happens after the mutex is
-// released. The reason is that a value's destructor may drop references of its own, which takes the mutex.
+// Joins three parts: ReferenceProtocol, which decides and does nothing else, the objects that this worker
+// owns, and the host that sends. Every event is a step of the protocol under the mutex. It fills an
+// `Effects`; what follows from that (messages, functions that waited, values that are freed) happens after
+// the mutex is released. The reason is that a value's destructor may drop references of its own, which takes
+// the mutex.
 //
 // A value is set once and read without the mutex: `promise` publishes it. The host is held weakly, because
 // references may live longer than the agent.
@@ -91,7 +92,8 @@ std::shared_ptr<Reference> References::create(const WorkerInfo& owner, std::stri
   const std::lock_guard lock(mutex_);
   const ReferenceProtocol::HoldId hold = protocol_.create(owner.id);
   const ObjectId id = protocol_.describe(hold).object;
-  // Whoever asks for an object of this worker waits. The references that its maker takes may have to be resolved first.
+  // Whoever asks for an object of this worker waits. The references that its maker takes may have to be
+  // resolved first.
   if (owner.id == self_) {
     auto object = std::make_shared<Object>();
     object->made_at = made_at;
@@ -391,7 +393,8 @@ bool Reference::is_recorded(Timeout timeout) const {
   const ObjectValue known = value(timeout);
   if (known.encode == nullptr) return false;
   const Encoded encoded = known.encode(known.pointer.get());
-  // Values of recorded objects are leaves too. A parameter's gradient has its place in the order of calls, whoever fetches it.
+  // Values of recorded objects are leaves too. A parameter's gradient has its place in the order of calls,
+  // whoever fetches it.
   return std::any_of(encoded.tensors.begin(), encoded.tensors.end(),
                      [](const at::Tensor& tensor) { return tensor.requires_grad() && tensor.is_leaf(); });
 }

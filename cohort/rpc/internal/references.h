@@ -41,8 +41,8 @@ class References : public std::enable_shared_from_this<References> {
   References(std::int32_t self, std::weak_ptr<ReferenceHost> host)
       : self_(self), host_(std::move(host)), protocol_(self) {}
 
-  /// A reference to an object that `owner` is to be asked for: describe() goes into the message. `made_at`: the
-  /// line that asks. `is_used`: mark_used() sets it.
+  /// A reference to an object that `owner` is to be asked for: describe() goes into the message. `made_at`:
+  /// the line that asks. `is_used`: mark_used() sets it.
   std::shared_ptr<Reference> create(const WorkerInfo& owner, std::string made_at,
                                     std::shared_ptr<std::atomic<bool>> is_used = nullptr);
   WireReference describe(const Reference& reference) const;
@@ -59,7 +59,8 @@ class References : public std::enable_shared_from_this<References> {
   void check_own(const List& references) const;
   /// They go into a call or an answer, by which alone the object of another worker is used.
   static void mark_used(const List& references);
-  /// Calls `fn`, which must not throw, once each reference is confirmed or lost: at once, or by another thread.
+  /// Calls `fn`, which must not throw, once each reference is confirmed or lost: at once, or by another
+  /// thread.
   void when_resolved(const List& references, std::function<void()> fn);
   /// For a message to `to`. Throws: OwnerLostError where an object is gone.
   std::vector<WireReference> send(const List& references, std::int32_t to);

@@ -1,10 +1,11 @@
-// One thread calls the functions, in the order of their times. Deadlines lead to functions of the program: callbacks of
-// std::stop_token, and of futures. These may take long, and other deadlines must not wait for them. So a second thread watches
-// the first one while that is in a function. After 1 ms it takes the first one's place, which ends after its function. The
-// next function that is called has a new thread watch it.
+// One thread calls the functions, in the order of their times. Deadlines lead to functions of the program:
+// callbacks of std::stop_token, and of futures. These may take long, and other deadlines must not wait for
+// them. So a second thread watches the first one while that is in a function. After 1 ms it takes the first
+// one's place, which ends after its function. The next function that is called has a new thread watch it.
 //
-// The watcher is woken at most once for each millisecond in which functions are called. A function that is removed in time, as
-// nearly all are, wakes nobody. Threads of a pool in place of this would make an error late where all of them are busy.
+// The watcher is woken at most once for each millisecond in which functions are called. A function that is
+// removed in time, as nearly all are, wakes nobody. Threads of a pool in place of this would make an error
+// late where all of them are busy.
 #include "cohort/rpc/internal/timers.h"
 
 #include <condition_variable>
@@ -125,8 +126,8 @@ void Timers::Shared::call_functions(Lock& lock) {
   }
 }
 
-// A function that is removed wakes nobody: the thread wakes at its time, and finds the next. So calls that are answered in
-// time, which is nearly all, cost no wake.
+// A function that is removed wakes nobody: the thread wakes at its time, and finds the next. So calls that
+// are answered in time, which is nearly all, cost no wake.
 void Timers::Shared::sleep_before(Time first, Lock& lock) {
   sleeps_until = first;
   const auto is_earlier = [&] {

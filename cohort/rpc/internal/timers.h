@@ -9,8 +9,8 @@
 
 namespace cohort::rpc {
 
-/// Calls functions at their time, on a thread of its own. A function that takes longer than 1 ms, as one of a program may, continues
-/// there, and another thread calls those that come after it. Threads: any.
+/// Calls functions at their time, on a thread of its own. A function that takes longer than 1 ms, as one of a
+/// program may, continues there, and another thread calls those that come after it. Threads: any.
 class Timers {
  public:
   using Time = base::Deadline::Clock::time_point;
@@ -22,8 +22,8 @@ class Timers {
   ~Timers();
   Timers(const Timers&) = delete;
   Timers& operator=(const Timers&) = delete;
-  /// Ends the threads, once the functions that they run have returned: whose owner may then be destroyed. After five seconds
-  /// those that still run are left behind. By such a function: it does not wait.
+  /// Ends the threads, once the functions that they run have returned: whose owner may then be destroyed.
+  /// After five seconds those that still run are left behind. By such a function: it does not wait.
   void stop();
 
   /// Has `fn`, which must not throw, called then.

@@ -1,17 +1,18 @@
 // A message's header begins with two tables. The first says how many references there are, and for each its
-// object, owner and fork. The second says how many tensors, and for each its element type, flags and sizes. The
-// bytes of the values follow. A dense tensor is one payload: its memory as it lies, with its strides, where it has no gaps, as one
-// in channels_last; else a contiguous copy. A sparse one (COO) has two: its indices,
-// and its values. The table says besides how many of its dimensions are sparse, and how many entries it has.
+// object, owner and fork. The second says how many tensors, and for each its element type, flags and sizes.
+// The bytes of the values follow. A dense tensor is one payload: its memory as it lies, with its strides,
+// where it has no gaps, as one in channels_last; else a contiguous copy. A sparse one (COO) has two: its
+// indices, and its values. The table says besides how many of its dimensions are sparse, and how many entries
+// it has.
 //
-// A payload shares the memory of its tensor, on both sides: nothing is copied here where a tensor is contiguous and
-// on the CPU. Where nobody else holds the tensor its memory moves: module net may give the receiver the memory itself,
-// and the receiver owns it. So both sides see what they would see of a copy. In a call of a worker to itself the
-// payload is copied, so that both sides have values of their own.
+// A payload shares the memory of its tensor, on both sides: nothing is copied here where a tensor is
+// contiguous and on the CPU. Where nobody else holds the tensor its memory moves: module net may give the
+// receiver the memory itself, and the receiver owns it. So both sides see what they would see of a copy. In a
+// call of a worker to itself the payload is copied, so that both sides have values of their own.
 //
-// The sizes in the table come from another process. They are multiplied with a check for overflow, and compared with
-// the payload's length, before a tensor is made of them. LibTorch trusts the indices of a sparse tensor, so each is
-// compared with its dimension, in memory that the sender cannot write.
+// The sizes in the table come from another process. They are multiplied with a check for overflow, and
+// compared with the payload's length, before a tensor is made of them. LibTorch trusts the indices of a
+// sparse tensor, so each is compared with its dimension, in memory that the sender cannot write.
 #include "cohort/rpc/internal/wire.h"
 
 #include <ATen/ATen.h>
@@ -66,7 +67,8 @@ bool are_without_gaps(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return true;
 }
 
-// A tensor on the CPU whose values have no gaps. resolve_*: views of complex numbers may hold a pending operation.
+// A tensor on the CPU whose values have no gaps. resolve_*: views of complex numbers may hold a pending
+// operation.
 at::Tensor without_gaps(const at::Tensor& given) {
   const at::Tensor tensor = given.to(at::kCPU).resolve_conj().resolve_neg();
   // LibTorch does not look at the strides of dimensions of size 1, which may be anything.
@@ -88,8 +90,9 @@ void drop_owner(void* owner) {
   delete static_cast<std::shared_ptr<const void>*>(owner);
 }
 
-// So nobody can see what the receiver writes. What belongs to a graph may be saved for a backward. Memory that a program made
-// a tensor of (from_blob, DLPack) may be another tensor's too: only tensors that this module made move.
+// So nobody can see what the receiver writes. What belongs to a graph may be saved for a backward. Memory
+// that a program made a tensor of (from_blob, DLPack) may be another tensor's too: only tensors that this
+// module made move.
 bool is_only_holder(const at::Tensor& tensor) {
   return !tensor.is_sparse() && !tensor.requires_grad() && tensor.use_count() == 1 &&
          tensor.weak_use_count() <= 1 && tensor.storage().use_count() == 1 &&

@@ -29,9 +29,9 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::DistributedConf
                                                    const config::CommConfig& comm_config,
                                                    const std::string& same);
 
-/// Returns the session with the agent that has started this process, where distributed.elastic is true; else null.
-/// It waits for others as long as comm.timeout says. `command`: of this process, for the message. Throws: ConfigError where no
-/// agent has started it.
+/// Returns the session with the agent that has started this process, where distributed.elastic is true; else
+/// null. It waits for others as long as comm.timeout says. `command`: of this process, for the message.
+/// Throws: ConfigError where no agent has started it.
 std::shared_ptr<elastic::Session> join_elastic_run(const config::DistributedConfig& config,
                                                    const config::CommConfig& comm_config,
                                                    const std::string& command);

@@ -1,5 +1,5 @@
-// To be preloaded: the clock of the day is off by as many seconds as the file CLOCK_FILE says, an int64 that a test writes while the program
-// runs. The clock that counts from the start of the machine is as it is.
+// To be preloaded: the clock of the day is off by as many seconds as the file CLOCK_FILE says, an int64 that
+// a test writes while the program runs. The clock that counts from the start of the machine is as it is.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>

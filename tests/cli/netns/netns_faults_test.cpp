@@ -1,5 +1,6 @@
-// `cohort run --elastic` on hosts of its own: each fault of a network, a host, an agent or a rank, while the run trains. It has the bits
-// of one process alone, or it ends with a message, and the same command resumes it.
+// `cohort run --elastic` on hosts of its own: each fault of a network, a host, an agent or a rank, while the
+// run trains. It has the bits of one process alone, or it ends with a message, and the same command resumes
+// it.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -98,7 +99,8 @@ TEST_F(NetnsFaultsTest, TwoHostsThatFailAtOnceAreLeftOutAndMayComeAgain) {
   EXPECT_EQ(run->finish({0, 1, 2}), "") << run->story();
 }
 
-// At the points of a copy and of an entrance: a host that joins dies there, and so does one that gives it the state.
+// At the points of a copy and of an entrance: a host that joins dies there, and so does one that gives it the
+// state.
 TEST_F(NetnsFaultsTest, AHostMayDieWhileItJoinsAndWhileAnotherOneJoins) {
   VirtualRun run({});
   run.start(0);

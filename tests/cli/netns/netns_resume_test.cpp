@@ -1,5 +1,5 @@
-// Runs of `cohort train` on hosts of its own that cannot continue: they end with a message and a status, and the same command resumes
-// them.
+// Runs of `cohort train` on hosts of its own that cannot continue: they end with a message and a status, and
+// the same command resumes them.
 #include <gtest/gtest.h>
 
 #include <map>

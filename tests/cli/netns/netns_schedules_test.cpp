@@ -1,5 +1,6 @@
-// Faults of all kinds at times that a seed chooses, on hosts of its own. Always: the rank of host 0 has the state, or another one that
-// nothing disturbs. Host 0 has the record, so its agent lives. A host is not cut off for as long as its agent would wait for the endpoint.
+// Faults of all kinds at times that a seed chooses, on hosts of its own. Always: the rank of host 0 has the
+// state, or another one that nothing disturbs. Host 0 has the record, so its agent lives. A host is not cut
+// off for as long as its agent would wait for the endpoint.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>

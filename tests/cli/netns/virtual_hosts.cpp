@@ -1,9 +1,9 @@
-// Why no nftables: their rules drop a random share of packets, but do not delay one, and what they drop is another set each time.
-// Here all faults are one function of a packet's source and destination, and a seed.
+// Why no nftables: their rules drop a random share of packets, but do not delay one, and what they drop is
+// another set each time. Here all faults are one function of a packet's source and destination, and a seed.
 //
-// TUN devices carry IP packets without Ethernet, so there are neither addresses of hardware nor ARP. All hosts are in one /24, and
-// the last byte of an address is the host's number + 1. Namespaces belong to nobody: they have no name, and end with the last
-// descriptor and process.
+// TUN devices carry IP packets without Ethernet, so there are neither addresses of hardware nor ARP. All
+// hosts are in one /24, and the last byte of an address is the host's number + 1. Namespaces belong to
+// nobody: they have no name, and end with the last descriptor and process.
 #include "tests/cli/netns/virtual_hosts.h"
 
 #include <arpa/inet.h>

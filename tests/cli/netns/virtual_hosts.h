@@ -11,9 +11,10 @@
 
 namespace cohort::test {
 
-/// Hosts of a test's own, with one network between them that does what the test says. A host is a network namespace. It has one
-/// interface, a TUN device, and a thread of this process carries packets from one to another: so it can drop, repeat and delay
-/// them. Nothing is left of them when this goes and the processes in them have ended. Needs root, and /dev/net/tun.
+/// Hosts of a test's own, with one network between them that does what the test says. A host is a network
+/// namespace. It has one interface, a TUN device, and a thread of this process carries packets from one to
+/// another: so it can drop, repeat and delay them. Nothing is left of them when this goes and the processes
+/// in them have ended. Needs root, and /dev/net/tun.
 ///
 ///     VirtualHosts hosts(3);
 ///     hosts.enter(0, [&] { start_a_program(); });     // its sockets are those of host 0
@@ -32,7 +33,8 @@ class VirtualHosts {
     std::uint64_t carried = 0, cut = 0, lost = 0, repeated = 0, delayed = 0;
   };
 
-  /// `seed`: of which packets are lost and repeated. Throws: std::runtime_error where this process may not make them.
+  /// `seed`: of which packets are lost and repeated. Throws: std::runtime_error where this process may not
+  /// make them.
   explicit VirtualHosts(int num_hosts, std::uint64_t seed = 1);
   ~VirtualHosts();
   VirtualHosts(const VirtualHosts&) = delete;
@@ -41,8 +43,8 @@ class VirtualHosts {
   int size() const { return static_cast<int>(namespaces_.size()); }
   /// "10.213.7.1" for host 0.
   static std::string address(int host);
-  /// Calls the function in the network of this host: sockets and processes that it makes belong there. Afterwards this thread
-  /// is where it was.
+  /// Calls the function in the network of this host: sockets and processes that it makes belong there.
+  /// Afterwards this thread is where it was.
   void enter(int host, const std::function<void()>& function) const;
 
   // From now on.

@@ -17,7 +17,8 @@
 namespace cohort::test {
 
 /// A run of `cohort run --elastic` over virtual hosts, an agent and a rank on each. Ranks train an MLP
-/// (tests/elastic/mlp_program.cpp), and each committed step is compared with that of one process which nothing disturbs.
+/// (tests/elastic/mlp_program.cpp), and each committed step is compared with that of one process which
+/// nothing disturbs.
 ///
 ///     VirtualRun run({});
 ///     for (int host = 0; host < 3; ++host) run.start(host);
@@ -48,7 +49,8 @@ class VirtualRun {
   /// Starts the agent of a host, which has none, or whose last one has ended.
   void start(int host);
   Job& agent(int host) { return *agents_.at(host); }
-  /// The host is gone: nothing passes to or from it, and then its agent and rank are killed. heal() and start() bring it back.
+  /// The host is gone: nothing passes to or from it, and then its agent and rank are killed. heal() and
+  /// start() bring it back.
   void fail_host(int host);
 
   /// A generation whose ranks have all begun.
@@ -61,18 +63,20 @@ class VirtualRun {
   std::int64_t time_of_entry(int host) const;
   /// Committed steps so far.
   std::uint64_t steps() const;
-  /// Whether a rank of each of these hosts trains, and no others: a step is committed in a generation of them. Within a minute.
+  /// Whether a rank of each of these hosts trains, and no others: a step is committed in a generation of
+  /// them. Within a minute.
   bool come_to_train(const Hosts& hosts) const;
   /// Whether so many more steps are committed, within a minute.
   bool make_steps(std::uint64_t more) const;
-  /// The rank of the host at this point (elastic/internal/fault_points.h) does it: "kill rank", "kill agent", "stop rank" or "stop agent".
+  /// The rank of the host at this point (elastic/internal/fault_points.h) does it: "kill rank", "kill agent",
+  /// "stop rank" or "stop agent".
   void act_at(int host, const std::string& point, const std::string& action);
   bool has_acted(int host, const std::string& point) const;
   /// Nobody does anything at a point any more.
   void forget_points();
 
-  /// Lets the run end, and waits for the agents of these hosts. Returns what does not hold; empty: they end with status 0, each step
-  /// was committed, and all bits are those of one process alone.
+  /// Lets the run end, and waits for the agents of these hosts. Returns what does not hold; empty: they end
+  /// with status 0, each step was committed, and all bits are those of one process alone.
   std::string finish(const Hosts& hosts);
   /// What is wrong with the steps that were committed so far.
   std::string wrong_bits() const;

@@ -1,4 +1,5 @@
-// `cohort run` with members that come, go and die: agents are processes of this host, and ranks are shell scripts.
+// `cohort run` with members that come, go and die: agents are processes of this host, and ranks are shell
+// scripts.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>

@@ -180,7 +180,8 @@ TEST(StateRegionTest, ASuccessorWithAnotherStateForgetsWhatItFinds) {
   expect_equal(read_again(file), {"ten", {weight}, {}});
 }
 
-// The oracle is a copy of the state at each commit. Tensors share storages, come, leave and change their memory.
+// The oracle is a copy of the state at each commit. Tensors share storages, come, leave and change their
+// memory.
 TEST(StateRegionTest, AnyStateIsReadAsItWasCommitted) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     std::mt19937_64 random(seed);
@@ -277,7 +278,8 @@ TEST(StateRegionTest, AStateWhoseOwnerNamesNoTensorsIsNotHeld) {
       << log.text;
 }
 
-// As many tensors as a ResNet-18 with momentum, of COHORT_HIDDEN elements each. Run it alone, and on a build with optimisation.
+// As many tensors as a ResNet-18 with momentum, of COHORT_HIDDEN elements each. Run it alone, and on a build
+// with optimisation.
 TEST(StateRegionChild, DISABLED_MeasuresWhatACommitTakes) {
   using Clock = std::chrono::steady_clock;
   const std::int64_t elements = base::env_int("COHORT_HIDDEN", 1).value_or(180'000);

@@ -237,7 +237,8 @@ TEST(StateTransferTest, ANewerGenerationEndsACopy) {
   server.join();
 }
 
-// Run it alone, on a build with optimisation. A state of 90 MB, from one process and from two, which are compared.
+// Run it alone, on a build with optimisation. A state of 90 MB, from one process and from two, which are
+// compared.
 TEST(StateTransferChild, DISABLED_MeasuresTheCopyAndTheComparison) {
   using Clock = std::chrono::steady_clock;
   const auto ms_since = [](Clock::time_point begin) {

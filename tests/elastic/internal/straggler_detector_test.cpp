@@ -1,4 +1,5 @@
-// Slow processes in random sequences of step times: found where others wait, and never named where nobody does.
+// Slow processes in random sequences of step times: found where others wait, and never named where nobody
+// does.
 #include "cohort/elastic/internal/straggler_detector.h"
 
 #include <gtest/gtest.h>

@@ -326,7 +326,8 @@ TEST(EtcdFaultsTest, TheSameTroubleIsLoggedOnce) {
   EXPECT_EQ(log.count("to watch"), 2U) << "by each of both:\n" << log.text();
 }
 
-// Its member may be gone without a word. What it missed is read, and what comes later must not wait for a read each time.
+// Its member may be gone without a word. What it missed is read, and what comes later must not wait for a
+// read each time.
 TEST(EtcdFaultsTest, AWatchThatHasMissedAChangeIsMadeAnew) {
   std::atomic<int> num_watches{0};
   FakeEtcd etcd([&](const std::string& path) {

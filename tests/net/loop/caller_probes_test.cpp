@@ -44,7 +44,8 @@ using test::message_of;
 using test::patience;
 using test::Worker;
 
-// From now on this process and its threads get no descriptor of a process, as where the kernel is older, or a sandbox forbids it.
+// From now on this process and its threads get no descriptor of a process, as where the kernel is older, or a
+// sandbox forbids it.
 bool forbid_pidfds() {
   std::array<sock_filter, 4> code{{
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

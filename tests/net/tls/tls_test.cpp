@@ -42,8 +42,8 @@ using test::patience;
 using test::Worker;
 using Clock = std::chrono::steady_clock;
 
-// How long a certificate is valid that is to expire: a node that has it begins, and connects, before. An end is in whole
-// seconds, so it comes up to a second earlier.
+// How long a certificate is valid that is to expire: a node that has it begins, and connects, before. An end
+// is in whole seconds, so it comes up to a second earlier.
 constexpr std::chrono::seconds kShortTime(1 + test::kSlowdown);
 
 NodeOptions with_tls(TlsOptions files) {
@@ -354,8 +354,8 @@ TEST(TlsTest, AStrangerWithoutACertificateIsToldAndSentAway) {
   EXPECT_TRUE(warnings.come_to_have("who connected has no certificate")) << warnings.lines();
 }
 
-// Those that say nothing, and those that begin a handshake and a long record after it, and say no more: OpenSSL has a buffer
-// for each record then, besides that for messages.
+// Those that say nothing, and those that begin a handshake and a long record after it, and say no more:
+// OpenSSL has a buffer for each record then, besides that for messages.
 TEST(TlsTest, StrangersAreGoneWithinASecondAndTakeLessThan64KilobytesEach) {
   const Authority authority;
   Worker a("a", with_tls(authority.make_node("a"))), b("b", with_tls(authority.make_node("b")));

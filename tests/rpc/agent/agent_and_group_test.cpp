@@ -118,7 +118,8 @@ torch::nn::Linear layer_of_ranks() {
   return torch::nn::Linear(4, 2);
 }
 
-// A backward through calls averages the gradients of a DistributedDataParallel model. Those of calls stay the caller's own.
+// A backward through calls averages the gradients of a DistributedDataParallel model. Those of calls stay the
+// caller's own.
 TEST(DdpInContextChild, DISABLED_Rank) {
   const comm::Group group = comm::init_process_group({.backend = "gloo", .timeout = seconds(30)});
   init_rpc("rank/" + std::to_string(own_rank()), {.group = group});

@@ -90,8 +90,8 @@ TEST(AgentDeadlinesTest, OfManyCallsThatWereGivenUpNoneBeginsLater) {
   job.shutdown();
 }
 
-// They wait for room at their caller, with and without a channel. The other worker learns of each all the same: it can leave, and the
-// references that came with a call are dropped.
+// They wait for room at their caller, with and without a channel. The other worker learns of each all the
+// same: it can leave, and the references that came with a call are dropped.
 TEST(AgentDeadlinesTest, TheArgumentsOfACallThatWasGivenUpAsItWaitedDoNotTravel) {
   rpc::AgentOptions options;
   options.num_threads = 1;

@@ -1,6 +1,6 @@
-// What callers get where a process fails: docs/design/rpc.md, "What can go wrong". w0 is this process and calls; w1 is another
-// one, which is killed, stopped, or has no descriptors left. Both over TCP and over local sockets. COHORT_FAULTS: how often
-// each fault is injected.
+// What callers get where a process fails: docs/design/rpc.md, "What can go wrong". w0 is this process and
+// calls; w1 is another one, which is killed, stopped, or has no descriptors left. Both over TCP and over
+// local sockets. COHORT_FAULTS: how often each fault is injected.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -79,7 +79,8 @@ void break_connections() {
   }
 }
 
-// The connection breaks, and there are no descriptors for another one for so long, or as long as somebody waits.
+// The connection breaks, and there are no descriptors for another one for so long, or as long as somebody
+// waits.
 int lose_descriptors(int ms) {
   const std::stop_token stop = stop_token();
   set_descriptors(true);

@@ -1,6 +1,7 @@
-// What callers get where something beside their calls fails: docs/design/rpc.md, "What can go wrong". The workers are agents
-// of this process, over TCP with and without TLS and over local sockets. Processes that die, stop or have no descriptors left:
-// agent_faults_processes_test.cpp. COHORT_FAULTS: how often each fault is injected.
+// What callers get where something beside their calls fails: docs/design/rpc.md, "What can go wrong". The
+// workers are agents of this process, over TCP with and without TLS and over local sockets. Processes that
+// die, stop or have no descriptors left: agent_faults_processes_test.cpp. COHORT_FAULTS: how often each fault
+// is injected.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -166,7 +167,8 @@ TEST_P(AgentFaultsTest, ACutConnectionIsMadeAgainAndEachCallRunsOnce) {
   }
 }
 
-// Ends the local sockets of this process, and returns how many: the other end may be closed by then. The memory beside them stays as it is.
+// Ends the local sockets of this process, and returns how many: the other end may be closed by then. The
+// memory beside them stays as it is.
 int cut_local_sockets() {
   int num_cut = 0;
   for (int fd = 3; fd < 1024; ++fd) {
@@ -179,8 +181,8 @@ int cut_local_sockets() {
   return num_cut;
 }
 
-// Through the relay no descriptor passes, so its workers share no memory. These do: some calls go through the ring, which is smaller
-// than they are together, others by handle.
+// Through the relay no descriptor passes, so its workers share no memory. These do: some calls go through the
+// ring, which is smaller than they are together, others by handle.
 TEST(AgentRingFaultsTest, ALinkInSharedMemoryThatIsCutIsMadeAgainAndEachCallRunsOnce) {
   Job job(2);
   std::mt19937 random(1);

@@ -1,5 +1,5 @@
-// Many workers of one host, each a process: they connect all to all, call each other, and leave. The time counts from when the
-// last has loaded LibTorch. COHORT_RPC_WORKERS: how many.
+// Many workers of one host, each a process: they connect all to all, call each other, and leave. The time
+// counts from when the last has loaded LibTorch. COHORT_RPC_WORKERS: how many.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -52,7 +52,8 @@ std::int64_t megabytes_in_use() {
   return kilobytes / 1'024;
 }
 
-// A few that every process has, and four for each other worker: its socket, its process, and two while they connect.
+// A few that every process has, and four for each other worker: its socket, its process, and two while they
+// connect.
 void limit_descriptors_to(int num_workers) {
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);

@@ -276,7 +276,8 @@ TEST_F(DistAutogradContextsTest, ACallOfAHandlerAfterTheEndBelongsToNoContext) {
   job.shutdown();
 }
 
-// Calls of a channel wait for each other. The handler of the second begins when 300 further contexts have ended.
+// Calls of a channel wait for each other. The handler of the second begins when 300 further contexts have
+// ended.
 TEST_F(DistAutogradContextsTest, ACallThatBeginsLongAfterTheEndLeavesNoContext) {
   test::Gate gate;
   forward_gate = &gate;
@@ -308,7 +309,8 @@ TEST_F(DistAutogradContextsTest, AWorkerWhoseCallerHasDiedLearnsOfTheEnd) {
   EXPECT_TRUE(comes_true([&] { return job[0].metrics().contexts + job[2].metrics().contexts == 0; }));
 }
 
-// Of the worker that began it: its thread ends, and with it the context, while a part still goes backward elsewhere.
+// Of the worker that began it: its thread ends, and with it the context, while a part still goes backward
+// elsewhere.
 TEST_F(DistAutogradContextsTest, AContextMayEndDuringItsBackward) {
   test::Gate gate;
   WaitsInBackward::gate = &gate;

@@ -110,7 +110,8 @@ class DistAutogradFailuresTest : public testing::Test {
     WaitsInBackward::gate = held_gate = &held;
     failure_gate = &failure;
   }
-  // Goes backward on a thread of its own, through `root`, and through w2, whose part waits for a part on `holder`.
+  // Goes backward on a thread of its own, through `root`, and through w2, whose part waits for a part on
+  // `holder`.
   template <typename Root>
   void begin_backward(const std::string& holder, Root root) {
     thread = std::thread([this, holder, root] {

@@ -30,7 +30,8 @@ void add_to_grad(ContextId id) {
 COHORT_REMOTE(times_hooked);
 COHORT_REMOTE(add_to_grad);
 
-// A leaf whose gradient is multiplied by 10, and which counts how often that is done, and how often its gradient has been added.
+// A leaf whose gradient is multiplied by 10, and which counts how often that is done, and how often its
+// gradient has been added.
 struct Hooked {
   explicit Hooked(const at::Tensor& values) : leaf(values.clone().requires_grad_()) {
     leaf.register_hook([this](const at::Tensor& gradient) {

@@ -408,7 +408,8 @@ TEST_F(DistAutogradObjectsTest, AGradientThatWouldGetLostIsAnError) {
   EXPECT_EQ(job[0].metrics().calls_made, before + 2) << "one for each object";
 }
 
-// Two shards, four micro-batches: the second shard's backward of one runs beside the first shard's of another.
+// Two shards, four micro-batches: the second shard's backward of one runs beside the first shard's of
+// another.
 TEST_F(DistAutogradObjectsTest, ShardsGoBackwardAtTheSameTime) {
   Context context(job[0]);
   std::vector<Future<at::Tensor>> outputs;

@@ -1,6 +1,6 @@
-// The kinds of statement. Each says twice what it makes of y: `remote` by calls, `plain` in one process. Both take
-// all their choices from the statement, which is drawn before. What plain code does under NoGradGuard, calls do where
-// nothing is recorded.
+// The kinds of statement. Each says twice what it makes of y: `remote` by calls, `plain` in one process. Both
+// take all their choices from the statement, which is drawn before. What plain code does under NoGradGuard,
+// calls do where nothing is recorded.
 #include "tests/rpc/autograd/dist_autograd_program.h"
 
 #include <ATen/ATen.h>
@@ -138,8 +138,8 @@ struct CallsInFlight {
   }
 };
 
-// A handler that answers later: with the answer to a call of its own, or with what it computes. Nothing of that
-// is recorded.
+// A handler that answers later: with the answer to a call of its own, or with what it computes. Nothing of
+// that is recorded.
 Future<at::Tensor> program_later(Int place, Int next, Int seed, Int depth, const at::Tensor& x) {
   if (next != place) return agent_at(place).rpc_async<random_program>(worker_of(next), next, seed, depth, x);
   Promise<at::Tensor> result;
@@ -410,8 +410,8 @@ struct PostedObject {
   }
 };
 
-// A program at the same place runs twice, with all that it calls. Not in a handler that answers later: outside of contexts the
-// value of an object on its own worker may have a graph, which recompute() rejects.
+// A program at the same place runs twice, with all that it calls. Not in a handler that answers later:
+// outside of contexts the value of an object on its own worker may have a graph, which recompute() rejects.
 struct Recomputed {
   static at::Tensor remote(const Statement& s, const at::Tensor& y) {
     const auto fn = [s](const at::Tensor& x) { return random_program(s.here, s.seed, s.depth, x); };

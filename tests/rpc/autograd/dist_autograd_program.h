@@ -7,9 +7,9 @@
 
 /// Random programs of distributed autograd: functions of a seed, that call each other on other workers.
 ///
-/// A program runs at a place, and takes a tensor. Each of its statements makes a new tensor of it, as one of the
-/// kinds in dist_autograd_program.cpp says: by calls, or as plain code in one process. Programs know places, not
-/// workers. So a program is the same on any number of workers.
+/// A program runs at a place, and takes a tensor. Each of its statements makes a new tensor of it, as one of
+/// the kinds in dist_autograd_program.cpp says: by calls, or as plain code in one process. Programs know
+/// places, not workers. So a program is the same on any number of workers.
 namespace cohort::rpc::programs {
 
 constexpr std::int64_t kPlaces = 4;

@@ -1,5 +1,5 @@
-// Random programs with several backwards have the same bits on two, three and four workers as on one, and nearly
-// the numbers of plain code. On several workers two programs run at a time, in contexts of their own.
+// Random programs with several backwards have the same bits on two, three and four workers as on one, and
+// nearly the numbers of plain code. On several workers two programs run at a time, in contexts of their own.
 // COHORT_RANDOM_PROGRAMS, COHORT_RANDOM_FIRST: other seeds.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -83,7 +83,8 @@ std::string describe_steps(std::int64_t seed) {
   return text;
 }
 
-// Programs, each of the result of the one before. After each comes a backward, from its loss or from all so far.
+// Programs, each of the result of the one before. After each comes a backward, from its loss or from all so
+// far.
 template <typename Backward>
 Tensors run_steps(Execution execution, std::int64_t seed, const at::Tensor& x, const Backward& backward) {
   const std::int64_t num_steps = num_steps_of(seed);

@@ -1,4 +1,5 @@
-// autograd::recompute() around remote calls: the second run makes them once more, in the backward of the part.
+// autograd::recompute() around remote calls: the second run makes them once more, in the backward of the
+// part.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -136,7 +137,8 @@ TEST_F(DistAutogradRecomputeTest, TheSecondRunsCallsHaveTheSeedsOfTheFirst) {
   expect_same(run(false), run(true));
 }
 
-// Without a key plain calls draw from the process's generator. recompute() leaves it alone here, as that of another process.
+// Without a key plain calls draw from the process's generator. recompute() leaves it alone here, as that of
+// another process.
 TEST_F(DistAutogradRecomputeTest, BothRunsDrawTheSameInAContextWithoutAKey) {
   for (int i = 0; i < 2; ++i) {
     Context context(job_[0]);

@@ -1,4 +1,5 @@
-// What a thread that goes backward may wait for: each wait ends once the backward fails elsewhere. Note [Failed backwards].
+// What a thread that goes backward may wait for: each wait ends once the backward fails elsewhere. Note
+// [Failed backwards].
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>

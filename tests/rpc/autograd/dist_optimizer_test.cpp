@@ -285,7 +285,8 @@ TEST(DistAutogradOptimizerErrorsTest, AScheduleBeginsAtTheRateOfEachOwner) {
   counted.clear();
 }
 
-// Each step takes 1 from the trainer's parameter: one that took another trainer's gradients, or lost its own, would be seen.
+// Each step takes 1 from the trainer's parameter: one that took another trainer's gradients, or lost its own,
+// would be seen.
 TEST(DistAutogradOptimizerErrorsTest, TrainersShareAnOwner) {
   for (const char* trainer : {"w1", "w2"}) counted[trainer] = at::zeros({1}).requires_grad_();
   Job job(3);
@@ -327,7 +328,8 @@ TEST(DistAutogradOptimizerErrorsTest, AParameterIsFetchedAsAWhole) {
   job.shutdown();
 }
 
-// Whoever trains the parameter too has its grad() at any time: a loop of the owner's, or accumulate_into_grad() of a handler.
+// Whoever trains the parameter too has its grad() at any time: a loop of the owner's, or
+// accumulate_into_grad() of a handler.
 TEST(DistOptimizerTest, AStepLeavesTheParametersGradAlone) {
   Job job(2);
   counted["w1"] = at::full({2}, 5.0).requires_grad_();

@@ -1,5 +1,5 @@
-// Which gradients a context gives out without a copy, by the addresses of their elements. The first tests are PyTorch's
-// test_no_grad_copy, test_no_grad_copy_sparse and test_grad_copy_sparse_indices_extra_ref.
+// Which gradients a context gives out without a copy, by the addresses of their elements. The first tests are
+// PyTorch's test_no_grad_copy, test_no_grad_copy_sparse and test_grad_copy_sparse_indices_extra_ref.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -28,7 +28,8 @@ using Variables = torch::autograd::variable_list;
 const void* address_in_backward = nullptr;
 std::vector<at::Tensor> kept_in_backward;
 
-// Its backward is the function that the test gives: from the gradient of the result to those of the arguments.
+// Its backward is the function that the test gives: from the gradient of the result to those of the
+// arguments.
 using BackwardFunction = std::function<Variables(const at::Tensor&)>;
 BackwardFunction backward_of_node;
 struct NodeOfTest : torch::autograd::Function<NodeOfTest> {

@@ -1,5 +1,5 @@
-// Objects that a function hands on before it returns: their gradients reach what made them, or the backward says that they are
-// lost.
+// Objects that a function hands on before it returns: their gradients reach what made them, or the backward
+// says that they are lost.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

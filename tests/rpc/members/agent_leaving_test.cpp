@@ -1,4 +1,5 @@
-// What a worker of a dynamic group waits for as it leaves: messages that wait for the owners of their references.
+// What a worker of a dynamic group waits for as it leaves: messages that wait for the owners of their
+// references.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// Processes that join a running job by init_rpc(), over a store of c10d's. One is killed, and another one takes its name.
+// Processes that join a running job by init_rpc(), over a store of c10d's. One is killed, and another one
+// takes its name.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -99,7 +100,8 @@ TEST(AgentMembersProcessesTest, AStoreAndAGroupAreNotTakenTogether) {
   COHORT_EXPECT_THROW_WITH(init_rpc("w0", options), UsageError, "got a store and a group");
 }
 
-// The address that a worker leaves for other hosts, of which one says that it is rank 0's and is reached at `rank_0`.
+// The address that a worker leaves for other hosts, of which one says that it is rank 0's and is reached at
+// `rank_0`.
 std::string address_for_others(const std::string& rank_0) {
   const comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 1, 2, "fake",
                                              std::chrono::seconds(20), rank_0);

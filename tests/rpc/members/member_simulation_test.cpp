@@ -1,6 +1,7 @@
-// Joins and leaves in a simulator: workers join at any time, some under one name, call each other, leave and die, with or without
-// their hosts. Some are stopped in the middle of a join. Some cannot reach another one that runs, or two lose each other.
-// Messages of a pair stay in order, calls do not. COHORT_SEEDS: how many programs.
+// Joins and leaves in a simulator: workers join at any time, some under one name, call each other, leave and
+// die, with or without their hosts. Some are stopped in the middle of a join. Some cannot reach another one
+// that runs, or two lose each other. Messages of a pair stay in order, calls do not. COHORT_SEEDS: how many
+// programs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -281,8 +282,8 @@ class MemberSimulation : test::ProtocolSimulation {
     for (std::uint64_t i = pick(8); i > 0; --i) at(pick(60), [this, &worker] { call(worker); });
     if (pick(3) == 0) at(pick(60), [this, &worker] { begin_leaving(worker); });
   }
-  // Where the network lets two workers reach each other, they know each other. Else a third one that knows both must have run
-  // before, and the lower one too: it has told the higher one.
+  // Where the network lets two workers reach each other, they know each other. Else a third one that knows
+  // both must have run before, and the lower one too: it has told the higher one.
   bool must_know(const Worker& a, const Worker& b) const {
     const Worker &lower = a.id < b.id ? a : b, &higher = a.id < b.id ? b : a;
     if (is_lost(a.id, b.id)) return false;

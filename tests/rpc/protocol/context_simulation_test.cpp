@@ -1,10 +1,12 @@
-// Random programs of workers that begin contexts, call each other in them and end them. Handlers call on, also back to
-// their callers, and also once the context has ended. Messages take any time, so they come in any order; a death is seen by each
-// worker at a time of its own. Two workers may lose each other, while others keep both. What must hold:
+// Random programs of workers that begin contexts, call each other in them and end them. Handlers call on,
+// also back to their callers, and also once the context has ended. Messages take any time, so they come in
+// any order; a death is seen by each worker at a time of its own. Two workers may lose each other, while
+// others keep both. What must hold:
 //   while the creator of a context lives and has not ended it, each call of it runs in it, and no worker ends its copy, unless it
 //   has lost the creator;
 //   a call is within a context only where the copy of its caller has not ended;
-// and in the end, when all contexts have ended and all messages have come: no worker has a copy, or knows anything of a context.
+// and in the end, when all contexts have ended and all messages have come: no worker has a copy, or knows
+// anything of a context.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -87,8 +89,8 @@ class ContextSimulation : test::ProtocolSimulation {
   std::int32_t worker() { return static_cast<std::int32_t>(pick(workers_.size())); }
   Worker& worker_at(std::int32_t id) { return workers_[static_cast<std::size_t>(id)]; }
   bool is_open(ContextId context) const { return open_.count(context) > 0; }
-  // A message, which comes at any time. It may be lost with its sender. Once its receiver has seen its sender's death it comes
-  // seldom: an agent that joins keeps what comes for later.
+  // A message, which comes at any time. It may be lost with its sender. Once its receiver has seen its
+  // sender's death it comes seldom: an agent that joins keeps what comes for later.
   void carry(std::int32_t from, std::int32_t to, std::function<void()> deliver) {
     at(1 + pick(delay_), [this, from, to, deliver = std::move(deliver)] {
       const Worker& receiver = worker_at(to);

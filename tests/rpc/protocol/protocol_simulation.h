@@ -14,8 +14,8 @@
 
 namespace cohort::test {
 
-/// What simulators of rpc's protocols share: events by a virtual clock, in an order that a seed gives, pairs of workers that
-/// have lost each other, and the first thing that does not hold.
+/// What simulators of rpc's protocols share: events by a virtual clock, in an order that a seed gives, pairs
+/// of workers that have lost each other, and the first thing that does not hold.
 class ProtocolSimulation {
  protected:
   explicit ProtocolSimulation(std::uint64_t seed) : random_(seed) {}
@@ -24,8 +24,8 @@ class ProtocolSimulation {
   void at(std::uint64_t delay, std::function<void()> run) {
     events_.push({now_ + delay, next_order_++, std::move(run)});
   }
-  /// Two workers lose each other. What is on the way between them may be lost, and nothing else comes. `see(a, b)`: `a` gives `b`
-  /// up, each at a time of its own. Others keep both.
+  /// Two workers lose each other. What is on the way between them may be lost, and nothing else comes.
+  /// `see(a, b)`: `a` gives `b` up, each at a time of its own. Others keep both.
   template <typename See>
   void cut(std::int32_t a, std::int32_t b, const See& see) {
     if (a == b || !cut_.insert(std::minmax(a, b)).second) return;

@@ -1,10 +1,11 @@
-// Random programs of workers that make objects, pass references on, drop them and die. Messages take any time, so they come
-// in any order; a death is seen by each worker at a time of its own. Two workers may lose each other, while others keep both.
-// What must hold at every step:
+// Random programs of workers that make objects, pass references on, drop them and die. Messages take any
+// time, so they come in any order; a death is seen by each worker at a time of its own. Two workers may lose
+// each other, while others keep both. What must hold at every step:
 //   whoever may use a reference (its hold is confirmed, and worker and owner live and have each other) finds the object at its
 //   owner;
 //   a living worker is told that an object is gone only where somebody has died or was lost;
-// and in the end, when all references are dropped: no object, no hold, and nothing that was passed on is left.
+// and in the end, when all references are dropped: no object, no hold, and nothing that was passed on is
+// left.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -81,8 +82,8 @@ class Simulation : test::ProtocolSimulation {
   };
 
   std::int32_t worker() { return static_cast<std::int32_t>(pick(workers_.size())); }
-  // A message, which comes at any time. Once its receiver has seen its sender's death it comes seldom: an agent that joins
-  // keeps what comes for later.
+  // A message, which comes at any time. Once its receiver has seen its sender's death it comes seldom: an
+  // agent that joins keeps what comes for later.
   void carry(std::int32_t from, std::int32_t to, std::function<void()> deliver) {
     at(1 + pick(delay_), [this, from, to, deliver = std::move(deliver)] {
       Worker& receiver = workers_[static_cast<std::size_t>(to)];
@@ -142,8 +143,8 @@ class Simulation : test::ProtocolSimulation {
     carry(self, owner, arrive);
   }
 
-  // As an argument: once it is confirmed, or never where it is lost. Whoever gets it may drop it at once, as a call whose time
-  // is over does.
+  // As an argument: once it is confirmed, or never where it is lost. Whoever gets it may drop it at once, as
+  // a call whose time is over does.
   void pass_on(std::int32_t self, HoldId hold, std::int32_t to) {
     Worker& here = workers_[static_cast<std::size_t>(self)];
     if (here.protocol.state(hold) != State::kConfirmed) return;

@@ -1,5 +1,6 @@
-// Random programs of three processes that make objects, pass references on, use them and drop them; one process may be killed
-// on the way. In the end nothing is left: no object, no reference. COHORT_RPC_PROGRAMS: how many programs.
+// Random programs of three processes that make objects, pass references on, use them and drop them; one
+// process may be killed on the way. In the end nothing is left: no object, no reference. COHORT_RPC_PROGRAMS:
+// how many programs.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

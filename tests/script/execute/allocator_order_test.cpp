@@ -1,5 +1,5 @@
-// What an AllocationProfiler reports while script mode logs blocks and serves them from an arena, whichever of
-// the three layers before LibTorch's CPU allocator came first. Each case is a process of its own.
+// What an AllocationProfiler reports while script mode logs blocks and serves them from an arena, whichever
+// of the three layers before LibTorch's CPU allocator came first. Each case is a process of its own.
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>

@@ -54,7 +54,8 @@ inline std::vector<std::string> listeners(std::uint16_t port) {
   return found;
 }
 
-/// Whether what was written to TCP sockets that are connected to this port has come to the other side's kernel. 0: of a local socket, true.
+/// Whether what was written to TCP sockets that are connected to this port has come to the other side's
+/// kernel. 0: of a local socket, true.
 inline bool has_all_arrived(std::uint16_t port) {
   const std::string end = end_of(port), none = "00000000:";
   for (const TcpSocket& socket : tcp_sockets()) {

@@ -143,8 +143,8 @@ inline ElasticEnd run_elastic(const ElasticSetting& setting, test::FakeFaults fa
   return run_elastic(setting, std::move(faults), dir.path());
 }
 
-/// The results of two processes, and of the successor of the second one, which dies at the point; below 0: it does not.
-/// `setting_of`: of a process, by its id. `points`: those that the second one has come to.
+/// The results of two processes, and of the successor of the second one, which dies at the point; below 0: it
+/// does not. `setting_of`: of a process, by its id. `points`: those that the second one has come to.
 inline std::vector<FitResult> results_beside_successor(
     const std::function<ElasticSetting(int id)>& setting_of, int victim_point, int& points) {
   const test::TempDir dir;

@@ -1,5 +1,5 @@
-// `cohort train` in processes that agents start, kill and stop as a seed says: the run's folder is that of a run which nothing
-// disturbed. Each test makes its zygote first, before this process has threads.
+// `cohort train` in processes that agents start, kill and stop as a seed says: the run's folder is that of a
+// run which nothing disturbed. Each test makes its zygote first, before this process has threads.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>

@@ -1,5 +1,5 @@
-// Elastic runs whose processes are threads, over a fake session: whatever processes end, die or come, and wherever, the run
-// leaves the bytes of an undisturbed one.
+// Elastic runs whose processes are threads, over a fake session: whatever processes end, die or come, and
+// wherever, the run leaves the bytes of an undisturbed one.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -92,7 +92,8 @@ TEST(ElasticRunTest, AProcessThatComesAtAnyTimeLeavesTheSameFiles) {
   expect_same_at_each_point(test::FakeFault::kJoin, 2 * elastic_stride());
 }
 
-// The start of a run that resumes: all read the checkpoint, and have a state that counts when they have committed it.
+// The start of a run that resumes: all read the checkpoint, and have a state that counts when they have
+// committed it.
 TEST(ElasticRunTest, AResumedStartThatIsDisturbedAnywhereLeavesTheSameFiles) {
   const auto setting_of = [](std::int64_t steps) {
     return ElasticSetting{.change = [steps](auto& options) { options.max_steps(steps).eval_every(0); }};
@@ -255,7 +256,8 @@ TEST(ElasticRunTest, EachProcessOfARunThatWasStoppedTellsTheSignal) {
   int points = 0;
   results_of(-1, points);
   int num_copied = 0;
-  // The second process dies at one of its last points: its successor copies the state of the end, or makes it.
+  // The second process dies at one of its last points: its successor copies the state of the end, or makes
+  // it.
   for (int point = points - 12; point < points; ++point) {
     SCOPED_TRACE(base::concat("dies at point ", point, " of ", points));
     int ignored = 0;

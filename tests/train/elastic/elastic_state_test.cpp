@@ -17,8 +17,8 @@ namespace {
 
 using nlohmann::json;
 
-/// The results of one process, and of a second one that comes after step `join_step`. `change`: changes the text of the state that the
-/// second one copies.
+/// The results of one process, and of a second one that comes after step `join_step`. `change`: changes the
+/// text of the state that the second one copies.
 std::vector<FitResult> results_beside_newcomer(const ElasticSetting& setting,
                                                const std::filesystem::path& folder,
                                                const std::function<void(json&)>& change,

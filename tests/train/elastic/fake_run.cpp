@@ -1,6 +1,6 @@
-// A generation begins when each process that lives waits to enter. Transfers are rendezvous in memory: each process
-// posts what it sends, and gets what all have posted. A process that has posted everything may die, and the others then
-// finish a step that its successor has to copy.
+// A generation begins when each process that lives waits to enter. Transfers are rendezvous in memory: each
+// process posts what it sends, and gets what all have posted. A process that has posted everything may die,
+// and the others then finish a step that its successor has to copy.
 #include "tests/train/elastic/fake_run.h"
 
 #include <ATen/ATen.h>

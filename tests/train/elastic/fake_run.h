@@ -16,8 +16,8 @@
 
 #include "cohort/elastic/session.h"
 
-/// An elastic run without agents and sockets: processes are threads of a test, which end, die and come as the test
-/// says.
+/// An elastic run without agents and sockets: processes are threads of a test, which end, die and come as the
+/// test says.
 namespace cohort::test {
 
 /// What a process of a fake run throws where it dies.
@@ -47,8 +47,8 @@ class FakeRun {
   FakeRun(const FakeRun&) = delete;
   FakeRun& operator=(const FakeRun&) = delete;
 
-  /// Starts `count` processes, and returns when all that live have ended. Throws: what a process threw but for its
-  /// death.
+  /// Starts `count` processes, and returns when all that live have ended. Throws: what a process threw but
+  /// for its death.
   void run(int count);
   /// The points that a process has come to; all generations; deaths.
   int points(int process_id) const;

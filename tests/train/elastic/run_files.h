@@ -41,8 +41,8 @@ inline std::map<std::string, std::string> run_files(const std::filesystem::path&
   return files;
 }
 
-/// Returns what is wrong with a ledger of `steps` steps: each has one line, and each sample is there once an epoch. Empty:
-/// nothing.
+/// Returns what is wrong with a ledger of `steps` steps: each has one line, and each sample is there once an
+/// epoch. Empty: nothing.
 inline std::string ledger_fault(const std::string& ledger, std::int64_t steps, std::int64_t num_samples) {
   std::istringstream lines(ledger);
   std::string line;

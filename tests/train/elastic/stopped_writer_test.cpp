@@ -1,5 +1,6 @@
-// A process 0 that is stopped in the middle of a write holds the lock of the run's folder. Others make steps meanwhile, and the
-// run leaves what an undisturbed one leaves, but for reports and checkpoints of the time when nobody could write.
+// A process 0 that is stopped in the middle of a write holds the lock of the run's folder. Others make steps
+// meanwhile, and the run leaves what an undisturbed one leaves, but for reports and checkpoints of the time
+// when nobody could write.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -21,8 +22,8 @@
 namespace cohort::train {
 namespace {
 
-/// Takes the place of process 0 that is stopped while it writes: it holds the lock from step `from` on, until the run's log
-/// says `until`. Process 0 dies when the lock is taken, unless it is to live.
+/// Takes the place of process 0 that is stopped while it writes: it holds the lock from step `from` on, until
+/// the run's log says `until`. Process 0 dies when the lock is taken, unless it is to live.
 class StoppedWriter {
  public:
   StoppedWriter(std::filesystem::path folder, std::int64_t from, std::string until, bool dies = true)

@@ -1,5 +1,5 @@
-// Whatever the limit of steps, the interval of saves and the length of an epoch: the last checkpoint has what the result of
-// fit() says, and a run that resumes from it has nothing left to do.
+// Whatever the limit of steps, the interval of saves and the length of an epoch: the last checkpoint has what
+// the result of fit() says, and a run that resumes from it has nothing left to do.
 #include <gtest/gtest.h>
 
 #include <random>

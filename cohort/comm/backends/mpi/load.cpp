@@ -103,8 +103,9 @@ void start(const Library& library, const BackendOptions& options, mpi::Process& 
   }
 }
 
-// The making of a group comes between two calls, as MPI does nothing else meanwhile. A call that was made before, and is compared
-// with the other ranks' first, is to come before it on all ranks: else each would wait for another one.
+// The making of a group comes between two calls, as MPI does nothing else meanwhile. A call that was made
+// before, and is compared with the other ranks' first, is to come before it on all ranks: else each would
+// wait for another one.
 void wait_for_earlier_calls(const BackendOptions& options) {
   for (const auto& registry : all_group_registries()) {
     for (const auto& group : registry->groups()) {

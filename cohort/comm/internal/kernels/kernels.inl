@@ -111,8 +111,8 @@ struct Complex {
 };
 template <typename T>
 constexpr bool kIsWhole<Complex<T>> = false;
-// GCC 12 multiplies, adds and subtracts in alternating lanes in one step, -ffp-contract=off or not, but not past
-// this barrier.
+// GCC 12 multiplies, adds and subtracts in alternating lanes in one step, -ffp-contract=off or not, but not
+// past this barrier.
 template <typename T>
 T round_product(T product) {
 #if __has_builtin(__builtin_assoc_barrier)

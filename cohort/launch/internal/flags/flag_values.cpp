@@ -1,5 +1,5 @@
-// A flag that is given comes before a variable of torchrun's (PET_NNODES is --nnodes). Its value keeps the name that the user gave
-// it by, and errors use that name.
+// A flag that is given comes before a variable of torchrun's (PET_NNODES is --nnodes). Its value keeps the
+// name that the user gave it by, and errors use that name.
 #include "cohort/launch/internal/flags/flag_values.h"
 
 #include <algorithm>

@@ -12,7 +12,8 @@
 
 #include "cohort/base/text/choice.h"
 
-/// The flags that `cohort run` was given, with the names that messages call them by. No LibTorch. Not for users of the library.
+/// The flags that `cohort run` was given, with the names that messages call them by. No LibTorch. Not for
+/// users of the library.
 namespace cohort::launch {
 
 /// Throws: UsageError.

@@ -1,5 +1,5 @@
-// Names and meanings are torchrun's. Two flags that contradict each other are an error, and so is one that the chosen backend
-// has no use for: one of them would be ignored silently.
+// Names and meanings are torchrun's. Two flags that contradict each other are an error, and so is one that
+// the chosen backend has no use for: one of them would be ignored silently.
 #include "cohort/launch/internal/flags/rendezvous_flags.h"
 
 #include <algorithm>
@@ -87,7 +87,8 @@ void read_etcd_text(const FlagValue& value, RunOptions& options) {
   options.rendezvous.etcd.*kField = value.text;
 }
 
-// torchrun's static rendezvous calls the time limit timeout, and its dynamic rendezvous calls it join_timeout.
+// torchrun's static rendezvous calls the time limit timeout, and its dynamic rendezvous calls it
+// join_timeout.
 constexpr RdzvKey kRdzvKeys[] = {
     {"timeout", kAll, read_timeout_of_all},
     {"join_timeout", kAll, read_timeout_of_all},

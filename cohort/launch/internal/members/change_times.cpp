@@ -1,6 +1,6 @@
-// A line has the parts whose ends this node has seen. What was under way when another generation came is a part that has taken as long
-// at least. Parts add up to the total, which is an upper bound where `detect` is one, and a lower one without `detect` where the change
-// did not end.
+// A line has the parts whose ends this node has seen. What was under way when another generation came is a
+// part that has taken as long at least. Parts add up to the total, which is an upper bound where `detect` is
+// one, and a lower one without `detect` where the change did not end.
 #include "cohort/launch/internal/members/change_times.h"
 
 #include <algorithm>
@@ -61,7 +61,8 @@ std::string ChangeTimes::line(const std::optional<Time>& ended_at) const {
     text += base::concat(separator, part, relation, ms_between(*from, *to));
     separator = ", ";
   };
-  // When another agent was known to live is told as a time before the decision, of which this node has heard a moment later.
+  // When another agent was known to live is told as a time before the decision, of which this node has heard
+  // a moment later.
   std::optional<Time> alive_at = cause_ ? cause_->alive_at : std::nullopt;
   if (detect_.count() > 0) alive_at = std::min(alive_at.value_or(agreed_at_), agreed_at_ - detect_);
   std::optional<Time> seen_at;

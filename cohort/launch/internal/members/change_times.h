@@ -7,8 +7,8 @@
 
 namespace cohort::launch {
 
-/// How long the parts of a change of generation took, as one agent saw them: one line for each change. Reads no clock. Not for users of
-/// the library.
+/// How long the parts of a change of generation took, as one agent saw them: one line for each change. Reads
+/// no clock. Not for users of the library.
 ///
 /// | part | from | to |
 /// | --- | --- | --- |
@@ -20,13 +20,14 @@ class ChangeTimes {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// A rank of this node has ended, or has lost a link. The first counts. `alive_at`: when it was known to live, if it is known.
+  /// A rank of this node has ended, or has lost a link. The first counts. `alive_at`: when it was known to
+  /// live, if it is known.
   void note_cause(Time now, std::optional<Time> alive_at);
-  /// The agents have agreed on a generation with this node. `detect_ms`: Generation::detect_ms. Returns the line of the change
-  /// before it, if it was not over: with how long it has taken so far.
+  /// The agents have agreed on a generation with this node. `detect_ms`: Generation::detect_ms. Returns the
+  /// line of the change before it, if it was not over: with how long it has taken so far.
   std::string note_generation(std::uint64_t number, std::string cause, std::uint64_t detect_ms, Time now);
-  /// Generations in which all ranks of this node have had the state, and have committed a step. Returns the line of the change
-  /// once both are the newest.
+  /// Generations in which all ranks of this node have had the state, and have committed a step. Returns the
+  /// line of the change once both are the newest.
   std::string note_ranks(std::uint64_t recovered, std::uint64_t stepped, Time now);
   /// No step follows any more. Returns the line of the change that was not over.
   std::string finish();

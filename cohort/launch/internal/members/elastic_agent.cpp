@@ -1,9 +1,10 @@
-// The loop waits for its ranks, for signals and for news of the rendezvous together. News go to the ranks as one order, and what the
-// ranks say goes to the other agents as one status: both are whole each time, so nothing depends on what was said before.
+// The loop waits for its ranks, for signals and for news of the rendezvous together. News go to the ranks as
+// one order, and what the ranks say goes to the other agents as one status: both are whole each time, so
+// nothing depends on what was said before.
 //
-// A rank that ends before the run does is a loss of the generation: this node stays in that generation, as its status says, until
-// the next one comes. Its successor starts meanwhile. A node that leaves waits for its ranks to leave the generation, as the others may
-// finish their step with them.
+// A rank that ends before the run does is a loss of the generation: this node stays in that generation, as
+// its status says, until the next one comes. Its successor starts meanwhile. A node that leaves waits for its
+// ranks to leave the generation, as the others may finish their step with them.
 #include "cohort/launch/internal/members/elastic_agent.h"
 
 #include <poll.h>
@@ -54,7 +55,8 @@ bool ElasticAgent::is_over() const {
 }
 
 void ElasticAgent::wait() {
-  // However seldom the notice file is looked for: a longer pause counts as one in which the agent was stopped (kLongestPause).
+  // However seldom the notice file is looked for: a longer pause counts as one in which the agent was stopped
+  // (kLongestPause).
   const auto most = std::min<std::chrono::nanoseconds>(
       {options_.monitor_interval, std::chrono::milliseconds(kLongestPause) / 4, shutdown_.grace_left()});
   const std::vector<int> wake{parts_.signals.fd(), member_.fd()};
@@ -252,8 +254,8 @@ void ElasticAgent::end_ranks() {
   shutdown_.kill_when_due(leave_.must_kill());
 }
 
-// All members leave, so the run has ended: ranks get the signal first, and save what all have, with those of other nodes: they stay in
-// their generation. One that waits for another one hears of the end later.
+// All members leave, so the run has ended: ranks get the signal first, and save what all have, with those of
+// other nodes: they stay in their generation. One that waits for another one hears of the end later.
 bool ElasticAgent::may_save() {
   if (!leave_.has_begun() || !member_.has_ended() || member_.has_succeeded()) return false;
   if (!end_.may_save) return false;
@@ -271,7 +273,8 @@ bool ElasticAgent::have_left() const {
   });
 }
 
-// Ranks that end by a signal do not end the run. Where this node gives up it may be the last one that can end the run.
+// Ranks that end by a signal do not end the run. Where this node gives up it may be the last one that can end
+// the run.
 void ElasticAgent::announce_leave() {
   report_leaving();
   const auto is_known = [&] { return member_.is_over() || (end_.has_given_up && member_.view().id == 0); };
@@ -290,7 +293,8 @@ int ElasticAgent::finish() {
   }
   if (leave_.has_begun()) {
     if (leave_.ends_run()) announce_leave();
-    // Ranks that have ended by themselves, as their node leaves, have not finished; nor has a run that a signal has stopped.
+    // Ranks that have ended by themselves, as their node leaves, have not finished; nor has a run that a
+    // signal has stopped.
     const bool has_finished = member_.has_succeeded() && member_.stop_signal() == 0;
     const bool has_left =
         (end_.is_leaving || member_.stop_signal() != 0) && end_.status == 0 && !has_finished;

@@ -16,8 +16,9 @@
 
 namespace cohort::launch {
 
-/// One node of an elastic run: tells its ranks of each generation, and the other agents what its ranks say. Ranks that live on are not
-/// started again. No LibTorch. Not for users of the library. Threads: the caller of run(), which must outlive the ranks.
+/// One node of an elastic run: tells its ranks of each generation, and the other agents what its ranks say.
+/// Ranks that live on are not started again. No LibTorch. Not for users of the library. Threads: the caller
+/// of run(), which must outlive the ranks.
 class ElasticAgent : public MemberAgent {
  public:
   /// Starts the ranks. Ownership: refers to all. Throws: UsageError, SystemError.

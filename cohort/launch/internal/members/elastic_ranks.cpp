@@ -1,10 +1,12 @@
-// A place is a rank's: with its number on this node and its cores. A process in reserve has neither until it takes a place.
+// A place is a rank's: with its number on this node and its cores. A process in reserve has neither until it
+// takes a place.
 //
-// A successor may not enter a generation that the process before it was told of: others may hold links to that process, and the
-// store of the generation has its address. It waits for the next one, which the end of its predecessor brings.
+// A successor may not enter a generation that the process before it was told of: others may hold links to
+// that process, and the store of the generation has its address. It waits for the next one, which the end of
+// its predecessor brings.
 //
-// The region of a place is memory that lives here. An agent is of one run, and the region ends with it: so no state of another run is
-// ever found there.
+// The region of a place is memory that lives here. An agent is of one run, and the region ends with it: so no
+// state of another run is ever found there.
 #include "cohort/launch/internal/members/elastic_ranks.h"
 
 #include <signal.h>

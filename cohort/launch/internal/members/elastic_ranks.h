@@ -16,12 +16,12 @@
 
 namespace cohort::launch {
 
-/// The ranks of one node in an elastic run: one in each place, and some in reserve, started, that wait for a place. A rank that
-/// ends has a successor in its place.
+/// The ranks of one node in an elastic run: one in each place, and some in reserve, started, that wait for a
+/// place. A rank that ends has a successor in its place.
 ///
-/// Always: two processes of one place are in no generation together. A process is told of a generation only if no process before it in
-/// its place was, and gets the place's region once that one has ended. Threads: one caller, the thread that outlives the ranks. Not for
-/// users of the library.
+/// Always: two processes of one place are in no generation together. A process is told of a generation only
+/// if no process before it in its place was, and gets the place's region once that one has ended. Threads:
+/// one caller, the thread that outlives the ranks. Not for users of the library.
 class ElasticRanks : public RankSet {
  public:
   /// A rank that has ended, in its place.
@@ -37,17 +37,19 @@ class ElasticRanks : public RankSet {
   ElasticRanks(const RunOptions& options, const AgentParts& parts, Display& display);
   ~ElasticRanks() override;
 
-  /// Waits until a rank prints, says something or ends, one of `wake` is readable, or the time is over. Then passes on what was printed.
-  /// Returns the places whose ranks have ended.
+  /// Waits until a rank prints, says something or ends, one of `wake` is readable, or the time is over. Then
+  /// passes on what was printed. Returns the places whose ranks have ended.
   std::vector<End> step(std::chrono::milliseconds most, const std::vector<int>& wake);
   /// Fills a place whose rank has ended: by one in reserve, or by a new one.
   void replace(std::size_t place);
   /// Starts what is missing in reserve.
   void fill_reserve();
-  /// What all ranks are to know: `order` with the number of the first one of this node, or none where they wait.
+  /// What all ranks are to know: `order` with the number of the first one of this node, or none where they
+  /// wait.
   void publish(const membership::RankOrder& order);
 
-  /// The run has succeeded: kills ranks that have not made the last step, as those in reserve. Their end is no failure.
+  /// The run has succeeded: kills ranks that have not made the last step, as those in reserve. Their end is
+  /// no failure.
   void drop_unfinished();
 
   /// Of the ranks in their places; an empty one where the rank has ended.

@@ -1,13 +1,15 @@
-// A rank answers each order by a thread of its own, however long it computes. One that does not is stopped, or its process hangs: the
-// others are in the next generation, and wait for its address there. Until a rank has entered that generation its agent sends it an
-// order in each `silence`. The time is that after which a node which leaves no longer waits for others either. A debugger stops a rank
-// too. Whoever uses one wants the rank, and the others wait: until it continues, or their agents do without its node (RankWatch). A rank
+// A rank answers each order by a thread of its own, however long it computes. One that does not is stopped,
+// or its process hangs: the others are in the next generation, and wait for its address there. Until a rank
+// has entered that generation its agent sends it an order in each `silence`. The time is that after which a
+// node which leaves no longer waits for others either. A debugger stops a rank too. Whoever uses one wants
+// the rank, and the others wait: until it continues, or their agents do without its node (RankWatch). A rank
 // that is killed under a debugger does not end for its agent before the debugger lets it go.
 //
-// A link between two ranks of this node that is lost is made again with the next generation. If one is lost again before a step was
-// made, one of the two ends: the one that has not entered the generation, else the later one. It ends after another `silence`, as
-// the other side may have died, which the agent sees by itself. A rank names the node to which it has lost a link, and not the rank. So
-// where a node has more than two ranks only one that has lost a link is surely an end of it.
+// A link between two ranks of this node that is lost is made again with the next generation. If one is lost
+// again before a step was made, one of the two ends: the one that has not entered the generation, else the
+// later one. It ends after another `silence`, as the other side may have died, which the agent sees by
+// itself. A rank names the node to which it has lost a link, and not the rank. So where a node has more than
+// two ranks only one that has lost a link is surely an end of it.
 #include "cohort/launch/internal/members/hung_ranks.h"
 
 #include <algorithm>
@@ -74,8 +76,8 @@ std::optional<HungRanks::Found> HungRanks::find_unanswering(const std::vector<Ob
                                                             Time now) {
   for (std::size_t place = 0; place < ranks.size(); ++place) {
     const ObservedRank& rank = ranks[place];
-    // Nobody waits for one that has no generation to enter. One that is in the newest one may compute. If it is stopped there, the others
-    // lose their links to it, and there is another generation to enter.
+    // Nobody waits for one that has no generation to enter. One that is in the newest one may compute. If it
+    // is stopped there, the others lose their links to it, and there is another generation to enter.
     if (rank.pid == 0 || !rank.is_behind() || rank.status.heard == 0 || rank.status.heard >= rank.told) {
       unanswered_.erase(place);
       continue;

@@ -13,8 +13,9 @@
 
 namespace cohort::launch {
 
-/// Finds ranks of this node for which others wait in vain, so that they must be replaced: one that does not answer its agent, and one
-/// of two that cannot keep a link between them. Reads no clock. Not for users of the library.
+/// Finds ranks of this node for which others wait in vain, so that they must be replaced: one that does not
+/// answer its agent, and one of two that cannot keep a link between them. Reads no clock. Not for users of
+/// the library.
 class HungRanks {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -25,7 +26,8 @@ class HungRanks {
     bool is_traced = false;  ///< it is under a debugger, and is not to be replaced
   };
 
-  /// `silence`: RendezvousOptions::silence. `is_traced`: whether another process, as a debugger, holds this one.
+  /// `silence`: RendezvousOptions::silence. `is_traced`: whether another process, as a debugger, holds this
+  /// one.
   explicit HungRanks(std::chrono::milliseconds silence,
                      std::function<bool(int pid)> is_traced = is_process_traced)
       : silence_(silence), is_traced_(std::move(is_traced)) {}
@@ -33,8 +35,9 @@ class HungRanks {
   /// By what Linux says of it.
   static bool is_process_traced(int pid);
 
-  /// To be called several times a second. `generation`: number of the newest one, of which `self` is a member. A process is found once; one
-  /// that was under a debugger, and still does not answer without, once more.
+  /// To be called several times a second. `generation`: number of the newest one, of which `self` is a
+  /// member. A process is found once; one that was under a debugger, and still does not answer without, once
+  /// more.
   std::optional<Found> find_hung(std::uint64_t generation, membership::MemberId self,
                                  const std::vector<ObservedRank>& ranks, Time now);
   /// A place whose rank has said nothing for 30 s; once.

@@ -13,8 +13,8 @@ namespace {
 using base::concat;
 using std::chrono::milliseconds;
 
-// For a generation without this node, since the notice or since the last piece of the state was copied: an agent that decides, and
-// is gone itself, is given up after four times the silence.
+// For a generation without this node, since the notice or since the last piece of the state was copied: an
+// agent that decides, and is gone itself, is given up after four times the silence.
 constexpr int kSilences = 10;
 constexpr milliseconds kLeastPatience(2'000);
 

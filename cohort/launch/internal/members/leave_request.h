@@ -11,11 +11,13 @@
 
 namespace cohort::launch {
 
-/// The notice that this node is to leave: a signal, or the notice file. The others hear of it first, and make a generation without
-/// this node; only then its ranks end. A second signal kills them. Where an elastic run cannot continue without this node, nobody
-/// makes such a generation: its ranks get the signal at once, so that they can save what all have.
+/// The notice that this node is to leave: a signal, or the notice file. The others hear of it first, and make
+/// a generation without this node; only then its ranks end. A second signal kills them. Where an elastic run
+/// cannot continue without this node, nobody makes such a generation: its ranks get the signal at once, so
+/// that they can save what all have.
 ///
-/// Always: begun at most once, and never taken back. Threads: one caller, the loop of the agent. Not for users of the library.
+/// Always: begun at most once, and never taken back. Threads: one caller, the loop of the agent. Not for
+/// users of the library.
 class LeaveRequest {
  public:
   /// Before this node takes part. Throws: UsageError where the notice file is there already.
@@ -27,8 +29,8 @@ class LeaveRequest {
   void receive(int signal);
   /// Looks for the notice file.
   void look_for_notice();
-  /// The ranks of this node give the state to others, which lack it. While that gets on nobody can do without this node: it has all of its
-  /// time again.
+  /// The ranks of this node give the state to others, which lack it. While that gets on nobody can do without
+  /// this node: it has all of its time again.
   void extend();
 
   bool has_begun() const { return stop_.number() != 0; }

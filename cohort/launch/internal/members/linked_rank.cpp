@@ -1,5 +1,5 @@
-// An order or a region that the rank has no room for goes with a later exchange(). One that has closed its end is ending: its
-// process says so.
+// An order or a region that the rank has no room for goes with a later exchange(). One that has closed its
+// end is ending: its process says so.
 #include "cohort/launch/internal/members/linked_rank.h"
 
 #include <chrono>

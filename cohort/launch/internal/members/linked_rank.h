@@ -12,8 +12,8 @@
 
 namespace cohort::launch {
 
-/// A rank of an elastic program, and this agent's link to it. Nothing here waits for the rank. Threads: one caller. Not for users of the
-/// library.
+/// A rank of an elastic program, and this agent's link to it. Nothing here waits for the rank. Threads: one
+/// caller. Not for users of the library.
 class LinkedRank {
  public:
   /// The program runs. `spec` gets the rank's end of the link. Throws: SystemError.
@@ -29,7 +29,8 @@ class LinkedRank {
   std::uint64_t num_orders() const { return num_orders_; }
   /// Memory of its place, in which the rank before it may have left its state.
   void give_region(const Fd& region);
-  /// Reads what it has said, and sends what is left. One that says what this version does not know is killed, and the log says so.
+  /// Reads what it has said, and sends what is left. One that says what this version does not know is killed,
+  /// and the log says so.
   void exchange();
   /// Adds what poll() must wait for, but for the process itself.
   void add_waits(std::vector<pollfd>& waits) const;

@@ -8,15 +8,16 @@
 
 namespace cohort::launch {
 
-/// One node of a run whose members may change: the loop, and what it works with. No LibTorch. Not for users of the library. Threads: the
-/// caller of run(), which must outlive the ranks.
+/// One node of a run whose members may change: the loop, and what it works with. No LibTorch. Not for users
+/// of the library. Threads: the caller of run(), which must outlive the ranks.
 class MemberAgent {
  public:
   virtual ~MemberAgent() = default;
   MemberAgent(const MemberAgent&) = delete;
   MemberAgent& operator=(const MemberAgent&) = delete;
 
-  /// Returns the job's status. Throws: RendezvousError where the run fails, but not since a rank does; SystemError.
+  /// Returns the job's status. Throws: RendezvousError where the run fails, but not since a rank does;
+  /// SystemError.
   int run();
 
  protected:

@@ -1,5 +1,6 @@
-// Who is the endpoint: the agent whose host the endpoint names, and which can listen there. Of two agents on that host the
-// second one finds the port taken, and joins the first. This is how torchrun's c10d backend chooses, and `is_host` overrides it.
+// Who is the endpoint: the agent whose host the endpoint names, and which can listen there. Of two agents on
+// that host the second one finds the port taken, and joins the first. This is how torchrun's c10d backend
+// chooses, and `is_host` overrides it.
 #include "cohort/launch/internal/members/member_link.h"
 
 #include <utility>
@@ -36,7 +37,8 @@ membership::RunSettings settings_of(const RunOptions& options) {
   return settings;
 }
 
-// On all interfaces: the endpoint's name may lead to 127.0.1.1 on its own host. Others know the endpoint by the text that they were given.
+// On all interfaces: the endpoint's name may lead to 127.0.1.1 on its own host. Others know the endpoint by
+// the text that they were given.
 std::string endpoint_listen_address(const RendezvousOptions& rendezvous) {
   const HostPort place = split_endpoint(rendezvous.endpoint);
   if (place.port == 0) return "";  // alone: nobody needs to know it

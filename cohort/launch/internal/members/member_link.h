@@ -10,27 +10,31 @@
 #include "cohort/launch/run_options.h"
 #include "cohort/membership/member.h"
 
-/// An agent's part in the rendezvous of a run whose members may change. No LibTorch. Not for users of the library.
+/// An agent's part in the rendezvous of a run whose members may change. No LibTorch. Not for users of the
+/// library.
 namespace cohort::launch {
 
-/// By which name or address other hosts reach this one, where they reach the rendezvous endpoint. Throws: RendezvousError.
+/// By which name or address other hosts reach this one, where they reach the rendezvous endpoint. Throws:
+/// RendezvousError.
 std::string own_host(const RunOptions& options);
 
-/// Where this agent listens for others, as net::Node::listen() takes it, where it is not the one at the endpoint. Throws: as own_host().
+/// Where this agent listens for others, as net::Node::listen() takes it, where it is not the one at the
+/// endpoint. Throws: as own_host().
 std::string listen_address(const RunOptions& options);
 
 /// This agent in the rendezvous, as its loop sees it. Threads: one caller.
 class MemberLink {
  public:
-  /// Begins to join, with this status; does not wait. The agent that the endpoint names listens there and has the record, unless
-  /// another one does already. Throws: RendezvousError where the endpoint cannot be had; UsageError.
+  /// Begins to join, with this status; does not wait. The agent that the endpoint names listens there and has
+  /// the record, unless another one does already. Throws: RendezvousError where the endpoint cannot be had;
+  /// UsageError.
   MemberLink(const RunOptions& options, const std::optional<base::Secret>& secret,
              membership::MemberStatus status);
 
   /// Readable when update() has news.
   int fd() const { return changed_->fd(); }
-  /// Takes the newest view. Returns whether it is another one. To be called several times a second: an agent that does not for
-  /// 40 s is silent for others, until it does.
+  /// Takes the newest view. Returns whether it is another one. To be called several times a second: an agent
+  /// that does not for 40 s is silent for others, until it does.
   bool update();
   const membership::MemberView& view() const { return view_; }
 
@@ -50,8 +54,8 @@ class MemberLink {
   bool has_ended() const { return view_.record && view_.record->has_ended(); }
   /// Whether the run ends where this member leaves: it has the only record, or there is no other node.
   bool is_needed() const;
-  /// What this agent waits for, if that is another thing than the last time: "waits for nodes: 1 of at least 2 are there". Else empty,
-  /// also for a member, and at the end.
+  /// What this agent waits for, if that is another thing than the last time: "waits for nodes: 1 of at least
+  /// 2 are there". Else empty, also for a member, and at the end.
   std::string new_wait();
 
   /// Says goodbye; waits 5 s at most.

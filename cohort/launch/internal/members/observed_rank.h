@@ -7,7 +7,8 @@
 
 namespace cohort::launch {
 
-/// Between two looks of an agent that runs. After a longer one it was stopped, and its ranks may have been stopped with it.
+/// Between two looks of an agent that runs. After a longer one it was stopped, and its ranks may have been
+/// stopped with it.
 inline constexpr std::chrono::seconds kLongestPause(1);
 
 /// What an agent knows of the rank in one of its places. Not for users of the library.

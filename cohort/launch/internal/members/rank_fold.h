@@ -18,8 +18,9 @@ struct RankLoss {
   bool ends_run = false;  ///< its place has failed too often
 };
 
-/// What an agent says of itself, from what its ranks say. A loss is that of the newest generation: until the next one comes, ranks count
-/// as in it, also those that start in the place of one that has ended. Not for users of the library.
+/// What an agent says of itself, from what its ranks say. A loss is that of the newest generation: until the
+/// next one comes, ranks count as in it, also those that start in the place of one that has ended. Not for
+/// users of the library.
 membership::MemberStatus fold_ranks(const membership::MemberStatus& before,
                                     const std::vector<membership::RankStatus>& ranks,
                                     const std::optional<RankLoss>& loss);

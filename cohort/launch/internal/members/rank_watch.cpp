@@ -1,5 +1,6 @@
-// A place is behind from the look that finds a generation which its rank has not entered. Its clock begins then, and anew with each
-// word of the rank that is progress. What a thread of the rank says by itself is none.
+// A place is behind from the look that finds a generation which its rank has not entered. Its clock begins
+// then, and anew with each word of the rank that is progress. What a thread of the rank says by itself is
+// none.
 #include "cohort/launch/internal/members/rank_watch.h"
 
 #include <algorithm>
@@ -13,7 +14,8 @@ namespace {
 using base::concat;
 using membership::RankStatus;
 
-// Whether a rank waits is no progress of its own, nor that it answers its agent: a thread of its own does that.
+// Whether a rank waits is no progress of its own, nor that it answers its agent: a thread of its own does
+// that.
 bool has_moved(RankStatus before, RankStatus now) {
   before.is_waiting = now.is_waiting = false;
   before.heard = now.heard = 0;

@@ -10,20 +10,23 @@
 
 namespace cohort::launch {
 
-/// Finds ranks of this node that do not enter a generation, and ranks that make no progress, by what they say. A rank that
-/// waits for others is not the one that holds the run up. Reads no clock. Not for users of the library.
+/// Finds ranks of this node that do not enter a generation, and ranks that make no progress, by what they
+/// say. A rank that waits for others is not the one that holds the run up. Reads no clock. Not for users of
+/// the library.
 class RankWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// `enter`: how long a rank may take to enter a generation; one that has been in the run, `progress` where that is more. `progress`:
-  /// how long its status may stay the same; 0: for ever. A line says so where ranks give each other up before.
+  /// `enter`: how long a rank may take to enter a generation; one that has been in the run, `progress` where
+  /// that is more. `progress`: how long its status may stay the same; 0: for ever. A line says so where ranks
+  /// give each other up before.
   RankWatch(std::chrono::milliseconds enter, std::chrono::milliseconds progress)
       : enter_(enter), progress_(progress) {}
 
   /// Takes what the ranks of all places say. Returns lines for the log, mostly none.
   std::vector<std::string> note(const std::vector<ObservedRank>& ranks, Time now);
-  /// Which rank does not enter generations, and how long it has not: until it says something, or has a successor. Else empty.
+  /// Which rank does not enter generations, and how long it has not: until it says something, or has a
+  /// successor. Else empty.
   std::string stuck() const;
 
  private:

@@ -1,9 +1,10 @@
-// The loop waits for its ranks, for signals and for news of the rendezvous together. What it does follows from what it sees: ranks of
-// a generation that is not the newest are ended; without ranks it starts those of the newest, if it is a member. So each order of
-// events leads to the same place.
+// The loop waits for its ranks, for signals and for news of the rendezvous together. What it does follows
+// from what it sees: ranks of a generation that is not the newest are ended; without ranks it starts those of
+// the newest, if it is a member. So each order of events leads to the same place.
 //
-// A rank that fails is told to the agent that decides, which makes another generation or ends the run. A failure that is seen after
-// the next generation has come is no news: the ranks of that node were ended, and others lost them.
+// A rank that fails is told to the agent that decides, which makes another generation or ends the run. A
+// failure that is seen after the next generation has come is no news: the ranks of that node were ended, and
+// others lost them.
 #include "cohort/launch/internal/members/restarting_agent.h"
 
 #include <poll.h>

@@ -9,11 +9,11 @@
 
 namespace cohort::launch {
 
-/// One node of a run whose members may change, for a program that knows nothing of it: with each generation all ranks are ended, and
-/// started again in the new world. No LibTorch. Not for users of the library.
+/// One node of a run whose members may change, for a program that knows nothing of it: with each generation
+/// all ranks are ended, and started again in the new world. No LibTorch. Not for users of the library.
 ///
-/// Always: ranks run of one generation at a time, and only while this agent is a member of it, but for their time to end. Threads: the
-/// caller of run(), which must outlive the ranks.
+/// Always: ranks run of one generation at a time, and only while this agent is a member of it, but for their
+/// time to end. Threads: the caller of run(), which must outlive the ranks.
 class RestartingAgent : public MemberAgent {
  public:
   /// `stores` serves the ranks' rendezvous. Ownership: refers to all. Throws: UsageError.

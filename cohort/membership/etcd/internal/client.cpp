@@ -1,17 +1,21 @@
-// A read gives the record and etcd's revision R; a watch then gives what changes from R + 1 on. A watch that ends begins again
-// after the last change that was told. Where etcd has thrown the changes away (compaction) the record is read anew.
+// A read gives the record and etcd's revision R; a watch then gives what changes from R + 1 on. A watch that
+// ends begins again after the last change that was told. Where etcd has thrown the changes away (compaction)
+// the record is read anew.
 //
-// A watch that hangs looks like one that has nothing to say: its member may be stopped, or cut off from the others. So once a
-// second the key's revision is asked for, by a read that etcd's majority confirms. If it fails, the next endpoint is asked,
-// and watched. A watch that did not tell what a read has found is made anew.
+// A watch that hangs looks like one that has nothing to say: its member may be stopped, or cut off from the
+// others. So once a second the key's revision is asked for, by a read that etcd's majority confirms. If it
+// fails, the next endpoint is asked, and watched. A watch that did not tell what a read has found is made
+// anew.
 //
-// A compare-and-swap that had no answer may have been made, or may be made later. To send it again is safe: at most one of
-// them changes the record, since each compares the same revision. If it was an earlier one, etcd answers with a conflict and
-// this very text, which counts as made, as it does where a watch or a read tells it first; where somebody has changed the
-// record since, nobody can tell. After `swap_timeout` it is unknown; then the record is read until etcd answers.
+// A compare-and-swap that had no answer may have been made, or may be made later. To send it again is safe:
+// at most one of them changes the record, since each compares the same revision. If it was an earlier one,
+// etcd answers with a conflict and this very text, which counts as made, as it does where a watch or a read
+// tells it first; where somebody has changed the record since, nobody can tell. After `swap_timeout` it is
+// unknown; then the record is read until etcd answers.
 //
-// The record of a run that has ended is written with a lease, so that late agents hear of the end, and the same run id can be
-// used later. No other record has one: agents that are cut off for a while must find it again.
+// The record of a run that has ended is written with a lease, so that late agents hear of the end, and the
+// same run id can be used later. No other record has one: agents that are cut off for a while must find it
+// again.
 #include "cohort/membership/etcd/internal/client.h"
 
 #include <algorithm>
@@ -289,8 +293,8 @@ void Client::leave_endpoint(Time now) {
   watch_.next = now;
 }
 
-// The entry, or what was told of a later one while the answer was on its way. Where that was told before the request was sent,
-// etcd has lost it.
+// The entry, or what was told of a later one while the answer was on its way. Where that was told before the
+// request was sent, etcd has lost it.
 EtcdKeyValue Client::newest(const EtcdKeyValue& entry, std::uint64_t told) {
   if (entry.revision >= told_.revision) return entry;
   if (entry.revision >= told) return told_;

@@ -18,8 +18,8 @@ using Time = std::chrono::steady_clock::time_point;
 /// Whether a text is the record of a run that has ended.
 using HasEnded = bool (*)(const std::string& text);
 
-/// Keeps a record in etcd: what is asked for goes out as requests, and again to another endpoint where it fails; what comes
-/// back is told to the listener. Threads: one at a time.
+/// Keeps a record in etcd: what is asked for goes out as requests, and again to another endpoint where it
+/// fails; what comes back is told to the listener. Threads: one at a time.
 class Client {
  public:
   /// Ownership: refers to `http`.

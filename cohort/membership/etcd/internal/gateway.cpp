@@ -1,12 +1,12 @@
-// etcd's gateway turns protocol buffers into JSON and back: bytes are base64, 64-bit numbers are texts, and a field that is
-// zero, false or empty is left out. So a reader must take a missing field for a zero one, and cannot be as strict as that of
-// the record; the record is checked later.
+// etcd's gateway turns protocol buffers into JSON and back: bytes are base64, 64-bit numbers are texts, and a
+// field that is zero, false or empty is left out. So a reader must take a missing field for a zero one, and
+// cannot be as strict as that of the record; the record is checked later.
 //
-// A swap is one transaction: compare the key's revision, then put, else get. A key that does not exist has revision 0, so its
-// creation needs no other comparison.
+// A swap is one transaction: compare the key's revision, then put, else get. A key that does not exist has
+// revision 0, so its creation needs no other comparison.
 //
-// Errors have a number of gRPC's and a sentence. Which is which, and the status, differ between versions (3.4 answers "no
-// space" by 403 or 429), so what matters is told by the sentence.
+// Errors have a number of gRPC's and a sentence. Which is which, and the status, differ between versions (3.4
+// answers "no space" by 403 or 429), so what matters is told by the sentence.
 #include "cohort/membership/etcd/internal/gateway.h"
 
 #include <algorithm>

@@ -23,8 +23,8 @@ struct EtcdKeyValue {
 
 /// Asks for a key; with `with_text` false for its revision alone.
 std::string read_request(std::string_view key, bool with_text);
-/// Writes the text if the key's revision is `expected`, and asks for the key where it is not. Under a lease the key goes when
-/// the lease ends.
+/// Writes the text if the key's revision is `expected`, and asks for the key where it is not. Under a lease
+/// the key goes when the lease ends.
 std::string swap_request(std::string_view key, std::uint64_t expected, std::string_view text,
                          std::optional<std::uint64_t> lease);
 /// Asks for changes of a key from a revision of etcd's on.

@@ -1,8 +1,10 @@
-// libcurl's multi interface, on the thread that calls wait(). curl keeps connections: one for the watch, one for requests.
+// libcurl's multi interface, on the thread that calls wait(). curl keeps connections: one for the watch, one
+// for requests.
 //
-// An answer is kept while it comes, up to kMaxAnswerBytes; a longer one ends the request. Lines of a stream are told as soon as
-// they are there. What curl takes from the environment is taken back: a proxy of this host would keep agents from etcd, and
-// see the password. Redirects are not followed, so a token goes only where the options say.
+// An answer is kept while it comes, up to kMaxAnswerBytes; a longer one ends the request. Lines of a stream
+// are told as soon as they are there. What curl takes from the environment is taken back: a proxy of this
+// host would keep agents from etcd, and see the password. Redirects are not followed, so a token goes only
+// where the options say.
 #include "cohort/membership/etcd/internal/http_client.h"
 
 #include <openssl/crypto.h>

@@ -27,7 +27,8 @@ struct HttpRequest {
   std::string token;                     ///< of the login; empty: none
   std::chrono::milliseconds timeout{0};  ///< of the whole request; of a stream: until it is connected
   bool is_stream = false;                ///< its answer is told line by line, and does not end
-  /// A connection that was used before may have ended, and curl sends a request again over another one, also where it was read.
+  /// A connection that was used before may have ended, and curl sends a request again over another one, also
+  /// where it was read.
   bool may_repeat = true;
 };
 

@@ -5,8 +5,8 @@
 
 namespace cohort::membership::etcd {
 
-/// What is wrong now: of a subject ("etcd at e1:2379") and an operation ("to read"). A change is logged, and the same again is
-/// not, nor what another operation of the subject has met already.
+/// What is wrong now: of a subject ("etcd at e1:2379") and an operation ("to read"). A change is logged, and
+/// the same again is not, nor what another operation of the subject has met already.
 class Problems {
  public:
   /// The operation has this problem from now on.

@@ -1,4 +1,5 @@
-// A Client on a thread of its own. Calls of the store leave a command and wake the thread up, so none of them waits.
+// A Client on a thread of its own. Calls of the store leave a command and wake the thread up, so none of them
+// waits.
 #include <deque>
 #include <functional>
 #include <memory>

@@ -52,7 +52,8 @@ class AddressList {
     outcomes_[at_] = outcome;
     at_ = (at_ + 1) % addresses_.size();
   }
-  /// Whether nobody listens: where the last link was, or, before there was one, at each address to which this host has a way.
+  /// Whether nobody listens: where the last link was, or, before there was one, at each address to which this
+  /// host has a way.
   bool is_rejected() const {
     if (linked_) return outcomes_[*linked_] == Outcome::kRejected;
     bool is_any = false;

@@ -1,6 +1,6 @@
-// A dying process closes its sockets one after another, so its listener may still take a probe when its link has ended.
-// Then the probe is repeated, with the pauses of a caller that connects again. The first probe may find no descriptor, or no network.
-// It is repeated until it is accepted or rejected.
+// A dying process closes its sockets one after another, so its listener may still take a probe when its link
+// has ended. Then the probe is repeated, with the pauses of a caller that connects again. The first probe may
+// find no descriptor, or no network. It is repeated until it is accepted or rejected.
 #include "cohort/net/internal/loop/caller_probes.h"
 
 #include <algorithm>
@@ -67,7 +67,8 @@ void CallerProbes::on_result(const std::shared_ptr<PeerState>& peer, int error) 
     listener.pause = CallerListener().pause;
   }
   const bool is_up = peer->session.is_up();
-  // While the link is up, one probe that is answered is enough. Afterwards the answer says whether the process lives.
+  // While the link is up, one probe that is answered is enough. Afterwards the answer says whether the
+  // process lives.
   if (peer->session.ended() || listener.was_reached == is_up) return;
   if (error == ECONNREFUSED) {
     if (!is_up) on_death_(peer);

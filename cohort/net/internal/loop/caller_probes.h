@@ -9,12 +9,11 @@
 
 namespace cohort::net::node_detail {
 
-/// Finds out whether a caller of another host is dead once its link is lost: whether anybody listens where it listened. A
-/// probe is a TCP connection that is closed at once.
+/// Finds out whether a caller of another host is dead once its link is lost: whether anybody listens where it
+/// listened. A probe is a TCP connection that is closed at once.
 ///
-/// Invariant: a rejection is a death only where no address was translated on the way, a probe of the last link has got
-/// through, and no link is up.
-/// Threads: under the mutex of NodeLock. Calls: HandOver.
+/// Invariant: a rejection is a death only where no address was translated on the way, a probe of the last
+/// link has got through, and no link is up. Threads: under the mutex of NodeLock. Calls: HandOver.
 class CallerProbes {
  public:
   using OnDeath = std::function<void(const std::shared_ptr<PeerState>&)>;

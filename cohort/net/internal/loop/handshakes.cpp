@@ -52,7 +52,8 @@ void Handshakes::on_writable(const std::shared_ptr<Connection>& connection) {
   if (connection->tls && connection->handshake && !connection->is_closed) on_readable(connection);
 }
 
-// Another user has the name of a peer that has ended. Before the first link it may be the job that has two users.
+// Another user has the name of a peer that has ended. Before the first link it may be the job that has two
+// users.
 void Handshakes::leave_to_other_user(const std::shared_ptr<Connection>& connection) {
   const std::string why = "a process of another user listens there";
   Session& session = connection->peer->session;

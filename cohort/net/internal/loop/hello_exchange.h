@@ -15,8 +15,8 @@ namespace cohort::net::node_detail {
 /// whose memory a caller sends with the hello, and the heap's descriptor follows.
 Hello own_hello(const LoopCore& core, Connection& connection);
 
-/// Whether the kernel does not say that another process is at the other end than the hello says, as where bytes are passed on.
-/// Then that process's end is not this peer's, and it has no handles.
+/// Whether the kernel does not say that another process is at the other end than the hello says, as where
+/// bytes are passed on. Then that process's end is not this peer's, and it has no handles.
 bool may_be_of(const Hello& hello, const Connection& connection);
 
 /// The answer of a listener that does not know the session.

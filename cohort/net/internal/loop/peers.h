@@ -39,7 +39,8 @@ class Peers {
   std::shared_ptr<Connection> add_connection(base::Fd fd, Role role, std::shared_ptr<PeerState> peer,
                                              Time now);
   /// Closes a connection. Its peer, where it is the peer's, is told, and a caller's tries again.
-  /// `connect_error`: an errno, where there was no connection yet; ECONNREFUSED: nobody listens there; ETIMEDOUT: nobody answers.
+  /// `connect_error`: an errno, where there was no connection yet; ECONNREFUSED: nobody listens there;
+  /// ETIMEDOUT: nobody answers.
   void lose(const std::shared_ptr<Connection>& connection, Time now, const std::string& error,
             int connect_error = 0);
 
@@ -55,7 +56,8 @@ class Peers {
   void update(const std::shared_ptr<PeerState>& peer, Time now);
   /// Has the end of a peer's process noticed, where it is of this host.
   void watch_process(const std::shared_ptr<PeerState>& peer, const Hello& hello);
-  /// Has the end of a caller's process of another host noticed, where its listener can be reached. After watch_process().
+  /// Has the end of a caller's process of another host noticed, where its listener can be reached. After
+  /// watch_process().
   void watch_listener(const std::shared_ptr<PeerState>& peer, const Hello& hello) {
     probes_.link_up(peer, hello);
   }

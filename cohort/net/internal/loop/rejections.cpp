@@ -29,7 +29,8 @@ void Rejections::fail(const std::shared_ptr<Connection>& connection, Time now, c
   const std::string text = base::message_of(error);
   if (connection->peer) {
     Session& session = connection->peer->session;
-    // Who has another secret or version is another process. One whose certificate has expired, or ours, may live.
+    // Who has another secret or version is another process. One whose certificate has expired, or ours, may
+    // live.
     const bool may_live = connection->tls && !connection->tls->error().empty();
     if (session.num_links() == 0) {
       session.end(DownKind::kFailed, text);

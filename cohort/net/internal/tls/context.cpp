@@ -1,10 +1,12 @@
-// The files are read as a node is made: what is wrong with them is known before anybody connects. Before each connection it is
-// looked whether one of them has changed. Then all are read again, and where something is wrong with them those from before
-// stay in use: whoever replaces a certificate and its key writes one after the other. They are tried again once a second, as
-// what is wrong may end without a change of a file: a certificate is not valid yet, or no descriptor is left to read it.
+// The files are read as a node is made: what is wrong with them is known before anybody connects. Before each
+// connection it is looked whether one of them has changed. Then all are read again, and where something is
+// wrong with them those from before stay in use: whoever replaces a certificate and its key writes one after
+// the other. They are tried again once a second, as what is wrong may end without a change of a file: a
+// certificate is not valid yet, or no descriptor is left to read it.
 //
-// A peer is whoever has a certificate that an authority signed, for the time being. Its names are not compared with the
-// address: workers are reached by addresses that nobody knows as a job begins. docs/design/net.md, TLS.
+// A peer is whoever has a certificate that an authority signed, for the time being. Its names are not
+// compared with the address: workers are reached by addresses that nobody knows as a job begins.
+// docs/design/net.md, TLS.
 #include "cohort/net/internal/tls/context.h"
 
 #include <fcntl.h>
@@ -29,7 +31,8 @@ namespace cohort::net {
 namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
-// Of a peer's certificates, before they are checked: as many as fit into the 16 KiB that OpenSSL has for messages anyway.
+// Of a peer's certificates, before they are checked: as many as fit into the 16 KiB that OpenSSL has for
+// messages anyway.
 constexpr long kMaxChainBytes = 12 * 1024;
 constexpr std::chrono::seconds kBetweenTries(1);
 

@@ -1,10 +1,10 @@
-// OpenSSL reads and writes through functions of this class, not through the socket's descriptor: they send without SIGPIPE,
-// look at the first bytes, and limit what is read in a turn. A turn may read as many bytes as the caller has room for, less
-// a record. Encrypted bytes are more than plain ones, so read() can always give all that OpenSSL has: it stops where OpenSSL
-// waits for the rest of a record.
+// OpenSSL reads and writes through functions of this class, not through the socket's descriptor: they send
+// without SIGPIPE, look at the first bytes, and limit what is read in a turn. A turn may read as many bytes
+// as the caller has room for, less a record. Encrypted bytes are more than plain ones, so read() can always
+// give all that OpenSSL has: it stops where OpenSSL waits for the rest of a record.
 //
-// The first bytes tell TLS from a peer without it, which is told in its own words at once. They also have the length of the
-// first message, for which OpenSSL would take up to 128 KiB of memory for anybody.
+// The first bytes tell TLS from a peer without it, which is told in its own words at once. They also have the
+// length of the first message, for which OpenSSL would take up to 128 KiB of memory for anybody.
 #include "cohort/net/internal/tls/stream.h"
 
 #include <openssl/bio.h>

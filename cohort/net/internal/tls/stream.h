@@ -24,11 +24,11 @@ enum class TlsStatus : std::uint8_t {
   kLost,   ///< the connection is gone: error() says why
 };
 
-/// TLS over a socket that does not block. read() and write() take the places of readv(2) and sendmsg(2), also with `errno`.
+/// TLS over a socket that does not block. read() and write() take the places of readv(2) and sendmsg(2), also
+/// with `errno`.
 ///
-/// Between calls it holds no byte that read() could give: what came is given, or is still in the socket. So whoever waits
-/// until the socket is readable misses nothing.
-/// Threads: one at a time.
+/// Between calls it holds no byte that read() could give: what came is given, or is still in the socket. So
+/// whoever waits until the socket is readable misses nothing. Threads: one at a time.
 class TlsStream {
  public:
   /// `context` and `socket` outlive it. Throws: SystemError.
@@ -37,19 +37,22 @@ class TlsStream {
   TlsStream(const TlsStream&) = delete;
   TlsStream& operator=(const TlsStream&) = delete;
 
-  /// Does what can be done of the TLS handshake now. The other side's certificate is checked in it. Whether that side takes
-  /// ours, a caller learns after it: read() fails. Throws: CommError where another connection would end in the same way.
+  /// Does what can be done of the TLS handshake now. The other side's certificate is checked in it. Whether
+  /// that side takes ours, a caller learns after it: read() fails. Throws: CommError where another connection
+  /// would end in the same way.
   TlsStatus handshake();
   bool is_ready() const { return is_ready_; }
   bool wants_to_write() const { return wants_to_write_; }
-  /// After the handshake: 32 bytes that both ends of this connection have, and nobody else (RFC 9266, tls-exporter).
+  /// After the handshake: 32 bytes that both ends of this connection have, and nobody else (RFC 9266,
+  /// tls-exporter).
   std::string channel_binding() const;
 
-  /// Returns how many bytes it has put into `parts`, which have room for kMinReadBytes or more; 0 where the other side has
-  /// closed; or -1 with an errno, EPROTO where the other side breaks TLS or does not take our certificate: error() has words.
+  /// Returns how many bytes it has put into `parts`, which have room for kMinReadBytes or more; 0 where the
+  /// other side has closed; or -1 with an errno, EPROTO where the other side breaks TLS or does not take our
+  /// certificate: error() has words.
   ssize_t read(std::span<const iovec> parts);
-  /// Returns how many bytes were written; 0: the rest once something has been read; or -1 with an errno. After EAGAIN the
-  /// same bytes come again, or those and more.
+  /// Returns how many bytes were written; 0: the rest once something has been read; or -1 with an errno.
+  /// After EAGAIN the same bytes come again, or those and more.
   ssize_t write(std::span<const iovec> parts);
 
   /// Why handshake() is kLost, or read() or write() failed.
@@ -58,7 +61,8 @@ class TlsStream {
 
   /// The room of read() in which each record fits.
   static constexpr std::size_t kMinReadBytes = 34 * 1024;
-  /// After so many records the key of what is written is a new one: below 2^24.5, the limit of AES-GCM (RFC 8446, 5.5).
+  /// After so many records the key of what is written is a new one: below 2^24.5, the limit of AES-GCM (RFC
+  /// 8446, 5.5).
   static constexpr std::uint64_t kRecordsOfAKey = std::uint64_t{1} << 22;
   /// For tests.
   void set_records_of_a_key(std::uint64_t count) { records_of_a_key_ = count; }

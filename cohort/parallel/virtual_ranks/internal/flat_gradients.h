@@ -42,9 +42,9 @@ class FlatGradients {
   /// Parameters of a bucket.
   std::size_t num_parameters(std::size_t bucket) const { return buckets_[bucket].parameters.size(); }
 
-  /// Writes each gradient of a bucket times `weight` to `slot`; zeros where there is no gradient, or for a weight
-  /// of 0. Sets flags[i] where parameter i has one. The parameters have no gradient afterwards. Throws:
-  /// UsageError for a sparse gradient.
+  /// Writes each gradient of a bucket times `weight` to `slot`; zeros where there is no gradient, or for a
+  /// weight of 0. Sets flags[i] where parameter i has one. The parameters have no gradient afterwards.
+  /// Throws: UsageError for a sparse gradient.
   void take_leaf(std::size_t bucket, std::size_t slot, double weight, std::vector<std::uint8_t>& flags);
   /// slot += the slot after it.
   void add_next(std::size_t bucket, std::size_t slot);

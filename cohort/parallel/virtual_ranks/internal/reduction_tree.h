@@ -7,9 +7,9 @@
 
 /// The fixed binary tree in whose order the gradients of virtual ranks are added. Plain arithmetic.
 ///
-/// The node over [b, e) with more than one leaf has the children [b, m) and [m, e), m = b + ceil((e - b) / 2).
-/// The root is over all leaves. The shape depends on the number of leaves alone. So whoever adds both children
-/// of a node gets the bits that any other process gets.
+/// The node over [b, e) with more than one leaf has the children [b, m) and [m, e), m = b + ceil((e - b) /
+/// 2). The root is over all leaves. The shape depends on the number of leaves alone. So whoever adds both
+/// children of a node gets the bits that any other process gets.
 namespace cohort::parallel {
 
 /// Leaves [begin, end): a node of the tree, or what a process has of it.

@@ -9,9 +9,9 @@
 
 namespace cohort::parallel {
 
-/// Buffers of modules, such as running statistics, in a step of several virtual ranks. Each virtual rank begins
-/// with those of the step's begin; virtual rank 0's are kept. Internal to VirtualRankSync.
-/// Ownership: shares the buffers, and keeps two copies of them. Threads: one caller at a time.
+/// Buffers of modules, such as running statistics, in a step of several virtual ranks. Each virtual rank
+/// begins with those of the step's begin; virtual rank 0's are kept. Internal to VirtualRankSync. Ownership:
+/// shares the buffers, and keeps two copies of them. Threads: one caller at a time.
 class ShareBuffers {
  public:
   /// Buffers whose elements share memory (expand()) are left out: nothing can write to them.

@@ -1,8 +1,8 @@
 // A process folds its leaves to its cover, in slots of FlatGradients. Then process k gets slice k of every
-// cover, a row for each node, adds the rows in the tree's order, divides by the samples, and sends the slice to
-// all. Additions are element by element, so slices, buckets and threads change no bit; the order of additions
-// is the tree's alone. A cover of one node is sent from where it lies. Each process may have gradients of other
-// parameters, so they exchange a flag for each parameter.
+// cover, a row for each node, adds the rows in the tree's order, divides by the samples, and sends the slice
+// to all. Additions are element by element, so slices, buckets and threads change no bit; the order of
+// additions is the tree's alone. A cover of one node is sent from where it lies. Each process may have
+// gradients of other parameters, so they exchange a flag for each parameter.
 #include "cohort/parallel/virtual_ranks/internal/tree_reducer.h"
 
 #include <ATen/core/grad_mode.h>

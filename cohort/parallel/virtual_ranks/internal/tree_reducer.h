@@ -42,14 +42,14 @@ class TreeReducer {
 
   const FlatGradients& gradients() const { return gradients_; }
 
-  /// Begins a step: this process adds the leaves of the `exchange`'s block for it. `exchange` may be null: all
-  /// leaves. Gradients of before are dropped. It must outlive the step.
+  /// Begins a step: this process adds the leaves of the `exchange`'s block for it. `exchange` may be null:
+  /// all leaves. Gradients of before are dropped. It must outlive the step.
   void begin(SliceExchange* exchange);
   /// Takes the gradients as the next leaf, times `weight`. The parameters have none afterwards.
   void add_leaf(double weight);
-  /// Before the last backward of the block's last leaf: buckets are sent while it runs, each when its gradients
-  /// have come. `may_send` returns the sum of all weights, or 0 where nothing may be sent. Does nothing where other leaves follow, or where
-  /// gradients are not on the CPU.
+  /// Before the last backward of the block's last leaf: buckets are sent while it runs, each when its
+  /// gradients have come. `may_send` returns the sum of all weights, or 0 where nothing may be sent. Does
+  /// nothing where other leaves follow, or where gradients are not on the CPU.
   void send_early(double weight, std::function<double()> may_send);
   /// The step will not be finished: parameters have no gradient, and nobody waits for what was sent.
   void abandon();

@@ -26,8 +26,8 @@ namespace cohort::rpc {
 
 class AgentState;
 
-/// A message that is still to be sent, and that no table knows of any more: a worker of a dynamic group does not leave before. Made
-/// before the table forgets it. Each copy counts. Threads: any.
+/// A message that is still to be sent, and that no table knows of any more: a worker of a dynamic group does
+/// not leave before. Made before the table forgets it. Each copy counts. Threads: any.
 class UnsentMessage {
  public:
   using Count = std::shared_ptr<std::atomic<int>>;
@@ -42,9 +42,10 @@ class UnsentMessage {
 
 /// What an agent knows of workers and calls, and the mutex of all of it.
 ///
-/// Note [One mutex]: shutdown() asks whether no call is under way, and what was counted. So whoever adds a call to `pending` or
-/// `running` counts it in `shutdown` before the mutex is unlocked. Promises are set, messages sent and handlers stopped without
-/// the mutex, because each of these may call back into the agent. The exception is a promise whose future nobody has yet.
+/// Note [One mutex]: shutdown() asks whether no call is under way, and what was counted. So whoever adds a
+/// call to `pending` or `running` counts it in `shutdown` before the mutex is unlocked. Promises are set,
+/// messages sent and handlers stopped without the mutex, because each of these may call back into the agent.
+/// The exception is a promise whose future nobody has yet.
 struct CallTables {
   explicit CallTables(std::int32_t self) : workers(self), statistics(CallStatistics::Time::clock::now()) {}
 
@@ -58,7 +59,8 @@ struct CallTables {
   const UnsentMessage::Count num_unsent = std::make_shared<std::atomic<int>>(0);  ///< needs no mutex
 };
 
-/// What an agent runs on. Its parts hold a reference to it, and call each other by way of functions that hold share().
+/// What an agent runs on. Its parts hold a reference to it, and call each other by way of functions that hold
+/// share().
 struct AgentCore {
   AgentCore(WorkerInfo self, AgentOptions options);
   /// Before the node begins. Makes the threads.

@@ -1,4 +1,5 @@
-// What comes from other workers. Messages come on the node's thread, which must not wait: take() decodes and dispatches.
+// What comes from other workers. Messages come on the node's thread, which must not wait: take() decodes and
+// dispatches.
 #include <exception>
 #include <optional>
 #include <string>

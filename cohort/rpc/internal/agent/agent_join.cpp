@@ -1,6 +1,7 @@
-// The rendezvous of workers is two rounds over the store: which host each is on, then name, address and functions of each.
-// The first round says which pairs use local sockets, and whether those are enough. A worker that has joined
-// earlier may connect, call or die while this one still reads the store: WorkerTable and EarlyEvents keep that.
+// The rendezvous of workers is two rounds over the store: which host each is on, then name, address and
+// functions of each. The first round says which pairs use local sockets, and whether those are enough. A
+// worker that has joined earlier may connect, call or die while this one still reads the store: WorkerTable
+// and EarlyEvents keep that.
 #include "cohort/rpc/internal/agent/agent_join.h"
 
 #include <algorithm>
@@ -82,7 +83,8 @@ void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
   const std::string& host = hosts[static_cast<std::size_t>(core.self.id)];
   const auto workers_of_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), host));
   make_node(core, workers_of_host, handler);
-  // Workers of one host use local sockets, and so shared memory. Where there are other hosts too, each has two addresses.
+  // Workers of one host use local sockets, and so shared memory. Where there are other hosts too, each has
+  // two addresses.
   const auto listen_locally = [&] { return core.node->listen("unix:@cohort-" + base::random_word()); };
   const bool is_auto = core.options.listen == "auto", is_one_host = workers_of_host == world_size;
   const std::string local = is_auto && !is_one_host ? listen_locally() : "";

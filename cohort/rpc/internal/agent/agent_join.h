@@ -15,8 +15,9 @@ void make_node(AgentCore& core, int workers_of_host, const std::shared_ptr<net::
 /// Listens for workers of other hosts too. Returns the address for them.
 std::string listen_beyond_host(AgentCore& core);
 
-/// Fills the table of workers, and connects to all of them. Makes the node, which calls `handler` from then on.
-/// Blocking: until all have come. Throws: RendezvousError that names who is missing; UsageError for two workers of one name.
+/// Fills the table of workers, and connects to all of them. Makes the node, which calls `handler` from then
+/// on. Blocking: until all have come. Throws: RendezvousError that names who is missing; UsageError for two
+/// workers of one name.
 void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
                   const std::shared_ptr<net::Handler>& handler);
 

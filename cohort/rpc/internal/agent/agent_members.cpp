@@ -1,5 +1,5 @@
-// Messages about joins and leaves, and how a worker leaves. One join: agent_members_join.cpp. What messages lead to:
-// MemberProtocol.
+// Messages about joins and leaves, and how a worker leaves. One join: agent_members_join.cpp. What messages
+// lead to: MemberProtocol.
 #include "cohort/rpc/internal/agent/agent_members.h"
 
 #include <chrono>

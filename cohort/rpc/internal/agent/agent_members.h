@@ -24,16 +24,17 @@ void check_group_kind(base::KeyValueStore& store, bool is_dynamic);
 /// Returns an id that no worker of the store's dynamic group has had.
 int claim_worker_id(base::KeyValueStore& store);
 
-/// Has a worker join a dynamic group and leave it, and answer those that join and leave. Threads: any, without the mutex of
-/// CallTables.
+/// Has a worker join a dynamic group and leave it, and answer those that join and leave. Threads: any,
+/// without the mutex of CallTables.
 class AgentMembers {
  public:
   using Peer = std::shared_ptr<net::Peer>;
   explicit AgentMembers(AgentCore& core)
       : core_(core), protocol_(core.tables.workers, core.tables.shutdown) {}
 
-  /// Joins: makes the node, and connects to all workers. Returns "", or why it has to join again under another id. Blocking.
-  /// Throws: UsageError for a name that a worker has; RendezvousError that names who does not answer.
+  /// Joins: makes the node, and connects to all workers. Returns "", or why it has to join again under
+  /// another id. Blocking. Throws: UsageError for a name that a worker has; RendezvousError that names who
+  /// does not answer.
   std::string join(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler,
                    base::Deadline deadline);
   /// After a join that has failed: those that have accepted this worker know at once that it does not come.
@@ -44,8 +45,8 @@ class AgentMembers {
   /// A message of kMemberChannel. On the node's thread.
   void on_message(const Peer& peer, net::Message message);
 
-  /// Waits until no call of this worker, or to it, is under way, and no further call will come. Throws: TimeoutError that says
-  /// what it waits for; then the others call this worker again.
+  /// Waits until no call of this worker, or to it, is under way, and no further call will come. Throws:
+  /// TimeoutError that says what it waits for; then the others call this worker again.
   void leave(base::Deadline deadline);
   /// What leave() waits for. Under the mutex.
   std::vector<std::string> describe_missing() const;

@@ -1,9 +1,10 @@
-// How a worker joins a dynamic group, whose store has for each worker that ever came: an id, which is a count, and an entry. Each
-// worker connects to all with lower ids. So each pair has one connection, and two that join at the same time find each other:
-// the one with the higher id has read the other one's entry. That one accepts it while it joins itself.
+// How a worker joins a dynamic group, whose store has for each worker that ever came: an id, which is a
+// count, and an entry. Each worker connects to all with lower ids. So each pair has one connection, and two
+// that join at the same time find each other: the one with the higher id has read the other one's entry. That
+// one accepts it while it joins itself.
 //
-// A process may die between its id and its entry. After AgentOptions::silence a later worker claims the id in its place. The
-// second claim has no effect: its maker skips the id, or takes another one.
+// A process may die between its id and its entry. After AgentOptions::silence a later worker claims the id in
+// its place. The second claim has no effect: its maker skips the id, or takes another one.
 //
 // What messages lead to: MemberProtocol. The join is over when all have said that they list this worker.
 #include <chrono>
@@ -179,8 +180,8 @@ bool AgentMembers::is_accepted_by(const Peer& peer, const PublishedWorker& entry
   }
 }
 
-// Workers that this one has not joined are gone, unless a worker that has accepted this one hears them. Returns "", or whom this
-// worker cannot join.
+// Workers that this one has not joined are gone, unless a worker that has accepted this one hears them.
+// Returns "", or whom this worker cannot join.
 std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Deadline deadline) {
   std::unique_lock lock(tables_.mutex);
   while (const std::optional<std::int32_t> id = protocol_.take_heard()) {
@@ -246,10 +247,11 @@ std::optional<AgentMembers::PublishedWorker> AgentMembers::read_entry(std::int32
   return entry;
 }
 
-// Null without `why`: its process is not there. Null with it: it could not be reached, which proves nothing. An address of TCP may
-// lead elsewhere, or be closed to this host alone. What does not answer, or has no address any more, is tried for
-// AgentOptions::silence. With `error`: a process is there, as one with another secret, certificate, version or user. Or this process
-// has no means to connect. Where others accept this worker it may be a stranger, at the port of a worker that has ended.
+// Null without `why`: its process is not there. Null with it: it could not be reached, which proves nothing.
+// An address of TCP may lead elsewhere, or be closed to this host alone. What does not answer, or has no
+// address any more, is tried for AgentOptions::silence. With `error`: a process is there, as one with another
+// secret, certificate, version or user. Or this process has no means to connect. Where others accept this
+// worker it may be a stranger, at the port of a worker that has ended.
 AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Deadline deadline,
                                          Unreached& unreached) const {
   if (entry.address.empty()) {

@@ -25,7 +25,8 @@ enum class MessageKind : std::uint8_t {
   kLeaving,    ///< this worker has come to shutdown(), or has given up; or IdleReport: and has nothing to do
 };
 
-/// Whether the receiver has asked for it, or keeps count of it, or makes room by it: such messages need no room of the window.
+/// Whether the receiver has asked for it, or keeps count of it, or makes room by it: such messages need no
+/// room of the window.
 inline bool is_answer(MessageKind kind) {
   return kind == MessageKind::kResult || kind == MessageKind::kError || kind == MessageKind::kReference ||
          kind == MessageKind::kCancel;
@@ -45,12 +46,13 @@ inline Writer begin_message(MessageKind kind, std::uint64_t call = 0) {
   return out;
 }
 
-/// Where the time left stands in kCall and kMake: nanoseconds, kForever for a call without a deadline. A message that waits has the
-/// end of the caller's deadline there. What is left of it is filled in as the message goes.
+/// Where the time left stands in kCall and kMake: nanoseconds, kForever for a call without a deadline. A
+/// message that waits has the end of the caller's deadline there. What is left of it is filled in as the
+/// message goes.
 inline constexpr std::size_t kTimeLeftOffset = sizeof(MessageKind) + sizeof(std::uint64_t);
 inline constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
-/// Where kCall has its sequence: its number among the calls to this worker, from 1 on, in the order in which they were sent. It is
-/// filled in as the message is sent.
+/// Where kCall has its sequence: its number among the calls to this worker, from 1 on, in the order in which
+/// they were sent. It is filled in as the message is sent.
 inline constexpr std::size_t kSequenceOffset = kTimeLeftOffset + sizeof(std::int64_t);
 
 /// The beginning of kCall or kMake.

@@ -1,6 +1,6 @@
-// How an agent leaves. shutdown() asks ShutdownState when no call is under way. A worker has nothing to do where
-// its PendingCalls and RunningCalls are idle (Note [One mutex]). A call is counted once
-// at its caller, unless it is never sent, and once at its callee.
+// How an agent leaves. shutdown() asks ShutdownState when no call is under way. A worker has nothing to do
+// where its PendingCalls and RunningCalls are idle (Note [One mutex]). A call is counted once at its caller,
+// unless it is never sent, and once at its callee.
 #include "cohort/rpc/internal/agent/agent_shutdown.h"
 
 #include <chrono>
@@ -19,7 +19,8 @@ using std::chrono::milliseconds;
 
 namespace {
 
-// A worker in shutdown() looks so often whether it has nothing to do. It may serve others for hours, so calls wake nobody.
+// A worker in shutdown() looks so often whether it has nothing to do. It may serve others for hours, so calls
+// wake nobody.
 constexpr milliseconds kLook(2);
 
 }  // namespace
@@ -82,8 +83,8 @@ void AgentShutdown::leave(base::Deadline deadline) {
 }
 
 void AgentShutdown::wait_for_all(base::Deadline deadline) {
-  // Calls may lead to further calls that nobody waits for. So a worker says each time that it has nothing to do, with
-  // the numbers of its calls, and stays until those of all workers fit together.
+  // Calls may lead to further calls that nobody waits for. So a worker says each time that it has nothing to
+  // do, with the numbers of its calls, and stays until those of all workers fit together.
   IdleReport seen;
   {
     const std::lock_guard lock(tables_.mutex);

@@ -12,8 +12,8 @@
 
 namespace cohort::rpc {
 
-/// Has an agent leave once no call is under way: together with the other workers, or alone in a dynamic group. Threads: any,
-/// without the mutex of CallTables.
+/// Has an agent leave once no call is under way: together with the other workers, or alone in a dynamic
+/// group. Threads: any, without the mutex of CallTables.
 class AgentShutdown {
  public:
   /// `stop` ends the agent after all may leave.

@@ -1,5 +1,5 @@
-// AgentState gives each event to the part whose affair it is: CallClient makes calls, CallServer answers them,
-// AgentShutdown leaves, agent_join.h joins. What comes from other workers: agent_delivery.cpp.
+// AgentState gives each event to the part whose affair it is: CallClient makes calls, CallServer answers
+// them, AgentShutdown leaves, agent_join.h joins. What comes from other workers: agent_delivery.cpp.
 //
 // Nothing waits but join() and shutdown(): results are set by the node's thread, handlers run on the pool,
 // deadlines on the timers' thread.
@@ -83,8 +83,8 @@ std::string AgentState::join_group(base::KeyValueStore& store, base::Deadline de
   return "";
 }
 
-// What waits for events ends first, since a handler that waits may have a thread of the node; then the sources of events, what
-// came meanwhile, and the threads that handlers run on.
+// What waits for events ends first, since a handler that waits may have a thread of the node; then the
+// sources of events, what came meanwhile, and the threads that handlers run on.
 void AgentState::stop() {
   end_calls();
   if (core_.node) core_.node->stop();

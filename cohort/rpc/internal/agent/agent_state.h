@@ -21,7 +21,8 @@
 
 namespace cohort::rpc {
 
-/// An agent: gives what the program asks for, and what comes from other workers, to the part whose affair it is.
+/// An agent: gives what the program asks for, and what comes from other workers, to the part whose affair it
+/// is.
 class AgentState : public ReferenceHost, public std::enable_shared_from_this<AgentState> {
  public:
   AgentState(WorkerInfo self, AgentOptions options);

@@ -1,18 +1,19 @@
 // The calls that an agent makes. Each has a number of the agent's own, and ends once: by its answer, its
 // deadline, or the end of its worker. Whoever takes it out of CallTables::pending ends it.
 //
-// A thread that waits for an answer first reads for itself what comes from the worker (net::Peer::poll_until()): waking
-// a thread costs more than a short call.
+// A thread that waits for an answer first reads for itself what comes from the worker
+// (net::Peer::poll_until()): waking a thread costs more than a short call.
 //
 // Within a context of distributed autograd a call is recorded: arguments travel without their graph,
-// and results get a history by which gradients travel back as another call (kBackwardPart). A call that passes
-// its deadline fails here at once; kCancel then asks the worker to stop its handler.
+// and results get a history by which gradients travel back as another call (kBackwardPart). A call that
+// passes its deadline fails here at once; kCancel then asks the worker to stop its handler.
 //
-// Calls that have an order are sent in it (MessageSender). The worker that is called has them run in the order in
-// which they come (Note [Order of calls], call_server.cpp). So the order needs no numbers, and a call that is never sent
-// leaves no gap.
+// Calls that have an order are sent in it (MessageSender). The worker that is called has them run in the
+// order in which they come (Note [Order of calls], call_server.cpp). So the order needs no numbers, and a
+// call that is never sent leaves no gap.
 //
-// Always: a call of a context that is not sent is taken back from the context, and a call that failed has no part in a backward.
+// Always: a call of a context that is not sent is taken back from the context, and a call that failed has no
+// part in a backward.
 #include "cohort/rpc/internal/agent/call_client.h"
 
 #include <atomic>
@@ -30,7 +31,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What the handler takes over from this thread. Calls of the module itself are the same from anywhere, and take no seed.
+// What the handler takes over from this thread. Calls of the module itself are the same from anywhere, and
+// take no seed.
 CallerState state_for(std::string_view function) {
   const bool is_own = function == kBackwardPart || function == kFetch || function == kAwait;
   return is_own ? CallerState() : CallerState::of_next_call();
@@ -103,8 +105,8 @@ CallClient::BegunCall CallClient::begin(const Target& target, const char* functi
     if (tables_.shutdown.is_stopped()) {
       throw UsageError("rpc.call", pending.describe(id) + ": this agent has been stopped");
     }
-    // An unknown worker or function is the program's fault and throws. A worker that died is an event of the run,
-    // so the future fails.
+    // An unknown worker or function is the program's fault and throws. A worker that died is an event of the
+    // run, so the future fails.
     down = worker->down;
     if (down.empty()) {
       if (!deadline.is_never()) {
@@ -203,7 +205,8 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
   }
   if (!down.empty()) {
     forget(in_context, recorded);
-    // A worker that leaves has been told how many calls come. The references to one that is gone are lost as they are.
+    // A worker that leaves has been told how many calls come. The references to one that is gone are lost as
+    // they are.
     if (is_leaving) {
       core_.references->mark_lost(*reference, std::make_exception_ptr(PeerError("rpc.remote", down)));
     }
@@ -234,9 +237,10 @@ void CallClient::forget(const std::optional<ContextCall>& in_context,
   if (recorded != nullptr) core_.free_later(recorded->forget());
 }
 
-// The owner of an object has the gradients of its users. Where the owner is gone, nobody can tell an object without gradients
-// from one whose gradients are lost. But one that was never fetched and never passed on has none. Its function may have handed
-// on other objects: then their gradients are untaken in the end, and the error names this worker.
+// The owner of an object has the gradients of its users. Where the owner is gone, nobody can tell an object
+// without gradients from one whose gradients are lost. But one that was never fetched and never passed on has
+// none. Its function may have handed on other objects: then their gradients are untaken in the end, and the
+// error names this worker.
 Callee CallClient::callee_of_object(const std::string& worker, std::uint64_t id,
                                     const std::weak_ptr<ContextState>& context,
                                     std::shared_ptr<const std::atomic<bool>> is_used) {
@@ -434,9 +438,9 @@ BackwardFailures::OnFailure CallClient::giving_up(std::uint64_t id) {
   };
 }
 
-// A call that is not sent yet needs no kCancel: it does not go. If it goes at this moment, no time is left in it
-// (MessageSender::send()). Nor does one need it that waits in module net, whose place another message takes: Note [Calls given up while
-// they wait].
+// A call that is not sent yet needs no kCancel: it does not go. If it goes at this moment, no time is left in
+// it (MessageSender::send()). Nor does one need it that waits in module net, whose place another message
+// takes: Note [Calls given up while they wait].
 void CallClient::give_up(std::uint64_t id, const std::exception_ptr& error) {
   std::string worker;
   std::uint64_t sequence = 0;

@@ -21,8 +21,8 @@
 
 namespace cohort::rpc {
 
-/// Makes the calls of an agent, and ends each by its answer, its deadline, or the end of its worker. Threads: any, without the
-/// mutex of CallTables.
+/// Makes the calls of an agent, and ends each by its answer, its deadline, or the end of its worker. Threads:
+/// any, without the mutex of CallTables.
 class CallClient {
  public:
   CallClient(AgentCore& core, MessageSender& sender) : core_(core), sender_(sender), trace_(core.self.name) {}

@@ -1,8 +1,9 @@
-// A call stands in CallTables::running until its answer is on its way. A caller that gave up or is gone takes it out,
-// and asks the handler to stop; its answer is dropped then. A call may come after its kCancel, which is remembered
-// (CallArrivals), or with no time left, as it has waited for the window: its handler does not begin then. A call made by
-// remote() is no caller's alone, so it continues when its caller is gone: others may hold its result. References that
-// came as arguments may have to wait for their owners before the handler begins.
+// A call stands in CallTables::running until its answer is on its way. A caller that gave up or is gone takes
+// it out, and asks the handler to stop; its answer is dropped then. A call may come after its kCancel, which
+// is remembered (CallArrivals), or with no time left, as it has waited for the window: its handler does not
+// begin then. A call made by remote() is no caller's alone, so it continues when its caller is gone: others
+// may hold its result. References that came as arguments may have to wait for their owners before the handler
+// begins.
 //
 // Note [Order of calls]: calls of one caller and one channel come in the order in which they were made.
 // `channels_` has each wait until the handler before it has answered: also one that its caller has given
@@ -11,11 +12,11 @@
 // calls that wait. None of them can take the room of an earlier one of its channel, for that one has come
 // before. A call that is given up drops its arguments and its room (WaitingArguments), and keeps its place.
 //
-// Waking a thread costs more than a short call, so a function whose last runs were quick runs on the node's thread.
-// Should it be long this time, nothing else is read meanwhile; so another thread takes the node's place: as the function
-// begins to wait for a call of its own, or by a timer, and the function goes to the pool for its next runs. One
-// handler at a time may be on the node's thread, or have begun there. With AgentOptions::num_threads of 1 none is: a
-// program may count on one handler at a time.
+// Waking a thread costs more than a short call, so a function whose last runs were quick runs on the node's
+// thread. Should it be long this time, nothing else is read meanwhile; so another thread takes the node's
+// place: as the function begins to wait for a call of its own, or by a timer, and the function goes to the
+// pool for its next runs. One handler at a time may be on the node's thread, or have begun there. With
+// AgentOptions::num_threads of 1 none is: a program may count on one handler at a time.
 #include "cohort/rpc/internal/agent/call_server.h"
 
 #include <ATen/core/grad_mode.h>
@@ -260,7 +261,8 @@ void CallServer::run(const Job& job) {
   threads_.note_run(job.function, timer.elapsed());
 }
 
-// A part whose caller gives it up, or is gone, belongs to a backward that has failed: Note [Failed backwards].
+// A part whose caller gives it up, or is gone, belongs to a backward that has failed: Note [Failed
+// backwards].
 void CallServer::run_backward(const Job& job, const BackwardCall& asked) {
   const std::shared_ptr<ContextState> context = core_.contexts.find_if_here(asked.context);
   const std::stop_callback on_stop(job.call.stop, [&] {
@@ -278,8 +280,8 @@ void CallServer::run_backward(const Job& job, const BackwardCall& asked) {
   unlock_channel(job.channel_lock);
 }
 
-// The function of a remote() may hand on objects that it makes before it returns, and its part is there once it has returned. So a
-// backward of a call that still runs begins then. No thread waits meanwhile.
+// The function of a remote() may hand on objects that it makes before it returns, and its part is there once
+// it has returned. So a backward of a call that still runs begins then. No thread waits meanwhile.
 bool CallServer::waits_for_maker(const Job& job, const Encoded& arguments) {
   if (!arguments.tensors.empty()) return false;  // gradients of results, so it has returned
   const BackwardCall asked(arguments);

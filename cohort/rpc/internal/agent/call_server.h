@@ -19,8 +19,8 @@
 
 namespace cohort::rpc {
 
-/// Answers the calls of workers: where and when their handlers run, and what becomes of results. Threads: any, without the mutex
-/// of CallTables.
+/// Answers the calls of workers: where and when their handlers run, and what becomes of results. Threads:
+/// any, without the mutex of CallTables.
 class CallServer {
  public:
   using Key = RunningCalls::Key;

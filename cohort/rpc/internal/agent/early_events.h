@@ -25,14 +25,15 @@ class EarlyEvents {
     events_.messages.emplace_back(peer, std::move(message));
     return true;
   }
-  /// The same for the end of a process, also of a known worker: connect() may have its peer, and not have noted it yet.
+  /// The same for the end of a process, also of a known worker: connect() may have its peer, and not have
+  /// noted it yet.
   bool keep_down(const Peer& peer, const std::string& why) {
     if (has_joined_) return false;
     events_.down.emplace_back(peer, why);
     return true;
   }
-  /// What has come since the last call, to be handled now. None: the join is over. Until then later events are kept too, as the
-  /// node's thread would overtake the one that handles these.
+  /// What has come since the last call, to be handled now. None: the join is over. Until then later events
+  /// are kept too, as the node's thread would overtake the one that handles these.
   std::optional<Events> take() {
     has_joined_ = events_.messages.empty() && events_.down.empty();
     if (has_joined_) return std::nullopt;

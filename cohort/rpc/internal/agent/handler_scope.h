@@ -6,7 +6,8 @@ namespace cohort::rpc {
 
 struct AgentCore;
 
-/// While it lives, this thread runs a handler of the agent; of none, where it is null. Threads: the one that made it.
+/// While it lives, this thread runs a handler of the agent; of none, where it is null. Threads: the one that
+/// made it.
 class HandlerScope {
  public:
   explicit HandlerScope(AgentCore* agent);

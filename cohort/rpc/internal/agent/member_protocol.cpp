@@ -1,12 +1,13 @@
-// A worker that joins asks all with lower ids, and is ready once they have accepted it. They list it then. Of two that join
-// under one name the lower id has it: the other one asks that one too, and is rejected before it is ready.
+// A worker that joins asks all with lower ids, and is ready once they have accepted it. They list it then. Of
+// two that join under one name the lower id has it: the other one asks that one too, and is rejected before
+// it is ready.
 //
-// Some may hear a worker that others have given up, or that this one cannot reach: it is there. A worker that has accepted this
-// one says whom it hears, so it is decided once all have been asked who is gone.
+// Some may hear a worker that others have given up, or that this one cannot reach: it is there. A worker that
+// has accepted this one says whom it hears, so it is decided once all have been asked who is gone.
 //
-// A worker that leaves tells the others. Each then makes no further call to it, and answers with the number of calls that it has
-// made. So the worker that leaves knows which calls are still to come. It asks again, as a call that was counted may turn out
-// not to be sent.
+// A worker that leaves tells the others. Each then makes no further call to it, and answers with the number
+// of calls that it has made. So the worker that leaves knows which calls are still to come. It asks again, as
+// a call that was counted may turn out not to be sent.
 #include "cohort/rpc/internal/agent/member_protocol.h"
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 // A message that carries references waits until their owners know of them, and is sent by the thread that
-// learns so. Calls that have an order are sent in it, so a call with references holds up those after it. Module net
-// keeps the order of the messages of its own channel. There a long call may wait for room until its caller has given it
-// up. Then a message without the arguments takes its place: Note [Calls given up while they wait].
+// learns so. Calls that have an order are sent in it, so a call with references holds up those after it.
+// Module net keeps the order of the messages of its own channel. There a long call may wait for room until
+// its caller has given it up. Then a message without the arguments takes its place: Note [Calls given up
+// while they wait].
 #include "cohort/rpc/internal/agent/message_sender.h"
 
 #include <algorithm>
@@ -23,7 +24,8 @@
 namespace cohort::rpc {
 namespace {
 
-// Short messages share a channel, so they stay in order and go before long ones; a long one has a channel of its own.
+// Short messages share a channel, so they stay in order and go before long ones; a long one has a channel of
+// its own.
 constexpr std::uint32_t kShortChannel = 0;
 constexpr std::size_t kShortBytes = 64 * 1024;
 constexpr std::size_t kWorthReplacing = 4096;  // bytes; a shorter call goes as it is, though it was given up
@@ -54,9 +56,10 @@ void fill_in_time_left(net::Message& message, std::size_t num_bytes) {
 }
 
 // Note [Calls given up while they wait]
-// The arguments of a call that nobody waits for are not sent. But the other worker keeps count of calls: of this worker's, of the
-// channel's and of the context's. And it is to drop the references that came with the call. So the call comes all the same, without
-// arguments and without time. Its handler does not begin (CallServer::skip()).
+// The arguments of a call that nobody waits for are not sent. But the other worker keeps count of calls: of
+// this worker's, of the channel's and of the context's. And it is to drop the references that came with the
+// call. So the call comes all the same, without arguments and without time. Its handler does not begin
+// (CallServer::skip()).
 Encoded without_arguments(const Encoded& call, std::uint64_t sequence) {
   Reader in(call);
   in.number<std::uint8_t>();   // kind

@@ -21,7 +21,8 @@
 
 namespace cohort::rpc {
 
-/// A call that may wait in module net, and what takes its place if it is given up before it begins to be written.
+/// A call that may wait in module net, and what takes its place if it is given up before it begins to be
+/// written.
 struct QueuedCall {
   std::shared_ptr<net::Peer> peer;
   std::uint64_t message = 0;
@@ -55,18 +56,20 @@ struct PendingCall {
 /// Numbers of calls that each worker of a dynamic group has for itself.
 inline constexpr std::uint64_t kCallsOfAWorker = 1'000'000'000'000;
 
-/// The number of a call as texts show it: without what says which worker of a dynamic group has made the call.
+/// The number of a call as texts show it: without what says which worker of a dynamic group has made the
+/// call.
 inline std::uint64_t shown_number(std::uint64_t call) {
   return call % kCallsOfAWorker;
 }
 
-/// The calls that an agent made and that have not ended, by their numbers. Whoever takes a call out ends it. Threads: one at a
-/// time.
+/// The calls that an agent made and that have not ended, by their numbers. Whoever takes a call out ends it.
+/// Threads: one at a time.
 class PendingCalls {
  public:
   using Node = std::map<std::uint64_t, PendingCall>::node_type;
 
-  /// Before the first number. Handlers of a worker may outlive it: calls of a later worker of its name have other numbers.
+  /// Before the first number. Handlers of a worker may outlive it: calls of a later worker of its name have
+  /// other numbers.
   void begin_numbers_of(std::int32_t worker) {
     next_number_ = static_cast<std::uint64_t>(worker) * kCallsOfAWorker + 1;
   }
@@ -82,8 +85,8 @@ class PendingCalls {
   /// Null where it has ended.
   const PendingCall* find(std::uint64_t id) const;
 
-  /// Takes a call out whose future is set now; empty where it has ended. The agent is not idle before on_finished(), as
-  /// functions of the future may run.
+  /// Takes a call out whose future is set now; empty where it has ended. The agent is not idle before
+  /// on_finished(), as functions of the future may run.
   Node take(std::uint64_t id);
   void on_finished() { --num_finishing_; }
   /// Takes all out, at the end of the agent.

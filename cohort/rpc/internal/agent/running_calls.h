@@ -19,9 +19,9 @@
 
 namespace cohort::rpc {
 
-/// Which calls of a worker have come, and which of those that have not are cancelled. Calls have their numbers in the order in
-/// which they were sent, and may overtake each other. So it takes memory for the calls that are on their way, however many
-/// there were. Threads: one at a time.
+/// Which calls of a worker have come, and which of those that have not are cancelled. Calls have their
+/// numbers in the order in which they were sent, and may overtake each other. So it takes memory for the
+/// calls that are on their way, however many there were. Threads: one at a time.
 class CallArrivals {
  public:
   /// Returns whether the call has been cancelled.
@@ -56,8 +56,8 @@ class WaitingArguments {
   std::shared_ptr<void> credit_;
 };
 
-/// The calls that an agent answers, from their arrival until their answer is on its way, and those that were cancelled before
-/// they came. Threads: one at a time.
+/// The calls that an agent answers, from their arrival until their answer is on its way, and those that were
+/// cancelled before they came. Threads: one at a time.
 class RunningCalls {
  public:
   using Key = std::pair<std::string, std::uint64_t>;  ///< the caller's name, its number of the call

@@ -12,8 +12,8 @@
 
 namespace cohort::rpc {
 
-/// What an agent must know to leave when no call is under way: the counts of its calls, what the workers have reported, and how
-/// far its own shutdown() is. Threads: one at a time.
+/// What an agent must know to leave when no call is under way: the counts of its calls, what the workers have
+/// reported, and how far its own shutdown() is. Threads: one at a time.
 class ShutdownState {
  public:
   /// Before the first call. Of a static group.

@@ -1,13 +1,15 @@
-// A peer's name is what the peer says. So each worker leaves its incarnation on the store, and the first peer of this
-// incarnation is heard under the worker's name. Any other process is ignored, whenever it connects and whatever its
-// name is. Who knows an incarnation may have it from the handshake: against strangers there is the job's secret.
+// A peer's name is what the peer says. So each worker leaves its incarnation on the store, and the first peer
+// of this incarnation is heard under the worker's name. Any other process is ignored, whenever it connects
+// and whatever its name is. Who knows an incarnation may have it from the handshake: against strangers there
+// is the job's secret.
 //
 // Each worker connects to those with a lower id, and waits for those with a higher one. So each pair has one
 // connection, and no two connects cross.
 //
-// In a dynamic group a name may have had several workers. Entries stay, since calls and handlers under way refer to them. So
-// the entry of a later worker has a name of its own, with the worker's id: '#' is in no worker's name. Programs get such names, and
-// pass them on to workers that have others. So resolve() takes the id from it.
+// In a dynamic group a name may have had several workers. Entries stay, since calls and handlers under way
+// refer to them. So the entry of a later worker has a name of its own, with the worker's id: '#' is in no
+// worker's name. Programs get such names, and pass them on to workers that have others. So resolve() takes
+// the id from it.
 #include "cohort/rpc/internal/agent/worker_table.h"
 
 #include <charconv>

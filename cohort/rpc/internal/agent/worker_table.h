@@ -16,7 +16,8 @@ namespace cohort::rpc {
 
 /// What is known of a worker. Names, ids and signatures stay as they are after its join.
 struct KnownWorker {
-  /// Its name is the one by which this agent's tables know it: its own, or "ps/0#7" where an earlier worker had the name ps/0.
+  /// Its name is the one by which this agent's tables know it: its own, or "ps/0#7" where an earlier worker
+  /// had the name ps/0.
   WorkerInfo info;
   std::string incarnation;                        ///< of its process
   std::map<std::string, std::string> signatures;  ///< of its functions, by their names
@@ -50,7 +51,8 @@ class WorkerTable {
   /// In place of set(): workers come and go. `self` is not ready.
   void begin_dynamic(KnownWorker self);
   bool is_dynamic() const { return is_dynamic_; }
-  /// The worker that keeps `joiner` from having a name; none: it can have it. Of two that join under one name the lower id has it.
+  /// The worker that keeps `joiner` from having a name; none: it can have it. Of two that join under one name
+  /// the lower id has it.
   std::optional<std::int32_t> holder_of(const std::string& name, std::int32_t joiner) const;
   /// A worker that joins, or that this one joins, under its own name.
   void add(KnownWorker worker);
@@ -64,20 +66,23 @@ class WorkerTable {
   std::vector<std::int32_t> gone_ids() const;
   /// The others of a dynamic group that are not gone, also those that join.
   std::vector<const KnownWorker*> live_others() const;
-  /// The name under which find() finds the worker that has this own name now, or had it last; or worker 7 for "ps/0#7", as this
-  /// or another agent may know it. Throws: UsageError for an unknown name.
+  /// The name under which find() finds the worker that has this own name now, or had it last; or worker 7 for
+  /// "ps/0#7", as this or another agent may know it. Throws: UsageError for an unknown name.
   std::string resolve(const std::string& name) const;
 
-  /// A process has connected. It is heard as the worker of its name, if that has a higher id and this incarnation.
+  /// A process has connected. It is heard as the worker of its name, if that has a higher id and this
+  /// incarnation.
   void on_connect(const Peer& peer);
-  /// This worker has connected to the address of worker `id`. Throws: RendezvousError where another process is there.
+  /// This worker has connected to the address of worker `id`. Throws: RendezvousError where another process
+  /// is there.
   void on_connected(std::int32_t id, const Peer& peer);
   /// Names of the workers with higher ids that have not connected yet.
   std::vector<std::string> not_connected() const;
   /// The worker that the process is heard as; null: it is not heard.
   const KnownWorker* find_by_peer(const Peer& peer) const;
   bool is_worker(const Peer& peer) const { return find_by_peer(peer) != nullptr; }
-  /// The process is gone. Returns the id of its worker; none where it was not heard as one. A dynamic group keeps no gone peers.
+  /// The process is gone. Returns the id of its worker; none where it was not heard as one. A dynamic group
+  /// keeps no gone peers.
   std::optional<std::int32_t> on_down(const Peer& peer, const std::string& why);
 
   /// Throws: UsageError for an unknown name. The worker lives as long as the table.

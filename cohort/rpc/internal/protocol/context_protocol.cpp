@@ -1,21 +1,25 @@
-// The end of a context travels as calls do: each copy tells those whom it called, with the number of its calls. So a callee
-// knows which calls have yet to come, in whatever order messages arrive. For each caller it has a balance: calls that have
-// come, less calls that ends have counted. It forgets a context that has ended when all balances are 0.
+// The end of a context travels as calls do: each copy tells those whom it called, with the number of its
+// calls. So a callee knows which calls have yet to come, in whatever order messages arrive. For each caller
+// it has a balance: calls that have come, less calls that ends have counted. It forgets a context that has
+// ended when all balances are 0.
 //
-// Always: a worker's calls and ends add up to 0 for each callee in the end. So a balance that is not 0 has a message to
-// come, or its caller dies. Nothing is remembered for longer, and no number bounds it.
+// Always: a worker's calls and ends add up to 0 for each callee in the end. So a balance that is not 0 has a
+// message to come, or its caller dies. Nothing is remembered for longer, and no number bounds it.
 //
-// A call that comes when its context is forgotten, or not known yet, makes a copy. The end of its caller is still to come,
-// as the balance is above 0, and ends this copy too. By induction over the time at which copies were made each copy ends:
-// its maker's copy is older. If the maker dies the worker asks the creator to tell it of the end (kOrphaned). A copy does
-// not end with its caller: leaves here may have gradients that an optimizer has yet to take. The creator itself knows
-// which of its contexts have ended, so no call makes a copy there.
+// A call that comes when its context is forgotten, or not known yet, makes a copy. The end of its caller is
+// still to come, as the balance is above 0, and ends this copy too. By induction over the time at which
+// copies were made each copy ends: its maker's copy is older. If the maker dies the worker asks the creator
+// to tell it of the end (kOrphaned). A copy does not end with its caller: leaves here may have gradients that
+// an optimizer has yet to take. The creator itself knows which of its contexts have ended, so no call makes a
+// copy there.
 //
-// A worker may lose the creator, and its callees keep it. Then its copy ends, and its callees learn of their calls' number
-// (kAbandoned). Their copies live on: the creator may use them yet. So each asks the creator, as if the caller had died.
+// A worker may lose the creator, and its callees keep it. Then its copy ends, and its callees learn of their
+// calls' number (kAbandoned). Their copies live on: the creator may use them yet. So each asks the creator,
+// as if the caller had died.
 //
 // A call is counted when it begins, and not when it is sent: its context may end while its references are
-// resolved. If it then is not sent (kUnsent) the end has counted a call too many. kUnsent counts as the call itself.
+// resolved. If it then is not sent (kUnsent) the end has counted a call too many. kUnsent counts as the call
+// itself.
 #include "cohort/rpc/internal/protocol/context_protocol.h"
 
 namespace cohort::rpc {

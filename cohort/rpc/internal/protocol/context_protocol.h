@@ -9,8 +9,8 @@
 
 #include "cohort/rpc/context_id.h"
 
-/// The protocol of contexts: which workers have a copy of a context, and how all of them learn of its end. No tensor, thread,
-/// clock or socket, so a test runs it with messages in any order.
+/// The protocol of contexts: which workers have a copy of a context, and how all of them learn of its end. No
+/// tensor, thread, clock or socket, so a test runs it with messages in any order.
 namespace cohort::rpc {
 
 using dist_autograd::ContextId;
@@ -27,9 +27,9 @@ struct ContextMessage {
   std::uint64_t num_calls = 0;
 };
 
-/// One worker's part of the protocol. A worker has a copy of a context from the first call of it on. The end of the context
-/// goes to those who were called in it, and on to those that they called. A worker knows of a context that has ended until
-/// all calls of it have come. Threads: one at a time.
+/// One worker's part of the protocol. A worker has a copy of a context from the first call of it on. The end
+/// of the context goes to those who were called in it, and on to those that they called. A worker knows of a
+/// context that has ended until all calls of it have come. Threads: one at a time.
 class ContextProtocol {
  public:
   /// A copy of this worker's. A context that comes again has another copy.
@@ -47,17 +47,18 @@ class ContextProtocol {
   ContextId create();
   /// The program of this worker has ended a context of its own.
   void end(ContextId context, Effects& effects);
-  /// A call has come, whether its handler will run or not. Returns the copy in which it runs; kNoCopy where the context has
-  /// ended.
+  /// A call has come, whether its handler will run or not. Returns the copy in which it runs; kNoCopy where
+  /// the context has ended.
   CopyId on_call(std::int32_t caller, ContextId context);
-  /// Before a call of `callee` is sent within a copy. False where the copy has ended: the call belongs to no context.
+  /// Before a call of `callee` is sent within a copy. False where the copy has ended: the call belongs to no
+  /// context.
   bool begin_call(CopyId copy, std::int32_t callee);
   /// A call that began will never be sent.
   void cancel_call(CopyId copy, ContextId context, std::int32_t callee, Effects& effects);
 
   void on_message(std::int32_t from, const ContextMessage& message, Effects& effects);
-  /// A worker is dead, or this worker and it have given each other up: others may still have it. What comes of it later
-  /// changes nothing.
+  /// A worker is dead, or this worker and it have given each other up: others may still have it. What comes
+  /// of it later changes nothing.
   void on_down(std::int32_t worker, Effects& effects);
 
   /// kNoCopy where there is none.

@@ -1,10 +1,11 @@
-// A new holder asks the owner itself: kFork. The owner confirms it, or says that the object is gone; then the holder tells
-// whoever passed it on: kAccepted. So whoever dies takes only forks of its own along:
+// A new holder asks the owner itself: kFork. The owner confirms it, or says that the object is gone; then the
+// holder tells whoever passed it on: kAccepted. So whoever dies takes only forks of its own along:
 //   the new holder dies: its parent and the owner see it, and forget the fork;
 //   the parent dies first: the owner may free the object before kFork comes, and answers kGone;
 //   the owner dies: all holds on its objects are lost.
-// The owner makes forks for others at once, without messages. A worker is its own peer: what it tells itself is delivered
-// before a step ends. kDrop follows only a fork that is confirmed, so the order of messages does not matter.
+// The owner makes forks for others at once, without messages. A worker is its own peer: what it tells itself
+// is delivered before a step ends. kDrop follows only a fork that is confirmed, so the order of messages does
+// not matter.
 #include "cohort/rpc/internal/protocol/reference_protocol.h"
 
 #include <algorithm>

@@ -9,8 +9,8 @@
 
 #include "cohort/rpc/object_id.h"
 
-/// The protocol of remote references: who holds which object, and when nobody does. No value, thread, clock or socket, so a
-/// test runs it with messages in any order.
+/// The protocol of remote references: who holds which object, and when nobody does. No value, thread, clock
+/// or socket, so a test runs it with messages in any order.
 namespace cohort::rpc {
 
 /// A reference on its way: to which object, and as which fork its receiver will hold it.
@@ -33,8 +33,9 @@ struct ReferenceMessage {
   ForkId fork;
 };
 
-/// One worker's part of the protocol. An object lives while it has a fork. Every fork is known to the owner before its holder
-/// may use it, and who passes a reference on keeps its own fork until then. Threads: one at a time.
+/// One worker's part of the protocol. An object lives while it has a fork. Every fork is known to the owner
+/// before its holder may use it, and who passes a reference on keeps its own fork until then. Threads: one at
+/// a time.
 class ReferenceProtocol {
  public:
   using HoldId = std::uint64_t;
@@ -50,7 +51,8 @@ class ReferenceProtocol {
 
   /// A hold on a new object, which `owner` is to be asked to make(): it waits until then.
   HoldId create(std::int32_t owner);
-  /// At the owner: `holder` has asked for the object. Returns a hold of this worker's own, for whoever makes the value.
+  /// At the owner: `holder` has asked for the object. Returns a hold of this worker's own, for whoever makes
+  /// the value.
   HoldId make(const WireReference& asked, std::int32_t holder, Effects& effects);
   /// A hold of this worker's on a new object of its own.
   HoldId create_here();

@@ -9,8 +9,8 @@
 
 namespace cohort::rpc {
 
-/// Measures the function of a handler on this thread, without its answer: to send that may wake a thread which takes the
-/// core.
+/// Measures the function of a handler on this thread, without its answer: to send that may wake a thread
+/// which takes the core.
 class RunTimer {
  public:
   using Clock = base::Deadline::Clock;

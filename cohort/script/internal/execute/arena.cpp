@@ -1,9 +1,9 @@
-// A layer stands before LibTorch's CPU allocator, once in a process. It asks the calling thread's MemorySource,
-// or the next layers if there is none. The source of a warm-up is a log: it notes each block and when
-// the block dies. The source of a replay is an arena: it hands out planned offsets in the order of the
-// warm-up. Always: each block holds its arena by a reference count, so memory outlives the tensors in it. A
-// request that differs from the plan ends the plan for this operator, and goes to the allocator. Surprising:
-// the layer is never taken away, since blocks that are still in use come back to it.
+// A layer stands before LibTorch's CPU allocator, once in a process. It asks the calling thread's
+// MemorySource, or the next layers if there is none. The source of a warm-up is a log: it notes each block
+// and when the block dies. The source of a replay is an arena: it hands out planned offsets in the order of
+// the warm-up. Always: each block holds its arena by a reference count, so memory outlives the tensors in it.
+// A request that differs from the plan ends the plan for this operator, and goes to the allocator.
+// Surprising: the layer is never taken away, since blocks that are still in use come back to it.
 #include "cohort/script/internal/execute/arena.h"
 
 #include <c10/core/CPUAllocator.h>

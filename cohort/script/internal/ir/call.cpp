@@ -1,6 +1,6 @@
-// Answers about a call on the tape: what its operator is known to do. Kinds of operators are told by names and
-// tags, since schemas do not say them. Surprising: equality of tensors is that of bits. NaN equals the same
-// NaN, and 0.0 differs from -0.0.
+// Answers about a call on the tape: what its operator is known to do. Kinds of operators are told by names
+// and tags, since schemas do not say them. Surprising: equality of tensors is that of bits. NaN equals the
+// same NaN, and 0.0 differs from -0.0.
 #include "cohort/script/internal/ir/call.h"
 
 #include <ATen/ops/equal.h>

@@ -19,8 +19,8 @@ class Verification {
   /// by bit; empty if they do not. To be asked after the function has run on the same inputs.
   std::string difference(const Tensors& results, const Tensors& gradients = {});
   /// False if a difference says little: the generators then stood elsewhere than after the program, as the
-  /// function sets a seed or another thread draws from them. Or captured tensors changed during the function's
-  /// own run, whose tape is `tape`. After difference().
+  /// function sets a seed or another thread draws from them. Or captured tensors changed during the
+  /// function's own run, whose tape is `tape`. After difference().
   bool is_alone(const Tape& tape) const {
     return drew_alone_ && !given_->was_disturbed() && !tape.captured_was_changed();
   }

@@ -1,6 +1,6 @@
-// What processes tell each other, where there is no group. Requests of a process wait for the next step, travel
-// with it, and are heard by all who commit it. A process that has the metrics of an evaluation gives them to all:
-// an evaluation that one process has ended is not made again.
+// What processes tell each other, where there is no group. Requests of a process wait for the next step,
+// travel with it, and are heard by all who commit it. A process that has the metrics of an evaluation gives
+// them to all: an evaluation that one process has ended is not made again.
 #include "cohort/train/internal/elastic/elastic_coordinator.h"
 
 #include <algorithm>

@@ -15,12 +15,12 @@
 
 namespace cohort::train {
 
-/// The processes of an elastic run. Which they are changes: set_info(). What is agreed on after a step travels
-/// within the step's transaction, so that each process that has the step has that too.
+/// The processes of an elastic run. Which they are changes: set_info(). What is agreed on after a step
+/// travels within the step's transaction, so that each process that has the step has that too.
 class ElasticCoordinator : public RankCoordinator {
  public:
-  /// `change_wait`: how long a planned change waits for an evaluation. It waits twice as long for one that is made for the second
-  /// time, and so on: nodes that come and go cannot keep the run from ending it.
+  /// `change_wait`: how long a planned change waits for an evaluation. It waits twice as long for one that is
+  /// made for the second time, and so on: nodes that come and go cannot keep the run from ending it.
   explicit ElasticCoordinator(std::shared_ptr<elastic::Session> session,
                               std::chrono::milliseconds change_wait = std::chrono::seconds(30))
       : session_(std::move(session)), change_wait_(change_wait) {}
@@ -49,8 +49,8 @@ class ElasticCoordinator : public RankCoordinator {
   void run_on_first(const std::function<void()>& fn) const override {
     if (is_first()) fn();
   }
-  /// All read the files that process 0 has found: they share a file system. From here on the state changes. Throws: what a
-  /// process throws, on that process; PeerError with its text on the others.
+  /// All read the files that process 0 has found: they share a file system. From here on the state changes.
+  /// Throws: what a process throws, on that process; PeerError with its text on the others.
   std::optional<checkpoint::LoadedCheckpoint> load(
       const std::function<std::optional<checkpoint::LoadedCheckpoint>()>& load) const override;
 

@@ -1,9 +1,9 @@
-// A step is committed when its sum has changed the parameters, and what follows it (reports, evaluation, saves) is a
-// function of the state right after it. So that state is kept, without tensors, which nothing changes until the
-// next step. Where the processes change, each of them goes back there, and all do again what follows. Process 0
-// takes part in step M + 1 only when it has written all that belongs to step M. So a process that becomes the
-// first one owes at most that of the last step. The end of a run is a transaction too: its number is one more than the
-// last step's.
+// A step is committed when its sum has changed the parameters, and what follows it (reports, evaluation,
+// saves) is a function of the state right after it. So that state is kept, without tensors, which nothing
+// changes until the next step. Where the processes change, each of them goes back there, and all do again
+// what follows. Process 0 takes part in step M + 1 only when it has written all that belongs to step M. So a
+// process that becomes the first one owes at most that of the last step. The end of a run is a transaction
+// too: its number is one more than the last step's.
 #include "cohort/train/internal/elastic/elastic_fit.h"
 
 #include <ATen/Parallel.h>
@@ -104,8 +104,9 @@ void ElasticFit::enter() {
   }
 }
 
-// A process that alone has committed a step, and was cut off, may have heard requests with it that the others have not: they
-// made the step again without them. Then it would stop, and the others continue. What only it has heard, it asks for again.
+// A process that alone has committed a step, and was cut off, may have heard requests with it that the others
+// have not: they made the step again without them. Then it would stop, and the others continue. What only it
+// has heard, it asks for again.
 void ElasticFit::take_decisions_of_first() {
   RankCoordinator::ControlRequests lost = state_.words.requests;
   take_decisions(parts_.ranks.text_of_first(decisions_to_text(state_)), state_);
@@ -153,7 +154,8 @@ FitInfo ElasticFit::describe_opening(FitInfo start) const {
   start.first_epoch = start_.epoch;
   start.first_step = start_.step;
   start.resumed = !start_.resumed_from.empty();
-  // The report of the last step may not have been written; what is before has been, unless nobody could open the files.
+  // The report of the last step may not have been written; what is before has been, unless nobody could open
+  // the files.
   if (state_.is_opened && state_.run.step > start_.step + 1) {
     start.first_epoch = state_.run.epoch;
     start.first_step = state_.run.step - 1;

@@ -16,9 +16,8 @@ namespace cohort::train {
 
 /// Enters generations, commits steps, and gives the state to processes that lack it.
 ///
-/// Always: two processes that have committed as many steps have the same tensors, and the same StepState once they are in one
-/// generation.
-/// Threads: one caller at a time.
+/// Always: two processes that have committed as many steps have the same tensors, and the same StepState once
+/// they are in one generation. Threads: one caller at a time.
 class ElasticFit {
  public:
   /// Of the fit. All outlive this.
@@ -41,9 +40,9 @@ class ElasticFit {
 
   /// The state is that of a fit that has made no step. Before the first enter().
   void begin();
-  /// Enters the newest generation. The fit is then where the last committed step has left it. Blocking. Throws:
-  /// elastic::GenerationEnded where another one has begun meanwhile; as Session::enter(); UsageError where this
-  /// process has another configuration.
+  /// Enters the newest generation. The fit is then where the last committed step has left it. Blocking.
+  /// Throws: elastic::GenerationEnded where another one has begun meanwhile; as Session::enter(); UsageError
+  /// where this process has another configuration.
   void enter();
 
   /// No process has the state of a step, or of a checkpoint.
@@ -56,8 +55,8 @@ class ElasticFit {
   bool is_done() const { return state_.is_done; }
   const FitStart& start() const { return start_; }
   const StepState& state() const { return state_; }
-  /// Whether this process is the first one, and another one may have written the run's files since it was before.
-  /// The next call returns false.
+  /// Whether this process is the first one, and another one may have written the run's files since it was
+  /// before. The next call returns false.
   bool take_opening();
   /// Of the start that this process begins as the one that writes. `start`: that of the run.
   FitInfo describe_opening(FitInfo start) const;

@@ -1,6 +1,7 @@
-// Each process keeps the lines of steps that may not be on disk yet, as the one that writes may die, or be kept from writing.
-// So a process that writes again writes what is missing. To bring a file to disk takes milliseconds, which a step may
-// not: it is done once a second, and before a checkpoint, which must not be newer than the ledger.
+// Each process keeps the lines of steps that may not be on disk yet, as the one that writes may die, or be
+// kept from writing. So a process that writes again writes what is missing. To bring a file to disk takes
+// milliseconds, which a step may not: it is done once a second, and before a checkpoint, which must not be
+// newer than the ledger.
 #include "cohort/train/internal/elastic/run_writer.h"
 
 #include "cohort/base/error.h"

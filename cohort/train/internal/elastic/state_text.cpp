@@ -1,5 +1,6 @@
-// A snapshot has what a checkpoint has, and what a fit needs to do again what follows its last step. Tensors are flat, in
-// the order of their memory, so that they need no copy; the text holds their names, sizes and strides.
+// A snapshot has what a checkpoint has, and what a fit needs to do again what follows its last step. Tensors
+// are flat, in the order of their memory, so that they need no copy; the text holds their names, sizes and
+// strides.
 #include "cohort/train/internal/elastic/state_text.h"
 
 #include <ATen/core/Tensor.h>

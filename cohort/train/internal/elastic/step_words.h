@@ -7,7 +7,8 @@
 
 #include "cohort/train/internal/fit/rank_coordinator.h"
 
-/// What processes of an elastic run tell each other of a step, within its transaction. Internal to this module.
+/// What processes of an elastic run tell each other of a step, within its transaction. Internal to this
+/// module.
 namespace cohort::train {
 
 struct StepWords {

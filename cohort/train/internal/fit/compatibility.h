@@ -56,8 +56,8 @@ void log_nothing_left(const RunState& state, const TrainerOptions& options);
 /// Returns the name of the instruction set that LibTorch's kernels use here.
 std::string instruction_set();
 
-/// Throws: UsageError where a run with `virtual_ranks` (0: none) that resumes from `state`, which was read from
-/// `from`, would have other bits: with other virtual ranks, threads or instructions.
+/// Throws: UsageError where a run with `virtual_ranks` (0: none) that resumes from `state`, which was read
+/// from `from`, would have other bits: with other virtual ranks, threads or instructions.
 void check_same_bits(const RunState& state, const std::filesystem::path& from, std::int64_t virtual_ranks);
 
 /// Throws: UsageError where a run with these options cannot resume from `state`, which was read from `from`;

@@ -27,8 +27,9 @@ std::map<std::string, double> with_prefix(const std::string& prefix,
 /// How batches are evaluated.
 struct EvaluateOptions {
   std::int64_t max_batches = 0;  ///< 0: all
-  /// Of the generators' seeds, which are a function of it, the batch and the virtual rank; not set: they are not
-  /// seeded. With virtual ranks an `eval_step` that draws has the same numbers on any number of processes.
+  /// Of the generators' seeds, which are a function of it, the batch and the virtual rank; not set: they are
+  /// not seeded. With virtual ranks an `eval_step` that draws has the same numbers on any number of
+  /// processes.
   std::optional<std::uint64_t> seed = std::nullopt;
   std::function<bool()> stop = [] { return false; };  ///< ends it early
 };

@@ -1,6 +1,6 @@
-// Meters hold what this rank has added since the last total. A total is kept by one rank alone, unless each rank has
-// the metrics of all: the next total counts it once. A fit that goes back continues as after a resume, in the middle
-// of its epoch.
+// Meters hold what this rank has added since the last total. A total is kept by one rank alone, unless each
+// rank has the metrics of all: the next total counts it once. A fit that goes back continues as after a
+// resume, in the middle of its epoch.
 #include "cohort/train/internal/fit/fit_progress.h"
 
 #include <algorithm>

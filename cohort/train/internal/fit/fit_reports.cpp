@@ -1,5 +1,5 @@
-// A report is a function of the progress and of the times since the last one. In an elastic run what follows a step may be
-// made again, so the numbers of the last step and epoch that were told are kept.
+// A report is a function of the progress and of the times since the last one. In an elastic run what follows
+// a step may be made again, so the numbers of the last step and epoch that were told are kept.
 #include "cohort/train/internal/fit/fit_reports.h"
 
 #include <utility>

@@ -15,7 +15,8 @@
 
 namespace cohort::train {
 
-/// Returns what a fit tells that has ended at `state`, by `stop_signal` unless it is 0; without metrics and the last checkpoint.
+/// Returns what a fit tells that has ended at `state`, by `stop_signal` unless it is 0; without metrics and
+/// the last checkpoint.
 FitResult result_of(const RunProgress& state, int stop_signal, int rank);
 
 /// Makes the reports of a fit, and gives them to the callbacks in their order.
@@ -35,8 +36,8 @@ class FitReports {
   void fit_begins(const FitInfo& start);
   /// The start counts from here on. The callbacks hear it once.
   void start_counts();
-  /// Another process may have written the run's files: callbacks hear of `start` at the next start_counts(), and
-  /// of reports that they have heard before.
+  /// Another process may have written the run's files: callbacks hear of `start` at the next start_counts(),
+  /// and of reports that they have heard before.
   void start_anew(const FitInfo& start);
   const FitInfo& start() const { return start_; }
   bool counts() const { return counts_; }

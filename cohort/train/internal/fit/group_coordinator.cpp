@@ -1,7 +1,7 @@
 // agree_on() begins an all-reduce of this rank's requests, and returns the result of the call before. All
-// ranks have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel by
-// name, because a rank may not know all names. They are not rounded, so their order does not matter. Rank 0
-// alone reads a checkpoint: its layout travels as an object, then each tensor.
+// ranks have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics
+// travel by name, because a rank may not know all names. They are not rounded, so their order does not
+// matter. Rank 0 alone reads a checkpoint: its layout travels as an object, then each tensor.
 #include "cohort/train/internal/fit/group_coordinator.h"
 
 #include <ATen/ops/empty.h>

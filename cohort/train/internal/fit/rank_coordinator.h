@@ -12,8 +12,8 @@
 /// What the ranks of a run tell each other besides gradients. Internal to this module.
 namespace cohort::train {
 
-/// The ranks of a fit, which is one process, a group of ranks (GroupCoordinator), or the processes of an elastic
-/// run (ElasticCoordinator). Collective, with several: each function but the getters.
+/// The ranks of a fit, which is one process, a group of ranks (GroupCoordinator), or the processes of an
+/// elastic run (ElasticCoordinator). Collective, with several: each function but the getters.
 class RankCoordinator {
  public:
   /// What a rank would like to happen after a step.
@@ -42,13 +42,14 @@ class RankCoordinator {
   /// Each rank has the metrics of the steps of all ranks.
   virtual bool has_all_steps() const { return false; }
 
-  /// A run that has failed is begun again by the same command: where it goes back to counts for its first start.
+  /// A run that has failed is begun again by the same command: where it goes back to counts for its first
+  /// start.
   virtual bool begins_again() const { return false; }
 
   /// Throws: elastic::GenerationEnded where the processes of the run change.
   virtual void check_members() const {}
-  /// Between two batches of an evaluation, which find_evaluation() has begun. Throws: as check_members(), but a planned change
-  /// waits for the evaluation for a while.
+  /// Between two batches of an evaluation, which find_evaluation() has begun. Throws: as check_members(), but
+  /// a planned change waits for the evaluation for a while.
   virtual void check_evaluation() { check_members(); }
   /// Tells the ranks that a step of all of them is over.
   virtual void step_done() const {}

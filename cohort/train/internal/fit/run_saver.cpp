@@ -88,8 +88,8 @@ std::optional<checkpoint::LoadedCheckpoint> RunSaver::load_later_than_start() co
 
 void RunSaver::start_counts(const std::filesystem::path& resumed_from) {
   if (!saves()) return;
-  // The first checkpoint may be an epoch away, and callbacks of all ranks may put their files there from now on. An error of
-  // rank 0 is an error of all ranks.
+  // The first checkpoint may be an epoch away, and callbacks of all ranks may put their files there from now
+  // on. An error of rank 0 is an error of all ranks.
   ranks_.run_on_first([&] {
     std::error_code error;
     std::filesystem::create_directories(options_.run_dir(), error);

@@ -31,7 +31,8 @@ class RunSaver {
   /// The checkpoint that was written or resumed from last; empty: none.
   const std::filesystem::path& last() const { return last_; }
 
-  /// Where an elastic run goes back to, once: its options name another checkpoint than the last one. Else empty.
+  /// Where an elastic run goes back to, once: its options name another checkpoint than the last one. Else
+  /// empty.
   std::string goes_back_to() const;
 
   /// Returns the checkpoint that the options say to resume from, if any; its best is that of an evaluation on

@@ -46,7 +46,8 @@ struct RunState : RunProgress {
   std::int64_t global_batch_size = 0;
   DataOfRun data;
   DataOfRun eval_data;  ///< by which best was chosen
-  /// Where the start went back to, as TrainerOptions::resume() named it, of an elastic run; empty: to the last checkpoint.
+  /// Where the start went back to, as TrainerOptions::resume() named it, of an elastic run; empty: to the
+  /// last checkpoint.
   std::string went_back_to;
   std::string description;  ///< TrainerOptions::description(); empty: an older version wrote this
 };

@@ -22,14 +22,15 @@ class StepRunner {
   StepRunner(const TrainerOptions& options, Task& task, const RankCoordinator& ranks)
       : options_(options), task_(task), ranks_(ranks) {}
 
-  /// Where there are virtual ranks `listener` hears of each part of a batch before anything of it is computed.
+  /// Where there are virtual ranks `listener` hears of each part of a batch before anything of it is
+  /// computed.
   void set_part_listener(std::function<void(const data::Batch& part)> listener) {
     part_listener_ = std::move(listener);
   }
 
   /// Makes the step after `steps_before` ones. Returns the steps of which it is known now whether their
-  /// numbers were finite, oldest first. Throws: UsageError where the task did not average over ranks, or did not
-  /// say what ranks must know before.
+  /// numbers were finite, oldest first. Throws: UsageError where the task did not average over ranks, or did
+  /// not say what ranks must know before.
   std::vector<CheckedStep> run(data::Batch& batch, std::int64_t steps_before);
   /// Returns the step of which it was not known yet. Blocking: waits for the accelerator.
   std::optional<CheckedStep> take_pending() { return check_.take_pending(); }

@@ -1,7 +1,8 @@
 // Each call is given to the engine as an operation, whose coroutine is made when the operation begins. The
 // coroutine has bare pointers to memory. Always: the operation keeps the call, and with it the tensors of
-// these pointers, until it is over, whether the caller still holds its work or not. The work keeps the results
-// alone. Tensors of a coalesced call run one after the other, as a single operation with a single deadline.
+// these pointers, until it is over, whether the caller still holds its work or not. The work keeps the
+// results alone. Tensors of a coalesced call run one after the other, as a single operation with a single
+// deadline.
 #include "cohort/comm/backends/shm/internal/backend.h"
 
 #include <array>

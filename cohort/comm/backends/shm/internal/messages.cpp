@@ -140,7 +140,8 @@ void Messages::take_early(std::list<Early>::iterator early, Posted& posted) {
   early_.erase(early);
 }
 
-// Takes the header of the next message, if somebody waits for one from there. All that may throw comes before.
+// Takes the header of the next message, if somebody waits for one from there. All that may throw comes
+// before.
 bool Messages::begin_message(int source, Incoming& incoming) {
   Ring& ring = ranks_.ring(source, ranks_.rank());
   const bool wanted = std::any_of(posted_.begin(), posted_.end(), [&](const Posted* posted) {
