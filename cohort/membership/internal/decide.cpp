@@ -4,31 +4,29 @@
 //   else an end where all members have finished, or ranks have failed too often;
 //   else another generation where a member is gone or leaves, a rank has failed or a link is lost, or an agent can enter.
 //
-// Note [Who is gone]: a member whose process has ended; or that was silent for `silence` as two agents see it, the one that
-// decides and another member. Where no other member is heard there is no second observer to ask. The one that decides
-// needs nobody after kAloneFactor times as long: such a member does not get records either, so the run would wait for it.
-// The same holds for a member that is heard, and does not hear of generations. Fewer than half of the members give up the rest
-// only after that longer time, so that the larger part of a network that is cut is the first to decide.
+// Note [Who is gone]: a member whose process has ended; or that was silent for `silence` as two agents see
+// it, the one that decides and another member. Where no other member is heard there is no second observer to
+// ask. The one that decides needs nobody after kAloneFactor times as long: such a member does not get records
+// either, so the run would wait for it. The same holds for a member that is heard, and does not hear of
+// generations. Fewer than half of the members give up the rest only after that longer time, so that the
+// larger part of a network that is cut is the first to decide.
 //
-// Note [Who has the state]: a generation of which all members are on one side of a cut network makes steps there, whatever the
-// other side decides. So a generation without an agent that has the state must not be made: what it would do, another one
-// may be doing. A member has the state from its first step on, as long as it stays a member: no generation that it is
-// in can make a step without it. While no such member is heard nothing is decided, for join_timeout at most.
-// One that leaves by notice stays a member until another one has the state: a planned generation lets those in that get it.
+// Note [Fresh stores]: ranks of a program that is not elastic leave keys in the store of their generation,
+// and start again in the next one. So that one gets another store. An agent offers a fresh one as soon as it
+// hears that its last one is used. The next generation waits for such an offer if nobody else has one: for
+// kAloneFactor times `silence` at most.
 //
-// Note [Fresh stores]: ranks of a program that is not elastic leave keys in the store of their generation, and start again in
-// the next one. So that one gets another store. An agent offers a fresh one as soon as it hears that its last one is used. The
-// next generation waits for such an offer if nobody else has one: for kAloneFactor times `silence` at most.
+// Note [Who waits for a copy]: a generation that ends while a state is copied ends the copy, which begins
+// anew. So an agent that could enter waits until all ranks of an elastic program have the state. Else nodes
+// that come and go would keep a long copy from its end. Whatever else ends the generation lets them in at
+// once.
 //
-// Note [Who waits for a copy]: a generation that ends while a state is copied ends the copy, which begins anew. So an agent that
-// could enter waits until all ranks of an elastic program have the state. Else nodes that come and go would keep a long copy from
-// its end. Whatever else ends the generation lets them in at once.
-//
-// Note [Stuck ranks]: an agent says itself that one of its ranks does not enter a generation, after a time of its own, and which one.
-// It is a member no longer, and waits until the rank gets on. A state that only its ranks have is lost: to give it they would have to
-// enter together. An agent whose ranks fail again and again (Report::ends_run) is no member either, and leaves. The run ends where nobody
-// is left that can continue it: only here is it seen that all members fail at the same time. So with a store that all reach
-// others are waited for, which may be about to say the same: for kAloneFactor times `silence`.
+// Note [Stuck ranks]: an agent says itself that one of its ranks does not enter a generation, after a time of
+// its own, and which one. It is a member no longer, and waits until the rank gets on. A state that only its
+// ranks have is lost: to give it they would have to enter together. An agent whose ranks fail again and again
+// (Report::ends_run) is no member either, and leaves. The run ends where nobody is left that can continue it:
+// only here is it seen that all members fail at the same time. So with a store that all reach others are
+// waited for, which may be about to say the same: for kAloneFactor times `silence`.
 #include "cohort/membership/internal/decide.h"
 
 #include <algorithm>
@@ -300,7 +298,8 @@ class Decider : private SeenMembers {
       }
     }
     if (!hopeless.empty()) {
-      // With an embedded record the agent that has it ends the run where its own ranks fail so, sooner or later.
+      // With an embedded record the agent that has it ends the run where its own ranks fail so, sooner or
+      // later.
       const bool may_wait = !old_.settings.is_embedded && may_others_follow && failure_.empty();
       const bool is_alone =
           survivors.size() + hopeless.size() == members.size();  // nothing else has happened
@@ -360,7 +359,7 @@ class Decider : private SeenMembers {
     }
   }
 
-  // Note [Who has the state]. What else has changed is decided later.
+  // lost_state.cpp, Note [Who has the state]. What else has changed is decided later.
   void wait_for_state(const std::string& cause) {
     next_ = old_;
     const std::vector<MemberInfo>& members = old_.generation.members;

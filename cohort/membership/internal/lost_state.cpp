@@ -1,3 +1,10 @@
+// Note [Who has the state]: a generation of which all members are on one side of a cut network makes steps
+// there, whatever the other side decides. So a generation without an agent that has the state must not be
+// made: what it would do, another one may be doing. A member has the state from its first step on, as long as
+// it stays a member: no generation that it is in can make a step without it. While no such member is heard
+// nothing is decided, for join_timeout at most. One that leaves by notice stays a member until another one
+// has the state: a planned generation lets those in that get it.
+//
 // Note [Lost states]: where all that had the state are dead, or say that it is lost, no generation makes a
 // step any more. An agent that was dropped as silent may have the state all the same, and come back. So the
 // run forms again. A generation that loses its state has a holder, whose agent knows what its ranks had

@@ -21,9 +21,9 @@ void note_returned_holders(const RendezvousRecord& record, const Observations& s
 /// Others are none any more.
 void keep_holders(std::vector<MemberId>& holders, const std::vector<MemberInfo>& members);
 
-/// Whether a generation of these makes steps (decide.cpp, Note [Who has the state]). An agent that has begun
-/// to decide waits until such a member has reported: it says how many steps are committed, and the record may
-/// have been written long before.
+/// Whether a generation of these makes steps (lost_state.cpp, Note [Who has the state]). An agent that has
+/// begun to decide waits until such a member has reported: it says how many steps are committed, and the
+/// record may have been written long before.
 bool may_make_steps(const RendezvousRecord& record, const Observations& seen,
                     const std::vector<MemberId>& holders, const std::vector<MemberInfo>& members);
 

@@ -1,13 +1,15 @@
-// Each agent reports to the one that decides, five times in the time after which it would count as silent, and is
-// answered. With a store that all reach, the one that decides is the first agent of the record, by id, that is heard; an agent
-// that hears none before itself decides. So two may decide for a while, and the compare-and-swap of one of them fails.
+// Each agent reports to the one that decides, five times in the time after which it would count as silent,
+// and is answered. With a store that all reach, the one that decides is the first agent of the record, by id,
+// that is heard; an agent that hears none before itself decides. So two may decide for a while, and the
+// compare-and-swap of one of them fails.
 //
-// A member also pings its successor in the ring of members, and those after it until it hears one: it is the second observer of
-// them. All listen to the one that decides. Whom an agent does not hear stands in its report.
+// A member also pings its successor in the ring of members, and those after it until it hears one: it is the
+// second observer of them. All listen to the one that decides. Whom an agent does not hear stands in its
+// report.
 //
-// A record goes to all agents when a generation or the state of the run changes; else to whoever lacks such a change.
-// So a generation takes a record to each agent and a report of each: O(n). Agents that join are collected for a fifth of a
-// beat, as each change of the record costs time that grows with it.
+// A record goes to all agents when a generation or the state of the run changes; else to whoever lacks such a
+// change. So a generation takes a record to each agent and a report of each: O(n). Agents that join are
+// collected for a fifth of a beat, as each change of the record costs time that grows with it.
 #include "cohort/membership/internal/member_protocol.h"
 
 #include <algorithm>
@@ -41,17 +43,18 @@ MemberProtocol::MemberProtocol(ProtocolOptions options, Time now)
       asked_store_(now - std::chrono::hours(1)),
       endpoint_heard_(now),
       last_time_(now),
-      next_beat_(now) {}
+      next_beat_(now),
+      heard_(silence_) {}
 
-// A process that was stopped itself does not count that time as the silence of others, who get all of `silence` again. What takes
-// many silences ends that much later: begun anew, it would not end on a host that is late now and then.
+// A process that was stopped itself does not count that time as the silence of others, who get all of
+// `silence` again. What takes many silences ends that much later: begun anew, it would not end on a host that
+// is late now and then.
 void MemberProtocol::note_time(Time now) {
   const Time::duration gap = now - std::exchange(last_time_, now);
   if (gap <= 3 * beat_) return;
   since_ = now;
   generation_since_ = std::max(generation_since_, now);
-  for (auto& [incarnation, since] : listening_) since = now;
-  closed_since_.clear();
+  heard_.on_gap(now);
   for (Time* const time : {&start_, &decides_since_, &state_since_, &endpoint_heard_}) *time += gap;
   if (blocked_since_) *blocked_since_ += gap;
   for (auto& [incarnation, agent] : views_) agent.last_heard += gap;
@@ -77,7 +80,8 @@ AgentMessage MemberProtocol::record_message() const {
   return message;
 }
 
-// Who may decide, the first first. Empty with an endpoint that is not in the record, as one whose ranks have ended.
+// Who may decide, the first first. Empty with an endpoint that is not in the record, as one whose ranks have
+// ended.
 std::vector<const MemberInfo*> MemberProtocol::candidates() const {
   std::vector<const MemberInfo*> agents;
   if (!record_) return agents;
@@ -93,34 +97,26 @@ std::vector<const MemberInfo*> MemberProtocol::candidates() const {
   return agents;
 }
 
-void MemberProtocol::listen_to(const MemberInfo& agent, Time now, std::set<std::string>& targets) {
-  targets.insert(agent.incarnation);
-  listening_.emplace(agent.incarnation, now);
-}
-
-bool MemberProtocol::is_unheard(const MemberInfo& agent, Time now) const {
-  if (dead_.count(agent.incarnation) > 0) return true;
-  const auto since = listening_.find(agent.incarnation);
-  if (since == listening_.end()) return false;
-  const auto heard = heard_.find(agent.incarnation);
-  const Time last = heard == heard_.end() ? since->second : std::max(since->second, heard->second);
-  return now - last > silence_;
-}
-
 // To whom this agent reports, whom it pings, and whether it decides.
 void MemberProtocol::choose_targets(Time now) {
   std::set<std::string> targets;
+  const auto listen_to = [&](const MemberInfo& agent) {
+    targets.insert(agent.incarnation);
+    heard_.listen_to(agent.incarnation, now);
+  };
+  const auto is_unheard = [&](const MemberInfo& agent) { return heard_.is_unheard(agent.incarnation, now); };
   report_targets_.clear();
   ping_targets_.clear();
-  // A store that does not answer now and then changes nothing: else this agent would begin to decide anew each time.
+  // A store that does not answer now and then changes nothing: else this agent would begin to decide anew
+  // each time.
   const bool has_record = is_embedded() ? has_store() : has_read_ || record_.has_value();
   bool decides = has_record && failure_.empty();
   if (!has_record && is_embedded()) report_targets_.push_back(options_.endpoint);
   for (const MemberInfo* const agent : candidates()) {
     if (agent->incarnation == options_.incarnation) break;
-    listen_to(*agent, now, targets);
+    listen_to(*agent);
     if (!is_embedded()) report_targets_.push_back(agent->address);
-    if (is_unheard(*agent, now)) continue;
+    if (is_unheard(*agent)) continue;
     decides = false;
     break;
   }
@@ -132,20 +128,19 @@ void MemberProtocol::choose_targets(Time now) {
     const auto position = static_cast<std::size_t>(at - members.begin());
     for (std::size_t i = 1; at != members.end() && i < members.size(); ++i) {
       const MemberInfo& next = members[(position + i) % members.size()];
-      listen_to(next, now, targets);
+      listen_to(next);
       ping_targets_.push_back(next.address);
-      if (!is_unheard(next, now)) break;
+      if (!is_unheard(next)) break;
     }
     for (const MemberInfo& agent : members) {
-      if (targets.count(agent.incarnation) > 0 && is_unheard(agent, now)) report_.unheard.push_back(agent.id);
+      if (targets.count(agent.incarnation) > 0 && is_unheard(agent)) report_.unheard.push_back(agent.id);
     }
   } else {
     for (const MemberInfo* const agent : candidates()) {
-      if (targets.count(agent->incarnation) > 0 && is_unheard(*agent, now))
-        report_.unheard.push_back(agent->id);
+      if (targets.count(agent->incarnation) > 0 && is_unheard(*agent)) report_.unheard.push_back(agent->id);
     }
   }
-  std::erase_if(listening_, [&](const auto& entry) { return targets.count(entry.first) == 0; });
+  heard_.listen_only_to(targets);
   if (decides && !is_deciding_) {
     since_ = decides_since_ = now;
     generation_since_ = std::max(generation_since_, now);
@@ -182,9 +177,8 @@ void MemberProtocol::beat(Time now, Effects& effects) {
     const bool is_forgotten = now > entry.second.may_join && now - entry.second.last_heard > 100 * silence_;
     return is_forgotten && record_ && !agents_.contains(entry.first);
   });
-  std::erase_if(heard_, [&](const auto& entry) { return now - entry.second > 100 * silence_; });
-  std::erase_if(dead_,
-                [&](const std::string& incarnation) { return record_ && !agents_.contains(incarnation); });
+  heard_.forget(now,
+                [&](const std::string& incarnation) { return !record_ || agents_.contains(incarnation); });
   check_reach(now);
   next_beat_ = now + beat_;
 }
@@ -270,8 +264,8 @@ std::optional<RendezvousRecord> MemberProtocol::next_record(Time now) {
   return decide(record, seen);
 }
 
-// Whether the run cannot continue without this record. If it cannot be written for long this agent fails: else its ranks would wait
-// for members that are gone.
+// Whether the run cannot continue without this record. If it cannot be written for long this agent fails:
+// else its ranks would wait for members that are gone.
 bool MemberProtocol::is_needed(const std::optional<RendezvousRecord>& next) const {
   if (!next || !record_ || record_->state != RunState::kRunning) return false;
   const bool is_other = next->generation.number != record_->generation.number;
@@ -282,9 +276,7 @@ void MemberProtocol::on_message(const AgentMessage& message, Time now, Effects& 
   note_time(now);
   if (!failure_.empty()) return;
   using Type = AgentMessage::Type;
-  heard_[message.incarnation] = now;
-  dead_.erase(message.incarnation);
-  closed_since_.erase(message.incarnation);
+  heard_.on_message(message.incarnation, now);
   if (!record_ || is_endpoint(message.incarnation)) endpoint_heard_ = now;
   switch (message.type) {
     case Type::kReport:
@@ -342,7 +334,7 @@ void MemberProtocol::on_report(const AgentMessage& message, Time now, Effects& e
 
 void MemberProtocol::on_death(const std::string& incarnation, Time now, Effects& effects) {
   note_time(now);
-  dead_.insert(incarnation);
+  heard_.on_death(incarnation);
   const auto view = views_.find(incarnation);
   if (view != views_.end()) view->second.is_dead = true;
   if (is_embedded() && is_endpoint(incarnation) && !record_->has_ended()) {
@@ -355,14 +347,15 @@ void MemberProtocol::on_death(const std::string& incarnation, Time now, Effects&
   decide_at_ = now;
 }
 
-// An agent that ends closes its port. After so long it is no host that is only just beginning to listen, or answers so for another reason.
+// An agent that ends closes its port. After so long it is no host that is only just beginning to listen, or
+// answers so for another reason.
 void MemberProtocol::on_closed_port(const std::string& address, Time now, Effects& effects) {
   note_time(now);
   if (is_embedded() || !record_ || record_->has_ended()) return;
   for (const auto* const list : {&record_->generation.members, &record_->waiting, &record_->spares}) {
     for (const MemberInfo& agent : *list) {
-      if (agent.address != address || dead_.contains(agent.incarnation)) continue;
-      const Time since = closed_since_.emplace(agent.incarnation, now).first->second;
+      if (agent.address != address || heard_.is_dead(agent.incarnation)) continue;
+      const Time since = heard_.on_closed_port(agent.incarnation, now);
       if (now - since <= kEndpointFactor * silence_) continue;
       views_[agent.incarnation].address = address;
       return on_death(agent.incarnation, now, effects);
@@ -412,7 +405,7 @@ void MemberProtocol::note_drops(const RendezvousRecord& next, Time now) {
     if (next.find(member.incarnation) != nullptr) continue;
     const bool had_state = std::ranges::count(record_->holders, member.id) > 0;
     AgentView& view = views_[member.incarnation];
-    view.is_dead = view.is_dead || dead_.contains(member.incarnation);
+    view.is_dead = view.is_dead || heard_.is_dead(member.incarnation);
     view.note_drop(now, kAloneFactor * silence_, had_state ? record_->generation.committed_steps : 0);
   }
 }
@@ -485,8 +478,9 @@ void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time
   if (is_deciding_) decide_at_ = now + beat_ / 5;
 }
 
-// The record of a run that has ended stays in the store for a while. An agent that has never known that run has no part in it: its first
-// swap is against that record. After a run that has succeeded there is nothing to do, and to do it again must be meant.
+// The record of a run that has ended stays in the store for a while. An agent that has never known that run
+// has no part in it: its first swap is against that record. After a run that has succeeded there is nothing
+// to do, and to do it again must be meant.
 void MemberProtocol::begin_after(const RendezvousRecord& ended, std::uint64_t revision) {
   if (ended.state == RunState::kSucceeded) {
     return fail(base::concat("run ", ended.settings.run_id,

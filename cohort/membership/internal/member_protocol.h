@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cohort/membership/internal/decide.h"
+#include "cohort/membership/internal/heard_agents.h"
 #include "cohort/membership/record_store.h"
 
 namespace cohort::membership {
@@ -75,8 +76,6 @@ class MemberProtocol {
   AgentMessage message_of(AgentMessage::Type type) const;
   AgentMessage record_message() const;
   std::vector<const MemberInfo*> candidates() const;
-  void listen_to(const MemberInfo& agent, Time now, std::set<std::string>& targets);
-  bool is_unheard(const MemberInfo& agent, Time now) const;
   void choose_targets(Time now);
   void beat(Time now, Effects& effects);
   void send_report(Time now, Effects& effects);
@@ -106,10 +105,7 @@ class MemberProtocol {
   std::optional<Time> blocked_since_;  // a generation that the run needs is not written, as the store is away
   Time last_time_, next_beat_, decide_at_ = Time::max();
   std::map<std::string, AgentView> views_;  // by incarnation, of those that have reported
-  std::map<std::string, Time> heard_;       // by incarnation
-  std::map<std::string, Time> listening_;   // by incarnation: since when it is asked
-  std::set<std::string> dead_;
-  std::map<std::string, Time> closed_since_;                // by incarnation, of those that are not heard
+  HeardAgents heard_;
   std::vector<std::string> report_targets_, ping_targets_;  // addresses
   std::string failure_;
 };

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/membership/internal/member_protocol.h"
+#include "cohort/membership/internal/step_protocol.h"
+#include "simulated_store.h"
+#include "simulated_world.h"
+
+namespace cohort::test {
+
+/// Faults of the code under test, which the simulator must find.
+enum class Planted {
+  kNothing,
+  kBlindSwap,        ///< the store does not compare before it swaps
+  kMixedSteps,       ///< what processes send each other does not say of which generation it is
+  kNoStateCopy,      ///< a process that lacks the state says that it has copied it
+  kNoEarlyMessages,  ///< what comes before a process has entered a generation is dropped
+  kLateLedger,  ///< the first process writes a step to the ledger after it has committed it, and only then
+  kDirtyState,  ///< the state of a process that died while it changed the state is used
+};
+
+struct SimulationOptions {
+  std::uint64_t seed = 1;
+  bool is_embedded = true;
+  bool has_faults = true;
+  int num_hosts = 0;  ///< 0: the seed decides
+  Planted planted = Planted::kNothing;
+};
+
+/// Agents, their processes and a store, through a whole run.
+class SimulatedRun {
+ public:
+  explicit SimulatedRun(const SimulationOptions& options);
+  ~SimulatedRun();
+  /// Returns what does not hold, or "".
+  std::string run();
+
+  /// What happened, so that tests see that it did.
+  struct Counts {
+    std::uint64_t generations = 0, steps = 0, copies = 0, redone = 0, planned = 0, restarts = 0;
+    std::uint64_t failed_runs = 0, failed_with_state = 0, two_deciders = 0, dropped_alive = 0, lost_links = 0;
+    std::uint64_t unexplained =
+        0;  ///< runs that failed while an agent had the state, against may_fail_with_state()
+    std::uint64_t side_by_side =
+        0;  ///< steps that a generation makes while a process of another one is two ahead
+    std::uint64_t handovers = 0;          ///< generations in which a member that leaves gives its state away
+    std::uint64_t lost_states = 0;        ///< times that a run waited for an agent that may have the state
+    std::uint64_t stopped = 0, hung = 0;  ///< processes, and those of them that their agent has killed
+    std::uint64_t gave_up = 0;            ///< agents whose ranks failed again and again
+    void add(const Counts& other);
+    std::string text() const;
+  };
+  /// Runs until a generation has been entered by all hosts' agents; then with one killed and another one in
+  /// its place.
+  std::string run_to_generation();
+  std::string replace_a_member();
+  std::uint64_t num_agent_messages() const { return num_agent_messages_; }
+  Counts counts;
+  SimulatedWorld& world() { return world_; }
+  const SimulatedStore& store() const { return store_; }
+  std::size_t num_agents() const;  ///< that live
+  int num_hosts() const;
+
+ private:
+  struct Agent;
+  class Process;
+  friend class Process;
+
+  Agent* agent_of(const std::string& incarnation);
+  Agent* agent_on(int host);
+  bool is_alive(const std::shared_ptr<Agent>& agent) const;
+  void start_agent(int host);
+  void apply(const std::shared_ptr<Agent>& agent, membership::MemberProtocol::Effects& effects);
+  void send(const std::shared_ptr<Agent>& from, const std::string& address,
+            const membership::AgentMessage& message);
+  void tell_closed_port(const std::shared_ptr<Agent>& from, int host);
+  void arm(const std::shared_ptr<Agent>& agent);
+  void on_record(const std::shared_ptr<Agent>& agent);
+  void report(const std::shared_ptr<Agent>& agent);
+  void kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_lost);
+  void kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told = 0,
+                    bool is_hopeless = false);
+  void end_stopped_process();
+  void give_up_stopped(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t number);
+  void give_up_stopped_of(const membership::Generation& generation);
+  void stop_process(const std::shared_ptr<Agent>& agent, std::size_t index, milliseconds time);
+  void deliver(const std::shared_ptr<Agent>& agent, std::size_t index,
+               const membership::StepMessage& message);
+  void on_process(const std::shared_ptr<Agent>& agent, Process& process, SimTime time,
+                  std::function<void()> run);
+  void tell_process(const std::shared_ptr<Agent>& agent, std::size_t index,
+                    const membership::Generation& told, std::optional<int> number);
+  void ask_process(const std::shared_ptr<Agent>& agent, std::size_t index, Process& process,
+                   std::uint64_t generation, int unanswered);
+  void make_faults();
+  void make_fault();
+  void heal();
+  void link_lost(const std::string& incarnation, std::size_t process, membership::MemberId other,
+                 std::uint64_t generation);
+  bool have_all_entered(std::uint64_t generation) const;
+  void watch_deciders();
+  void tell_links(const std::shared_ptr<Agent>& agent, std::optional<std::size_t> process, bool is_host_lost);
+
+  void check_commit(std::uint64_t generation, std::uint64_t step, std::uint64_t state);
+  bool has_state(std::uint64_t steps, bool is_any_asked = true) const;
+  void write_ledger(std::uint64_t step, const std::string& sums);
+  std::uint64_t expected_state(std::uint64_t steps);
+  std::string expected_sums(std::uint64_t step) const;
+  std::uint64_t leaf(std::uint64_t step, int virtual_rank, int element) const;
+  void check_end();
+  bool may_fail_with_state(const membership::RendezvousRecord& record) const;
+  bool is_over() const;
+
+  const SimulationOptions options_;
+  SimulatedWorld world_;
+  membership::RunSettings settings_;
+  SimulatedStore store_;
+  std::vector<std::shared_ptr<Agent>> agents_;  // all that ever were
+  std::vector<std::uint64_t> states_;           // expected, by number of steps
+  std::map<std::uint64_t, std::string> ledger_;
+  std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>>
+      steps_of_;  // first and last, by generation
+  std::map<std::uint64_t, membership::Generation> generations_;
+  std::uint64_t total_steps_ = 0, newest_steps_ = 0;
+  std::vector<std::unique_ptr<Process>> graveyard_;  // that died, and of which events are left
+  int num_incarnations_ = 0;
+  std::uint64_t num_agent_messages_ = 0;
+  bool is_endpoint_lost_ = false, is_healed_ = false;
+};
+
+}  // namespace cohort::test
