@@ -1,18 +1,18 @@
-// enter() is a loop: wait for a generation, connect, say hello, copy the state, and begin again where news ends one of these. What
-// happens in which order is membership::GenerationChange and Recovery, as in StepProtocol, which a simulator tests.
+// enter() is a loop: wait for a generation, connect, say hello, copy the state, and begin again where news
+// ends one of these. What happens in which order is membership::GenerationChange and Recovery, as in
+// StepProtocol, which a simulator tests.
 //
-// Always: a process whose state is being changed, by a step or by a copy, says that it has none until the change is done. Its
-// region says the same.
-// Between begin_changes() and commit() nothing waits for another process, so a step whose sum is there is committed whatever happens.
+// Always: a process whose state is being changed, by a step or by a copy, says that it has none until the
+// change is done. Its region says the same. Between begin_changes() and commit() nothing waits for another
+// process, so a step whose sum is there is committed whatever happens.
 //
-// Who has the newest state waits until all others have it too. It could compute meanwhile, but a step changes running statistics
-// before it has its sum.
+// Who has the newest state waits until all others have it too. It could compute meanwhile, but a step changes
+// running statistics before it has its sum.
 #include "cohort/elastic/internal/net_session.h"
 
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -37,8 +37,9 @@ using Clock = base::Deadline::Clock;
 constexpr std::uint32_t kHelloChannel = 1;
 constexpr std::uint64_t kIsWhole = 1, kIsOfRun = 2;  // in the value of a hello
 
-// Which processes have the state that they say. One that is new to the run may have that of another run, with more steps: where
-// there are others it has a say only if it has their bits. Where all are new, those count that have the bits of the first one.
+// Which processes have the state that they say. One that is new to the run may have that of another run, with
+// more steps: where there are others it has a say only if it has their bits. Where all are new, those count
+// that have the bits of the first one.
 Recovery recovery_of(const Generation& generation, const std::map<int, Wire>& hellos) {
   const auto is_whole_of_run = [](const Wire& wire) { return wire.value == (kIsWhole | kIsOfRun); };
   const bool has_run =
@@ -166,7 +167,8 @@ GenerationInfo NetSession::enter(std::uint64_t committed_steps) {
   inbox_->set_committed(committed_steps);
   say_ready();
   Times times;
-  // Nobody will finish what was computed in the step. Between two steps nothing is dropped, whatever is exchanged there.
+  // Nobody will finish what was computed in the step. Between two steps nothing is dropped, whatever is
+  // exchanged there.
   if (exchange_ != nullptr && exchange_->step_began())
     times.dropped_ms = ms_between(*exchange_->step_began(), times.begin);
   is_first_step_ = false;
@@ -199,7 +201,8 @@ GenerationInfo NetSession::enter(std::uint64_t committed_steps) {
   }
 }
 
-// Memory has come that is to hold the state. Returns whether the state of the process before in this one's place is this one's now.
+// Memory has come that is to hold the state. Returns whether the state of the process before in this one's
+// place is this one's now.
 bool NetSession::take_region() {
   base::Fd file = inbox_->take_region();
   if (!file.is_open()) return false;
@@ -264,8 +267,8 @@ void NetSession::hold_state() {
   if (region_ != nullptr) region_->commit(committed_, state_to_keep());
 }
 
-// Who is still in the generation hears that this process makes no step of it any more. Its hello would come too late: it needs
-// the addresses of all, and they come only when all have left.
+// Who is still in the generation hears that this process makes no step of it any more. Its hello would come
+// too late: it needs the addresses of all, and they come only when all have left.
 void NetSession::say_goodbye() {
   const Generation before = inbox_->generation();
   const auto process = inbox_->process();
@@ -327,7 +330,8 @@ void NetSession::enter_generation(Times& times) {
 }
 
 Recovery NetSession::exchange_hellos(const Generation& generation, int process, base::Deadline deadline) {
-  // Initial states may differ, where a program draws its parameters without a seed, or reads another checkpoint. Later ones cannot.
+  // Initial states may differ, where a program draws its parameters without a seed, or reads another
+  // checkpoint. Later ones cannot.
   const bool is_initial = !is_changing_ && committed_ == first_committed_;
   const auto self = static_cast<std::uint32_t>(process);
   const Wire hello{.type = WireType::kHello,
@@ -459,51 +463,6 @@ GenerationInfo NetSession::finish() {
   }
   has_ended_ = true;
   return info_;
-}
-
-namespace {
-
-std::shared_ptr<Session> session_with(const std::optional<SessionOptions>& options) {
-  static std::mutex mutex;
-  static std::weak_ptr<NetSession> session;
-  static bool was_made = false;
-  const std::lock_guard lock(mutex);
-  if (auto existing = session.lock()) {
-    if (!options || *options == existing->options()) return existing;
-    throw UsageError("elastic.session", "the session of this process is there already, with other options",
-                     "one session_of_process(options), before others ask for the session");
-  }
-  if (was_made) {
-    throw UsageError("elastic.session", "the session of this process is destroyed, and a process has one",
-                     "one elastic::run or Trainer::fit for each process that cohort run has started");
-  }
-  auto link = membership::RankLink::of_process();
-  if (!link) return nullptr;
-  const auto virtual_ranks = base::env_int("COHORT_VIRTUAL_RANKS", 1, 1 << 20);
-  if (!virtual_ranks) {
-    throw UsageError("elastic.session", "COHORT_AGENT_FD is set, and COHORT_VIRTUAL_RANKS is not",
-                     "cohort run --elastic sets both");
-  }
-  const auto made = std::make_shared<NetSession>(*std::move(link), static_cast<int>(*virtual_ranks),
-                                                 options.value_or(SessionOptions()));
-  session = made;
-  was_made = true;
-  return made;
-}
-
-}  // namespace
-
-std::shared_ptr<Session> session_of_process() {
-  return session_with(std::nullopt);
-}
-
-std::shared_ptr<Session> session_of_process(const SessionOptions& options) {
-  if (options.timeout <= std::chrono::milliseconds(0) || options.chunk_bytes == 0) {
-    throw UsageError("elastic.session",
-                     concat("timeout: got ", options.timeout.count(), " ms, chunk_bytes: got ",
-                            options.chunk_bytes, ", expected above 0"));
-  }
-  return session_with(options);
 }
 
 }  // namespace cohort::elastic
