@@ -1,4 +1,7 @@
-// `cohort run --elastic`: agents are processes of this host, and ranks make steps without tensors (tests/launch/elastic_program.cpp).
+// `cohort run --elastic`: agents are processes of this host, and ranks make steps without tensors
+// (tests/launch/elastic_program.cpp).
+#include "tests/cli/run/run_elastic.h"
+
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -10,8 +13,6 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
-#include "tests/cli/job.h"
-#include "tests/support/environment.h"
 #include "tests/support/messages.h"
 
 namespace cohort::test {
@@ -34,40 +35,6 @@ pid_t writer_of(const std::filesystem::path& file, pid_t not_this) {
   }
   return 0;
 }
-
-class RunElasticTest : public ::testing::Test {
- protected:
-  Job agent(std::vector<std::string> flags, std::vector<std::string> arguments = {}) {
-    flags.insert(flags.end(),
-                 {"--elastic", "--bind-to=none", "--shutdown-timeout=20", "--", COHORT_ELASTIC_PROGRAM});
-    flags.insert(flags.end(), arguments.begin(), arguments.end());
-    return Job(dir.path(), std::move(flags));
-  }
-  Job node(const std::string& nnodes, std::vector<std::string> more = {},
-           std::vector<std::string> arguments = {}) {
-    more.insert(more.end(), {"--nnodes=" + nnodes, "--rdzv-endpoint=127.0.0.1:" + port});
-    return agent(std::move(more), std::move(arguments));
-  }
-  // The process that is this one of a generation, once it has entered.
-  pid_t process_in(int generation, int process, int num_processes) {
-    const auto file = dir / concat("in_", generation, "_", process, "_of_", num_processes);
-    EXPECT_TRUE(comes(file)) << file;
-    return std::filesystem::exists(file) ? std::stoi(read_file(file)) : 0;
-  }
-  // What a rank has found in its region.
-  std::string region_of(pid_t rank) {
-    const auto file = dir / concat("region_", rank);
-    return comes(file) ? read_file(file) : "none";
-  }
-  static bool logs(const Job& job, const std::string& text) {
-    return base::poll_until([&] { return job.err().find(text) != std::string::npos; },
-                            base::Deadline(std::chrono::seconds(60)));
-  }
-  void let_end() { write_file(dir / "go", ""); }
-
-  TempDir dir;
-  const std::string port = std::to_string(free_port());
-  ScopedEnv threads{"OMP_NUM_THREADS", "1"};
 };
 
 TEST_F(RunElasticTest, ARankThatDiesHasASuccessorAndTheOthersLiveOn) {
@@ -177,7 +144,8 @@ TEST_F(RunElasticTest, ANodeThatLeavesByNoticeEndsItsRanksOnceTheyAreOut) {
   EXPECT_EQ(first.wait(), 0) << first.err();
 }
 
-// The agent that decides is stopped, so no generation without this node comes. Its ranks need the time that is left.
+// The agent that decides is stopped, so no generation without this node comes. Its ranks need the time that
+// is left.
 TEST_F(RunElasticTest, ANodeThatNobodyLetsGoTellsItsRanksWithinHalfOfItsTime) {
   Job first = node("1:2");
   ASSERT_NE(process_in(1, 0, 1), 0);
@@ -195,7 +163,8 @@ TEST_F(RunElasticTest, ANodeThatNobodyLetsGoTellsItsRanksWithinHalfOfItsTime) {
   EXPECT_EQ(first.wait(), 0) << first.err();
 }
 
-// The only node with the state leaves while another one copies it, for longer than a node is waited for that cannot be heard.
+// The only node with the state leaves while another one copies it, for longer than a node is waited for that
+// cannot be heard.
 TEST_F(RunElasticTest, ANodeThatLeavesStaysWhileItsStateIsCopied) {
   for (const bool is_copied : {true, false}) {
     SCOPED_TRACE(is_copied);
@@ -207,7 +176,8 @@ TEST_F(RunElasticTest, ANodeThatLeavesStaysWhileItsStateIsCopied) {
                                  "--monitor-interval=0.02", "--silence=200", "--shutdown-timeout=10",
                                  concat("--nproc-per-node=", local_ranks), "--", COHORT_ELASTIC_PROGRAM});
     };
-    // The agent at the endpoint must stay, and its second rank begins late: the other node has the state alone.
+    // The agent at the endpoint must stay, and its second rank begins late: the other node has the state
+    // alone.
     write_file(path("hang_1"), "");
     Job endpoint_agent = start(2);
     ASSERT_TRUE(comes(path("pid_1")));
@@ -289,7 +259,8 @@ TEST_F(RunElasticTest, ANodeThatCannotTakePartLeavesAndTheRunContinues) {
   EXPECT_TRUE(std::filesystem::exists(dir / concat("end_", survivor)));
 }
 
-// The others wait neither for the place of the rank that fails, nor for another one that does not hear of a signal.
+// The others wait neither for the place of the rank that fails, nor for another one that does not hear of a
+// signal.
 TEST_F(RunElasticTest, ANodeThatGivesUpHoldsNobodyWhileItsRanksEnd) {
   Job first = node("1:2", {"--virtual-ranks=4"});
   const pid_t survivor = process_in(1, 0, 1);
@@ -375,8 +346,8 @@ TEST_F(RunElasticTest, ASignalToTheOnlyNodeSavesWhatItsRanksHave) {
   expect_in(job.err(), {"signal 15 (Terminated): the run ends, as it cannot continue without this node"});
 }
 
-// The only rank is killed anywhere, until two successors have continued with what it has left. Only where it died while it changed
-// the state the run ends, and the same command resumes it.
+// The only rank is killed anywhere, until two successors have continued with what it has left. Only where it
+// died while it changed the state the run ends, and the same command resumes it.
 TEST_F(RunElasticTest, ARankThatIsAloneLosesNothing) {
   const std::vector<std::string> config{
       "data.type=synthetic", "data.image_size=8", "data.synthetic_train=1600", "data.workers=0",
@@ -439,71 +410,6 @@ TEST_F(RunElasticTest, ARankThatIsAloneLosesNothing) {
   }
   const std::string ledger = read_file(dir / "run" / "ledger.csv");
   EXPECT_EQ(std::ranges::count(ledger, '\n'), 1 + 3 * 400);
-}
-
-TEST_F(RunElasticTest, ASignalToTheNodeThatHasTheRecordEndsTheRun) {
-  Job first = node("1:2");
-  ASSERT_NE(process_in(1, 0, 1), 0);
-  Job second = node("1:2");
-  ASSERT_NE(process_in(2, 1, 2), 0);
-  first.worker().signal(SIGTERM);
-  EXPECT_EQ(first.wait(), 143) << first.err();
-  EXPECT_NE(second.wait(), 0);
-  expect_in(second.err(), {"leaves, and it has the run's only record"});
-}
-
-// A spare node has nothing to save, and no reason to say that the run has succeeded.
-TEST_F(RunElasticTest, ARunThatASignalHasStoppedHasSucceededForNobody) {
-  Job first = node("1:1", {"--spares=1"});
-  ASSERT_NE(process_in(1, 0, 1), 0);
-  Job second = node("1:1", {"--spares=1"});
-  ASSERT_TRUE(logs(second, "is a spare of")) << second.err();
-  write_file(dir / "stopped", "");
-  let_end();
-  EXPECT_EQ(first.wait(), 143) << first.err();
-  EXPECT_EQ(second.wait(), 143) << second.err();
-  for (const Job* job : {&first, &second}) {
-    expect_in(job->err(), {"signal 15 (Terminated) has stopped the run; the same command resumes it"});
-  }
-}
-
-TEST_F(RunElasticTest, WhenNoRestartIsLeftTheRunEndsForAll) {
-  Job first = node("2:2", {"--max-restarts=0"});
-  ASSERT_TRUE(logs(first, "this node waits for nodes"));
-  Job second = node("2:2", {"--max-restarts=0"});
-  const pid_t victim = process_in(1, 1, 2);
-  ASSERT_NE(victim, 0);
-  ASSERT_NE(process_in(1, 0, 2), 0);
-  ::kill(victim, SIGKILL);
-  EXPECT_EQ(first.wait(), 137);
-  EXPECT_EQ(second.wait(), 137);
-  for (const Job* job : {&first, &second}) expect_in(job->err(), {"(0 restarts used of 0)"});
-}
-
-// Without --max-restarts: failures of one place in a row count, until a step is made.
-TEST_F(RunElasticTest, ARankMayFailAsOftenAsStepsAreMadeBetween) {
-  Job job = agent({"--standalone", "--nproc-per-node=2"});
-  for (int generation = 1; generation <= 6; ++generation) {
-    const pid_t rank = process_in(generation, 1, 2);
-    ASSERT_NE(rank, 0) << job.err();
-    ASSERT_TRUE(comes(dir / concat("stepped_", generation, "_1"))) << job.err();
-    if (generation < 6) ::kill(rank, SIGKILL);
-  }
-  let_end();
-  EXPECT_EQ(job.wait(), 0) << job.err();
-}
-
-TEST_F(RunElasticTest, ARankThatFailsAgainAndAgainEndsTheRunWithoutALimitToo) {
-  Job job = agent({"--standalone", "--nproc-per-node=1"}, {"no such model"});
-  EXPECT_EQ(job.wait(), 5);
-  expect_in(job.err(), {"local rank 0 has failed 4 times in a row, and no step was made between"});
-}
-
-TEST_F(RunElasticTest, ARankThatCannotBeginEndsItsNode) {
-  Job job =
-      agent({"--nnodes=2:2", "--rdzv-endpoint=127.0.0.1:" + port, "--max-restarts=1"}, {"no such model"});
-  EXPECT_EQ(job.wait(), 5);
-  expect_in(job.err(), {"it ended with status 5", "no such model"});
 }
 
 }  // namespace
