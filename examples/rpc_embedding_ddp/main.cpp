@@ -1,4 +1,4 @@
-// Two trainers share an embedding table on a server, and average the rest of the model by DistributedDataParallel.
+// Two trainers share an embedding table on a server. DistributedDataParallel averages the rest of the model.
 // After PyTorch's tutorial "Combining Distributed DataParallel with Distributed RPC Framework".
 //
 //   Run:      rpc_embedding_ddp [STEPS]      or: cohort run --nproc-per-node 3 -- rpc_embedding_ddp

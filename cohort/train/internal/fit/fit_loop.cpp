@@ -1,8 +1,8 @@
 // Each step seeds the generators from seed, step and rank (or virtual rank), so a run that resumes makes the
 // same steps. Ranks agree on stops and saves after each step. Nothing is written before the first step was
-// made. The parts of a fit are classes of their own: ranks, progress, steps, checkpoints, evaluation, reports;
-// here is their order. In an elastic run each step is committed, and what follows it may be made again: by
-// others, or by the same processes, whenever the processes of the run change.
+// made. The parts of a fit are classes of their own: ranks, progress, steps, checkpoints, evaluation,
+// reports; here is their order. In an elastic run each step is committed, and what follows it may be made
+// again: by others, or by the same processes, whenever the processes of the run change.
 #include "cohort/train/internal/fit/fit_loop.h"
 
 #include <ATen/Parallel.h>
@@ -210,9 +210,9 @@ class FitLoop {
   /// This process writes to the folder of an elastic run.
   bool is_writer() const { return writer_ && saver_.writes(); }
 
-  /// Calls `write`, which writes to the run's folder, after what had to be written before it. Returns whether it did: in an
-  /// elastic run a process that is stopped while it writes may keep this one out. `lost`: what is not done then. Throws:
-  /// elastic::GenerationEnded where another process has come to write, and this one does not know it yet.
+  /// Calls `write`, which writes to the run's folder, after what had to be written before it. Returns whether
+  /// it did: of an elastic run a process that was stopped while it wrote may keep this one out. `lost`: what
+  /// is not done then. Throws: elastic::GenerationEnded where another process writes now.
   template <typename Write>
   bool as_writer(const char* lost, const Write& write) {
     const auto write_all = [&] { write_after_owed(write); };
