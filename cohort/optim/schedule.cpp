@@ -73,10 +73,11 @@ class SequentialSchedule : public LRSchedule {
     return schedule->momentum(local);
   }
   std::string describe() const override {
-    std::string text = "sequential(" + schedules_[0]->describe();
+    base::TextList parts;
+    parts.add(schedules_[0]->describe());
     for (std::size_t k = 0; k < milestones_.size(); ++k)
-      text += concat(", from ", milestones_[k], ": ", schedules_[k + 1]->describe());
-    return text + ")";
+      parts.add("from ", milestones_[k], ": ", schedules_[k + 1]->describe());
+    return concat("sequential(", parts.text(), ")");
   }
 
  private:

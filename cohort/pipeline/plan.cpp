@@ -8,6 +8,7 @@
 #include <array>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -181,9 +182,10 @@ const char* name_of(ActionKind kind) {
 std::string Plan::text() const {
   std::string text;
   for (std::size_t placement = 0; placement < actions.size(); ++placement) {
-    text += concat("placement ", placement, ":");
-    for (const Action& action : actions[placement]) text += " " + to_string(action);
-    text += "\n";
+    base::TextList line(" ");
+    line.add("placement ", placement, ":");
+    for (const Action& action : actions[placement]) line.add(to_string(action));
+    text += line.text() + "\n";
   }
   return text;
 }

@@ -14,6 +14,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/rpc/function.h"
 #include "cohort/rpc/internal/agent/agent_state.h"
 #include "cohort/rpc/internal/caller_state.h"
@@ -42,15 +43,16 @@ std::vector<typename Future<T>::Value> answers_of(std::vector<Future<T>>& calls)
   }
   if (errors.size() == 1) std::rethrow_exception(errors.front());
   if (errors.empty()) return answers;
-  std::string text = base::concat(errors.size(), " of ", calls.size(), " owners failed");
+  base::TextList text("; ");
+  text.add(errors.size(), " of ", calls.size(), " owners failed");
   for (const std::exception_ptr& error : errors) {
     try {
       std::rethrow_exception(error);
     } catch (const std::exception& exception) {
-      text += base::concat("; ", base::message_of(exception));
+      text.add(base::message_of(exception));
     }
   }
-  throw RemoteError(kWhereOptimizer, text);
+  throw RemoteError(kWhereOptimizer, text.text());
 }
 
 // Has `call(owner)` call each owner, and returns what they answered. Gradients do not travel with these
@@ -133,12 +135,12 @@ void DistributedOptimizer::load_state(const std::map<std::string, optim::Optimiz
       state.size() == owners_.size() &&
       std::ranges::all_of(owners_, [&](const Owner& owner) { return state.count(owner.name) > 0; });
   if (!same_owners) {
-    std::string saved_owners, own_owners;
-    for (const auto& [name, unused] : state) saved_owners += " " + name;
-    for (const Owner& owner : owners_) own_owners += " " + owner.name;
+    base::TextList saved_owners(" "), own_owners(" ");
+    for (const auto& [name, unused] : state) saved_owners.add(name);
+    for (const Owner& owner : owners_) own_owners.add(owner.name);
     throw DataError(kWhereOptimizer,
-                    base::concat("the state is that of the workers", saved_owners,
-                                 ", and the parameters are on", own_owners),
+                    base::concat("the state is that of the workers ", saved_owners.text(),
+                                 ", and the parameters are on ", own_owners.text()),
                     "the state of an optimizer of the same workers");
   }
   ask_all<void>(owners_, [&](const Owner& owner) {

@@ -5,6 +5,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/registry.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::rpc {
 namespace {
@@ -37,13 +38,13 @@ std::map<std::string, std::string> all_signatures() {
 
 std::string differences(const std::map<std::string, std::string>& here,
                         const std::map<std::string, std::string>& there) {
-  std::string lines;
+  base::TextList lines("\n");
   for (const auto& [name, signature] : here) {
     const auto found = there.find(name);
     if (found == there.end() || found->second == signature) continue;
-    lines += base::concat(lines.empty() ? "" : "\n", name, ": here ", signature, ", there ", found->second);
+    lines.add(name, ": here ", signature, ", there ", found->second);
   }
-  return lines;
+  return lines.text();
 }
 
 void function_detail::throw_not_registered(const std::string& signature) {

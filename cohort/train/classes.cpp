@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/train/internal/fit/run_state.h"
 #include "cohort/train/weights.h"
@@ -103,18 +104,16 @@ std::shared_ptr<const data::Dataset> with_trained_labels(std::shared_ptr<const d
   const std::vector<std::string> classes = dataset->classes();
   if (trained.empty() || classes.empty() || classes == trained) return dataset;
   std::vector<std::int64_t> labels;
-  std::string unknown;
+  std::vector<std::string> unknown;
   for (const std::string& name : classes) {
     const auto found = std::ranges::find(trained, name);
-    if (found == trained.end()) unknown += " " + name;
+    if (found == trained.end()) unknown.push_back(name);
     labels.push_back(found - trained.begin());
   }
   if (!unknown.empty()) {
-    std::string known;
-    for (const std::string& name : trained) known += " " + name;
     throw DataError("train.classes",
-                    base::concat("the model was not trained on these classes of the data:", unknown,
-                                 "; it was trained on:", known),
+                    base::concat("the model was not trained on these classes of the data: ",
+                                 base::join(unknown, " "), "; it was trained on: ", base::join(trained, " ")),
                     "data whose classes have the names that they had in training");
   }
   return std::make_shared<Relabelled>(std::move(dataset), std::move(labels), trained);

@@ -1,8 +1,10 @@
 // The rules, in the order in which they are asked:
 //   agents that wait and are gone, or that leave, are removed; agents that ask to join get an id and wait;
-//   while fewer than min_nodes agents are there: a first generation as soon as there are enough, an end after join_timeout;
+//   while fewer than min_nodes agents are there: a first generation as soon as there are enough, an end after
+//     join_timeout;
 //   else an end where all members have finished, or ranks have failed too often;
-//   else another generation where a member is gone or leaves, a rank has failed or a link is lost, or an agent can enter.
+//   else another generation where a member is gone or leaves, a rank has failed or a link is lost, or an
+//     agent can enter.
 //
 // Note [Who is gone]: a member whose process has ended; or that was silent for `silence` as two agents see
 // it, the one that decides and another member. Where no other member is heard there is no second observer to
@@ -37,6 +39,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/process.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/membership/internal/lost_links.h"
 #include "cohort/membership/internal/lost_state.h"
 #include "cohort/membership/internal/seen_members.h"
@@ -256,10 +259,10 @@ class Decider : private SeenMembers {
     note_holders(old_, seen_, next_.holders);
     const std::vector<MemberInfo>& members = old_.generation.members;
     std::vector<MemberInfo> survivors, givers;
-    std::string cause = failure_;
+    base::TextList causes("; ");
+    if (!failure_.empty()) causes.add(failure_);
     bool is_planned = failure_.empty();
     std::size_t num_finished = 0;
-    const auto add_cause = [&](const std::string& text) { cause += (cause.empty() ? "" : "; ") + text; };
     std::vector<std::string> hopeless;
     bool may_others_follow = true;
     const std::set<MemberId> gone = gone_members();
@@ -267,31 +270,30 @@ class Decider : private SeenMembers {
     MemberId dropped = 0;
     if (lost) {
       is_planned = false;
-      add_cause(concat("ranks of ", name_of(*lost->first), " lost their link",
-                       lost->is_within() ? "" : concat(" to ", name_of(*lost->second))));
+      causes.add("ranks of ", name_of(*lost->first), " lost their link",
+                 lost->is_within() ? "" : concat(" to ", name_of(*lost->second)));
       if (lost->is_repeated && !lost->is_within()) dropped = member_to_drop(old_, seen_, *lost);
     }
     for (const MemberInfo& member : members) {
       if (is_finished(member) && !is_elastic()) {
         ++num_finished;  // its ranks are gone, so it enters no other generation, and its agent may go too
-        if (report_of_generation(member) == nullptr)
-          add_cause(concat(name_of(member), " had finished before"));
+        if (report_of_generation(member) == nullptr) causes.add(name_of(member), " had finished before");
       } else if (gone.count(member.id) > 0) {
         is_planned = false;
-        add_cause(concat(name_of(member), is_dead(member) ? " died" : " is silent"));
+        causes.add(name_of(member), is_dead(member) ? " died" : " is silent");
         const Time::duration unheard = seen_.now - last_heard(member);
         detect_ms_ = std::max(detect_ms_, std::chrono::ceil<std::chrono::milliseconds>(unheard).count());
       } else if (!stuck_rank(member).empty()) {
         is_planned = false;
-        add_cause(concat(name_of(member), " is given up: ", stuck_rank(member)));
+        causes.add(name_of(member), " is given up: ", stuck_rank(member));
       } else if (is_hopeless(member)) {
         hopeless.push_back(hopeless_text(member));
         const Time::duration since = seen_.now - view(member)->hopeless_at;
         may_others_follow = may_others_follow && since <= kAloneFactor * old_.settings.silence;
       } else if (member.id == dropped) {
-        add_cause(concat(name_of(member), " is dropped"));
+        causes.add(name_of(member), " is dropped");
       } else if (is_leaving(member)) {
-        add_cause(concat(name_of(member), " leaves"));
+        causes.add(name_of(member), " leaves");
         if (may_give_state(member)) givers.push_back(member);
       } else {
         survivors.push_back(member);
@@ -305,14 +307,15 @@ class Decider : private SeenMembers {
           survivors.size() + hopeless.size() == members.size();  // nothing else has happened
       if (may_wait && is_alone && !survivors.empty()) return keep_spares();
       is_planned = false;
-      for (const std::string& text : hopeless) add_cause(text);
+      for (const std::string& text : hopeless) causes.add(text);
     }
     const std::size_t num_survivors = survivors.size();
     const bool is_ending = std::any_of(members.begin(), members.end(),
                                        [&](const MemberInfo& member) { return is_finished(member); });
     // Note [Who waits for a copy]
-    if (!is_ending && (!cause.empty() || has_recovered(survivors))) add_entrants(survivors, add_cause);
-    if (cause.empty()) return keep_spares();
+    if (!is_ending && (!causes.empty() || has_recovered(survivors))) add_entrants(survivors, causes);
+    if (causes.empty()) return keep_spares();
+    const std::string& cause = causes.text();
     const bool has_state = may_make_steps(old_, seen_, next_.holders, survivors);
     if (!has_state) {
       // Those that are members get the state in this generation, if it continues.
@@ -398,8 +401,7 @@ class Decider : private SeenMembers {
     });
   }
 
-  template <typename AddCause>
-  void add_entrants(std::vector<MemberInfo>& survivors, const AddCause& add_cause) {
+  void add_entrants(std::vector<MemberInfo>& survivors, base::TextList& causes) {
     const std::size_t before = survivors.size();
     const auto last_call =
         before == 0 ? Time::duration::zero() : Time::duration(old_.settings.last_call_timeout);
@@ -410,8 +412,7 @@ class Decider : private SeenMembers {
     };
     take_places(survivors, next_.spares, is_ready);
     take_places(survivors, next_.waiting, is_ready);
-    for (std::size_t i = before; i < survivors.size(); ++i)
-      add_cause(concat(name_of(survivors[i]), " joins"));
+    for (std::size_t i = before; i < survivors.size(); ++i) causes.add(name_of(survivors[i]), " joins");
   }
 
   // Moves agents to `members` while there are places.

@@ -6,6 +6,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/internal/fit/compatibility.h"
 
@@ -41,9 +42,13 @@ void RunData::check_same_classes(const data::Dataset& evaluation) const {
   if (!training_) return;
   const auto train = training_->dataset().classes(), val = evaluation.classes();
   if (train == val || train.empty() || val.empty()) return;
+  base::TextList in_one_only(" ");
+  for (const std::string& names : {missing_from(val, train), missing_from(train, val)}) {
+    if (!names.empty()) in_one_only.add(names);
+  }
   throw DataError("train.run",
-                  base::concat("the training and the validation data have different classes; in one only:",
-                               missing_from(val, train), missing_from(train, val)),
+                  base::concat("the training and the validation data have different classes; in one only: ",
+                               in_one_only.text()),
                   class_hint(config_.type));
 }
 

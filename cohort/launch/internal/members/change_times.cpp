@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::launch {
 namespace {
@@ -53,13 +54,11 @@ std::string ChangeTimes::finish() {
 }
 
 std::string ChangeTimes::line(const std::optional<Time>& ended_at) const {
-  std::string text = base::concat("generation ", number_, ": ", text_);
-  const char* separator = "; ";
+  base::TextList parts;
   const auto add = [&](const char* part, const std::optional<Time>& from, const std::optional<Time>& to,
                        const char* relation = " ") {
     if (!from || !to) return;
-    text += base::concat(separator, part, relation, ms_between(*from, *to));
-    separator = ", ";
+    parts.add(part, relation, ms_between(*from, *to));
   };
   // When another agent was known to live is told as a time before the decision, of which this node has heard
   // a moment later.
@@ -76,11 +75,11 @@ std::string ChangeTimes::line(const std::optional<Time>& ended_at) const {
     if (recovered_at_) add("redo", recovered_at_, ended_at, " >= ");
     if (!recovered_at_) add("rebuild", agreed_at_, ended_at, " >= ");
     add("total", seen_at.value_or(agreed_at_), ended_at, " >= ");
-    return text;
+  } else {
+    const Time begin = alive_at ? *alive_at : seen_at.value_or(agreed_at_);
+    add("total", begin, stepped_at_ ? stepped_at_ : recovered_at_, alive_at ? " <= " : " ");
   }
-  const Time begin = alive_at ? *alive_at : seen_at.value_or(agreed_at_);
-  add("total", begin, stepped_at_ ? stepped_at_ : recovered_at_, alive_at ? " <= " : " ");
-  return text;
+  return base::concat("generation ", number_, ": ", text_, parts.empty() ? "" : "; ", parts.text());
 }
 
 }  // namespace cohort::launch

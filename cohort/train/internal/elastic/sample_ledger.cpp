@@ -20,6 +20,7 @@
 #include "cohort/base/files/atomic_file.h"
 #include "cohort/base/files/fd.h"
 #include "cohort/base/files/read_at.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/train/sinks/internal/append_file.h"
 
 namespace cohort::train {
@@ -139,18 +140,13 @@ void SampleLedger::write(const LedgerLine& line, std::int64_t num_virtual_ranks)
                      line.step, ": lines in between are lost"),
         "the same command again: it resumes from the last checkpoint");
   }
-  std::string text = base::concat(line.step, ",", line.epoch, ",");
+  base::TextList shares("|");
   for (std::int64_t share = 0; share < num_virtual_ranks; ++share) {
-    if (share > 0) text += '|';
     const auto found = line.samples.find(share);
-    if (found == line.samples.end()) continue;
-    for (std::size_t i = 0; i < found->second.size(); ++i) {
-      if (i > 0) text += ' ';
-      text += std::to_string(found->second[i]);
-    }
+    shares.add(found == line.samples.end() ? "" : base::join(found->second, " "));
   }
   // In one piece, so that a crash leaves a line or none, mostly.
-  file_->write(text + "\n");
+  file_->write(base::concat(line.step, ",", line.epoch, ",", shares.text(), "\n"));
   last_step_ = line.step;
 }
 

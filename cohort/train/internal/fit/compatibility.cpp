@@ -62,11 +62,11 @@ std::string nearness(const Task& task) {
 }  // namespace
 
 std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all) {
-  std::string missing;
+  base::TextList missing(" ");
   for (const std::string& name : all) {
-    if (std::ranges::find(some, name) == some.end()) missing += " " + name;
+    if (std::ranges::find(some, name) == some.end()) missing.add(name);
   }
-  return missing;
+  return missing.text();
 }
 
 void check_share(const parallel::GradientSync& gradient_sync, const data::Loader& loader, const char* which) {
@@ -186,8 +186,8 @@ void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::fil
     throw DataError("train.resume",
                     base::concat(from.string(), " was trained on other classes",
                                  gone.empty() && added.empty() ? ", or in another order" : "",
-                                 gone.empty() ? "" : "; the training data lacks" + gone,
-                                 added.empty() ? "" : "; it did not have" + added),
+                                 gone.empty() ? "" : "; the training data lacks " + gone,
+                                 added.empty() ? "" : "; it did not have " + added),
                     hint);
   }
   if (then.samples != 0 && then.samples != now.samples) {

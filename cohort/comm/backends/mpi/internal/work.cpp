@@ -7,6 +7,7 @@
 #include <array>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 
 namespace cohort::comm::mpi {
@@ -67,13 +68,12 @@ bool MpiWork::wait(milliseconds timeout) {
 
 std::string MpiWork::describe() const {
   const Tensors& tensors = results_.empty() ? call_.inputs : results_;
-  std::string shapes;
-  for (std::size_t i = 0; i < std::min<std::size_t>(tensors.size(), 3); ++i) {
-    shapes += base::concat(", ", text_of(tensors[i]));
-  }
-  if (tensors.size() > 3) shapes += base::concat(" and ", tensors.size() - 3, " more");
-  return base::concat(name_of(call_.type), ", call ", call_.number, " of group '", group_.name, "' (rank ",
-                      group_.rank, "/", group_.size, shapes, ")");
+  base::TextList shapes;
+  shapes.add("rank ", group_.rank, "/", group_.size);
+  for (std::size_t i = 0; i < std::min<std::size_t>(tensors.size(), 3); ++i) shapes.add(text_of(tensors[i]));
+  const std::string more = tensors.size() > 3 ? base::concat(" and ", tensors.size() - 3, " more") : "";
+  return base::concat(name_of(call_.type), ", call ", call_.number, " of group '", group_.name, "' (",
+                      shapes.text(), more, ")");
 }
 
 // Returns whether all requests of the step are done. A message of another size than expected is an error:
