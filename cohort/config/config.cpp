@@ -40,8 +40,7 @@ void check_data(const DataConfig& data) {
   }
   // A data set of a plug-in may make any number of channels, so only the image folder's is checked.
   const auto channels = static_cast<std::size_t>(image_channels(data));
-  const bool is_folder = data.type == "image_folder";
-  if (is_folder && !data.mean.empty() && data.mean.size() != channels) {
+  if (is_image_folder(data) && !data.mean.empty() && data.mean.size() != channels) {
     fail(concat("data.mean has ", data.mean.size(), " numbers: expected ", channels,
                 ", one per channel of data.color ", data.color));
   }

@@ -50,7 +50,7 @@ constexpr base::Choice<Transforms (*)(double size, bool training)> kPresets[] = 
 Transforms resolve(const DataConfig& data, const TransformList& transforms, bool training) {
   std::string preset = transforms.preset;
   // Only images of a folder differ in size and need a crop. Other data sets choose their own size.
-  if (preset == "auto") preset = data.type == "image_folder" ? "imagenet" : "none";
+  if (preset == "auto") preset = is_image_folder(data) ? "imagenet" : "none";
   Transforms result = transforms.list;
   if (!preset.empty()) {
     const auto make = base::choose<ConfigError>("config.load", "preset of transforms", preset, kPresets);
@@ -90,6 +90,10 @@ std::string train_path(const DataConfig& config) {
 
 std::string val_path(const DataConfig& config) {
   return config.val.empty() ? config.path + "/val" : config.val;
+}
+
+bool is_image_folder(const DataConfig& config) {
+  return config.type == "image_folder";
 }
 
 std::int64_t image_channels(const DataConfig& config) {

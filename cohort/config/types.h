@@ -206,6 +206,9 @@ std::vector<TransformConfig> val_transforms(const DataConfig& config);
 std::string train_path(const DataConfig& config);
 std::string val_path(const DataConfig& config);
 
+/// Whether data.type is the folder of images, whose samples differ in size. A data set of a plug-in has sizes
+/// and channels of its own, which the configuration does not know.
+bool is_image_folder(const DataConfig& config);
 /// Returns the channels of an image of data.color: 3 for rgb, 1 for gray. Throws: ConfigError for another
 /// color.
 std::int64_t image_channels(const DataConfig& config);

@@ -12,7 +12,7 @@ namespace {
 
 // A data set that a library registers makes its samples as it likes. The keys of images are without effect
 // for it, which warn_unused() says.
-std::vector<std::string> own_kinds() {
+std::vector<std::string> own_types() {
   return {"image_folder", "idx", "synthetic"};
 }
 
@@ -107,7 +107,7 @@ std::vector<ConfigKey> data_keys() {
        .help = "What images are turned into: three channels or one.",
        .choices = {"rgb", "gray"},
        .used_with = "data.type",
-       .used_values = own_kinds()},
+       .used_values = own_types()},
       {.name = "data.image_size",
        .target = [](Config& c) -> KeyTarget { return &c.data.image_size; },
        .on_resume = OnResume::kRejected,
@@ -115,21 +115,21 @@ std::vector<ConfigKey> data_keys() {
        .min = 1,
        .max = 16384,
        .used_with = "data.type",
-       .used_values = own_kinds()},
+       .used_values = own_types()},
       {.name = "data.train_transforms",
        .target = [](Config& c) -> KeyTarget { return &c.data.train_transforms; },
        .on_resume = OnResume::kTakesEffect,
        .help = "What is done to training images, in order; a preset, or a list.",
        .choices = {"auto", "none", "resize", "flip", "crop_flip", "imagenet"},
        .used_with = "data.type",
-       .used_values = own_kinds()},
+       .used_values = own_types()},
       {.name = "data.val_transforms",
        .target = [](Config& c) -> KeyTarget { return &c.data.val_transforms; },
        .on_resume = OnResume::kTakesEffect,
        .help = "What is done to validation images, in order; a preset, or a list.",
        .choices = {"auto", "none", "resize", "imagenet"},
        .used_with = "data.type",
-       .used_values = own_kinds()},
+       .used_values = own_types()},
       {.name = "data.mean",
        .target = [](Config& c) -> KeyTarget { return &c.data.mean; },
        .on_resume = OnResume::kTakesEffect,
@@ -139,7 +139,7 @@ std::vector<ConfigKey> data_keys() {
        .min = -1e6,
        .max = 1e6,
        .used_with = "data.type",
-       .used_values = own_kinds()},
+       .used_values = own_types()},
       {.name = "data.std",
        .target = [](Config& c) -> KeyTarget { return &c.data.std; },
        .on_resume = OnResume::kTakesEffect,
@@ -148,7 +148,7 @@ std::vector<ConfigKey> data_keys() {
        .max = 1e6,
        .min_is_open = true,
        .used_with = "data.type",
-       .used_values = own_kinds()},
+       .used_values = own_types()},
       // The order of an epoch, and so the samples of a step, follow from this key and the next two.
       {.name = "data.shuffle",
        .target = [](Config& c) -> KeyTarget { return &c.data.shuffle; },
