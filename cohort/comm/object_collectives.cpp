@@ -12,17 +12,16 @@
 #include "cohort/comm/text_collectives.h"
 
 namespace cohort::comm {
-namespace {
 
 using nlohmann::json;
 
-std::string to_bytes(const json& object) {
+std::string object_to_bytes(const json& object) {
   std::string bytes;
   json::to_cbor(object, bytes);
   return bytes;
 }
 
-json from_bytes(const std::string& bytes, int rank) {
+json object_from_bytes(const std::string& bytes, int rank) {
   json object = json::from_cbor(bytes, true, false);
   if (object.is_discarded()) {
     throw CommError("comm.object", base::concat("what rank ", rank, " sent is no object (", bytes.size(),
@@ -31,19 +30,17 @@ json from_bytes(const std::string& bytes, int rank) {
   return object;
 }
 
-}  // namespace
-
 json broadcast_object(const Group& group, const json& object, int root, CallOptions options) {
   if (group.size() == 1) return object;
-  const std::string bytes = group.rank() == root ? to_bytes(object) : std::string();
-  return from_bytes(broadcast_text(group, bytes, root, options), root);
+  const std::string bytes = group.rank() == root ? object_to_bytes(object) : std::string();
+  return object_from_bytes(broadcast_text(group, bytes, root, options), root);
 }
 
 std::vector<json> all_gather_object(const Group& group, const json& object, CallOptions options) {
   if (group.size() == 1) return {object};
   std::vector<json> objects;
-  for (const std::string& bytes : all_gather_text(group, to_bytes(object), options)) {
-    objects.push_back(from_bytes(bytes, static_cast<int>(objects.size())));
+  for (const std::string& bytes : all_gather_text(group, object_to_bytes(object), options)) {
+    objects.push_back(object_from_bytes(bytes, static_cast<int>(objects.size())));
   }
   return objects;
 }

@@ -12,6 +12,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/timeline.h"
+#include "cohort/comm/object_collectives.h"
 #include "cohort/parallel/virtual_ranks/text_gather.h"
 #include "cohort/train/internal/fit/state_numbers.h"
 
@@ -79,11 +80,12 @@ std::optional<RankCoordinator::Metrics> ElasticCoordinator::find_evaluation(std:
   json own = {{"begun", num_begun_}, {"metrics", nullptr}};
   if (evaluated_step_ == step) own["metrics"] = numbers_to_json(evaluated_);
   std::optional<Metrics> found;
-  for (const std::string& text : parallel::all_gather_texts(exchange(), own.dump())) {
-    const json told = json::parse(text);
+  int process = 0;
+  for (const std::string& bytes : parallel::all_gather_texts(exchange(), comm::object_to_bytes(own))) {
+    const json report = comm::object_from_bytes(bytes, process++);
     // A newcomer has as much patience as the others: the first one to lose it ends the evaluation of all.
-    num_begun_ = std::max(num_begun_, told.at("begun").get<int>());
-    if (!found && !told.at("metrics").is_null()) found = numbers_from_json(told.at("metrics"));
+    num_begun_ = std::max(num_begun_, report.at("begun").get<int>());
+    if (!found && !report.at("metrics").is_null()) found = numbers_from_json(report.at("metrics"));
   }
   return found;
 }
@@ -115,16 +117,18 @@ std::optional<checkpoint::LoadedCheckpoint> ElasticCoordinator::load(
     const std::function<std::optional<checkpoint::LoadedCheckpoint>()>& load) const {
   constexpr const char* kRead = "read the checkpoint that the run resumes from";
   std::optional<checkpoint::LoadedCheckpoint> loaded;
-  std::string text;
+  std::string bytes;
   run_on_all(kRead, [&] {
     if (is_first()) loaded = load();
   });
-  if (loaded) text = json{{"folder", loaded->folder.string()}, {"state", loaded->content.state}}.dump();
-  text = text_of_first(text);
-  if (text.empty()) return std::nullopt;
+  if (loaded) {
+    bytes = comm::object_to_bytes({{"folder", loaded->folder.string()}, {"state", loaded->content.state}});
+  }
+  bytes = text_of_first(bytes);
+  if (bytes.empty()) return std::nullopt;
   run_on_all(kRead, [&] {
     if (is_first()) return;
-    const json found = json::parse(text);
+    const json found = comm::object_from_bytes(bytes, 0);
     const std::string folder = found.at("folder");
     loaded = {.folder = folder, .content = checkpoint::RunCheckpoints::load(folder)};
     loaded->content.state = found.at("state");  // process 0 may have taken the best out
