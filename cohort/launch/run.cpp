@@ -112,13 +112,13 @@ std::optional<base::Secret> secret_of(const RunOptions& options) {
 
 int run_alone(const RunOptions& options, const AgentParts& parts) {
   const TcpStore store = serve_store(options);
-  WorkerGroupSpec place;
-  place.world_size = options.nproc_per_node;
-  place.master_addr = options.master_addr.value_or("127.0.0.1");
-  place.master_port = static_cast<std::uint16_t>(store->getPort());
-  place.run_id = options.run_id;
+  WorkerGroupSpec spec;
+  spec.world_size = options.nproc_per_node;
+  spec.master_addr = options.master_addr.value_or("127.0.0.1");
+  spec.master_port = static_cast<std::uint16_t>(store->getPort());
+  spec.run_id = options.run_id;
   SingleAgent agents(options);
-  return Agent(options, place, agents, parts).run();
+  return Agent(options, spec, agents, parts).run();
 }
 
 int run_node(const RunOptions& options, const AgentParts& parts, const std::optional<base::Secret>& secret) {

@@ -49,7 +49,7 @@ class AgentTest : public testing::Test {
     return result;
   }
 
-  WorkerGroupSpec place(int world_size) const {
+  WorkerGroupSpec spec(int world_size) const {
     WorkerGroupSpec result;
     result.world_size = world_size;
     result.master_addr = "127.0.0.1";
@@ -77,7 +77,7 @@ class AgentTest : public testing::Test {
         });
       }
       SingleAgent agents(options);
-      outcome.status = Agent(options, place(options.nproc_per_node), agents,
+      outcome.status = Agent(options, spec(options.nproc_per_node), agents,
                              {.folder = folder, .watchdog = watchdog, .signals = signals})
                            .run();
     }
@@ -308,7 +308,7 @@ TEST_F(AgentTest, AStderrThatNobodyReadsDoesNotHoldUpTheEnd) {
     OrphanWatchdog watchdog;
     SingleAgent agents(with);
     const int status =
-        Agent(with, place(2), agents, {.folder = folder, .watchdog = watchdog, .signals = signals}).run();
+        Agent(with, spec(2), agents, {.folder = folder, .watchdog = watchdog, .signals = signals}).run();
     ::_exit(status);
   }
   EXPECT_TRUE(wait_for_file("ended")) << "the other rank is ended";
@@ -373,7 +373,7 @@ class NodesTest : public AgentTest {
             }
           }
           LogFolder folder(all[static_cast<std::size_t>(node)]);
-          WorkerGroupSpec here = place(nnodes);
+          WorkerGroupSpec here = spec(nnodes);
           here.node_rank = here.first_rank = node;
           here.num_nodes = nnodes;
           StoreAgentGroup agents(all[static_cast<std::size_t>(node)], store_client);

@@ -51,9 +51,9 @@ struct Agent::Attempt {
   WorkerShutdown shutdown;
 };
 
-Agent::Agent(const RunOptions& options, const WorkerGroupSpec& place, AgentGroup& agents,
+Agent::Agent(const RunOptions& options, const WorkerGroupSpec& spec, AgentGroup& agents,
              const AgentParts& parts)
-    : options_(options), place_(place), agents_(agents), parts_(parts) {}
+    : options_(options), spec_(spec), agents_(agents), parts_(parts) {}
 
 int Agent::run() {
   if (parts_.folder.stays()) {
@@ -63,7 +63,7 @@ int Agent::run() {
   try {
     for (int number = 0;; ++number) {
       result = run_attempt(number);
-      output_.report(result, place_.world_size, number, options_.max_restarts);
+      output_.report(result, spec_.world_size, number, options_.max_restarts);
       if (!result.restart) break;
     }
   } catch (const std::exception& error) {
@@ -80,7 +80,7 @@ int Agent::run() {
 }
 
 AttemptReport Agent::run_attempt(int number) {
-  WorkerGroupSpec spec = place_;
+  WorkerGroupSpec spec = spec_;
   spec.secret_fd = parts_.secret_fd;
   spec.attempt = number;
   spec.log_folder = parts_.folder.attempt(number);

@@ -30,9 +30,9 @@ struct AgentParts {
 /// AgentGroup has a thread.
 class Agent {
  public:
-  /// `place` says where the ranks' rendezvous is and which they are, but for attempt and log folder.
+  /// `spec` says where the ranks' rendezvous is and which they are, but for attempt and log folder.
   /// Ownership: refers to all.
-  Agent(const RunOptions& options, const WorkerGroupSpec& place, AgentGroup& agents, const AgentParts& parts);
+  Agent(const RunOptions& options, const WorkerGroupSpec& spec, AgentGroup& agents, const AgentParts& parts);
 
   /// Returns the job's status. Throws: as run_job.
   int run();
@@ -51,7 +51,7 @@ class Agent {
   std::vector<int> wake_fds() const;
 
   const RunOptions& options_;
-  const WorkerGroupSpec place_;
+  const WorkerGroupSpec spec_;
   AgentGroup& agents_;
   const AgentParts parts_;
   AgentOutput output_;

@@ -119,22 +119,22 @@ Go assemble(const RunOptions& options, const AgentStoreClient& store_client) {
   return go.error.empty() ? go : rejection(options, store_client, go.error);
 }
 
-WorkerGroupSpec place_in(const RunOptions& options, const Go& go) {
-  WorkerGroupSpec place;
-  place.node_rank = options.node_rank;
-  place.num_nodes = options.nnodes;
-  place.world_size = 0;
+WorkerGroupSpec spec_in(const RunOptions& options, const Go& go) {
+  WorkerGroupSpec spec;
+  spec.node_rank = options.node_rank;
+  spec.num_nodes = options.nnodes;
+  spec.world_size = 0;
   for (int node = 0; node < options.nnodes; ++node) {
     const int num_ranks = go.ranks[static_cast<std::size_t>(node)];
-    if (node < options.node_rank) place.first_rank += num_ranks;
-    place.world_size += num_ranks;
+    if (node < options.node_rank) spec.first_rank += num_ranks;
+    spec.world_size += num_ranks;
   }
-  place.run_id = options.run_id;
-  place.master_addr = *options.master_addr;
+  spec.run_id = options.run_id;
+  spec.master_addr = *options.master_addr;
   // On many a machine its own name leads to 127.0.1.1: true, but no address for others to come to.
-  if (options.node_rank == 0 && !go.reached.empty() && base::is_loopback(place.master_addr))
-    place.master_addr = go.reached;
-  return place;
+  if (options.node_rank == 0 && !go.reached.empty() && base::is_loopback(spec.master_addr))
+    spec.master_addr = go.reached;
+  return spec;
 }
 
 // How one node takes part in the rendezvous.
@@ -340,7 +340,7 @@ std::optional<WorkerGroupSpec> join_rendezvous(const RunOptions& options, AgentS
   signal = rendezvous.signal();
   if (!go) return std::nullopt;
   if (!go->error.empty()) fail(go->error, "start cohort run alike on all nodes");
-  return place_in(options, *go);
+  return spec_in(options, *go);
 }
 
 }  // namespace cohort::launch

@@ -25,9 +25,9 @@ double now() {
 
 }  // namespace
 
-WorkerGroup::WorkerGroup(const RunOptions& options, const WorkerGroupSpec& place, Display& display,
+WorkerGroup::WorkerGroup(const RunOptions& options, const WorkerGroupSpec& spec, Display& display,
                          OrphanWatchdog& watchdog)
-    : options_(options), place_(place), display_(display), watchdog_(watchdog) {
+    : options_(options), spec_(spec), display_(display), watchdog_(watchdog) {
   if (options.bind_to == BindTo::kCores) {
     cores_ = split_cores(base::CpuSet::of_process(), options.nproc_per_node);
   }
@@ -43,41 +43,41 @@ WorkerGroup::~WorkerGroup() {
 }
 
 void WorkerGroup::start(int local_rank, base::Deadline start_by) {
-  const int rank = place_.first_rank + local_rank;
+  const int rank = spec_.first_rank + local_rank;
   const bool is_prefixed =
-      options_.prefix == Prefix::kOn || (options_.prefix == Prefix::kAuto && place_.world_size > 1);
+      options_.prefix == Prefix::kOn || (options_.prefix == Prefix::kAuto && spec_.world_size > 1);
   Variables added = variables_of({.rank = rank,
                                   .local_rank = local_rank,
-                                  .world_size = place_.world_size,
+                                  .world_size = spec_.world_size,
                                   .local_world_size = options_.nproc_per_node,
-                                  .node_rank = place_.node_rank,
-                                  .master_addr = place_.master_addr,
-                                  .master_port = place_.master_port,
-                                  .restart_count = place_.attempt});
-  added.insert(added.end(), {{"GROUP_WORLD_SIZE", std::to_string(place_.num_nodes)},
+                                  .node_rank = spec_.node_rank,
+                                  .master_addr = spec_.master_addr,
+                                  .master_port = spec_.master_port,
+                                  .restart_count = spec_.attempt});
+  added.insert(added.end(), {{"GROUP_WORLD_SIZE", std::to_string(spec_.num_nodes)},
                              {"ROLE_NAME", options_.role},
                              {"ROLE_RANK", std::to_string(rank)},
-                             {"ROLE_WORLD_SIZE", std::to_string(place_.world_size)},
+                             {"ROLE_WORLD_SIZE", std::to_string(spec_.world_size)},
                              {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
-                             {"TORCHELASTIC_RUN_ID", place_.run_id}});
-  const Variables secret = secret_variables(options_, place_.secret_fd);
+                             {"TORCHELASTIC_RUN_ID", spec_.run_id}});
+  const Variables secret = secret_variables(options_, spec_.secret_fd);
   added.insert(added.end(), secret.begin(), secret.end());
   RankSpec spec;
   spec.rank = rank;
   spec.local_rank = local_rank;
   spec.prefix = is_prefixed ? concat("[rank ", rank, "] ") : "";
   // One rank alone: its bytes go through as they come, so that progress bars look right.
-  spec.is_raw = !is_prefixed && place_.world_size == 1;
-  spec.folder = place_.log_folder / std::to_string(local_rank);
+  spec.is_raw = !is_prefixed && spec_.world_size == 1;
+  spec.folder = spec_.log_folder / std::to_string(local_rank);
   spec.environment = std::move(added);
   if (!cores_.empty()) spec.cpus = cores_[static_cast<std::size_t>(local_rank)];
-  if (place_.secret_fd >= 0) spec.keep = {place_.secret_fd};
+  if (spec_.secret_fd >= 0) spec.keep = {spec_.secret_fd};
   spec.start_by = start_by;
   members_.push_back(std::make_unique<RankProcess>(options_, std::move(spec), display_, watchdog_));
 }
 
 void WorkerGroup::note_end(const RankProcess& member) {
-  std::optional<RankFailure> failure = member.failure(place_.node_rank, place_.attempt);
+  std::optional<RankFailure> failure = member.failure(spec_.node_rank, spec_.attempt);
   if (!failure) return;
   const int status = failure->status;
   const int before = std::exchange(status_, status_ == 0 ? status : status_);

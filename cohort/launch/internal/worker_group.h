@@ -37,7 +37,7 @@ class WorkerGroup : public RankSet {
  public:
   /// All ranks run. Ownership: refers to all. Threads: one caller at a time, the
   /// thread that outlives the ranks. Throws: SystemError, and no rank is left.
-  WorkerGroup(const RunOptions& options, const WorkerGroupSpec& place, Display& display,
+  WorkerGroup(const RunOptions& options, const WorkerGroupSpec& spec, Display& display,
               OrphanWatchdog& watchdog);
   ~WorkerGroup() override;
   WorkerGroup(const WorkerGroup&) = delete;
@@ -65,7 +65,7 @@ class WorkerGroup : public RankSet {
   void note_end(const RankProcess& member);
 
   const RunOptions& options_;
-  WorkerGroupSpec place_;
+  WorkerGroupSpec spec_;
   Display& display_;
   OrphanWatchdog& watchdog_;
   std::vector<base::CpuSet> cores_;
