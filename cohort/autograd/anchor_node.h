@@ -15,7 +15,7 @@
 ///     torch::autograd::set_history(anchor, node);          // or a result of torch::autograd::Function
 ///     autograd::attach_to_anchor(anchor, results);
 ///     ...
-///     Tensors gradients = autograd::take_gradients(of_the_anchor);    // in the node's apply()
+///     auto gradients = autograd::take_gradients(of_the_anchor);    // in the node's apply()
 namespace cohort::autograd {
 
 /// Returns a tensor on the CPU, without elements, whose history is to be what waits.

@@ -32,10 +32,11 @@ std::vector<at::Tensor> non_leaf_proxies(const std::vector<at::Tensor>& leaves);
 /// The graph of one forward, from its inputs to its results and no further, so that backward can go through
 /// it alone: on another thread, beside others, or later.
 ///
-///     DetachedGraph part(inputs);                                  // on the thread that computes
-///     Tensors results = part.end(flatten_tensors(fn(part.leaves())));
+///     autograd::DetachedGraph part(inputs);                                  // on the thread that computes
+///     std::vector<at::Tensor> results = part.end(flatten_tensors(fn(part.leaves())));
 ///     ...
-///     Tensors gradients = part.backward(gradients_of_results, false);   // of inputs, then of captured()
+///     // Of the inputs, then of captured().
+///     std::vector<at::Tensor> gradients = part.backward(gradients_of_results, false);
 ///
 /// Parameters that fn uses are found in the graph; backward returns their gradients and leaves theirs alone.
 /// Threads: one caller at a time; backward runs where it is called.

@@ -9,9 +9,9 @@ namespace cohort::autograd {
 
 /// The nodes of an autograd graph, each once, in no order that one may rely on.
 ///
-///     GraphWalk walk;
+///     autograd::GraphWalk walk;
 ///     walk.add(loss.grad_fn().get());
-///     while (Node* const node = walk.next()) {
+///     while (autograd::GraphWalk::Node* const node = walk.next()) {
 ///       ...
 ///       walk.add_next_nodes(*node);        // or only those after which there is something to find
 ///     }

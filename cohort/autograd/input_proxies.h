@@ -18,9 +18,9 @@ namespace cohort::autograd {
 /// scales its input by a parameter), and inputs and results are in the end what they would be without a cut.
 /// An input that is given twice is handed over twice.
 ///
-///     DetachedGraph graph(inputs);
-///     InputProxies input_proxies("script.function", inputs, graph.leaves());
-///     Tensors results = fn(input_proxies.tensors());
+///     autograd::DetachedGraph graph(inputs);
+///     autograd::InputProxies input_proxies("script.function", inputs, graph.leaves());
+///     std::vector<at::Tensor> results = fn(input_proxies.tensors());
 ///     input_proxies.observe(results);
 ///     results = graph.end(results);
 ///     ... give `results` their history: nodes whose edges go to `inputs` ...

@@ -89,11 +89,12 @@ struct GenerationInfo {
 /// The run as a process sees it. elastic::run (run.h) is the loop below, with VirtualRankSync::commit_step()
 /// and abandon_step(). A process has one session, and one run with it. Threads: one caller.
 ///
+///     session->set_state({.save = ..., .load = ...});
 ///     elastic::GenerationInfo info = session->enter(0);              // blocks until there is a generation
 ///     while (info.steps < total) {
 ///       try {
 ///         if (session->must_enter()) info = session->enter(info.steps);
-///         make_step(info.steps, *session->exchange());       // throws GenerationEnded, and has changed nothing then
+///         make_step(info.steps, *session->exchange());   // throws GenerationEnded: nothing has changed
 ///         session->commit(++info.steps);
 ///       } catch (const elastic::GenerationEnded&) {
 ///         info = session->enter(info.steps);

@@ -7,7 +7,7 @@
 /// What the agents of a run agree on: numbered generations of members. No LibTorch.
 ///
 ///     const membership::Generation& generation = record.generation;
-///     for (const membership::MemberInfo& member : generation.members) start(member.id, member.num_processes);
+///     for (const MemberInfo& member : generation.members) start(member.id, member.num_processes);
 ///     const membership::VirtualBlock block = generation.block(process);  // virtual ranks of a process
 namespace cohort::membership {
 

@@ -13,7 +13,7 @@
 
 /// A key-value store of an agent, for its generation's ranks. No LibTorch.
 ///
-///     membership::NetStoreServer server({.secret = secret->for_ranks()});   // an agent offers server.address()
+///     membership::NetStoreServer server({.secret = secret->for_ranks()});   // at server.address()
 ///
 ///     membership::NetStore store({.address = generation.store, .secret = base::Secret::of_process()});
 ///     store.set("generation/7/address/0", address);

@@ -18,7 +18,8 @@
 ///         print(peer->name(), message.header);
 ///       }
 ///     };
-///     net::Node node({.name = "trainer/0", .secret = base::Secret::of_process()}, std::make_shared<Printer>());
+///     const auto secret = base::Secret::of_process();
+///     net::Node node({.name = "trainer/0", .secret = secret}, std::make_shared<Printer>());
 ///     std::string address = node.listen("127.0.0.1:0");            // tell it the others
 ///     auto peer = node.connect(other_address, base::Deadline(30s));
 ///     peer->send({.channel = 1, .header = "hello"});

@@ -12,7 +12,8 @@
 /// Parameter groups: which parameters an optimizer steps, and with what options.
 ///
 ///     auto named = cohort::optim::named_parameters(*model);
-///     cohort::optim::SGD sgd(cohort::optim::split_decay(named, 5e-4), SGDOptions(0.1).momentum(0.9));
+///     cohort::optim::SGD sgd(cohort::optim::split_decay(named, 5e-4),
+///                            cohort::optim::SGDOptions(0.1).momentum(0.9));
 ///     sgd.param_groups()[1].lr = 0.01;
 namespace cohort::optim {
 

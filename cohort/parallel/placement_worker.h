@@ -55,7 +55,7 @@ class CallerState {
 ///
 ///     const auto worker = parallel::PlacementWorker::of(base::Placement::parse("cpu:1"));
 ///     auto y = worker->submit("forward", [=] { return model->forward(x); });    // meanwhile, something else
-///     use(y.get(base::Deadline(kPlacementTimeout)));
+///     use(y.get(base::Deadline(parallel::kPlacementTimeout)));
 ///
 /// A function finds the gradient mode, inference mode, autocast state, core::RandomScope and streams of
 /// whoever gave it, as they were then. A graph that it makes goes back on the thread that calls backward:
@@ -96,7 +96,7 @@ class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
   /// Throws: what fn threw; TimeoutError naming the placement.
   template <typename Fn>
   std::invoke_result_t<Fn&> run(const char* what, Fn fn,
-                                base::Deadline deadline = base::Deadline(kPlacementTimeout)) {
+                                base::Deadline deadline = base::Deadline(parallel::kPlacementTimeout)) {
     if (is_current()) return fn();
     return submit(what, std::move(fn)).get(deadline);
   }

@@ -7,11 +7,12 @@
 
 /// What each placement of a pipeline does, and in which order: a plan. Without LibTorch.
 ///
-///     const auto plan = pipeline::make_plan({.schedule = Schedule::kZeroBubble, .num_stages = 4,
-///                                            .num_micro_batches = 8});
+///     const auto plan = pipeline::make_plan({.schedule = pipeline::Schedule::kZeroBubble,
+///                                            .num_stages = 4, .num_micro_batches = 8});
 ///     std::cout << plan.text();
-///     pipeline::simulate(plan).bubble;                // simulate.h: time, memory, deadlock
-///     pipeline::draw_svg(plan, ...);                  // draw.h
+///     const auto simulation = pipeline::simulate(plan);   // simulate.h: time, memory, deadlock
+///     simulation.bubble;
+///     pipeline::draw_svg({{"plan", simulation.actions, ""}}, plan.num_placements(), plan.num_stages());
 ///
 /// Sources: Huang et al., "GPipe", NeurIPS 2019 (fill-drain); Narayanan et al., "Efficient Large-Scale
 /// Language Model Training on GPU Clusters", SC 2021 (1F1B with flush, interleaved); Qi et al., "Zero Bubble

@@ -14,10 +14,10 @@
 
 /// Gradients through remote calls.
 ///
-///     dist_autograd::Context context;                         // or Context context(agent)
+///     rpc::dist_autograd::Context context;                    // or Context context(agent)
 ///     at::Tensor x = rpc::rpc_sync<embed>("ps/0", words);     // recorded here and there
-///     dist_autograd::backward(context, {loss(decoder(x))});
-///     for (auto& [leaf, gradient] : dist_autograd::get_gradients(context)) ...
+///     rpc::dist_autograd::backward(context, {loss(decoder(x))});
+///     for (auto& [leaf, gradient] : rpc::dist_autograd::get_gradients(context)) ...
 ///
 /// On another worker a handler takes the gradients there: get_gradients(id), with id = context.id() as an
 /// argument.

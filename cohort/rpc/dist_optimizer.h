@@ -16,8 +16,8 @@
 ///
 ///     rpc::DistributedOptimizer optimizer(parameters, {.name = "sgd", .lr = 0.1, .momentum = 0.9});
 ///     for (std::int64_t step = 0; step < steps; ++step) {
-///       dist_autograd::Context context;
-///       dist_autograd::backward(context, {loss(model(batch))});
+///       rpc::dist_autograd::Context context;
+///       rpc::dist_autograd::backward(context, {loss(model(batch))});
 ///       optimizer.apply(*schedule, step);
 ///       optimizer.step(context);
 ///     }

@@ -21,7 +21,7 @@ namespace cohort::train {
 ///
 ///     struct Regression : cohort::train::Task {
 ///       Regression() { add_module("", net.ptr()); add_optimizer("", sgd); }
-///       StepMetrics train_step(data::Batch& batch) override {
+///       cohort::train::StepMetrics train_step(cohort::data::Batch& batch) override {
 ///         sgd->zero_grad();
 ///         auto loss = torch::mse_loss(net->forward(batch.input()), batch.target());
 ///         loss.backward();
@@ -29,6 +29,8 @@ namespace cohort::train {
 ///         step_if_finite(*sgd);
 ///         return {{"loss", loss, double(batch.size)}};
 ///       }
+///       torch::nn::Linear net{3, 1};
+///       std::shared_ptr<cohort::optim::SGD> sgd = std::make_shared<cohort::optim::SGD>(net->parameters());
 ///     };
 ///
 /// Before each step Trainer applies the schedule of each optimizer and reseeds LibTorch's generators. It

@@ -15,7 +15,7 @@
 ///       connect(deadline);                                  // both share the same 30 s
 ///       while (!arrived()) {
 ///         deadline.check("data.fetch", "an answer from the store");
-///         wait_for(std::min(deadline.remaining(), 100ms));
+///         wait_for(deadline.sooner(base::Deadline(100ms)).remaining());
 ///       }
 ///     }
 namespace cohort::base {

@@ -10,7 +10,7 @@
 ///
 ///     auto group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 3, 64, "fake", 1s);
 ///     ...
-///     comm::FakeBackend::of(group).calls()
+///     comm::FakeBackend::of(group).calls();
 ///
 /// The numbers are those of a group whose other ranks hold what this one holds: a sum over 64 ranks is 64
 /// times the tensor, an average the tensor itself. recv() leaves its tensor alone.
