@@ -26,7 +26,7 @@ namespace parallel = cohort::parallel;
 
 constexpr int kTensors = 200;
 
-// A backward, after steps that settle buckets. What comes before it does not count.
+// A backward, after steps that build the buckets. What comes before it does not count.
 bench::Measurement run(const std::string& name, std::vector<at::Tensor>& parameters, int steps,
                        const std::function<void()>& before) {
   return bench::sample(

@@ -2,10 +2,12 @@
 // that both shards work at the same time. After "Distributed pipeline parallelism using RPC", one of
 // PyTorch's tutorials.
 //
-//   Run:      rpc_resnet50 [IMAGES [SIZE [STEPS [SPLITS]]]]      or: cohort run --nproc-per-node 3 -- rpc_resnet50
-//   Expect:   a line for "splits 1", "splits 2", "splits 4" and "splits 8" with the seconds of a step and the losses of
-//             the first and the last step; each ends with "parameters are those of one process, bit for bit". The
-//             first step is not timed. With SPLITS: only these, to measure, and nothing is compared
+//   Run:      rpc_resnet50 [IMAGES [SIZE [STEPS [SPLITS]]]]
+//             or: cohort run --nproc-per-node 3 -- rpc_resnet50
+//   Expect:   a line for "splits 1", "splits 2", "splits 4" and "splits 8" with the seconds of a step and the
+//             losses of the first and the last step; each ends with "parameters are those of one process, bit
+//             for bit". The first step is not timed. With SPLITS: only these, to measure, and nothing is
+//             compared
 #include <torch/torch.h>
 
 #include <algorithm>

@@ -1,12 +1,13 @@
 // elastic_mlp_program STEPS VIRTUAL_RANKS HOST: trains the MLP of the elastic tests, alone or as a rank of
 // `cohort run --elastic`. It tells what it does by files in FOLDER, and tests tell it there what to do:
 //   steps           "STEP HASH" for each committed step, by process 0. A step may stand there twice
-//   entered/        a file "GENERATION PROCESS NUM_PROCESSES HOST PID" for each entry, with the seconds since 1970 as it sees them
+//   entered/        a file "GENERATION PROCESS NUM_PROCESSES HOST PID" for each entry, with the seconds since
+//                   1970 as it sees them
 //   ended/          a file "HOST PID" with the hash of the last state
-//   fast            once it is there steps take no longer than they must; before, 40 ms at least, and the last third 400 ms: a test that is
-//                   held up finds the run still there
-//   points/         a file "HOST POINT": the first rank of that host at that point removes it, and does what it says: "kill rank", "stop
-//                   rank", "kill agent", "stop agent"
+//   fast            once it is there steps take no longer than they must; before, 40 ms at least, and the
+//                   last third 400 ms: a test that is held up finds the run still there
+//   points/         a file "HOST POINT": the first rank of that host at that point removes it, and does what
+//                   it says: "kill rank", "stop rank", "kill agent", "stop agent"
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

@@ -1,9 +1,10 @@
 // Two processes and the wire between them, on a clock that jumps to the next event. A seed decides delays,
 // sizes of pieces, broken links that each side sees late or never, stopped processes, deaths, clocks, and
 // whether payloads go by handle. What must hold whatever happens:
-//   a message, or what took its place, arrives at most once, and in order within its channel, with the bytes that were sent;
-//   if both live and the wire holds in the end, every message arrives, and then nothing is left: no byte, no credit, no block of
-//   a heap, no timer in the past;
+//   a message, or what took its place, arrives at most once, and in order within its channel, with the bytes
+//     that were sent;
+//   if both live and the wire holds in the end, every message arrives, and then nothing is left: no byte, no
+//     credit, no block of a heap, no timer in the past;
 //   a session ends only for a death, a goodbye or a silence that there was.
 #include <gtest/gtest.h>
 #include <unistd.h>

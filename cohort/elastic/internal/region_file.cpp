@@ -1,4 +1,4 @@
-// The file has a page with the header, and behind it what allocate() gives, in the order in which it was
+// The file has a page with the header, and after it what allocate() gives, in the order in which it was
 // asked for. A file in memory has holes for nothing, so nothing is ever moved: what is no longer used becomes
 // a hole.
 //

@@ -2,10 +2,11 @@
 // another `silence`: a link is also lost where the other side has died. Where `silence` is long, kLinkTime is
 // enough once both have been heard after the loss. The first answer is another generation with the same
 // members, whose links are new. If a link is lost again before a step was made:
-//   of two members one is dropped. One that has the state stays. Then one stays whose ranks have all entered, and one that fewer
-//     members have lost: a rank that hangs is lost by all others, also by those of its own agent. Then the earlier one stays;
-//   within a member its agent ends a rank, which is a failure. Until it has, another generation would be in vain: the next one
-//     comes after kAloneFactor times `silence`.
+//   of two members one is dropped. One that has the state stays. Then one stays whose ranks have all entered,
+//     and one that fewer members have lost: a rank that hangs is lost by all others, also by those of its own
+//     agent. Then the earlier one stays;
+//   within a member its agent ends a rank, which is a failure. Until it has, another generation would be in
+//     vain: the next one comes after kAloneFactor times `silence`.
 #include "cohort/membership/internal/lost_links.h"
 
 #include <algorithm>

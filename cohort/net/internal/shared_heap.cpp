@@ -3,7 +3,8 @@
 //
 //   ticket      it is on its way               owner: lend()
 //   ticket + 1  the other process holds it     the other process, when the message has come whole
-//   ticket + 2  the other process does not     the other process when it drops the bytes; or the owner, of what never came
+//   ticket + 2  the other process does not     the other process when it drops the bytes; or the owner,
+//                                              of what never came
 //
 // Each change is a compare-and-swap, so a lease that is taken back cannot be taken by the other process any
 // more, and a message that comes twice takes its lease once. No message tells of the end of a lease: the

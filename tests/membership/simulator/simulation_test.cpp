@@ -2,12 +2,14 @@
 // dies and stops, which networks are cut, what is slow, and when the store is away. What must hold, whatever
 // happens:
 //   one number of a generation has one content; an id has one agent, and a survivor keeps it;
-//   the state after a step is the same wherever it is committed, so no virtual rank is counted twice or left out;
+//   the state after a step is the same wherever it is committed, so no virtual rank is counted twice or left
+//     out;
 //   no generation makes a step that a later one has left;
 //   the ledger has each step once;
 //   after the last fault a step is committed within 50 s, and the run ends;
-//   a run fails only where no process that lives has the newest state, or too few agents live that do not leave; but for the
-//   exceptions of may_fail_with_state(). Runs that fail otherwise are counted: they are to be fewer than one in a thousand.
+//   a run fails only where no process that lives has the newest state, or too few agents live that do not
+//     leave; but for the exceptions of may_fail_with_state(). Runs that fail otherwise are counted: they are
+//     to be fewer than one in a thousand.
 #include <gtest/gtest.h>
 
 #include <cstdint>

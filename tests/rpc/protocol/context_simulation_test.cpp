@@ -2,8 +2,8 @@
 // also back to their callers, and also once the context has ended. Messages take any time, so they come in
 // any order; a death is seen by each worker at a time of its own. Two workers may lose each other, while
 // others keep both. What must hold:
-//   while the creator of a context lives and has not ended it, each call of it runs in it, and no worker ends its copy, unless it
-//   has lost the creator;
+//   while the creator of a context lives and has not ended it, each call of it runs in it, and no worker ends
+//     its copy, unless it has lost the creator;
 //   a call is within a context only where the copy of its caller has not ended;
 // and in the end, when all contexts have ended and all messages have come: no worker has a copy, or knows
 // anything of a context.

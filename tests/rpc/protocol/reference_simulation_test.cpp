@@ -1,8 +1,8 @@
 // Random programs of workers that make objects, pass references on, drop them and die. Messages take any
 // time, so they come in any order; a death is seen by each worker at a time of its own. Two workers may lose
 // each other, while others keep both. What must hold at every step:
-//   whoever may use a reference (its hold is confirmed, and worker and owner live and have each other) finds the object at its
-//   owner;
+//   whoever may use a reference (its hold is confirmed, and worker and owner live and have each other) finds
+//     the object at its owner;
 //   a living worker is told that an object is gone only where somebody has died or was lost;
 // and in the end, when all references are dropped: no object, no hold, and nothing that was passed on is
 // left.
