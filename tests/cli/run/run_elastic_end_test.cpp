@@ -1,4 +1,5 @@
-// How a run of `cohort run --elastic` ends for its nodes: by a signal, by failures, by ranks that cannot begin.
+// How a run of `cohort run --elastic` ends for its nodes: by a signal, by failures, by ranks that cannot
+// begin.
 #include <gtest/gtest.h>
 #include <signal.h>
 
