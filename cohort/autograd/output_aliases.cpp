@@ -42,8 +42,8 @@ std::int64_t first_byte(const at::Tensor& tensor) {
   return tensor.storage_offset() * tensor.element_size();
 }
 
-// Whether the graph of a view goes back to `base`. Of a view that was taken without gradients, those that are
-// taken several at once have a node, and say nothing of where it ends.
+// Whether the graph of a view goes back to `base`. A view that was taken without gradients has no graph. But
+// where one operator returns several such views they have a node, which does not say where it ends.
 bool leads_to(const at::Tensor& view, const at::Tensor& base) {
   const torch::autograd::Node* const end = edge_of(base).function.get();
   const torch::autograd::Node* node = edge_of(view).function.get();

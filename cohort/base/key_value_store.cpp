@@ -89,8 +89,8 @@ Words all_gather_words(KeyValueStore& kv_store, const std::string& key, int rank
   const std::string all = key + "/all";
   Words words;
   if (rank == 0) {
-    // Its own word is the first; the others' stand under their ranks, and under 0 that it has come: its
-    // deadline may be later than the others'.
+    // The others' words are under their ranks. Key 0 says that rank 0 has come: its deadline may be later
+    // than theirs.
     kv_store.set(concat(key, "/", rank), "");
     const std::vector<std::string> keys = keys_of(key, 1, size);
     if (!kv_store.wait(keys, deadline)) find_missing(kv_store, key, 1, size, words.missing);

@@ -37,8 +37,8 @@ struct Manifest {
   std::string name = {};      ///< That the checkpoint was saved under; empty: by an older version.
   std::int64_t sequence = 0;  ///< Grows with every save of a run; says which checkpoint is newer.
   std::string best = {};      ///< The run's best checkpoint when this one was saved; empty: none was chosen.
-  std::vector<SequenceRange> given_up =
-      {};  ///< Checkpoints of other histories: the run went back to before them.
+  /// Checkpoints of other histories: the run went back to before them.
+  std::vector<SequenceRange> given_up = {};
   /// The other files of the folder, by name: what load() compares them with.
   std::map<std::string, FileSummary> files = {};
   /// What the user saved: CheckpointContent::state.

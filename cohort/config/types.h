@@ -89,8 +89,8 @@ struct OptimConfig {
 /// Section `schedule`: the learning rate over the run.
 struct ScheduleConfig {
   std::string name = "constant";  ///< constant, step, multistep, cosine, linear, one_cycle
-  std::string unit =
-      "epoch";  ///< of milestones and step_size, and how often the rate changes (warm-up: every step)
+  /// Of milestones and step_size, and how often the rate changes (warm-up: every step).
+  std::string unit = "epoch";
   double warmup_epochs = 0.0;     ///< at most one of the three warm-ups is not zero
   std::int64_t warmup_steps = 0;  ///< in steps instead
   double warmup_fraction = 0.0;   ///< of all steps
@@ -137,8 +137,8 @@ struct DistributedConfig {
   std::string model = "plain";     ///< plain, data_parallel, model_parallel, pipeline, or a registered name
   std::string gradients = "auto";  ///< auto, none, average, ddp, or a registered name
   std::string devices = {};  ///< placements of models that are not plain; empty: every core, or every GPU
-  std::map<std::string, std::string> device_map =
-      {};                               ///< layers and their placements; empty: cut by measuring
+  /// Layers and their placements; empty: cut by measuring.
+  std::map<std::string, std::string> device_map = {};
   std::string schedule = "1f1b";        ///< fill_drain, 1f1b, interleaved_1f1b, zb_h1
   std::int64_t micro_batches = 4;       ///< parts that a pipeline cuts a batch into
   bool find_unused_parameters = false;  ///< parameters may have no part in a loss; else that is an error

@@ -57,10 +57,10 @@ struct SessionOptions {
 /// All that a process needs to make the next step. The tensors have the same bits on each process after the
 /// same step.
 struct StateSnapshot {
-  std::string
-      text;  ///< counters, rates and the like; it comes from one process, also where several have the state
-  std::vector<at::Tensor>
-      tensors;  ///< contiguous, on the CPU or a device; aliases of the process's own where it can be
+  /// Counters, rates and the like; it comes from one process, also where several have the state.
+  std::string text;
+  /// Contiguous, on the CPU or a device; aliases of the process's own where it can be.
+  std::vector<at::Tensor> tensors;
   /// By tensor: whether it changes between begin_changes() and commit() alone, as parameters do, and running
   /// statistics do not. Such a tensor moves, once, to memory that outlives the process; the others are copied
   /// there at each commit. Empty: the state dies with the process. It is shared with processes that fork()

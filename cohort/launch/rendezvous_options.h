@@ -39,8 +39,8 @@ struct RendezvousOptions {
   std::chrono::milliseconds last_call_timeout{0};
   /// An agent that two others have not heard for so long is given up.
   std::chrono::milliseconds silence{500};
-  membership::EtcdOptions etcd =
-      {};  ///< of kEtcd: `endpoint` is one of its endpoints, and the run's id is filled in
+  /// Of kEtcd: `endpoint` is one of its endpoints, and the run's id is filled in.
+  membership::EtcdOptions etcd = {};
   /// The agent leaves once this file is there, as after a signal. Empty: there is none.
   std::filesystem::path notice_file = {};
 

@@ -29,8 +29,8 @@ struct WorkerOptions {
   int error = -1;
   std::vector<int> keep = {};  ///< descriptors that it inherits under their numbers; no others
   bool own_group = false;      ///< leads a process group, which is killed when it has ended
-  OrphanWatchdog* watchdog =
-      nullptr;  ///< told of that group before the program runs; who reaps calls forget()
+  /// Told of that group before the program runs; who reaps calls forget().
+  OrphanWatchdog* watchdog = nullptr;
   base::Deadline start_by = base::Deadline(kStartTime);  ///< that it runs, which a file system may hold up
 };
 

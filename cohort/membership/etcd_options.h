@@ -15,8 +15,8 @@ struct EtcdOptions {
   std::string prefix = "/cohort/membership/";  ///< the record's key is the prefix and the run's id
 
   bool is_tls = false;  ///< https
-  std::filesystem::path
-      authorities;  ///< PEM: who signed etcd's certificates; empty: those that the system trusts
+  /// PEM: who signed etcd's certificates; empty: those that the system trusts.
+  std::filesystem::path authorities;
   std::filesystem::path certificate;  ///< PEM: of this client, where etcd wants one
   std::filesystem::path key;          ///< PEM: of the certificate; only its owner may read it
 

@@ -28,8 +28,8 @@ struct MemberOptions {
   std::string host;  ///< by which others reach it there, where `listen` is all addresses of this host
   std::optional<base::Secret> secret;
   std::optional<net::TlsOptions> tls;
-  std::shared_ptr<RecordStore>
-      store;            ///< that all agents reach by themselves; null: the agent at `endpoint` has the record
+  /// That all agents reach by themselves; null: the agent at `endpoint` has the record.
+  std::shared_ptr<RecordStore> store;
   MemberStatus status;  ///< at first
   /// Without a call of Member::note_alive() for so long this agent falls silent, so that others continue
   /// without it: a thread of its own would give signs of life for a program that hangs. 0: never.

@@ -30,8 +30,8 @@ struct RankOrder {
   Generation generation;    ///< the newest that agents have agreed on; number 0: none yet
   /// This rank's number in it. None: it waits, and leaves the generation that it is in.
   std::optional<int> process;
-  bool is_leaving =
-      false;  ///< its node leaves the run: a rank that has left its generation has nothing more to do
+  /// Its node leaves the run: a rank that has left its generation has nothing more to do.
+  bool is_leaving = false;
   bool has_ended = false;  ///< the run is over
   std::string end_cause;
   bool has_succeeded = false;  ///< or it was stopped: what finished ranks had to do is done

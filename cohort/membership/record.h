@@ -36,8 +36,9 @@ struct RendezvousRecord {
   int restarts_used = 0;
   bool was_link_lost = false;  ///< the newest generation was made since two members lost their link
   std::string end_cause;       ///< why the run has ended, or is forming again
-  int exit_status =
-      0;  ///< of the rank whose failure has ended the run, or made it form again; 0: none has. Of kStopped: 128 + the signal
+  /// Of the rank whose failure has ended the run, or made it form again; 0: none has. Of kStopped: 128 + the
+  /// signal.
+  int exit_status = 0;
 
   bool has_ended() const { return state != RunState::kForming && state != RunState::kRunning; }
   /// The signal of kStopped; else 0.

@@ -14,8 +14,8 @@ struct MemberStatus {
   int num_processes = 1;  ///< ranks that it starts
   bool is_ready = true;   ///< it can enter a generation at once. Until then it waits, and nobody waits for it
   std::uint64_t entered = 0;  ///< number of the generation that its ranks are in, or were in last
-  std::uint64_t recovered =
-      0;  ///< number of the last generation in which its ranks have begun a step: they have the state
+  /// Number of the last generation in which its ranks have begun a step: they have the state.
+  std::uint64_t recovered = 0;
   std::uint64_t committed_steps = 0;  ///< by its ranks so far, also by those that died
   bool is_leaving = false;            ///< it was given notice: it leaves between two steps
   /// All its ranks have made the last step; they stay until the run has ended, so that another one can have

@@ -15,14 +15,13 @@ namespace cohort::net {
 /// What can be chosen of a node (cohort/net/node.h).
 struct NodeOptions {
   std::string name;  ///< what peers call this process
-  std::optional<base::Secret>
-      secret;  ///< of the job; without one only local sockets and loopback are listened on
+  /// Of the job; without one only local sockets and loopback are listened on.
+  std::optional<base::Secret> secret;
   /// Encrypts TCP, and takes only peers with a certificate. All processes of a job have it, or none. Not for
   /// local sockets.
   std::optional<TlsOptions> tls;
-  std::size_t window =
-      std::size_t{64}
-      << 20;  ///< bytes that each peer may have on its way here; where both sides differ, the lesser one
+  /// Bytes that each peer may have on its way here; where both sides differ, the lesser one.
+  std::size_t window = std::size_t{64} << 20;
   std::chrono::milliseconds heartbeat{250};  ///< between signs of life
   /// After so long without one a peer is given up: above all peers' heartbeats.
   std::chrono::milliseconds silence{2000};

@@ -11,8 +11,8 @@ namespace cohort::net {
 struct TlsOptions {
   std::filesystem::path certificate;  ///< of this node; after it those between it and an authority, if any
   std::filesystem::path key;  ///< of the certificate, without a passphrase; only its owner may read it
-  std::filesystem::path
-      authorities;  ///< whoever has a certificate that one of them signed may be a peer; and their revocation lists, if any
+  /// Whoever has a certificate that one of them signed may be a peer; and their revocation lists, if any.
+  std::filesystem::path authorities;
 
   /// The files that COHORT_TLS_CERTIFICATE, COHORT_TLS_KEY and COHORT_TLS_AUTHORITIES name. Nothing where
   /// none of the three is set. Throws: UsageError where one or two are set.

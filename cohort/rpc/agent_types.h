@@ -132,8 +132,8 @@ struct AgentMetrics {
   std::size_t handlers_queued = 0;         ///< that wait for a thread, or for owners of their arguments
   std::size_t handlers_on_threads = 0;     ///< that run now
   std::vector<FunctionMetrics> functions;  ///< that this worker called, by name; not by remote()
-  std::vector<WorkerTraffic>
-      traffic;  ///< with each other worker; of a dynamic group: with those that are there
+  /// With each other worker; of a dynamic group: with those that are there.
+  std::vector<WorkerTraffic> traffic;
   /// The sums of `traffic`.
   std::uint64_t bytes_sent = 0, bytes_received = 0, bytes_on_the_way = 0, bytes_queued = 0;
   std::size_t messages_queued = 0;
@@ -148,8 +148,8 @@ struct AgentMetrics {
   std::size_t references = 0;  ///< that this worker has, to objects of any worker
   /// Each reference that is in use here: to which object, and which line made it or who sent it.
   std::vector<std::string> rrefs;
-  std::vector<std::string>
-      objects;  ///< of this worker, that references point to: which line made each, and who holds it
+  /// Of this worker, that references point to: which line made each, and who holds it.
+  std::vector<std::string> objects;
 };
 
 /// As lines for a log.

@@ -2,7 +2,7 @@
 // The optimizer's step is not recorded. It runs as it is after each replay. Calls are recorded, verified or
 // replayed as in function.cpp, but without nodes, since nobody differentiates the loss. Always: update() runs
 // once in a call, whichever way the call takes. Surprising: a replay assigns .grad, and the gradients may lie
-// in the frame's arena until zero_grad() of the next step lets them go. Hooks on parameters would not run, so
+// in the frame's arena until zero_grad() of the next step drops them. Hooks on parameters would not run, so
 // such steps stay eager.
 #include "cohort/script/step.h"
 

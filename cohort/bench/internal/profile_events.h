@@ -21,8 +21,8 @@ struct Event {
   std::string name;
   std::string shapes = "";
   std::uint64_t id = 0;  ///< of a call; 0: none
-  std::uint64_t started_by =
-      0;  ///< of work on a GPU: the `id` of the innermost call that started it; 0: none
+  /// Of work on a GPU: the `id` of the innermost call that started it; 0: none.
+  std::uint64_t started_by = 0;
 };
 
 /// Sorts: threads before GPUs, each by row and begin, what contains another first.

@@ -1,4 +1,5 @@
-// Keys and values are any bytes, so they are payloads. The header is JSON.
+// A request to the ranks' store, or its reply, is one message of net. Its header is JSON: type or status, the
+// request's number, and an integer. Keys and values are any bytes, so each is a payload.
 #include "cohort/membership/internal/store_message.h"
 
 #include <memory>

@@ -86,7 +86,7 @@ void BlockPool::free(void* block) {
 // Joins a block that nobody has with free neighbours.
 void BlockPool::make_free(Blocks::iterator block) {
   const auto join = [&](Blocks::iterator first, Blocks::iterator second) {
-    // Of a block without pages that joins one with, we no longer know.
+    // Whether the whole block has pages is not known once a block with pages and one without are joined.
     if (first->second.has_pages != second->second.has_pages) {
       use_.held += (first->second.has_pages ? second : first)->second.size;
     }

@@ -1,6 +1,6 @@
-// A payload goes by handle in two cases: it lies in a block of the own heap, or in a block that came from
-// this peer. The second block goes home: is_receivers says so, and the receiver finds the block in its own
-// heap. Any other payload is copied. Always: a handle from the peer is checked before a byte of its block
+// A payload goes by handle in two cases: it lies in a block of this process's heap, or in a block that came
+// from this peer. The second block goes home: is_receivers says so, and the receiver finds the block in its
+// own heap. Any other payload is copied. Always: a handle from the peer is checked before a byte of its block
 // is read.
 #include "cohort/net/internal/handles.h"
 

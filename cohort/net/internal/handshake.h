@@ -14,8 +14,8 @@ namespace cohort::net {
 struct Hello {
   std::string name;         ///< of the worker
   std::string incarnation;  ///< of the process: no other one has had it
-  std::uint64_t session =
-      0;  ///< chosen by its first caller; 0 from a listener: it does not know the session (any more)
+  /// Chosen by its first caller; 0 from a listener: it does not know the session (any more).
+  std::uint64_t session = 0;
   std::uint64_t links = 0;     ///< that this session has had
   std::uint64_t received = 0;  ///< the other side's messages up to this number
   std::string place;           ///< place_of_process()

@@ -18,8 +18,8 @@ struct MeasureInputs {
   const std::map<std::string, base::Placement>& place;  ///< layers that the runner does not place
   const train::BatchPlan& sizes;
   const parallel::RunnerMemory& planned;  ///< whose places are the first of the plan's; with `measured`
-  std::shared_ptr<parallel::VirtualRankSync>
-      virtual_ranks;  ///< that one process computes; null: there are none
+  /// That one process computes; null: there are none.
+  std::shared_ptr<parallel::VirtualRankSync> virtual_ranks;
 };
 
 /// Runs two steps of the whole batch, and writes what they took beside what is planned. Throws: UsageError

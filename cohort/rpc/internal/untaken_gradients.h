@@ -11,8 +11,8 @@ namespace cohort::rpc {
 /// a call of kBackwardPart says how many are added, so the root knows of all once it has all answers.
 struct UntakenGradients {
   std::int64_t count = 0;  ///< below 0: of those that another answer adds
-  std::string lost_worker =
-      {};  ///< one that is gone, and that made objects or had them made; empty: none is known
+  /// One that is gone, and that made objects or had them made; empty: none is known.
+  std::string lost_worker = {};
 };
 COHORT_NESTED(UntakenGradients, count, lost_worker)
 

@@ -46,10 +46,10 @@ class SimulatedRun {
   struct Counts {
     std::uint64_t generations = 0, steps = 0, copies = 0, redone = 0, planned = 0, restarts = 0;
     std::uint64_t failed_runs = 0, failed_with_state = 0, two_deciders = 0, dropped_alive = 0, lost_links = 0;
-    std::uint64_t unexplained =
-        0;  ///< runs that failed while an agent had the state, against may_fail_with_state()
-    std::uint64_t side_by_side =
-        0;  ///< steps that a generation makes while a process of another one is two ahead
+    /// Runs that failed while an agent had the state, against may_fail_with_state().
+    std::uint64_t unexplained = 0;
+    /// Steps that a generation makes while a process of another one is two ahead.
+    std::uint64_t side_by_side = 0;
     std::uint64_t handovers = 0;          ///< generations in which a member that leaves gives its state away
     std::uint64_t lost_states = 0;        ///< times that a run waited for an agent that may have the state
     std::uint64_t stopped = 0, hung = 0;  ///< processes, and those of them that their agent has killed

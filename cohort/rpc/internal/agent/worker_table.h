@@ -21,9 +21,9 @@ struct KnownWorker {
   WorkerInfo info;
   std::string incarnation;                        ///< of its process
   std::map<std::string, std::string> signatures;  ///< of its functions, by their names
-  std::shared_ptr<net::Peer>
-      peer;          ///< null: this worker, or one that has not connected yet, or has left a dynamic group
-  std::string down;  ///< why it is gone, or that it is leaving; empty: neither
+  /// Null: this worker, or one that has not connected yet, or has left a dynamic group.
+  std::shared_ptr<net::Peer> peer;
+  std::string down;         ///< why it is gone, or that it is leaving; empty: neither
   bool is_leaving = false;  ///< it is not gone, and answers the calls that it has
   bool is_ready = true;     ///< of a dynamic group: its join is over
 

@@ -174,7 +174,7 @@ std::vector<bool> ExecutionPlan::kept(Phase phase, const Trace& trace) const {
   return result;
 }
 
-// The last step of a part that uses a value lets it go, but for what is kept.
+// The last step of a part that uses a value releases it, but for what is kept.
 void ExecutionPlan::plan_lives(const Trace& trace, Phase phase) {
   const std::vector<bool> kept = this->kept(phase, trace);
   std::vector<bool> seen(kept.size());

@@ -36,8 +36,8 @@ struct ExecutionPlan {
   std::vector<bool> saved_is_written;   ///< of each of these: whether backward writes to its memory
   std::vector<int> read_by_backward;    ///< captured tensors and inputs that backward reads, by slot
   std::vector<std::size_t> last_read_by_backward;  ///< by slot: the last call that does, views included
-  std::array<std::vector<int>, 2>
-      written;  ///< by part: inputs and captured tensors, by slot, that it writes to
+  /// By part: inputs and captured tensors, by slot, that it writes to.
+  std::array<std::vector<int>, 2> written;
 
   /// The steps of a part: [begin(phase), end(phase)).
   std::size_t begin(Phase phase) const { return phase == Phase::kForward ? 0 : split; }

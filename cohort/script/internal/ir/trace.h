@@ -31,8 +31,8 @@ struct Trace {
   std::vector<Handle> handles;            ///< of the outputs
   std::size_t split = 0;                  ///< how many calls belong to forward; the rest is backward
   bool has_backward = false;              ///< whether the calls from `split` on are known
-  std::vector<int>
-      grad_outputs;  ///< gradients of the outputs that backward starts from; kUndefined: no gradient
+  /// Gradients of the outputs that backward starts from; kUndefined: no gradient.
+  std::vector<int> grad_outputs;
   std::vector<int> gradients;        ///< what backward returns; kUndefined: no gradient
   std::vector<bool> needs_gradient;  ///< which outputs do
   autograd::OutputAliases views;     ///< outputs that are made of others

@@ -14,8 +14,8 @@ namespace cohort::script {
 
 /// A backward that is no node of a graph.
 struct WholeBackward {
-  std::function<Tensors(Tensors grad_outputs)>
-      backward;                   ///< returns all gradients; some grad_outputs are undefined
+  /// Returns all gradients; some grad_outputs are undefined.
+  std::function<Tensors(Tensors grad_outputs)> backward;
   std::function<void()> release;  ///< what it keeps is needed no more
 };
 

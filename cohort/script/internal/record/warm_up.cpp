@@ -92,7 +92,7 @@ bool WarmUp::is_concurrent(std::size_t instruction) const {
   });
 }
 
-// What is handed out gets memory of its own, but for the gradients of a whole step: the next one lets them go
+// What is handed out gets memory of its own, but for the gradients of a whole step: the next one drops them
 // before it begins, or takes another arena.
 void WarmUp::find_kept() {
   const auto& values = trace_.tape.values();

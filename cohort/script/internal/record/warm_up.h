@@ -17,7 +17,7 @@ class WarmUp {
   WarmUp(const Trace& trace, const ExecutionPlan& plan, Phase phase, const CompiledPhase& plain);
 
   AllocationLog& log() { return log_; }
-  /// Called before an instruction, and after it, before it lets values go.
+  /// Called before an instruction, and after it, before it releases values.
   void before(std::size_t instruction) { begins_[instruction] = log_.begin_step(instruction); }
   void after(std::size_t instruction, const Tensors& values);
   /// Called between the segments of a part: what dies until the next instruction is nobody's work space.

@@ -13,8 +13,8 @@ class AppendFile;
 /// A line of a SampleLedger.
 struct LedgerLine {
   std::int64_t step = 0, epoch = 0;  ///< both from 1
-  std::map<std::int64_t, std::vector<std::int64_t>> samples =
-      {};  ///< indices in the data set, by virtual rank
+  /// Indices in the data set, by virtual rank.
+  std::map<std::int64_t, std::vector<std::int64_t>> samples = {};
 };
 
 /// The list of the samples of each step of an elastic run, `ledger.csv`: a line a step, in order, with its

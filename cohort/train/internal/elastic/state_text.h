@@ -37,8 +37,8 @@ struct StepState {
   std::vector<LedgerLine> unlisted = {};
   bool is_opened = false;  ///< process 0 has said that the run's files are open
   bool is_done = false;    ///< nothing is left: all processes have seen the end of the run
-  std::map<std::string, double> metrics =
-      {};  ///< of the last epoch; right after its last step: of the one before
+  /// Of the last epoch; right after its last step: of the one before.
+  std::map<std::string, double> metrics = {};
 };
 
 /// Returns what a process has decided after its step. Where two processes have made one step, each without

@@ -39,7 +39,7 @@ std::string consistency_fingerprint(const TrainerOptions& options,
                                     const parallel::GradientSync& gradient_sync, const data::Loader& train,
                                     const data::Loader* eval);
 
-/// Returns the names that are in `all` and not in `some`, a space before each.
+/// Returns the names that are in `all` and not in `some`, with spaces between.
 std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all);
 
 /// Returns what a checkpoint keeps of `dataset`; its fingerprint where `has_fingerprint`.
