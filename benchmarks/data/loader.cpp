@@ -1,8 +1,8 @@
 // How fast the loader reads an image folder. benchmarks/data/loader.py runs this beside PyTorch's DataLoader.
 //
 //   data_loader_benchmark FOLDER [--workers 0,1,2] [--rounds 3] [--batch 128] [--crop SIZE] [--cache BYTES]
-//   [--rgb] data_loader_benchmark --make IMAGES.idx LABELS.idx FOLDER    (first makes the folder of JPEG
-//   files)
+//     [--rgb]
+//   data_loader_benchmark --make IMAGES.idx LABELS.idx FOLDER    (first makes the folder of JPEG files)
 //
 // One line per number of workers: images/s of every round, best first. --crop replaces flips by
 // RandomResizedCrop(SIZE) and flips.

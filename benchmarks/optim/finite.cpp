@@ -1,7 +1,6 @@
 // What it costs to look at gradients before each step: the whole training step (forward, loss, backward,
 // update) with and without, turn by turn in one process, on one thread.
-//   A multilayer perceptron 784-128-10 at 32 samples, and a small convolutional net at 16 images of 32
-//   x 32.
+//   A multilayer perceptron 784-128-10 at 32 samples, and a small convolutional net at 16 images of 32 x 32.
 // Run: OMP_NUM_THREADS=1 optim_finite [rounds=60]
 #include "cohort/optim/finite.h"
 
