@@ -60,21 +60,23 @@ SLOW_NETWORK="the package index answers too slowly, or its connection breaks"
 # shellcheck disable=SC2034 # read by python.sh
 TOOK_TOO_LONG="was ended"
 
-# explain LOG: the usual causes, told from what the failed command printed.
+# explain LOG: the usual causes, told from what the failed command printed. Lines of source that a compiler quotes say nothing.
 explain() {
-  if grep -qiE 'no space left on device|disk quota exceeded' "$1"; then
+  local text
+  text=$(grep -vE '^ *[0-9]* *[|] ' "$1") || true
+  if grep -qiE 'no space left on device|disk quota exceeded' <<<"$text"; then
     say "the disk is full"
-  elif grep -qiE "readtimeout|read timed out|timed out \\(read|connection ?(reset|aborted|broken)|incompleteread|remote end closed|protocolerror|^error: wheel .* is invalid|do not match the hashes|^$TOOK_TOO_LONG after" "$1"; then
+  elif grep -qiE "readtimeout|read timed out|timed out \\(read|connection ?(reset|aborted|broken)|incompleteread|remote end closed|protocolerror|^error: wheel .* is invalid|do not match the hashes|^$TOOK_TOO_LONG after" <<<"$text"; then
     say "$SLOW_NETWORK"
-  elif grep -qiE 'could not resolve|name resolution|network is unreachable|failed to establish|connection (refused|timed out)|failed to fetch|unable to connect|max retries|proxyerror|newconnectionerror|connecttimeouterror' "$1"; then
+  elif grep -qiE 'could not resolve|name resolution|network is unreachable|failed to establish|connection (refused|timed out)|failed to fetch|unable to connect|max retries|proxyerror|newconnectionerror|connecttimeouterror' <<<"$text"; then
     say "$NO_NETWORK"
-  elif grep -qiE 'no matching distribution|could not find a version' "$1"; then
+  elif grep -qiE 'no matching distribution|could not find a version' <<<"$text"; then
     say "the package index has no build for this Python and machine ($(uname -m))"
-  elif grep -qiE 'killed (signal|terminated program)|out of memory|bad_alloc|virtual memory exhausted' "$1"; then
+  elif grep -qiE 'killed (signal|terminated program)|out of memory|bad_alloc|virtual memory exhausted' <<<"$text"; then
     say "memory ran out (try --jobs 1)"
-  elif grep -qiE 'dpkg was interrupted|could not get lock|unable to acquire the dpkg' "$1"; then
+  elif grep -qiE 'dpkg was interrupted|could not get lock|unable to acquire the dpkg' <<<"$text"; then
     say "another apt or dpkg is running or was interrupted"
-  elif grep -qiE 'permission denied|read-only file system' "$1"; then
+  elif grep -qiE 'permission denied|read-only file system' <<<"$text"; then
     say "permission was denied"
   fi
 }

@@ -98,6 +98,8 @@ expect "OMP_NUM_THREADS is not the number of cores" 0 "cores: $cores" \
 cause() { call "printf '%s\n' '$1' >'$SCRATCH/log'; explain '$SCRATCH/log'"; }
 expect "a full disk is told" 0 "the disk is full" cause "OSError: [Errno 28] No space left on device"
 expect "no network is told" 0 "the network (or the package index) cannot be reached" cause "Max retries exceeded with url"
+quoted() { printf 'cause: %s.' "$(cause "$1")"; }
+expect "what a compiler quotes is no network" 0 "cause: ." quoted "  118 |   expect_in(err, {\"Connection refused\"});"
 expect "no build for this Python is told" 0 "the package index has no build for this Python" \
   cause "ERROR: No matching distribution found for torch==2.13.0"
 expect "no memory is told" 0 "memory ran out (try --jobs 1)" cause "g++: fatal error: Killed signal terminated program cc1plus"
