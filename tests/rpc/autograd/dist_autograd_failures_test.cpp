@@ -9,8 +9,10 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/rpc/dist_autograd.h"
@@ -240,6 +242,79 @@ TEST_F(DistAutogradFailuresTest, APartOfABackwardThatFailedGivesNoGradientToTheN
   EXPECT_TRUE(comes_true([&] { return on_w1->num_running() == 0; }));
   EXPECT_TRUE(on_w2->gradients().empty()) << "no gradient of a loss that succeeded leads there";
   job.shutdown();
+}
+
+// What a worker has of an object that was made in the context: two parts use it.
+struct ObjectHere {
+  ObjectHere() {
+    ContextState::CallRecord maker, fetch;
+    maker.path = {0};
+    maker.values = {value};
+    context.add_record(kMaker, std::move(maker));
+    fetch.path = {2};
+    fetch.fetched = {value};
+    context.add_record(kFetch, std::move(fetch));
+  }
+  // Another user. Its backward waits at the gate of WaitsInBackward.
+  void add_held_user() {
+    ContextState::CallRecord held;
+    held.path = {1};
+    held.graph = std::make_shared<autograd::DetachedGraph>(std::vector<at::Tensor>());
+    held.graph->end({WaitsInBackward::apply(value)});
+    context.add_record(kHeld, std::move(held));
+  }
+  std::vector<at::Tensor> go_backward(ContextState::CallKey key, std::uint64_t backward, float gradient) {
+    const at::Tensor of_result = at::full({1}, gradient);
+    return context.backward_part(key, {backward, /*keep_graph=*/true},
+                                 key == kMaker ? std::vector<at::Tensor>() : std::vector{of_result});
+  }
+  // The late call, at the end of a backward.
+  void expect_gradient(std::uint64_t backward, float gradient) {
+    const std::vector<at::Tensor> of_maker = go_backward(kMaker, backward, 0);
+    ASSERT_EQ(of_maker.size(), 1U);
+    EXPECT_EQ(of_maker[0].item<float>(), gradient);
+    EXPECT_EQ(context.take_untaken(backward).count, 0);
+    EXPECT_TRUE(context.gradients().empty());
+  }
+
+  static constexpr ContextState::CallKey kMaker{0, 1}, kHeld{0, 2}, kFetch{0, 3};
+  ContextState context{ContextId{0, 1}, 1, {}};
+  const at::Tensor value = at::ones({1}).requires_grad_();
+};
+
+// Whether the worker knows of the failure before the part ends, or not.
+TEST_F(DistAutogradFailuresTest, APartThatOutlastsItsBackwardLeavesNothingForAnObject) {
+  for (const bool is_known : {true, false}) {
+    test::Gate gate;
+    WaitsInBackward::gate = &gate;
+    WaitsInBackward::has_begun = false;
+    ObjectHere object;
+    object.add_held_user();
+    std::thread first([&] {
+      if (is_known) {
+        EXPECT_THROW(object.go_backward(ObjectHere::kHeld, 1, 1), NumericError);
+      } else {
+        EXPECT_NO_THROW(object.go_backward(ObjectHere::kHeld, 1, 1));
+      }
+    });
+    EXPECT_TRUE(comes_true([] { return WaitsInBackward::has_begun.load(); }));
+    if (is_known) {
+      object.context.fail(1, std::make_exception_ptr(NumericError("test", "it fails elsewhere")));
+    }
+    object.go_backward(ObjectHere::kFetch, 2, 10);
+    gate.open();
+    first.join();
+    object.expect_gradient(2, 10);
+  }
+}
+
+// It fails elsewhere before the object's own call goes backward, and nobody tells this worker.
+TEST_F(DistAutogradFailuresTest, AnObjectsGradientsOfABackwardThatFailedAreDropped) {
+  ObjectHere object;
+  object.go_backward(ObjectHere::kFetch, 1, 1);
+  EXPECT_TRUE(object.context.gradients().empty());
+  object.go_backward(ObjectHere::kFetch, 2, 10);
+  object.expect_gradient(2, 10);
 }
 
 }  // namespace
