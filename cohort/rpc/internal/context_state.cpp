@@ -229,6 +229,7 @@ UntakenGradients ContextState::take_untaken(std::uint64_t backward) {
 
 // At the end of the root's backward, when all answers are here.
 void ContextState::check_all_taken(std::uint64_t backward) {
+  check_not_failed(backward);
   const UntakenGradients untaken = take_untaken(backward);
   if (untaken.count == 0) return;
   const std::string what = base::concat(

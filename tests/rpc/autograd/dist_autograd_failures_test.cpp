@@ -45,6 +45,32 @@ struct FailsAtGate : torch::autograd::Function<FailsAtGate> {
   }
 };
 
+// Its backward says that the first backward of its context has failed elsewhere.
+struct HearsOfFailure : torch::autograd::Function<HearsOfFailure> {
+  static inline ContextState* context = nullptr;
+
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          std::vector<at::Tensor> gradients) {
+    context->fail(1, std::make_exception_ptr(NumericError("test.backward", "it fails elsewhere")));
+    return gradients;
+  }
+};
+// Its backward counts how often it runs.
+struct CountsBackwards : torch::autograd::Function<CountsBackwards> {
+  static inline std::atomic<int> num_backwards{0};
+
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->set_materialize_grads(false);
+    return x + 0;
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          std::vector<at::Tensor> gradients) {
+    ++num_backwards;
+    return gradients;
+  }
+};
+
 at::Tensor held_in_backward(const at::Tensor& x) {
   return WaitsInBackward::apply(x);
 }
@@ -181,6 +207,32 @@ TEST_F(DistAutogradFailuresTest, AFailureEndsTheWaitForACallThatStillRuns) {
                            "rpc::backward_part on w1");
   EXPECT_FALSE(late.ready());
   held.open();
+}
+
+// The failure is known before the turn of that call comes. It is not one of the call.
+TEST_F(DistAutogradFailuresTest, ABackwardThatHasFailedDoesNotContinueWithoutACallThatStillRuns) {
+  Context context(job[0]);
+  const std::shared_ptr<ContextState> state = job[0].state()->contexts().find(context.id());
+  HearsOfFailure::context = state.get();
+  CountsBackwards::num_backwards = 0;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const Future<at::Tensor> late = job[0].rpc_async<held_in_forward>("w2", CountsBackwards::apply(x));
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {HearsOfFailure::apply(x).sum()}), NumericError,
+                           "it fails elsewhere");
+  EXPECT_EQ(CountsBackwards::num_backwards, 0) << "a node before the call";
+  EXPECT_FALSE(late.ready());
+  held.open();
+}
+
+// No node makes a call or waits after the failure.
+TEST_F(DistAutogradFailuresTest, ABackwardThatFailsElsewhereAtItsEndFails) {
+  Context context(job[0]);
+  const std::shared_ptr<ContextState> state = job[0].state()->contexts().find(context.id());
+  HearsOfFailure::context = state.get();
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  COHORT_EXPECT_THROW_WITH(
+      dist_autograd::backward(context, {HearsOfFailure::apply(x).sum()}, {.into_grad = true}), NumericError,
+      "it fails elsewhere");
 }
 
 TEST_F(DistAutogradFailuresTest, NoPartOfABackwardThatHasFailedBegins) {
