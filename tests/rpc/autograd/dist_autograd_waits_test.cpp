@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <map>
@@ -223,6 +224,18 @@ TEST_F(DistAutogradWaitTest, OfARecomputeDeepWithinOthersEnds) {
 TEST_F(DistAutogradWaitTest, TheCallThatIsWaitedForIsAskedToStop) {
   is_asked_to_stop_ = true;
   expect_end("w0", [this](const at::Tensor& x) { return recomputed(job_[0], waits().at("a call"), x); });
+}
+
+// As a program does that polls in a hook.
+TEST(BackwardWaitTest, AWaitThatEndsWithoutAResultLeavesNothing) {
+  const auto failures = std::make_shared<BackwardFailures>();
+  const BackwardScope scope(failures, 1);
+  const base::Promise<void> promise("a result of the test");
+  const base::Future<void> result = promise.future();
+  for (const int milliseconds : {0, 3}) {
+    wait_in_backward(result, base::Deadline(std::chrono::milliseconds(milliseconds)));
+    EXPECT_EQ(failures->num_waiting(), 0U) << milliseconds;
+  }
 }
 
 TEST_F(DistAutogradWaitTest, NoCallBeginsAfterTheFailure) {
