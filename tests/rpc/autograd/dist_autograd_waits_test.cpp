@@ -248,10 +248,13 @@ TEST_F(DistAutogradWaitTest, NoCallBeginsAfterTheFailure) {
   Future<at::Tensor> call = job_[0].rpc_async<held_call>("w2", at::ones({1}));
   EXPECT_TRUE(call.ready());
   EXPECT_THROW(call.get(), NumericError);
+  const std::vector objects{job_[0].remote<held_call>("w2", at::ones({1})),
+                            job_[0].remote<held_call>("w0", at::ones({1}))};
   {
     const BackwardScope none(nullptr);
     held_.gate.open();
     EXPECT_EQ(job_[0].rpc_sync<held_call>("w2", at::ones({1})).item<float>(), 2);
+    for (const RRef<at::Tensor>& object : objects) EXPECT_THROW(object.to_here(), NumericError);
   }
   EXPECT_EQ(held_.num_held, 1) << "that of the thread without a backward";
   job_.shutdown();
