@@ -1,5 +1,9 @@
+// One failure is kept, that of the latest backward which has failed: all earlier ones are over. Functions wait
+// under the number of their backward, so a failure calls those of earlier backwards too. They are called, and
+// destroyed, without the mutex: they give up calls, and may come back here.
 #include "cohort/rpc/internal/backward_failures.h"
 
+#include <limits>
 #include <vector>
 
 namespace cohort::rpc {
@@ -16,24 +20,35 @@ void BackwardFailures::fail(std::uint64_t backward, const std::exception_ptr& er
     if (backward <= last_failed_) return;
     last_failed_ = backward;
     error_ = error;
-    const auto begin = on_failure_.begin(), end = on_failure_.upper_bound(backward);
+    const auto begin = on_failure_.begin(),
+               end = on_failure_.upper_bound({backward, std::numeric_limits<std::uint64_t>::max()});
     for (auto fn = begin; fn != end; ++fn) fns.push_back(std::move(fn->second));
     on_failure_.erase(begin, end);
   }
   for (const OnFailure& fn : fns) fn(error);
 }
 
-void BackwardFailures::on_failure(std::uint64_t backward, OnFailure fn) {
+BackwardFailures::Key BackwardFailures::on_failure(std::uint64_t backward, OnFailure fn) {
   std::exception_ptr error;
+  Key key(backward, 0);
   {
     const std::lock_guard lock(mutex_);
+    key.second = ++last_key_;
     if (backward > last_failed_) {
-      on_failure_.emplace(backward, std::move(fn));
-      return;
+      on_failure_.emplace(key, std::move(fn));
+      return key;
     }
     error = error_;
   }
   fn(error);
+  return key;
+}
+
+// What it frees may have a destructor that comes back here: it is destroyed without the mutex.
+void BackwardFailures::remove(Key key) {
+  std::map<Key, OnFailure>::node_type removed;
+  const std::lock_guard lock(mutex_);
+  removed = on_failure_.extract(key);
 }
 
 std::exception_ptr BackwardFailures::error_of(std::uint64_t backward) const {
@@ -42,9 +57,14 @@ std::exception_ptr BackwardFailures::error_of(std::uint64_t backward) const {
 }
 
 void BackwardFailures::clear() {
-  std::multimap<std::uint64_t, OnFailure> dropped;
+  std::map<Key, OnFailure> dropped;
   const std::lock_guard lock(mutex_);
   dropped.swap(on_failure_);
+}
+
+std::size_t BackwardFailures::num_waiting() const {
+  const std::lock_guard lock(mutex_);
+  return on_failure_.size();
 }
 
 BackwardScope::BackwardScope(std::shared_ptr<BackwardFailures> failures, std::uint64_t backward)

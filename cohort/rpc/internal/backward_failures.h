@@ -19,24 +19,31 @@ namespace cohort::rpc {
 class BackwardFailures {
  public:
   using OnFailure = std::function<void(const std::exception_ptr& error)>;
+  /// What on_failure() got: the backward, and a number.
+  using Key = std::pair<std::uint64_t, std::uint64_t>;
 
   /// The backward with this number has failed, here or elsewhere. The first error counts. What on_failure()
   /// got is called.
   void fail(std::uint64_t backward, const std::exception_ptr& error);
   /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has
   /// failed.
-  void on_failure(std::uint64_t backward, OnFailure fn);
+  Key on_failure(std::uint64_t backward, OnFailure fn);
+  /// Drops it, unless it has been called, or is called at this moment.
+  void remove(Key key);
   /// Null where the backward has not failed. An earlier one than the last that failed is over, and nobody
   /// waits for its parts.
   std::exception_ptr error_of(std::uint64_t backward) const;
   /// Drops what on_failure() got, where no backward runs any more.
   void clear();
+  /// How many functions wait for a failure.
+  std::size_t num_waiting() const;
 
  private:
   mutable std::mutex mutex_;  // of all below
   std::uint64_t last_failed_ = 0;
   std::exception_ptr error_;
-  std::multimap<std::uint64_t, OnFailure> on_failure_;
+  std::map<Key, OnFailure> on_failure_;
+  std::uint64_t last_key_ = 0;
 };
 
 /// While it lives, this thread goes backward: the calls that it makes belong to the backward, and end with
@@ -55,7 +62,10 @@ class BackwardScope {
   static const BackwardScope* current();
   /// Null where the backward has not failed.
   std::exception_ptr error() const { return failures_->error_of(backward_); }
-  void on_failure(BackwardFailures::OnFailure fn) const { failures_->on_failure(backward_, std::move(fn)); }
+  BackwardFailures::Key on_failure(BackwardFailures::OnFailure fn) const {
+    return failures_->on_failure(backward_, std::move(fn));
+  }
+  void remove(BackwardFailures::Key key) const { failures_->remove(key); }
 
  private:
   const std::shared_ptr<BackwardFailures> failures_;  // null: none
@@ -72,11 +82,18 @@ void wait_in_backward(const base::Future<T>& result, base::Deadline deadline) {
   if (const std::exception_ptr error = backward->error()) std::rethrow_exception(error);
   // With the result's own helper, which may bring it about. Short calls are answered by then.
   if (result.wait(base::Deadline(std::chrono::milliseconds(1)).sooner(deadline))) return;
+  if (deadline.expired()) return;
   const auto end = std::make_shared<base::Promise<void>>("a result, or the failure of a backward");
   base::Future<void> ended = end->future();
-  backward->on_failure([end](const std::exception_ptr& error) { end->try_set_error(error); });
-  result.on_ready([end] { end->try_set(); });
-  if (ended.wait(deadline)) ended.get(deadline);
+  const auto failure =
+      backward->on_failure([end](const std::exception_ptr& error) { end->try_set_error(error); });
+  // Weakly: a program may wait for the result many times, each time for a while.
+  result.on_ready([weak = std::weak_ptr(end)] {
+    if (const auto alive = weak.lock()) alive->try_set();
+  });
+  const bool has_ended = ended.wait(deadline);
+  backward->remove(failure);
+  if (has_ended) ended.get(deadline);
 }
 
 }  // namespace cohort::rpc

@@ -182,6 +182,7 @@ bool ContextState::Earlier::operator()(const Order& a, const Order& b) const {
 
 void ContextState::add_gradients(Order order, const Gradients& gradients) {
   const std::lock_guard lock(mutex_);
+  check_not_failed(order.first);
   for (const auto& [leaf, gradient] : gradients) {
     const auto value = values_.find(leaf.unsafeGetTensorImpl());
     if (value == values_.end()) continue;
@@ -195,12 +196,15 @@ void ContextState::add_gradients(Order order, const Gradients& gradients) {
   }
   auto& known = gradients_[order];
   for (const auto& [leaf, gradient] : gradients) {
-    known.push_back({leaf, gradient});
-    const auto value = values_.find(leaf.unsafeGetTensorImpl());
-    if (value == values_.end()) continue;
-    if (std::exchange(value->second.last_gradient, order.first) != order.first) {
-      count_untaken(order.first, {.count = 1});
+    if (const auto value = values_.find(leaf.unsafeGetTensorImpl()); value != values_.end()) {
+      Value& of_object = value->second;
+      // A later backward has come here before the news that this one has failed.
+      if (order.first < std::max(of_object.last_gradient, of_object.last_backward)) continue;
+      if (std::exchange(of_object.last_gradient, order.first) != order.first) {
+        count_untaken(order.first, {.count = 1});
+      }
     }
+    known.push_back({leaf, gradient});
   }
 }
 
@@ -225,6 +229,7 @@ UntakenGradients ContextState::take_untaken(std::uint64_t backward) {
 
 // At the end of the root's backward, when all answers are here.
 void ContextState::check_all_taken(std::uint64_t backward) {
+  check_not_failed(backward);
   const UntakenGradients untaken = take_untaken(backward);
   if (untaken.count == 0) return;
   const std::string what = base::concat(
@@ -239,18 +244,21 @@ void ContextState::check_all_taken(std::uint64_t backward) {
       "objects of calls that have succeeded; within autograd::recompute() none that others use");
 }
 
-// Of the object's tensors, in the order of the parts that used them.
+// Of the object's tensors, in the order of the parts that used them. Drops what earlier backwards have left,
+// which have failed.
 Tensors ContextState::take_gradients(const CallRecord& record, std::uint64_t number, bool keep_graph) {
+  check_not_failed(number);
   Tensors sums(record.values.size());
   const auto place_of = [&](const at::Tensor& leaf) {
     return std::find_if(record.values.begin(), record.values.end(),
                         [&](const at::Tensor& value) { return value.is_same(leaf); });
   };
   for (auto& [order, gradients] : gradients_) {
-    if (order.first != number) continue;
-    std::erase_if(gradients, [&](const Collected& collected) {
+    if (order.first > number) break;
+    std::erase_if(gradients, [&, is_of_this = order.first == number](const Collected& collected) {
       const auto place = place_of(collected.leaf);
       if (place == record.values.end()) return false;
+      if (!is_of_this) return true;
       at::Tensor& sum = sums[static_cast<std::size_t>(place - record.values.begin())];
       sum = sum.defined() ? autograd::sum_of(sum, collected.gradient) : collected.gradient;
       return true;
@@ -260,8 +268,9 @@ Tensors ContextState::take_gradients(const CallRecord& record, std::uint64_t num
   for (const at::Tensor& value : record.values) {
     if (!value.defined()) continue;
     Value& known = values_.at(value.unsafeGetTensorImpl());
-    if (std::exchange(known.last_gradient, 0) == number) count_untaken(number, {.count = -1});
-    known.last_backward = number;
+    if (known.last_gradient == number) count_untaken(number, {.count = -1});
+    if (known.last_gradient <= number) known.last_gradient = 0;
+    known.last_backward = std::max(known.last_backward, number);
     if (is_used && !keep_graph) known.has_graph = false;
   }
   return sums;
@@ -434,11 +443,8 @@ std::vector<ContextState::SumOfLeaf> ContextState::collect_by_leaf(Of of) {
     for (Collected& collected : gradients) {
       const c10::TensorImpl* const leaf = collected.leaf.unsafeGetTensorImpl();
       const bool is_wanted = of == Of::kAll || is_of_calls == (of == Of::kCalls);
-      if (is_wanted && values_.count(leaf) > 0) {
-        throw UsageError("rpc.backward",
-                         "a gradient came for an object, but the call that made it did not go backward",
-                         "waiting for the results of calls that make objects");
-      }
+      // A backward that succeeded has taken those of objects: check_all_taken(). So it is of one that failed.
+      if (values_.count(leaf) > 0) continue;
       const auto [place, is_new] = places.try_emplace(leaf, sums.size());
       if (is_new) sums.emplace_back();
       SumOfLeaf& sum = sums[place->second];

@@ -97,9 +97,10 @@ class Send : public autograd::BoundaryNode {
   // Waits for the answer of a late call. One that failed has no part elsewhere.
   bool has_succeeded() const {
     if (!wait_for_) return true;
+    base::Future<void> answer = wait_for_();  // throws if the backward has failed: no error of the call
     const base::ThreadPool::Waiting waiting;
     try {
-      wait_for_().get(base::Deadline::never());  // the call has a deadline of its own
+      answer.get(base::Deadline::never());  // the call has a deadline of its own
     } catch (const std::exception&) {
       return false;
     }

@@ -9,8 +9,10 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/rpc/dist_autograd.h"
@@ -40,6 +42,32 @@ struct FailsAtGate : torch::autograd::Function<FailsAtGate> {
                                           std::vector<at::Tensor> /*gradients*/) {
     failure_gate->wait();
     throw NumericError("test.backward", "it fails at the gate");
+  }
+};
+
+// Its backward says that the first backward of its context has failed elsewhere.
+struct HearsOfFailure : torch::autograd::Function<HearsOfFailure> {
+  static inline ContextState* context = nullptr;
+
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x + 0; }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          std::vector<at::Tensor> gradients) {
+    context->fail(1, std::make_exception_ptr(NumericError("test.backward", "it fails elsewhere")));
+    return gradients;
+  }
+};
+// Its backward counts how often it runs.
+struct CountsBackwards : torch::autograd::Function<CountsBackwards> {
+  static inline std::atomic<int> num_backwards{0};
+
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->set_materialize_grads(false);
+    return x + 0;
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
+                                          std::vector<at::Tensor> gradients) {
+    ++num_backwards;
+    return gradients;
   }
 };
 
@@ -181,6 +209,32 @@ TEST_F(DistAutogradFailuresTest, AFailureEndsTheWaitForACallThatStillRuns) {
   held.open();
 }
 
+// The failure is known before the turn of that call comes. It is not one of the call.
+TEST_F(DistAutogradFailuresTest, ABackwardThatHasFailedDoesNotContinueWithoutACallThatStillRuns) {
+  Context context(job[0]);
+  const std::shared_ptr<ContextState> state = job[0].state()->contexts().find(context.id());
+  HearsOfFailure::context = state.get();
+  CountsBackwards::num_backwards = 0;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const Future<at::Tensor> late = job[0].rpc_async<held_in_forward>("w2", CountsBackwards::apply(x));
+  COHORT_EXPECT_THROW_WITH(dist_autograd::backward(context, {HearsOfFailure::apply(x).sum()}), NumericError,
+                           "it fails elsewhere");
+  EXPECT_EQ(CountsBackwards::num_backwards, 0) << "a node before the call";
+  EXPECT_FALSE(late.ready());
+  held.open();
+}
+
+// No node makes a call or waits after the failure.
+TEST_F(DistAutogradFailuresTest, ABackwardThatFailsElsewhereAtItsEndFails) {
+  Context context(job[0]);
+  const std::shared_ptr<ContextState> state = job[0].state()->contexts().find(context.id());
+  HearsOfFailure::context = state.get();
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  COHORT_EXPECT_THROW_WITH(
+      dist_autograd::backward(context, {HearsOfFailure::apply(x).sum()}, {.into_grad = true}), NumericError,
+      "it fails elsewhere");
+}
+
 TEST_F(DistAutogradFailuresTest, NoPartOfABackwardThatHasFailedBegins) {
   ContextState context(ContextId{0, 1}, 1, {});
   const auto error_of = [](const char* text) { return std::make_exception_ptr(NumericError("test", text)); };
@@ -240,6 +294,79 @@ TEST_F(DistAutogradFailuresTest, APartOfABackwardThatFailedGivesNoGradientToTheN
   EXPECT_TRUE(comes_true([&] { return on_w1->num_running() == 0; }));
   EXPECT_TRUE(on_w2->gradients().empty()) << "no gradient of a loss that succeeded leads there";
   job.shutdown();
+}
+
+// What a worker has of an object that was made in the context: two parts use it.
+struct ObjectHere {
+  ObjectHere() {
+    ContextState::CallRecord maker, fetch;
+    maker.path = {0};
+    maker.values = {value};
+    context.add_record(kMaker, std::move(maker));
+    fetch.path = {2};
+    fetch.fetched = {value};
+    context.add_record(kFetch, std::move(fetch));
+  }
+  // Another user. Its backward waits at the gate of WaitsInBackward.
+  void add_held_user() {
+    ContextState::CallRecord held;
+    held.path = {1};
+    held.graph = std::make_shared<autograd::DetachedGraph>(std::vector<at::Tensor>());
+    held.graph->end({WaitsInBackward::apply(value)});
+    context.add_record(kHeld, std::move(held));
+  }
+  std::vector<at::Tensor> go_backward(ContextState::CallKey key, std::uint64_t backward, float gradient) {
+    const at::Tensor of_result = at::full({1}, gradient);
+    return context.backward_part(key, {backward, /*keep_graph=*/true},
+                                 key == kMaker ? std::vector<at::Tensor>() : std::vector{of_result});
+  }
+  // The late call, at the end of a backward.
+  void expect_gradient(std::uint64_t backward, float gradient) {
+    const std::vector<at::Tensor> of_maker = go_backward(kMaker, backward, 0);
+    ASSERT_EQ(of_maker.size(), 1U);
+    EXPECT_EQ(of_maker[0].item<float>(), gradient);
+    EXPECT_EQ(context.take_untaken(backward).count, 0);
+    EXPECT_TRUE(context.gradients().empty());
+  }
+
+  static constexpr ContextState::CallKey kMaker{0, 1}, kHeld{0, 2}, kFetch{0, 3};
+  ContextState context{ContextId{0, 1}, 1, {}};
+  const at::Tensor value = at::ones({1}).requires_grad_();
+};
+
+// Whether the worker knows of the failure before the part ends, or not.
+TEST_F(DistAutogradFailuresTest, APartThatOutlastsItsBackwardLeavesNothingForAnObject) {
+  for (const bool is_known : {true, false}) {
+    test::Gate gate;
+    WaitsInBackward::gate = &gate;
+    WaitsInBackward::has_begun = false;
+    ObjectHere object;
+    object.add_held_user();
+    std::thread first([&] {
+      if (is_known) {
+        EXPECT_THROW(object.go_backward(ObjectHere::kHeld, 1, 1), NumericError);
+      } else {
+        EXPECT_NO_THROW(object.go_backward(ObjectHere::kHeld, 1, 1));
+      }
+    });
+    EXPECT_TRUE(comes_true([] { return WaitsInBackward::has_begun.load(); }));
+    if (is_known) {
+      object.context.fail(1, std::make_exception_ptr(NumericError("test", "it fails elsewhere")));
+    }
+    object.go_backward(ObjectHere::kFetch, 2, 10);
+    gate.open();
+    first.join();
+    object.expect_gradient(2, 10);
+  }
+}
+
+// It fails elsewhere before the object's own call goes backward, and nobody tells this worker.
+TEST_F(DistAutogradFailuresTest, AnObjectsGradientsOfABackwardThatFailedAreDropped) {
+  ObjectHere object;
+  object.go_backward(ObjectHere::kFetch, 1, 1);
+  EXPECT_TRUE(object.context.gradients().empty());
+  object.go_backward(ObjectHere::kFetch, 2, 10);
+  object.expect_gradient(2, 10);
 }
 
 }  // namespace

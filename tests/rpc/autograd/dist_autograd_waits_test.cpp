@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <map>
@@ -225,6 +226,18 @@ TEST_F(DistAutogradWaitTest, TheCallThatIsWaitedForIsAskedToStop) {
   expect_end("w0", [this](const at::Tensor& x) { return recomputed(job_[0], waits().at("a call"), x); });
 }
 
+// As a program does that polls in a hook.
+TEST(BackwardWaitTest, AWaitThatEndsWithoutAResultLeavesNothing) {
+  const auto failures = std::make_shared<BackwardFailures>();
+  const BackwardScope scope(failures, 1);
+  const base::Promise<void> promise("a result of the test");
+  const base::Future<void> result = promise.future();
+  for (const int milliseconds : {0, 3}) {
+    wait_in_backward(result, base::Deadline(std::chrono::milliseconds(milliseconds)));
+    EXPECT_EQ(failures->num_waiting(), 0U) << milliseconds;
+  }
+}
+
 TEST_F(DistAutogradWaitTest, NoCallBeginsAfterTheFailure) {
   const auto failures = std::make_shared<BackwardFailures>();
   const BackwardScope scope(failures, 2);
@@ -235,10 +248,13 @@ TEST_F(DistAutogradWaitTest, NoCallBeginsAfterTheFailure) {
   Future<at::Tensor> call = job_[0].rpc_async<held_call>("w2", at::ones({1}));
   EXPECT_TRUE(call.ready());
   EXPECT_THROW(call.get(), NumericError);
+  const std::vector objects{job_[0].remote<held_call>("w2", at::ones({1})),
+                            job_[0].remote<held_call>("w0", at::ones({1}))};
   {
     const BackwardScope none(nullptr);
     held_.gate.open();
     EXPECT_EQ(job_[0].rpc_sync<held_call>("w2", at::ones({1})).item<float>(), 2);
+    for (const RRef<at::Tensor>& object : objects) EXPECT_THROW(object.to_here(), NumericError);
   }
   EXPECT_EQ(held_.num_held, 1) << "that of the thread without a backward";
   job_.shutdown();

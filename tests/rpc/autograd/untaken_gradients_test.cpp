@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -28,6 +29,7 @@ struct HandedOn {
   TensorRRef object;  // of w3
   test::Gate is_there;
   std::function<void(Agent& maker)> before_return;
+  std::uint64_t num_handled = 0;  // by the maker, before anybody knows of the object
 };
 HandedOn* handed_on = nullptr;
 
@@ -43,6 +45,7 @@ at::Tensor use_kept_object() {
 }
 at::Tensor hands_an_object_on(const std::string& here, const at::Tensor& x) {
   Agent& agent = agent_of(here);
+  handed_on->num_handled = agent.metrics().calls_handled;
   agent.rpc_sync<keep_object>("w3", agent.remote<three_times>("w2", x * 2));
   if (handed_on->before_return) handed_on->before_return(agent);
   return x.detach();
@@ -85,9 +88,9 @@ class UntakenGradientsTest : public testing::Test {
 };
 
 TEST_F(UntakenGradientsTest, AFunctionThatStillRunsGoesBackwardOnceItHasReturned) {
-  state.before_return = [](Agent& maker) {
-    const std::uint64_t before = maker.metrics().calls_handled;
-    EXPECT_TRUE(comes_true([&] { return maker.metrics().calls_handled > before; })) << "the backward's call";
+  state.before_return = [this](Agent& maker) {
+    EXPECT_TRUE(comes_true([&] { return maker.metrics().calls_handled > state.num_handled; }))
+        << "the backward's call";
   };
   Context context(job[0]);
   const TensorRRef made = job[0].remote<hands_an_object_on>("w1", "w1", x);

@@ -153,6 +153,11 @@ CallClient::BegunCall CallClient::begin(const Target& target, const char* functi
 std::shared_ptr<Reference> CallClient::make(const Target& target, const char* function, Encoded arguments,
                                             const std::string& asked_at) {
   core_.references->check_own(arguments.references);
+  if (const BackwardScope* const backward = BackwardScope::current()) {
+    if (std::exception_ptr error = backward->error()) {
+      return make_lost(target.worker, base::concat(asked_at, " by ", function), std::move(error));
+    }
+  }
   References::mark_used(arguments.references);
   WorkerInfo owner;
   std::uint64_t id = 0;
@@ -221,6 +226,19 @@ std::shared_ptr<Reference> CallClient::make(const Target& target, const char* fu
         self->core_.references->mark_lost(*reference, error);
       },
       nullptr, target.channel);
+  return reference;
+}
+
+// The owner is not asked.
+std::shared_ptr<Reference> CallClient::make_lost(const std::string& worker, std::string made_at,
+                                                 std::exception_ptr error) {
+  WorkerInfo owner;
+  {
+    const std::lock_guard lock(tables_.mutex);
+    owner = tables_.workers.find(worker).info;
+  }
+  std::shared_ptr<Reference> reference = core_.references->create(owner, std::move(made_at));
+  core_.references->mark_lost(*reference, std::move(error));
   return reference;
 }
 

@@ -30,7 +30,8 @@ class CallClient {
   /// Calls a function. The call of a thread that goes backward ends where that backward fails.
   /// Throws: UsageError for an unknown worker or function, and after the agent has stopped.
   base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments);
-  /// Asks for an object. `asked_at`: the line of the program that asks. Throws: as call().
+  /// Asks for an object, which is lost where the thread goes backward and that backward has failed.
+  /// `asked_at`: the line of the program that asks. Throws: as call().
   std::shared_ptr<Reference> make(const Target& target, const char* function, Encoded arguments,
                                   const std::string& asked_at);
 
@@ -48,6 +49,8 @@ class CallClient {
     base::Future<Encoded> result;
   };
   BegunCall begin(const Target& target, const char* function, Encoded arguments);
+  std::shared_ptr<Reference> make_lost(const std::string& worker, std::string made_at,
+                                       std::exception_ptr error);
   base::WaitHelper helper_of(const std::string& worker);
   std::shared_ptr<RecordedCall> record(ContextScope& scope, const ContextCall& in_context, Encoded& arguments,
                                        Callee callee, std::optional<RecordedPlace>& place);
