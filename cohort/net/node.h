@@ -55,8 +55,8 @@ class Node {
 
   /// Connects, and tries again until the deadline. With kGiveUp it returns null once nobody listens at the
   /// address, or the process there is leaving. Throws: RendezvousError that says what stood in the way: an
-  /// UnknownHost where the name was not known at last, a NoAnswer where nothing shows that a process is
-  /// there.
+  /// UnknownHost where the name was not known at last (with kGiveUp: at once), a LookupTimeout where no name
+  /// server has answered, a NoAnswer where nothing shows that a process is there.
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline,
                                 WhenRejected when_rejected = WhenRejected::kRetry);
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -23,6 +24,8 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/secret.h"
+#include "cohort/net/lookup_timeout.h"
+#include "cohort/net/unknown_host.h"
 #include "tests/net/recorder.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
@@ -30,9 +33,13 @@
 #include "tests/support/patience.h"
 #include "tests/support/throws.h"
 
-// Names whose server does not answer until it is told to, and names that have an IPv6 address alone.
+// Names whose server does not answer until it is told to, or fails, or says that they have no address, and
+// names that have an IPv6 address alone.
 namespace {
-constexpr std::string_view kSilentName = "silent.test", kIpv6Name = "ipv6.test";
+constexpr std::string_view kSilentName = "silent.test", kIpv6Name = "ipv6.test", kFailingName = "fails.test",
+                           kEmptyName = "empty.test";
+// Before the name is that of the loopback interface.
+std::atomic<int> num_failures_left{0};
 cohort::test::Gate& gate_of_names() {
   static auto* const gate = new cohort::test::Gate;  // the thread that waits at it may outlive the test
   return *gate;
@@ -45,6 +52,11 @@ extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* na
   static const auto real = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
   const bool asks = name != nullptr && (hints == nullptr || (hints->ai_flags & AI_NUMERICHOST) == 0);
   if (asks && name == kSilentName) gate_of_names().wait();
+  if (asks && name == kEmptyName) return EAI_NODATA;
+  if (asks && name == kFailingName) {
+    if (num_failures_left-- > 0) return EAI_AGAIN;
+    name = "127.0.0.1";
+  }
   return real(asks && name == kIpv6Name ? "::1" : name, service, hints, found);
 }
 
@@ -169,11 +181,41 @@ TEST(SocketTest, WhoHasAnIpv6AddressAloneIsReached) {
   }
 }
 
+bool is_unknown(const std::string& address) {
+  try {
+    resolve(address);
+  } catch (const UnknownHost&) {
+    return true;
+  } catch (const RendezvousError&) {
+  }
+  return false;
+}
+
+// A worker whose name server failed would take all others for dead.
+TEST(SocketTest, ANameIsUnknownOnlyWhereANameServerHasSaidSo) {
+  EXPECT_TRUE(is_unknown("empty.test:80"));
+  num_failures_left = 1;
+  EXPECT_FALSE(is_unknown("fails.test:80"));
+  EXPECT_EQ(num_failures_left, 0);
+}
+
+TEST(SocketTest, ANameServerThatFailsIsAskedAgain) {
+  test::Worker a("a"), b("b");
+  const std::string address = b.node->listen("127.0.0.1:0");
+  const std::string named = std::string(kFailingName) + address.substr(address.rfind(':'));
+  num_failures_left = 1;
+  EXPECT_EQ(a.node->connect(named, test::patience(), WhenRejected::kGiveUp)->name(), "b");
+  num_failures_left = 1'000;
+  COHORT_EXPECT_THROW_WITH(
+      a.node->connect(named, base::Deadline(std::chrono::milliseconds(50)), WhenRejected::kGiveUp),
+      RendezvousError, named + " cannot be looked up: Temporary failure in name resolution");
+}
+
 TEST(SocketTest, AWaitForANameEndsAtTheDeadline) {
   constexpr std::chrono::milliseconds kTime(50);
   test::Worker a("a");
   const base::Deadline deadline(kTime);
-  COHORT_EXPECT_THROW_WITH(a.node->connect("silent.test:29500", deadline), RendezvousError,
+  COHORT_EXPECT_THROW_WITH(a.node->connect("silent.test:29500", deadline), LookupTimeout,
                            "no name server has said where its host is");
   EXPECT_LT(deadline.elapsed(), kTime + test::deadline_slack());
   std::thread waits([&] {

@@ -49,6 +49,14 @@ SocketAddress unix_address(std::string_view name) {
   return address;
 }
 
+// `error`: an errno. A name server that fails has said nothing of the name.
+[[noreturn]] void throw_lookup_failure(const std::string& text, int status, int error) {
+  const char* const why = status == EAI_SYSTEM ? std::strerror(error) : ::gai_strerror(status);
+  if (status == EAI_NONAME || status == EAI_NODATA)
+    throw UnknownHost("net.address", base::concat("the address ", text, " is not known: ", why));
+  throw RendezvousError("net.address", base::concat("the address ", text, " cannot be looked up: ", why));
+}
+
 std::vector<SocketAddress> tcp_addresses(const std::string& text, int flags) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon + 1 == text.size()) {
@@ -63,10 +71,7 @@ std::vector<SocketAddress> tcp_addresses(const std::string& text, int flags) {
   addrinfo* found = nullptr;
   const int status =
       ::getaddrinfo(host.empty() ? nullptr : host.c_str(), text.c_str() + colon + 1, &hints, &found);
-  if (status != 0) {
-    throw UnknownHost("net.address",
-                      base::concat("the address ", text, " is not known: ", ::gai_strerror(status)));
-  }
+  if (status != 0) throw_lookup_failure(text, status, errno);
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
   std::vector<SocketAddress> addresses;
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
@@ -226,7 +231,7 @@ bool has_ipv6_alone(const std::string& host) {
            std::ranges::none_of(found.get(deadline), [](const SocketAddress& address) {
              return address.storage.ss_family == AF_INET;
            });
-  } catch (const UnknownHost&) {
+  } catch (const RendezvousError&) {
     return false;
   }
 }

@@ -30,7 +30,8 @@ struct SocketAddress {
   bool covers(const SocketAddress& host) const;
 };
 
-/// Throws: UsageError for a text that is no address; UnknownHost.
+/// Throws: UsageError for a text that is no address; UnknownHost; another RendezvousError where the name
+/// server fails, or this process has no means to ask it.
 SocketAddress resolve(const std::string& text);
 /// All that the name has, the one that the system prefers first. Throws: as resolve().
 std::vector<SocketAddress> resolve_all(const std::string& text);
