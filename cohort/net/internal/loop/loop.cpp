@@ -48,8 +48,8 @@ SessionOptions session_options(const NodeOptions& node) {
   return options;
 }
 
-// Of a caller without a link: whether a process may be at its addresses. The kernel connects a local socket
-// only where it listens.
+// Of a caller without a link: whether a process may be at its addresses, as also where nobody could be asked.
+// The kernel connects a local socket only where it listens.
 bool has_answer(const PeerState& peer) {
   if (!peer.addresses.has_no_answer()) return true;
   const std::shared_ptr<Connection>& connection = peer.connection;
