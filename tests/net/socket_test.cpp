@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -211,6 +213,29 @@ TEST(SocketTest, ANameServerThatFailsIsAskedAgain) {
       RendezvousError, named + " cannot be looked up: Temporary failure in name resolution");
 }
 
+// In a process that may have no further thread. Returns what it is to end with.
+int resolve_without_threads() {
+  const rlimit none{0, 0};
+  if (::geteuid() == 0 && ::setuid(65534) != 0) return 1;
+  if (::setrlimit(RLIMIT_NPROC, &none) != 0) return 2;
+  try {
+    begin_to_resolve("silent.test:80");
+  } catch (const RendezvousError&) {
+    return 0;
+  } catch (const std::exception&) {
+    return 3;
+  }
+  return 4;
+}
+
+TEST(SocketTest, WhereNoThreadCanBeHadTheErrorNamesTheAddress) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(resolve_without_threads());
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
 TEST(SocketTest, AWaitForANameEndsAtTheDeadline) {
   constexpr std::chrono::milliseconds kTime(50);
   test::Worker a("a");
@@ -218,6 +243,8 @@ TEST(SocketTest, AWaitForANameEndsAtTheDeadline) {
   COHORT_EXPECT_THROW_WITH(a.node->connect("silent.test:29500", deadline), LookupTimeout,
                            "no name server has said where its host is");
   EXPECT_LT(deadline.elapsed(), kTime + test::deadline_slack());
+  COHORT_EXPECT_THROW_WITH(resolve("silent.test:29500", base::Deadline(std::chrono::milliseconds(10))),
+                           LookupTimeout, "no name server has said where the host of silent.test:29500 is");
   std::thread waits([&] {
     COHORT_EXPECT_THROW_WITH(a.node->connect("silent.test:29500", test::patience()), UsageError,
                              "this node has been closed");
