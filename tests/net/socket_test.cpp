@@ -171,12 +171,7 @@ TEST(SocketTest, WhoHasAnIpv6AddressAloneIsReached) {
   for (const std::string_view host : {std::string_view("[::1]"), std::string_view("::1"), kIpv6Name}) {
     SCOPED_TRACE(host);
     test::Worker a("a", options), b("b", options, true);
-    std::string address;
-    try {
-      address = b.node->listen("0.0.0.0:0", std::string(host));
-    } catch (const RendezvousError&) {
-      continue;  // a machine without IPv6
-    }
+    const std::string address = b.node->listen("0.0.0.0:0", std::string(host));
     EXPECT_TRUE(address.starts_with(host == kIpv6Name ? "ipv6.test:" : "[::1]:")) << address;
     a.node->connect(address, test::patience())->send(test::message_of(0, "echo"));
     EXPECT_TRUE(test::comes_true([&] { return a.heard->count() == 1; }));
