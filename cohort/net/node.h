@@ -48,7 +48,8 @@ class Node {
   /// With "0.0.0.0:port" or "[::]:port" it listens at all addresses of this host: `host` is the name or
   /// address by which others reach it, by IPv6 where it has no other; empty: the host's name, which others
   /// need not know. Throws: UsageError for an address that strangers can reach where there is no secret, and
-  /// after close(); RendezvousError where it cannot listen there.
+  /// after close(); RendezvousError where it cannot listen there, or
+  /// its address has a name of which no name server says anything within 5 s.
   std::string listen(const std::string& address, const std::string& host = "");
 
   /// What peers see as Peer::incarnation() of this process.
@@ -56,8 +57,8 @@ class Node {
 
   /// Connects, and tries again until the deadline. With kGiveUp it returns null once nobody listens at the
   /// address, or the process there is leaving. Throws: RendezvousError that says what stood in the way: an
-  /// UnknownHost where the name was not known at last, a NoAnswer where nothing shows that a process is
-  /// there.
+  /// UnknownHost where the name was not known at last (with kGiveUp: at once), a LookupTimeout where no name
+  /// server has answered, a NoAnswer where nothing shows that a process is there.
   std::shared_ptr<Peer> connect(const std::string& address, base::Deadline deadline,
                                 WhenRejected when_rejected = WhenRejected::kRetry);
 

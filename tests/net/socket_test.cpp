@@ -6,14 +6,17 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,6 +26,8 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/secret.h"
+#include "cohort/net/lookup_timeout.h"
+#include "cohort/net/unknown_host.h"
 #include "tests/net/recorder.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
@@ -30,9 +35,13 @@
 #include "tests/support/patience.h"
 #include "tests/support/throws.h"
 
-// Names whose server does not answer until it is told to, and names that have an IPv6 address alone.
+// Names whose server does not answer until it is told to, or fails, or says that they have no address, and
+// names that have an IPv6 address alone.
 namespace {
-constexpr std::string_view kSilentName = "silent.test", kIpv6Name = "ipv6.test";
+constexpr std::string_view kSilentName = "silent.test", kIpv6Name = "ipv6.test", kFailingName = "fails.test",
+                           kEmptyName = "empty.test";
+// Before the name is that of the loopback interface.
+std::atomic<int> num_failures_left{0};
 cohort::test::Gate& gate_of_names() {
   static auto* const gate = new cohort::test::Gate;  // the thread that waits at it may outlive the test
   return *gate;
@@ -45,6 +54,11 @@ extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* na
   static const auto real = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
   const bool asks = name != nullptr && (hints == nullptr || (hints->ai_flags & AI_NUMERICHOST) == 0);
   if (asks && name == kSilentName) gate_of_names().wait();
+  if (asks && name == kEmptyName) return EAI_NODATA;
+  if (asks && name == kFailingName) {
+    if (num_failures_left-- > 0) return EAI_AGAIN;
+    name = "127.0.0.1";
+  }
   return real(asks && name == kIpv6Name ? "::1" : name, service, hints, found);
 }
 
@@ -157,25 +171,75 @@ TEST(SocketTest, WhoHasAnIpv6AddressAloneIsReached) {
   for (const std::string_view host : {std::string_view("[::1]"), std::string_view("::1"), kIpv6Name}) {
     SCOPED_TRACE(host);
     test::Worker a("a", options), b("b", options, true);
-    std::string address;
-    try {
-      address = b.node->listen("0.0.0.0:0", std::string(host));
-    } catch (const RendezvousError&) {
-      continue;  // a machine without IPv6
-    }
+    const std::string address = b.node->listen("0.0.0.0:0", std::string(host));
     EXPECT_TRUE(address.starts_with(host == kIpv6Name ? "ipv6.test:" : "[::1]:")) << address;
     a.node->connect(address, test::patience())->send(test::message_of(0, "echo"));
     EXPECT_TRUE(test::comes_true([&] { return a.heard->count() == 1; }));
   }
 }
 
+bool is_unknown(const std::string& address) {
+  try {
+    resolve(address);
+  } catch (const UnknownHost&) {
+    return true;
+  } catch (const RendezvousError&) {
+  }
+  return false;
+}
+
+// A worker whose name server failed would take all others for dead.
+TEST(SocketTest, ANameIsUnknownOnlyWhereANameServerHasSaidSo) {
+  EXPECT_TRUE(is_unknown("empty.test:80"));
+  num_failures_left = 1;
+  EXPECT_FALSE(is_unknown("fails.test:80"));
+  EXPECT_EQ(num_failures_left, 0);
+}
+
+TEST(SocketTest, ANameServerThatFailsIsAskedAgain) {
+  test::Worker a("a"), b("b");
+  const std::string address = b.node->listen("127.0.0.1:0");
+  const std::string named = std::string(kFailingName) + address.substr(address.rfind(':'));
+  num_failures_left = 1;
+  EXPECT_EQ(a.node->connect(named, test::patience(), WhenRejected::kGiveUp)->name(), "b");
+  num_failures_left = 1'000;
+  COHORT_EXPECT_THROW_WITH(
+      a.node->connect(named, base::Deadline(std::chrono::milliseconds(50)), WhenRejected::kGiveUp),
+      RendezvousError, named + " cannot be looked up: Temporary failure in name resolution");
+}
+
+// In a process that may have no further thread. Returns what it is to end with.
+int resolve_without_threads() {
+  const rlimit none{0, 0};
+  if (::geteuid() == 0 && ::setuid(65534) != 0) return 1;
+  if (::setrlimit(RLIMIT_NPROC, &none) != 0) return 2;
+  try {
+    begin_to_resolve("silent.test:80");
+  } catch (const RendezvousError&) {
+    return 0;
+  } catch (const std::exception&) {
+    return 3;
+  }
+  return 4;
+}
+
+TEST(SocketTest, WhereNoThreadCanBeHadTheErrorNamesTheAddress) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(resolve_without_threads());
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
 TEST(SocketTest, AWaitForANameEndsAtTheDeadline) {
   constexpr std::chrono::milliseconds kTime(50);
   test::Worker a("a");
   const base::Deadline deadline(kTime);
-  COHORT_EXPECT_THROW_WITH(a.node->connect("silent.test:29500", deadline), RendezvousError,
+  COHORT_EXPECT_THROW_WITH(a.node->connect("silent.test:29500", deadline), LookupTimeout,
                            "no name server has said where its host is");
   EXPECT_LT(deadline.elapsed(), kTime + test::deadline_slack());
+  COHORT_EXPECT_THROW_WITH(resolve("silent.test:29500", base::Deadline(std::chrono::milliseconds(10))),
+                           LookupTimeout, "no name server has said where the host of silent.test:29500 is");
   std::thread waits([&] {
     COHORT_EXPECT_THROW_WITH(a.node->connect("silent.test:29500", test::patience()), UsageError,
                              "this node has been closed");

@@ -1,8 +1,8 @@
 // TCP sockets send at once (TCP_NODELAY), and are writable only while less than 256 KiB wait in the kernel
 // (TCP_NOTSENT_LOWAT): what lies there cannot be overtaken by a short message. All sockets are non-blocking,
-// and closed by exec, so a program that a rank starts does not keep a connection open. Only resolve() can
-// take long: it asks the name server, on the thread of its caller. begin_to_resolve() does so on a detached
-// one.
+// and closed by exec, so a program that a rank starts does not keep a connection open. Only
+// resolve_all() can take long: it asks the name server, on the thread of its caller. The others that resolve
+// names do so on a detached one.
 #include "cohort/net/internal/socket.h"
 
 #include <arpa/inet.h>
@@ -16,15 +16,16 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
 #include "cohort/base/threads/run_detached.h"
+#include "cohort/net/lookup_timeout.h"
 #include "cohort/net/unknown_host.h"
 
 namespace cohort::net {
@@ -32,7 +33,6 @@ namespace {
 
 constexpr std::string_view kUnix = "unix:";
 constexpr int kUnsentBytes = 256 * 1024;
-constexpr std::chrono::seconds kPatienceWithNames(5);
 
 SocketAddress unix_address(std::string_view name) {
   SocketAddress address;
@@ -49,6 +49,14 @@ SocketAddress unix_address(std::string_view name) {
   return address;
 }
 
+// `error`: an errno. A name server that fails has said nothing of the name.
+[[noreturn]] void throw_lookup_failure(const std::string& text, int status, int error) {
+  const char* const why = status == EAI_SYSTEM ? std::strerror(error) : ::gai_strerror(status);
+  if (status == EAI_NONAME || status == EAI_NODATA)
+    throw UnknownHost("net.address", base::concat("the address ", text, " is not known: ", why));
+  throw RendezvousError("net.address", base::concat("the address ", text, " cannot be looked up: ", why));
+}
+
 std::vector<SocketAddress> tcp_addresses(const std::string& text, int flags) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon + 1 == text.size()) {
@@ -63,10 +71,7 @@ std::vector<SocketAddress> tcp_addresses(const std::string& text, int flags) {
   addrinfo* found = nullptr;
   const int status =
       ::getaddrinfo(host.empty() ? nullptr : host.c_str(), text.c_str() + colon + 1, &hints, &found);
-  if (status != 0) {
-    throw UnknownHost("net.address",
-                      base::concat("the address ", text, " is not known: ", ::gai_strerror(status)));
-  }
+  if (status != 0) throw_lookup_failure(text, status, errno);
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
   std::vector<SocketAddress> addresses;
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
@@ -143,6 +148,12 @@ SocketAddress end_by(int (*name)(int, sockaddr*, socklen_t*), int socket) {
   return end;
 }
 
+std::vector<SocketAddress> wait_for_addresses(const std::string& text, base::Deadline deadline) {
+  auto found = begin_to_resolve(text);
+  if (found.wait(deadline)) return found.get(deadline);
+  throw LookupTimeout("net.address", base::concat("no name server has said where the host of ", text, " is"));
+}
+
 bool read_peer(int socket, ucred& peer) {
   socklen_t size = sizeof peer;
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
@@ -200,7 +211,12 @@ base::Future<std::vector<SocketAddress>> begin_to_resolve(const std::string& tex
     known.run([&] { return std::move(addresses); });
     return known.future();
   } catch (const UnknownHost&) {  // it is no number
-    return base::run_detached(kWhat, [text] { return resolve_all(text); });
+    try {
+      return base::run_detached(kWhat, [text] { return resolve_all(text); });
+    } catch (const std::system_error& error) {
+      throw RendezvousError("net.address",
+                            base::concat("no thread can be had to look up ", text, ": ", error.what()));
+    }
   }
 }
 
@@ -220,19 +236,17 @@ std::string parse_host(const std::string& text) {
 
 bool has_ipv6_alone(const std::string& host) {
   try {
-    auto found = begin_to_resolve(base::concat('[', host, "]:0"));
-    const base::Deadline deadline(kPatienceWithNames);
-    return found.wait(deadline) &&
-           std::ranges::none_of(found.get(deadline), [](const SocketAddress& address) {
-             return address.storage.ss_family == AF_INET;
-           });
-  } catch (const UnknownHost&) {
+    const auto addresses =
+        wait_for_addresses(base::concat('[', host, "]:0"), base::Deadline(kPatienceWithNames));
+    return std::ranges::none_of(
+        addresses, [](const SocketAddress& address) { return address.storage.ss_family == AF_INET; });
+  } catch (const RendezvousError&) {
     return false;
   }
 }
 
-SocketAddress resolve(const std::string& text) {
-  return resolve_all(text).front();
+SocketAddress resolve(const std::string& text, base::Deadline deadline) {
+  return wait_for_addresses(text, deadline).front();
 }
 
 base::Fd listen_at(const SocketAddress& address, std::string& bound, const std::string& host) {

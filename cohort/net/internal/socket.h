@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,10 +12,14 @@
 #include <vector>
 
 #include "cohort/base/files/fd.h"
+#include "cohort/base/threads/deadline.h"
 #include "cohort/base/threads/future.h"
 
 /// Sockets by address: "host:port", "[::1]:port", "unix:/path", "unix:@name" (Linux's abstract names).
 namespace cohort::net {
+
+/// Of who has no deadline of its own.
+inline constexpr std::chrono::seconds kPatienceWithNames(5);
 
 struct SocketAddress {
   sockaddr_storage storage{};
@@ -30,12 +35,14 @@ struct SocketAddress {
   bool covers(const SocketAddress& host) const;
 };
 
-/// Throws: UsageError for a text that is no address; UnknownHost.
-SocketAddress resolve(const std::string& text);
-/// All that the name has, the one that the system prefers first. Throws: as resolve().
+/// Throws: UsageError for a text that is no address; UnknownHost; another RendezvousError where the name
+/// server fails, or this process has no means to ask it; LookupTimeout.
+SocketAddress resolve(const std::string& text, base::Deadline deadline = base::Deadline(kPatienceWithNames));
+/// All that the name has, the one that the system prefers first. Blocking: as long as name servers are silent.
+/// Throws: as resolve().
 std::vector<SocketAddress> resolve_all(const std::string& text);
 /// The same on a thread of its own, as name servers may be silent. It is there at once where nobody has to be
-/// asked.
+/// asked. Throws: RendezvousError where no thread can be had.
 base::Future<std::vector<SocketAddress>> begin_to_resolve(const std::string& text);
 
 /// The name or address of "name", "10.0.0.2", "fd00::2" or "[fd00::2]", by which others reach a host: without

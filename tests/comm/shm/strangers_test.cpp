@@ -20,6 +20,7 @@
 #include "cohort/comm/backends/shm/internal/peer_connections.h"
 #include "tests/comm/shm/ranks.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/root_test.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm::shm {
@@ -53,8 +54,7 @@ base::Fd connect_to(const std::string& address) {
 }
 
 // Another user of the host who has read the token where it stands.
-TEST(ShmStrangersTest, AProcessOfAnotherUserDoesNotTakeARanksPlace) {
-  if (::geteuid() != 0) return;  // only root can be another user
+COHORT_ROOT_TEST(ShmStrangersTest, AProcessOfAnotherUserDoesNotTakeARanksPlace) {
   MapStore kv_store;
   std::vector<float> list(10, 1);
   std::thread first([&] {

@@ -67,7 +67,7 @@ TEST(AddressListTest, AfterALinkItsAddressAlone) {
 
 TEST(AddressListTest, OnlySilenceSaysThatNobodyMayBeThere) {
   AddressList list = list_of({"a", "b", "c"});
-  EXPECT_TRUE(list.has_no_answer()) << "nobody was asked";
+  EXPECT_TRUE(list.has_no_answer()) << "no try has ended";
   list.note_failure(Outcome::kRejected);
   list.note_failure(Outcome::kNoAnswer);
   EXPECT_TRUE(list.has_no_answer());
@@ -75,6 +75,14 @@ TEST(AddressListTest, OnlySilenceSaysThatNobodyMayBeThere) {
   list.note_failure(Outcome::kOther);
   EXPECT_FALSE(list.has_no_answer()) << "no descriptor was left, or the process has closed the connection";
   list.note_failure(Outcome::kRejected);
+  EXPECT_FALSE(list.has_no_answer());
+}
+
+TEST(AddressListTest, WhereThisHostHasNoWayNobodyWasAsked) {
+  AddressList list = list_of({"a", "b"});
+  list.note_failure(Outcome::kNoWay);
+  EXPECT_TRUE(list.has_no_answer()) << "the try of b is under way";
+  list.note_failure(Outcome::kNoWay);
   EXPECT_FALSE(list.has_no_answer());
 }
 
@@ -89,12 +97,12 @@ TEST(AddressListTest, WhatAnErrnoSays) {
     EXPECT_NE(outcome_of(error, v4), Outcome::kNoWay);
   }
   local.storage.ss_family = AF_UNIX;
-  for (const int error : {ETIMEDOUT, EHOSTUNREACH, ENETUNREACH}) {
+  for (const int error : {ETIMEDOUT, EHOSTUNREACH, EHOSTDOWN}) {
     EXPECT_EQ(outcome_of(error, v4), Outcome::kNoAnswer);
     EXPECT_EQ(outcome_of(error, local), Outcome::kOther) << "it was connected, so a process has it";
   }
-  for (const int error : {0, EMFILE, ENFILE, ENOMEM, EADDRNOTAVAIL, ECONNRESET})
-    EXPECT_EQ(outcome_of(error, v4), Outcome::kOther);
+  for (const int error : {0, EMFILE, ENFILE, ENOMEM, EADDRNOTAVAIL, ECONNRESET, ENETUNREACH, ENETDOWN})
+    EXPECT_EQ(outcome_of(error, v4), Outcome::kOther) << "this host's network, or the other side";
 }
 
 }  // namespace

@@ -138,6 +138,55 @@ bool stays_up(Worker& worker) {
   return !base::poll_until([&] { return worker.heard->is_down(); }, base::Deadline(milliseconds(50)));
 }
 
+void expect_probe(const base::Fd& listener) {
+  pollfd came{listener.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&came, 1, 20'000), 1) << "no probe has come";
+  const base::Fd probe = accept_from(listener.get());
+  pollfd ended{probe.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&ended, 1, 20'000), 1) << "the other side knows that it was accepted";
+}
+
+// A process that dies may close its listener after its link.
+TEST(CallerProbesTest, AProbeThatIsAcceptedWithoutALinkIsRepeated) {
+  NodeOptions options;
+  options.silence = seconds(60);
+  Worker a("a", options);
+  std::string listened;
+  base::Fd listener = listen_at(resolve("127.0.0.1:0"), listened);
+  Hello hello = test::hello_of("who");
+  hello.port = own_end(listener.get()).port();
+  test::RawCaller caller(resolve(a.node->listen("127.0.0.1:0")), hello);
+  ASSERT_TRUE(caller.is_done());
+  expect_probe(listener);
+  caller.cut();
+  expect_probe(listener);
+  listener.close();
+  ASSERT_TRUE(test::comes_true([&] { return a.heard->is_down(); }));
+  EXPECT_EQ(a.heard->down().text, "who died: nobody listens at its address any more");
+}
+
+// The next link may come through a proxy, or say no port.
+TEST(CallerProbesTest, AProbeOfAnEarlierLinkSaysNothingOfTheNextOne) {
+  NodeOptions options;
+  options.silence = seconds(60);
+  Worker a("a", options);
+  const SocketAddress address = resolve(a.node->listen("127.0.0.1:0"));
+  std::string listened;
+  base::Fd listener = listen_at(resolve("127.0.0.1:0"), listened);
+  Hello hello = test::hello_of("who");
+  hello.port = own_end(listener.get()).port();
+  test::RawCaller first(address, hello);
+  ASSERT_TRUE(first.is_done());
+  expect_probe(listener);
+  first.cut();
+  hello.port = 0;
+  test::RawCaller second(address, hello);
+  ASSERT_TRUE(second.is_done());
+  second.cut();
+  listener.close();
+  EXPECT_TRUE(stays_up(a));
+}
+
 // While the link is up, the caller may close its listener.
 TEST(CallerProbesTest, TheFirstProbeIsRepeatedUntilItIsAnsweredAndThenTheLinkAloneCounts) {
 #ifdef COHORT_IS_SANITIZED
@@ -156,13 +205,7 @@ TEST(CallerProbesTest, TheFirstProbeIsRepeatedUntilItIsAnsweredAndThenTheLinkAlo
   ASSERT_TRUE(caller.is_done());
   a.heard->peer();
   few.reset();
-  pollfd came{listener.get(), POLLIN, 0};
-  ASSERT_EQ(::poll(&came, 1, 20'000), 1) << "no probe has come";
-  {
-    const base::Fd probe = accept_from(listener.get());
-    pollfd ended{probe.get(), POLLIN, 0};
-    ASSERT_EQ(::poll(&ended, 1, 20'000), 1) << "the other side knows that it was accepted";
-  }
+  expect_probe(listener);
   listener.close();
   EXPECT_TRUE(stays_up(a));
   caller.cut();

@@ -20,6 +20,7 @@
 #include "cohort/rpc/agent.h"
 #include "tests/rpc/members/fake_member.h"
 #include "tests/support/net/certificates.h"
+#include "tests/support/root_test.h"
 #include "tests/support/slowdown.h"
 #include "tests/support/stores/map_store.h"
 #include "tests/support/throws.h"
@@ -134,9 +135,8 @@ TEST_F(AgentMembersRejectionsTest, ByAProcessOfThisHostThatIsStopped) {
   expect_to_be_kept_out(address, "cannot connect to " + address);
 }
 
-// Only root can be another user. The system call changes this thread alone.
-TEST_F(AgentMembersRejectionsTest, ByAProcessOfAnotherUser) {
-  if (::geteuid() != 0) return;
+// The system call changes this thread alone.
+COHORT_ROOT_TEST_F(AgentMembersRejectionsTest, ByAProcessOfAnotherUser) {
   std::string address;
   base::Fd listener;
   std::thread([&] {

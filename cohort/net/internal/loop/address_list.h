@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -27,9 +28,9 @@ inline Outcome outcome_of(int error, const SocketAddress& address) {
   if (error == ECONNREFUSED || error == ENOENT) return Outcome::kRejected;
   const bool has_no_way = error == EAFNOSUPPORT || error == EADDRNOTAVAIL || error == ENETUNREACH;
   if (has_no_way && address.storage.ss_family == AF_INET6) return Outcome::kNoWay;
-  // The kernel connects a local socket only where it listens, so a process has it.
-  const bool is_silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == EHOSTDOWN ||
-                         error == ENETUNREACH || error == ENETDOWN;
+  // The kernel connects a local socket only where it listens, so a process has it. ENETUNREACH and ENETDOWN
+  // are of this host's own network, as a rule: then nobody was asked.
+  const bool is_silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == EHOSTDOWN;
   return is_silent && !address.is_unix() ? Outcome::kNoAnswer : Outcome::kOther;
 }
 
@@ -63,8 +64,11 @@ class AddressList {
     }
     return is_any;
   }
-  /// Whether the last try of no address says that a process may be there.
-  bool has_no_answer() const { return std::ranges::find(outcomes_, Outcome::kOther) == outcomes_.end(); }
+  /// Whether somebody was asked, and the last try of no address says that a process may be there.
+  bool has_no_answer() const {
+    const auto num_of = [this](Outcome outcome) { return std::ranges::count(outcomes_, outcome); };
+    return num_of(Outcome::kOther) == 0 && num_of(Outcome::kNoWay) < std::ssize(outcomes_);
+  }
 
  private:
   std::vector<SocketAddress> addresses_;

@@ -12,7 +12,7 @@
 
 #include <asio/post.hpp>
 #include <chrono>
-#include <optional>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -21,6 +21,7 @@
 #include "cohort/base/threads/wait.h"
 #include "cohort/net/internal/loop/connection.h"
 #include "cohort/net/internal/socket.h"
+#include "cohort/net/lookup_timeout.h"
 #include "cohort/net/no_answer.h"
 #include "cohort/net/unknown_host.h"
 
@@ -47,8 +48,8 @@ SessionOptions session_options(const NodeOptions& node) {
   return options;
 }
 
-// Of a caller without a link: whether a process may be at its addresses. The kernel connects a local socket
-// only where it listens.
+// Of a caller without a link: whether a process may be at its addresses, as also where nobody could be asked.
+// The kernel connects a local socket only where it listens.
 bool has_answer(const PeerState& peer) {
   if (!peer.addresses.has_no_answer()) return true;
   const std::shared_ptr<Connection>& connection = peer.connection;
@@ -166,28 +167,32 @@ std::shared_ptr<Peer> Loop::connect(const std::string& address, base::Deadline d
   throw RendezvousError("net.connect", text);
 }
 
-// A name may be known later than its process is expected: DNS of a cluster has it once the container runs.
+// A name may be known later than its process is expected: DNS of a cluster has it once the container runs. A
+// name server that fails has not said that the name is unknown, so who gives up asks again too.
 std::vector<SocketAddress> Loop::resolve_by(const std::string& address, base::Deadline deadline,
                                             bool gives_up) {
   const auto pause = [&] {
     return base::Deadline(std::min<base::Deadline::Clock::duration>(kBetweenNames, deadline.remaining()));
   };
-  std::optional<UnknownHost> answer;  // of a name server, before
+  std::exception_ptr failure;  // of the lookup before
   while (true) {
-    auto found = begin_to_resolve(address);
-    while (!found.wait(pause())) {
-      check_open();
-      if (!deadline.expired()) continue;
-      if (answer) throw UnknownHost(*answer);
-      throw RendezvousError("net.connect", base::concat("cannot connect to ", address, " within ",
+    try {
+      auto found = begin_to_resolve(address);
+      while (!found.wait(pause())) {
+        check_open();
+        if (!deadline.expired()) continue;
+        if (failure) std::rethrow_exception(failure);
+        throw LookupTimeout("net.connect", base::concat("cannot connect to ", address, " within ",
                                                         milliseconds_of(deadline.elapsed()),
                                                         " ms: no name server has said where its host is"));
-    }
-    try {
+      }
       return found.get(deadline);
-    } catch (const UnknownHost& error) {
+    } catch (const UnknownHost&) {
       if (gives_up || deadline.expired()) throw;
-      answer = error;
+      failure = std::current_exception();
+    } catch (const RendezvousError&) {
+      if (deadline.expired()) throw;
+      failure = std::current_exception();
     }
     {
       std::unique_lock lock(core_.lock.mutex);

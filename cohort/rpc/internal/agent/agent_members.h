@@ -55,7 +55,9 @@ class AgentMembers {
   struct PublishedWorker;
   struct Unreached {
     std::string name, why;
-    std::exception_ptr error;  // a process may be there, and there is no connection with it
+    std::exception_ptr error;     // a process may be there, and there is no connection with it
+    bool was_unknown = false;     // its host, to the last name server that has answered
+    bool is_lookup_late = false;  // no name server has answered in time
   };
   void listen_and_publish(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler);
   bool may_be_gone(std::int32_t id, base::KeyValueStore& store) const;
@@ -66,7 +68,8 @@ class AgentMembers {
   std::optional<PublishedWorker> read_entry(std::int32_t id, base::KeyValueStore& store,
                                             base::Deadline deadline) const;
   Peer connect(const PublishedWorker& entry, base::Deadline deadline, Unreached& unreached) const;
-  bool answers_now(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
+  bool answers_now(std::int32_t id, Unreached unreached, base::KeyValueStore& store,
+                   base::Deadline deadline) const;
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   MemberMessage ask_to_join(const Peer& peer, const PublishedWorker& entry, base::Deadline deadline);
   void add_gone(std::int32_t id, const std::string& name);

@@ -18,6 +18,7 @@
 #include "cohort/base/host.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/net/lookup_timeout.h"
 #include "cohort/net/no_answer.h"
 #include "cohort/net/unknown_host.h"
 #include "cohort/rpc/function.h"
@@ -203,7 +204,7 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
   }
   // The others were asked meanwhile: one that was stopped may run again, and they may not have heard it then.
   for (const auto& [id, worker] : unreached_) {
-    if (answers_now(id, store, deadline)) {
+    if (answers_now(id, worker, store, deadline)) {
       return base::concat(worker.name, " (worker ", id, ") did not answer at first: ", worker.why);
     }
   }
@@ -215,11 +216,13 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
   return "";
 }
 
-bool AgentMembers::answers_now(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const {
+bool AgentMembers::answers_now(std::int32_t id, Unreached unreached, base::KeyValueStore& store,
+                               base::Deadline deadline) const {
   const std::optional<PublishedWorker> entry = read_entry(id, store, deadline);
   if (!entry) return false;
-  Unreached unreached;
   if (connect(*entry, base::Deadline(kLastTry).sooner(deadline), unreached) != nullptr) return true;
+  // A name server may take longer than a worker that answers.
+  if (unreached.is_lookup_late && connect(*entry, deadline, unreached) != nullptr) return true;
   if (unreached.error && !is_accepted_) std::rethrow_exception(unreached.error);
   return false;
 }
@@ -250,8 +253,9 @@ std::optional<AgentMembers::PublishedWorker> AgentMembers::read_entry(std::int32
 // Null without `why`: its process is not there. Null with it: it could not be reached, which proves nothing.
 // An address of TCP may lead elsewhere, or be closed to this host alone. What does not answer, or has no
 // address any more, is tried for AgentOptions::silence. With `error`: a process is there, as one with another
-// secret, certificate, version or user. Or this process has no means to connect. Where others accept this
-// worker it may be a stranger, at the port of a worker that has ended.
+// secret, certificate, version or user. Or this process has no means to connect: no descriptor, no network, or
+// no name server that answers. Where others accept this worker it may be a stranger, at the port of a worker
+// that has ended.
 AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Deadline deadline,
                                          Unreached& unreached) const {
   if (entry.address.empty()) {
@@ -262,6 +266,7 @@ AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Dea
   const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
   std::string& why = unreached.why;
   unreached.error = nullptr;
+  unreached.is_lookup_late = false;
   while (true) {
     try {
       why.clear();
@@ -274,10 +279,16 @@ AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Dea
       return nullptr;
     } catch (const net::UnknownHost& error) {
       why = base::message_of(error);
-      // A lookup that has no time looks like one that nobody answers.
-      if (attempt.remaining() < 2 * kBetweenLookups) return nullptr;
+      unreached.was_unknown = true;
+      if (attempt.remaining() <= kBetweenLookups) return nullptr;
+    } catch (const net::LookupTimeout& error) {
+      why = base::message_of(error);
+      unreached.is_lookup_late = !unreached.was_unknown;
+      if (unreached.is_lookup_late) unreached.error = std::current_exception();
+      return nullptr;
     } catch (const net::NoAnswer& error) {
       why = base::message_of(error);
+      unreached.was_unknown = false;
       return nullptr;
     } catch (const RendezvousError& error) {
       why = base::message_of(error);
