@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-/// COHORT_ROOT_TEST(Suite, Name) { ... } and COHORT_ROOT_TEST_F(Fixture, Name) { ... }: TEST and TEST_F of what
-/// root alone can do, as to be another user. Other users do not have the test: one that returned at once would
-/// pass without a check.
+/// COHORT_ROOT_TEST(Suite, Name) { ... } and COHORT_ROOT_TEST_F(Fixture, Name) { ... }: TEST and TEST_F of
+/// what root alone can do, as to be another user. Other users do not have the test: one that returned at once
+/// would pass without a check.
 #define COHORT_ROOT_TEST(Suite, Name) COHORT_ROOT_TEST_OF(Suite, Name, ::testing::Test)
 #define COHORT_ROOT_TEST_F(Fixture, Name) COHORT_ROOT_TEST_OF(Fixture, Name, Fixture)
 

@@ -38,8 +38,8 @@ struct SocketAddress {
 /// Throws: UsageError for a text that is no address; UnknownHost; another RendezvousError where the name
 /// server fails, or this process has no means to ask it; LookupTimeout.
 SocketAddress resolve(const std::string& text, base::Deadline deadline = base::Deadline(kPatienceWithNames));
-/// All that the name has, the one that the system prefers first. Blocking: as long as name servers are silent.
-/// Throws: as resolve().
+/// All that the name has, the one that the system prefers first. Blocking: as long as name servers are
+/// silent. Throws: as resolve().
 std::vector<SocketAddress> resolve_all(const std::string& text);
 /// The same on a thread of its own, as name servers may be silent. It is there at once where nobody has to be
 /// asked. Throws: RendezvousError where no thread can be had.

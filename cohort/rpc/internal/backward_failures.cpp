@@ -1,6 +1,6 @@
-// One failure is kept, that of the latest backward which has failed: all earlier ones are over. Functions wait
-// under the number of their backward, so a failure calls those of earlier backwards too. They are called, and
-// destroyed, without the mutex: they give up calls, and may come back here.
+// One failure is kept, that of the latest backward which has failed: all earlier ones are over. Functions
+// wait under the number of their backward, so a failure calls those of earlier backwards too. They are
+// called, and destroyed, without the mutex: they give up calls, and may come back here.
 #include "cohort/rpc/internal/backward_failures.h"
 
 #include <limits>

@@ -253,9 +253,9 @@ std::optional<AgentMembers::PublishedWorker> AgentMembers::read_entry(std::int32
 // Null without `why`: its process is not there. Null with it: it could not be reached, which proves nothing.
 // An address of TCP may lead elsewhere, or be closed to this host alone. What does not answer, or has no
 // address any more, is tried for AgentOptions::silence. With `error`: a process is there, as one with another
-// secret, certificate, version or user. Or this process has no means to connect: no descriptor, no network, or
-// no name server that answers. Where others accept this worker it may be a stranger, at the port of a worker
-// that has ended.
+// secret, certificate, version or user. Or this process has no means to connect: no descriptor, no network,
+// or no name server that answers. Where others accept this worker it may be a stranger, at the port of a
+// worker that has ended.
 AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Deadline deadline,
                                          Unreached& unreached) const {
   if (entry.address.empty()) {
