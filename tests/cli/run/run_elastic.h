@@ -48,5 +48,6 @@ class RunElasticTest : public ::testing::Test {
   TempDir dir;
   const std::string port = std::to_string(free_port());
   ScopedEnv threads{"OMP_NUM_THREADS", "1"};
+};
 
 }  // namespace cohort::test

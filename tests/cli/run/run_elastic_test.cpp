@@ -35,7 +35,6 @@ pid_t writer_of(const std::filesystem::path& file, pid_t not_this) {
   }
   return 0;
 }
-};
 
 TEST_F(RunElasticTest, ARankThatDiesHasASuccessorAndTheOthersLiveOn) {
   Job job = agent({"--standalone", "--nproc-per-node=2", "--max-restarts=1"});
