@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <string>
 
 #include "cohort/base/error.h"
@@ -23,6 +24,32 @@ TEST_F(RunElasticTest, ASignalToTheNodeThatHasTheRecordEndsTheRun) {
   EXPECT_EQ(first.wait(), 143) << first.err();
   EXPECT_NE(second.wait(), 0);
   expect_in(second.err(), {"leaves, and it has the run's only record"});
+}
+
+// The run waits for another node, and only this one has its state.
+TEST_F(RunElasticTest, ANodeThatLeavesWhileTheRunFormsGivesItsStateToTheNextOne) {
+  const auto start = [&](int local_ranks) {
+    return node("2:2",
+                {"--virtual-ranks=4", "--monitor-interval=0.02", concat("--nproc-per-node=", local_ranks)});
+  };
+  // The agent at the endpoint must stay. Its second rank begins late, so it has not the state.
+  write_file(dir / "hang_1", "");
+  Job endpoint_agent = start(2);
+  ASSERT_TRUE(comes(dir / "pid_1"));
+  Job leaver = start(1), victim = start(1);
+  ASSERT_TRUE(logs(leaver, "generation 1: the run begins; rebuild ")) << leaver.err();
+  victim.worker().signal(SIGKILL);
+  ASSERT_TRUE(logs(leaver, " died")) << leaver.err();
+  leaver.worker().signal(SIGTERM);
+  ASSERT_TRUE(logs(leaver, ": this node leaves the run")) << leaver.err();
+  std::filesystem::remove(dir / "hang_1");
+  ASSERT_TRUE(comes(dir / "in_2_0_of_3")) << endpoint_agent.err();
+  EXPECT_EQ(leaver.wait(), 143) << leaver.err();
+  Job next = start(1);
+  ASSERT_TRUE(comes(dir / "in_3_0_of_3")) << endpoint_agent.err();
+  let_end();
+  EXPECT_EQ(endpoint_agent.wait(), 0) << endpoint_agent.err();
+  EXPECT_EQ(next.wait(), 0) << next.err();
 }
 
 // A spare node has nothing to save, and no reason to say that the run has succeeded.

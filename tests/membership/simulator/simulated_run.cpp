@@ -200,7 +200,10 @@ void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {
     return;
   }
   const MemberInfo* const member = record.find(agent->incarnation);
-  if (record.state != RunState::kRunning && member != nullptr) return;
+  if (record.state != RunState::kRunning && member != nullptr) {
+    if (may_leave_forming_run(*agent)) kill_agent(agent, false);
+    return;
+  }
   const bool is_member = member != nullptr && generation.find(member->id) == member;
   if (!is_member && agent->report.ends_run && agent->report.entered != generation.number) {
     ++counts.gave_up;
@@ -217,6 +220,14 @@ void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {
         agent, i, generation.for_ranks(agent->known_steps),
         is_member ? std::optional(generation.first_process(member->id) + static_cast<int>(i)) : std::nullopt);
   }
+}
+
+// As `cohort run` does: one that has the state stays for those that may come.
+bool SimulatedRun::may_leave_forming_run(const Agent& agent) const {
+  const std::optional<RendezvousRecord>& record = agent.protocol->record();
+  if (!agent.report.is_leaving || !record || record->state != RunState::kForming) return false;
+  const MemberInfo* const member = record->find(agent.incarnation);
+  return member != nullptr && std::ranges::count(record->holders, member->id) == 0;
 }
 
 void SimulatedRun::report(const std::shared_ptr<Agent>& agent) {
@@ -249,7 +260,7 @@ void SimulatedRun::report(const std::shared_ptr<Agent>& agent) {
   // On the agent's own time, as reports come from other threads and processes.
   world_.on_host(agent->host, world_.now() + milliseconds(1), [this, agent, has_left] {
     if (!agent->is_alive) return;
-    if (has_left) return kill_agent(agent, false);
+    if (has_left || may_leave_forming_run(*agent)) return kill_agent(agent, false);
     MemberProtocol::Effects effects;
     agent->protocol->set_report(agent->report, world_.now(), effects);
     apply(agent, effects);

@@ -83,6 +83,7 @@ class SimulatedRun {
   void tell_closed_port(const std::shared_ptr<Agent>& from, int host);
   void arm(const std::shared_ptr<Agent>& agent);
   void on_record(const std::shared_ptr<Agent>& agent);
+  bool may_leave_forming_run(const Agent& agent) const;
   void report(const std::shared_ptr<Agent>& agent);
   void kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_lost);
   void kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told = 0,
