@@ -410,6 +410,33 @@ TEST(MemberProtocolTest, TheOneThatDecidedIsWaitedForWhereTheStateIsLost) {
   }
 }
 
+TEST(MemberProtocolTest, WhoMayHaveTheStateIsWaitedForUntilTheJoinTimeout) {
+  for (const bool comes_back : {true, false}) {
+    AgentNetwork network;
+    RunSettings settings = run_of(1, 2);
+    settings.silence = milliseconds(50);
+    Agent& a = network.add("a", "n1:1", settings, "");
+    Agent& b = network.add("b", "n2:1", settings, "");
+    ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
+    b.report.committed_steps = 500;
+    network.report(b);
+    network.run(milliseconds(100));
+    a.is_stopped = true;
+    ASSERT_TRUE(network.run_until(seconds(2), [&] { return b.record().find("a") == nullptr; }));
+    network.run(milliseconds(100));
+    b.report.recovered = 0;
+    b.report.is_state_lost = true;
+    network.report(b);
+    network.run(seconds(18));
+    EXPECT_EQ(b.record().state, RunState::kForming) << b.record().end_cause;
+    a.is_stopped = !comes_back;
+    const auto is_over = [&] { return b.record().state != RunState::kForming; };
+    ASSERT_TRUE(network.run_until(seconds(5), is_over));
+    EXPECT_EQ(b.record().state, comes_back ? RunState::kRunning : RunState::kFailed);
+    EXPECT_EQ(b.record().generation.find(3) != nullptr, comes_back) << "its next id";
+  }
+}
+
 // A member is gone, and the store that all reach is away: nobody can make a generation without it.
 TEST(MemberProtocolTest, AGenerationThatCannotBeWrittenEndsTheAgentAfterTheJoinTimeout) {
   for (const bool comes_back : {true, false}) {

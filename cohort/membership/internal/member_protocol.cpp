@@ -174,8 +174,7 @@ void MemberProtocol::beat(Time now, Effects& effects) {
     effects.commands.emplace_back();
   }
   std::erase_if(views_, [&](const auto& entry) {
-    const bool is_forgotten = now > entry.second.may_join && now - entry.second.last_heard > 100 * silence_;
-    return is_forgotten && record_ && !agents_.contains(entry.first);
+    return record_ && !agents_.contains(entry.first) && entry.second.is_past(now, options_.settings);
   });
   heard_.forget(now,
                 [&](const std::string& incarnation) { return !record_ || agents_.contains(incarnation); });

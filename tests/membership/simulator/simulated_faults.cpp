@@ -188,15 +188,18 @@ std::string SimulatedRun::run() {
   if (options_.has_faults && !is_over()) heal();
   const std::uint64_t before = newest_steps_;
   // Agents that were dropped may have to wait 16 s, and processes 2 s for the loss of links.
-  world_.run_until(begin + kFaultTime + seconds(50), [&] { return is_over() || newest_steps_ > before; });
+  const seconds most = std::chrono::duration_cast<seconds>(settings_.join_timeout) + seconds(15);
+  world_.run_until(begin + kFaultTime + most, [&] { return is_over() || newest_steps_ > before; });
   if (world_.error().empty() && !is_over() && newest_steps_ == before) {
-    world_.fail(concat("no step was committed in the 50 s after the last fault; ", before, " of ",
-                       total_steps_, " are, and generation ",
+    world_.fail(concat("no step was committed in the ", most.count(), " s after the last fault; ", before,
+                       " of ", total_steps_, " are, and generation ",
                        store_.record() ? store_.record()->generation.number : 0, " is the newest"));
   }
-  world_.run_until(begin + seconds(150), is_over_now);
+  const seconds end = kFaultTime + most + seconds(90);
+  world_.run_until(begin + end, is_over_now);
   if (world_.error().empty() && !is_over()) {
-    world_.fail(concat("the run has not ended after 150 s: ", newest_steps_, " of ", total_steps_, " steps"));
+    world_.fail(concat("the run has not ended after ", end.count(), " s: ", newest_steps_, " of ",
+                       total_steps_, " steps"));
   }
   if (world_.error().empty()) check_end();
   return world_.error();

@@ -47,7 +47,7 @@ SimulatedRun::SimulatedRun(const SimulationOptions& options)
   settings_.num_spares = static_cast<int>(world_.pick(3));
   settings_.max_restarts = 100;
   settings_.virtual_ranks = 1 + static_cast<int>(world_.pick(8));
-  settings_.join_timeout = seconds(35);
+  settings_.join_timeout = seconds(world_.chance(50) ? 35 : 70);
   settings_.last_call_timeout = milliseconds(world_.chance(50) ? 0 : world_.pick(2'000));
   total_steps_ = 15 + world_.pick(30);
   states_.push_back(0);

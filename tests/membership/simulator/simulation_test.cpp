@@ -6,7 +6,7 @@
 //     out;
 //   no generation makes a step that a later one has left;
 //   the ledger has each step once;
-//   after the last fault a step is committed within 50 s, and the run ends;
+//   after the last fault a step is committed within join_timeout and 15 s, and the run ends;
 //   a run fails only where no process that lives has the newest state, or too few agents live that do not
 //     leave; but for the exceptions of may_fail_with_state(). Runs that fail otherwise are counted: they are
 //     to be fewer than one in a thousand.
