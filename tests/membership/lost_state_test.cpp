@@ -111,6 +111,26 @@ TEST(LostStateTest, WhileTheRunFormsWhoLeavesWithTheStateIsStillThere) {
   EXPECT_EQ(run.record.holders, (std::vector<MemberId>{3}));
 }
 
+// Its host may have failed without a word.
+TEST(LostStateTest, WhileTheRunFormsAHolderThatIsSilentDoesNotPushOutOneThatLeaves) {
+  for (const bool is_silent : {true, false}) {
+    Rendezvous run(3, 3);
+    run.record.settings.is_embedded = false;
+    run.form({"b", "c", "d"});
+    run.seen.agents.at("d").is_dead = true;
+    EXPECT_TRUE(run.step());
+    ASSERT_EQ(run.record.state, RunState::kForming);
+    run.wait(milliseconds(600));
+    run.hear("b", leave);
+    if (!is_silent) run.hear("c");
+    run.hear("a", lack_state);
+    run.hear("e", lack_state);
+    EXPECT_TRUE(run.step());
+    EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+    EXPECT_EQ(run.members(), (is_silent ? Members{"b", "a", "e"} : Members{"c", "a", "e"}));
+  }
+}
+
 TEST(LostStateTest, WhileTheRunFormsAMemberThatComesBackStillHasTheState) {
   for (const bool has_recovered : {true, false}) {
     Rendezvous run(2, 2);

@@ -193,11 +193,11 @@ class Decider : private SeenMembers {
                     old_.generation.number == 0 ? "the run begins" : "enough agents are there again");
   }
 
-  // Who leaves, and has the state, stays while nobody else has it that does not leave.
+  // Who leaves, and has the state, stays while nobody else has it that is heard and does not leave.
   void remove_leaving() {
     const auto stays = [&](const MemberInfo& member) { return !is_leaving(member); };
     const auto has_state = [&](const MemberInfo& member) {
-      return stays(member) && is_in(next_.holders, member.id);
+      return stays(member) && !is_silent(member, 1) && is_in(next_.holders, member.id);
     };
     if (std::ranges::any_of(next_.waiting, has_state) || std::ranges::none_of(next_.waiting, stays)) {
       std::erase_if(next_.waiting, [&](const MemberInfo& member) { return !stays(member); });
