@@ -346,8 +346,9 @@ void SimulatedRun::write_ledger(std::uint64_t step, const std::string& sums) {
 // Agents that leave or give up do not continue it, and one that gives up, or leaves and was dropped, gives
 // its state to nobody. Nor does one continue of which the record does not know, as all that it knows leave,
 // or one gives up and too few are left; nor does any where who had the state is silent for join_timeout, as
-// it may be making steps on the other side of a cut network. The agent at the endpoint ends it with its only
-// record.
+// it may be making steps on the other side of a cut network. Where all members of the newest generation are
+// dead, and nobody is left that has heard of its steps, whoever was dropped before may lack them. The agent
+// at the endpoint ends it with its only record.
 bool SimulatedRun::may_fail_with_state(const membership::RendezvousRecord& record) const {
   const auto stays = [](const std::shared_ptr<Agent>& agent) {
     return agent->is_alive && !agent->report.is_leaving && !agent->report.ends_run;
@@ -366,9 +367,15 @@ bool SimulatedRun::may_fail_with_state(const membership::RendezvousRecord& recor
         return !agent->is_alive || member == nullptr ||
                std::count(record.holders.begin(), record.holders.end(), member->id) == 0;
       });
+  const auto informed = informed_.find(record.generation.number);
+  const auto is_alive_agent = [&](const std::string& incarnation) { return agent_of(incarnation)->is_alive; };
+  const bool are_steps_unknown =
+      has("no agent is left that had") && record.awaited.empty() &&
+      std::ranges::none_of(record.generation.members, is_alive_agent, &MemberInfo::incarnation) &&
+      (informed == informed_.end() || std::ranges::none_of(informed->second, is_alive_agent));
   const bool does_give_up =
       has("failed again and again") && (num_known < settings_.min_nodes || options_.is_embedded);
-  return num_known == 0 || is_holder_silent || does_give_up || has("leaves, and it has");
+  return num_known == 0 || is_holder_silent || are_steps_unknown || does_give_up || has("leaves, and it has");
 }
 
 void SimulatedRun::check_end() {

@@ -67,7 +67,7 @@ int SimulatedRun::num_hosts() const {
   return hosts_of(options_);
 }
 
-SimulatedRun::Agent* SimulatedRun::agent_of(const std::string& incarnation) {
+SimulatedRun::Agent* SimulatedRun::agent_of(const std::string& incarnation) const {
   const std::size_t number = std::stoul(incarnation);
   return number < agents_.size() ? agents_[number].get() : nullptr;
 }
@@ -165,6 +165,7 @@ void SimulatedRun::send(const std::shared_ptr<Agent>& from, const std::string& a
     world_.trace([&] {
       return concat("agent ", there->incarnation, " hears ", membership::to_text(sent).substr(0, 400));
     });
+    if (sent.type == AgentMessage::Type::kReport) informed_[sent.report.entered].insert(there->incarnation);
     MemberProtocol::Effects effects;
     there->protocol->on_message(sent, world_.now(), effects);
     for (const auto& agent : agents_) {
@@ -422,7 +423,8 @@ void SimulatedRun::kill_process(const std::shared_ptr<Agent>& agent, std::size_t
   ++counts.restarts;
   world_.on_host(agent->host, world_.now() + milliseconds(2), [this, agent, generation, index, is_hopeless] {
     if (!agent->is_alive || agent->report.entered > generation) return;
-    agent->report.entered = generation;
+    // What was said of an earlier generation is no news of this one.
+    if (std::exchange(agent->report.entered, generation) < generation) agent->report.is_state_lost = false;
     agent->report.failure = concat("rank ", index, " was killed");
     agent->report.ends_run = agent->report.ends_run || is_hopeless;
     report(agent);
