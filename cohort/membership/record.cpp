@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kRecordVersion = 3;
+constexpr int kRecordVersion = 4;
 constexpr std::array<const char*, 5> kStates = {"forming", "running", "succeeded", "failed", "stopped"};
 
 // No agent is twice where it can be once, and each id has been given.
@@ -42,6 +42,23 @@ void check_agents(const RendezvousRecord& record) {
     reject_text(base::concat("a generation has ", size, " members, of at most ", record.settings.max_nodes,
                              " and one that leaves"));
   }
+}
+
+json json_of(const std::vector<AwaitedAgent>& agents) {
+  json list = json::array();
+  for (const AwaitedAgent& agent : agents) {
+    list.push_back({{"incarnation", agent.incarnation}, {"committed_steps", agent.committed_steps}});
+  }
+  return list;
+}
+std::vector<AwaitedAgent> awaited_of(const json& list) {
+  std::vector<AwaitedAgent> agents;
+  for (const json& entry : list) {
+    Fields fields(entry, "an agent that the record waits for");
+    agents.push_back({fields.text("incarnation"), fields.count("committed_steps")});
+    fields.check_all_read();
+  }
+  return agents;
 }
 
 RunState state_of(Fields& fields) {
@@ -73,6 +90,7 @@ std::string to_text(const RendezvousRecord& record) {
                        {"waiting", json_of(record.waiting)},
                        {"spares", json_of(record.spares)},
                        {"holders", record.holders},
+                       {"waits_for", json_of(record.awaited)},
                        {"next_id", record.next_id},
                        {"restarts_used", record.restarts_used},
                        {"link_lost", record.was_link_lost},
@@ -99,6 +117,7 @@ RendezvousRecord parse_record(std::string_view text) {
     if (!id.is_number_unsigned()) fields.reject_field("holders", "a list of ids");
     record.holders.push_back(id.get<MemberId>());
   }
+  record.awaited = awaited_of(fields.array("waits_for"));
   record.next_id = fields.count("next_id");
   record.restarts_used = fields.integer("restarts_used", 0);
   record.was_link_lost = fields.flag("link_lost");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,14 @@ enum class RunState {
   kStopped,  ///< its ranks have saved and ended before the last step, as a signal asked for it
 };
 
+/// An agent that was dropped, and may have the newest state.
+struct AwaitedAgent {
+  std::string incarnation;
+  std::uint64_t committed_steps = 0;  ///< by its ranks, at most
+
+  bool operator==(const AwaitedAgent&) const = default;
+};
+
 /// All that agents agree on. Changed by compare-and-swap only.
 struct RendezvousRecord {
   RunSettings settings;
@@ -32,6 +41,9 @@ struct RendezvousRecord {
   /// Agents that had the state when they were last heard: members of the first generation, and who has begun
   /// a step since it entered. A generation has one of them.
   std::vector<MemberId> holders;
+  /// While the run forms as no member has the state any more: for whom it waits. Whoever decides next may
+  /// know nothing of them.
+  std::vector<AwaitedAgent> awaited;
   MemberId next_id = 1;  ///< of the next agent that joins
   int restarts_used = 0;
   bool was_link_lost = false;  ///< the newest generation was made since two members lost their link

@@ -50,6 +50,26 @@ TEST(LostLinksTest, ALostLinkIsMadeAgainAndThenTheLaterMemberIsDropped) {
   EXPECT_EQ(run.members(), (Names{"a", "b"}));
 }
 
+// It may be the only one that can continue.
+TEST(LostLinksTest, NobodyIsDroppedForALinkToAMemberThatGivesUp) {
+  Rendezvous run(1, 3);
+  run.record.settings.is_embedded = false;
+  run.form({"a", "b", "c"});
+  run.record.was_link_lost = true;
+  lose_link(run, "a", 3);
+  lose_link(run, "c", 2);
+  for (const char* const agent : {"a", "b"}) {
+    run.hear(agent, [](Report& report) {
+      report.failure = "rank 0 was killed";
+      report.ends_run = true;
+    });
+    run.seen.agents.at(agent).hopeless_at = run.seen.now;
+  }
+  wait_and_hear(run, milliseconds(2'500), {"a", "b", "c"});
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.members(), (Names{"c"}));
+}
+
 // One was stopped. Its agent, which lives, would have said by then that it has died.
 TEST(LostLinksTest, WhereSilenceIsLongALinkIsMadeAgainOnceBothAgentsHaveBeenHeard) {
   Rendezvous run(1, 3);

@@ -111,6 +111,26 @@ TEST(LostStateTest, WhileTheRunFormsWhoLeavesWithTheStateIsStillThere) {
   EXPECT_EQ(run.record.holders, (std::vector<MemberId>{3}));
 }
 
+// Its host may have failed without a word.
+TEST(LostStateTest, WhileTheRunFormsAHolderThatIsSilentDoesNotPushOutOneThatLeaves) {
+  for (const bool is_silent : {true, false}) {
+    Rendezvous run(3, 3);
+    run.record.settings.is_embedded = false;
+    run.form({"b", "c", "d"});
+    run.seen.agents.at("d").is_dead = true;
+    EXPECT_TRUE(run.step());
+    ASSERT_EQ(run.record.state, RunState::kForming);
+    run.wait(milliseconds(600));
+    run.hear("b", leave);
+    if (!is_silent) run.hear("c");
+    run.hear("a", lack_state);
+    run.hear("e", lack_state);
+    EXPECT_TRUE(run.step());
+    EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+    EXPECT_EQ(run.members(), (is_silent ? Members{"b", "a", "e"} : Members{"c", "a", "e"}));
+  }
+}
+
 TEST(LostStateTest, WhileTheRunFormsAMemberThatComesBackStillHasTheState) {
   for (const bool has_recovered : {true, false}) {
     Rendezvous run(2, 2);
@@ -221,6 +241,44 @@ TEST(LostStateTest, WhoHearsNobodyThatHadTheStateDoesNotEndTheRun) {
   run.wait(run.settings.join_timeout);
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kFailed);
+}
+
+// The one that let the run form has failed, and the next one was not there when "c" was dropped.
+TEST(LostStateTest, AnotherAgentThatDecidesKnowsWhomTheRunWaitsFor) {
+  for (const bool is_member_heard : {true, false}) {
+    for (const bool comes_back : {true, false}) {
+      Rendezvous run = run_without_state();
+      EXPECT_TRUE(run.step());
+      EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"c", 16}}));
+      EXPECT_EQ(parse_record(to_text(run.record)), run.record);
+      const AgentView member = run.seen.agents.at("a");
+      run.seen.agents.clear();
+      if (is_member_heard) run.seen.agents["a"] = member;
+      run.seen.self = "d";
+      run.seen.decides_since = run.seen.state_since = run.seen.now;
+      run.wait(seconds(3));
+      run.hear("d", lack_state);
+      if (is_member_heard) run.hear("a", lack_state);
+      run.step();
+      EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+      if (!comes_back) {
+        run.wait(run.settings.join_timeout);
+        run.hear("d", lack_state);
+        if (is_member_heard) run.hear("a", lack_state);
+        EXPECT_TRUE(run.step());
+        EXPECT_EQ(run.record.state, RunState::kFailed);
+        continue;
+      }
+      run.hear("c");
+      run.seen.agents.at("c").most_steps = 16;
+      while (run.step()) {
+      }
+      EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+      ASSERT_EQ(run.record.holders.size(), 1U);
+      EXPECT_EQ(run.record.generation.find(run.record.holders[0])->incarnation, "c");
+      EXPECT_TRUE(run.record.awaited.empty());
+    }
+  }
 }
 
 TEST(LostStateTest, WhereTheLastHolderDiesAnAgentThatWasDroppedContinues) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "cohort/base/error.h"
 #include "tests/support/contains.h"
 
 namespace cohort::membership {
@@ -365,33 +366,75 @@ TEST(MemberProtocolTest, ANewAgentEndsARunWhoseAgentsAreAllGone) {
   }
 }
 
-// An agent that decides reports to nobody, so the others have its steps from the record alone.
+// An agent that decides reports to nobody, so the others have its steps from the record alone. In the first
+// generation, and while the run forms, the record does not say them either.
 TEST(MemberProtocolTest, TheOneThatDecidedIsWaitedForWhereTheStateIsLost) {
-  AgentNetwork network;
-  Agent& a = network.add("a", "n1:1", run_of(1, 3), "");
-  Agent& b = network.add("b", "n2:1", run_of(1, 3), "");
-  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
-  b.report.committed_steps = 500;
-  network.report(b);
-  network.run(seconds(1));
-  Agent& c = network.add("c", "n3:1", run_of(1, 3), "");
-  ASSERT_TRUE(network.run_until(seconds(40), [&] { return c.is_member(); }));
-  ASSERT_EQ(b.record().generation.committed_steps, 500U);
-  network.run(milliseconds(500));
-  const std::uint64_t number = b.record().generation.number;
-  a.is_stopped = true;
-  ASSERT_TRUE(network.run_until(seconds(9), [&] { return b.record().generation.number > number; }));
-  network.run(milliseconds(500));
-  for (Agent* const agent : {&b, &c}) {
-    agent->report.recovered = 0;
-    agent->report.is_state_lost = true;
-    network.report(*agent);
+  for (const int min_nodes : {1, 2}) {
+    for (const bool is_third_early : {true, false}) {
+      SCOPED_TRACE(base::concat(min_nodes, " nodes, ", is_third_early));
+      AgentNetwork network;
+      Agent& a = network.add("a", "n1:1", run_of(min_nodes, 3), "");
+      Agent& b = network.add("b", "n2:1", run_of(min_nodes, 3), "");
+      ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
+      b.report.committed_steps = 500;
+      network.report(b);
+      network.run(seconds(1));
+      Agent* c = nullptr;
+      if (is_third_early) {
+        c = &network.add("c", "n3:1", run_of(min_nodes, 3), "");
+        ASSERT_TRUE(network.run_until(seconds(40), [&] { return c->is_member(); }));
+        ASSERT_EQ(b.record().generation.committed_steps, 500U);
+        network.run(milliseconds(500));
+      }
+      a.is_stopped = true;
+      ASSERT_TRUE(network.run_until(seconds(9), [&] { return b.record().find("a") == nullptr; }));
+      if (min_nodes == 2 && !is_third_early) {
+        ASSERT_EQ(b.record().state, RunState::kForming);
+        c = &network.add("c", "n3:1", run_of(min_nodes, 3), "");
+      }
+      ASSERT_TRUE(network.run_until(seconds(40), [&] { return b.is_member() && (!c || c->is_member()); }));
+      network.run(milliseconds(500));
+      const std::uint64_t number = b.record().generation.number;
+      for (Agent* const agent : {&b, c}) {
+        if (agent == nullptr) continue;
+        agent->report.recovered = 0;
+        agent->report.is_state_lost = true;
+        network.report(*agent);
+      }
+      network.run(seconds(3));
+      EXPECT_EQ(b.record().state, RunState::kForming) << b.record().end_cause;
+      a.is_stopped = false;
+      EXPECT_TRUE(network.run_until(
+          seconds(9), [&] { return a.is_member() && a.record().generation.number == number + 1; }));
+    }
   }
-  network.run(seconds(3));
-  EXPECT_EQ(b.record().state, RunState::kForming) << b.record().end_cause;
-  a.is_stopped = false;
-  EXPECT_TRUE(network.run_until(seconds(9),
-                                [&] { return a.is_member() && a.record().generation.number == number + 2; }));
+}
+
+TEST(MemberProtocolTest, WhoMayHaveTheStateIsWaitedForUntilTheJoinTimeout) {
+  for (const bool comes_back : {true, false}) {
+    AgentNetwork network;
+    RunSettings settings = run_of(1, 2);
+    settings.silence = milliseconds(50);
+    Agent& a = network.add("a", "n1:1", settings, "");
+    Agent& b = network.add("b", "n2:1", settings, "");
+    ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
+    b.report.committed_steps = 500;
+    network.report(b);
+    network.run(milliseconds(100));
+    a.is_stopped = true;
+    ASSERT_TRUE(network.run_until(seconds(2), [&] { return b.record().find("a") == nullptr; }));
+    network.run(milliseconds(100));
+    b.report.recovered = 0;
+    b.report.is_state_lost = true;
+    network.report(b);
+    network.run(seconds(18));
+    EXPECT_EQ(b.record().state, RunState::kForming) << b.record().end_cause;
+    a.is_stopped = !comes_back;
+    const auto is_over = [&] { return b.record().state != RunState::kForming; };
+    ASSERT_TRUE(network.run_until(seconds(5), is_over));
+    EXPECT_EQ(b.record().state, comes_back ? RunState::kRunning : RunState::kFailed);
+    EXPECT_EQ(b.record().generation.find(3) != nullptr, comes_back) << "its next id";
+  }
 }
 
 // A member is gone, and the store that all reach is away: nobody can make a generation without it.

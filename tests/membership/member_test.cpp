@@ -85,6 +85,19 @@ struct SilentHandler : net::Handler {
   void on_message(const std::shared_ptr<net::Peer>&, net::Message) override {}
 };
 
+struct AnswerCounter : net::Handler {
+  void on_connect(const std::shared_ptr<net::Peer>&) override { ++num_connections; }
+  void on_message(const std::shared_ptr<net::Peer>&, net::Message) override { ++num_answers; }
+  std::atomic<int> num_connections{0}, num_answers{0};
+};
+
+net::Message net_message(const AgentMessage& message) {
+  net::Message sent;
+  sent.channel = 1;
+  sent.header = to_text(message);
+  return sent;
+}
+
 // What child processes do: an agent of a run of 1 to 4 nodes, until it is killed.
 TEST(MemberChild, DISABLED_Process) {
   const std::string endpoint = std::getenv("MEMBER_ENDPOINT");
@@ -332,14 +345,30 @@ TEST(MemberTest, AnAgentSpeaksForItselfAlone) {
     message.type = AgentMessage::Type::kReport;
     message.incarnation = incarnation;
     message.address = "127.0.0.1:1";
-    net::Message sent;
-    sent.channel = 1;
-    sent.header = to_text(message);
-    peer->send(std::move(sent));
+    peer->send(net_message(message));
   }
   ASSERT_TRUE(a->sees_members(2));
   EXPECT_EQ(a->generation().members.back().incarnation, node.incarnation());
   EXPECT_EQ(a->member.view().record->find("another"), nullptr);
+}
+
+TEST(MemberTest, AnswersGoOverTheConnectionThatIsThere) {
+  const auto a = endpoint_agent(1, 4);
+  const auto counter = std::make_shared<AnswerCounter>();
+  net::NodeOptions node_options;
+  node_options.name = "another agent";
+  net::Node node(node_options, counter);
+  AgentMessage message;
+  message.type = AgentMessage::Type::kPing;
+  message.incarnation = node.incarnation();
+  message.address = node.listen("127.0.0.1:0");
+  const auto peer = node.connect(a->member.address(), patience());
+  for (int count = 1; count <= 20; ++count) {
+    peer->send(net_message(message));
+    ASSERT_TRUE(test::comes_true([&] { return counter->num_answers >= count; }));
+  }
+  EXPECT_EQ(counter->num_answers, 20);
+  EXPECT_EQ(counter->num_connections, 0);
 }
 
 TEST(MemberTest, TheDeathOfTheEndpointsAgentEndsTheRunForAll) {

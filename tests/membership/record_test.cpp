@@ -29,6 +29,7 @@ RendezvousRecord some_record() {
   record.generation = {7, true, {agent_with(1), agent_with(4)}, 24, 1'234, "n1:4711", "agent 4 joins", 517};
   record.waiting = {agent_with(9)};
   record.spares = {agent_with(5), agent_with(6)};
+  record.awaited = {{"incarnation 7", 1'233}, {"incarnation 8", 1'234}};
   record.next_id = 10;
   record.restarts_used = 2;
   record.was_link_lost = true;
@@ -68,7 +69,7 @@ TEST(RecordTest, ARecordIsTheSameAfterItsText) {
   const RendezvousRecord record = some_record();
   EXPECT_EQ(parse_record(to_text(record)), record);
   EXPECT_EQ(parse_record(to_text(RendezvousRecord())), RendezvousRecord());
-  EXPECT_EQ(to_text(record).rfind("{\"cohort_membership\":3,", 0), 0U) << "the version stands first";
+  EXPECT_EQ(to_text(record).rfind("{\"cohort_membership\":4,", 0), 0U) << "the version stands first";
 }
 
 TEST(RecordTest, AgentsAreFoundByTheirIncarnation) {
@@ -100,7 +101,8 @@ TEST(RecordTest, EachFieldMustBeThereAndNoOther) {
     changed.at(at)["more"] = 1;
     expect_rejected(changed);
   };
-  for (const char* const at : {"", "/settings", "/generation", "/generation/members/1", "/waiting/0"}) {
+  for (const char* const at :
+       {"", "/settings", "/generation", "/generation/members/1", "/waiting/0", "/waits_for/1"}) {
     check_object(json::json_pointer(at));
   }
 }
@@ -112,7 +114,7 @@ TEST(RecordTest, WhatNoAgentWritesIsRejected) {
     changed.at(json::json_pointer(at)) = value;
     return changed.dump();
   };
-  COHORT_EXPECT_THROW_WITH(parse_record(with("/cohort_membership", 4)), CommError, "version 4, expected 3");
+  COHORT_EXPECT_THROW_WITH(parse_record(with("/cohort_membership", 5)), CommError, "version 5, expected 4");
   COHORT_EXPECT_THROW_WITH(parse_record(with("/state", "resting")), CommError,
                            "state is not a state that this version knows");
   COHORT_EXPECT_THROW_WITH(parse_record(with("/generation/members/1/id", 1)), CommError,

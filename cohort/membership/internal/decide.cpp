@@ -53,10 +53,6 @@ std::string name_of(const MemberInfo& member) {
   return concat("agent ", member.id, " at ", member.address);
 }
 
-bool is_before(const MemberInfo& a, const MemberInfo& b) {
-  return a.id < b.id;
-}
-
 class Decider : private SeenMembers {
  public:
   Decider(const RendezvousRecord& record, const Observations& seen)
@@ -99,6 +95,7 @@ class Decider : private SeenMembers {
   bool form_without_state(const std::string& cause) {
     if (!may_state_come_back(old_, seen_)) return false;
     next_.holders.clear();
+    next_.awaited = awaited_agents(old_, seen_);
     std::vector<MemberInfo> members = old_.generation.members;
     std::erase_if(members, [&](const MemberInfo& member) { return is_out(member); });
     begin_to_form(members, cause);
@@ -108,7 +105,7 @@ class Decider : private SeenMembers {
     next_.waiting.insert(next_.waiting.end(), members.begin(), members.end());
     next_.waiting.insert(next_.waiting.end(), next_.spares.begin(), next_.spares.end());
     next_.spares.clear();
-    std::sort(next_.waiting.begin(), next_.waiting.end(), is_before);
+    std::ranges::sort(next_.waiting, {}, &MemberInfo::id);
     next_.state = RunState::kForming;
     next_.end_cause = cause;
     next_.exit_status = failure_status_;
@@ -142,7 +139,7 @@ class Decider : private SeenMembers {
     // Those that were spares are as good as any now.
     next_.waiting.insert(next_.waiting.end(), next_.spares.begin(), next_.spares.end());
     next_.spares.clear();
-    std::sort(next_.waiting.begin(), next_.waiting.end(), is_before);
+    std::ranges::sort(next_.waiting, {}, &MemberInfo::id);
     const RunSettings& settings = old_.settings;
     const auto least = static_cast<std::size_t>(settings.min_nodes);
     note_holders(old_, seen_, next_.holders);
@@ -193,11 +190,11 @@ class Decider : private SeenMembers {
                     old_.generation.number == 0 ? "the run begins" : "enough agents are there again");
   }
 
-  // Who leaves, and has the state, stays while nobody else has it that does not leave.
+  // Who leaves, and has the state, stays while nobody else has it that is heard and does not leave.
   void remove_leaving() {
     const auto stays = [&](const MemberInfo& member) { return !is_leaving(member); };
     const auto has_state = [&](const MemberInfo& member) {
-      return stays(member) && is_in(next_.holders, member.id);
+      return stays(member) && !is_silent(member, 1) && is_in(next_.holders, member.id);
     };
     if (std::ranges::any_of(next_.waiting, has_state) || std::ranges::none_of(next_.waiting, stays)) {
       std::erase_if(next_.waiting, [&](const MemberInfo& member) { return !stays(member); });
@@ -436,7 +433,7 @@ class Decider : private SeenMembers {
       next_.spares.push_back(next_.waiting.front());
       next_.waiting.erase(next_.waiting.begin());
     }
-    std::sort(next_.spares.begin(), next_.spares.end(), is_before);
+    std::ranges::sort(next_.spares, {}, &MemberInfo::id);
   }
 
   // Note [Fresh stores]
@@ -454,7 +451,7 @@ class Decider : private SeenMembers {
   }
 
   void make_generation(std::vector<MemberInfo> members, bool is_planned, std::string cause) {
-    std::sort(members.begin(), members.end(), is_before);
+    std::ranges::sort(members, {}, &MemberInfo::id);
     Generation generation;
     generation.number = old_.generation.number + 1;
     generation.is_planned = is_planned;
@@ -476,6 +473,7 @@ class Decider : private SeenMembers {
     generation.detect_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(0, detect_ms_));
     next_.generation = std::move(generation);
     next_.state = RunState::kRunning;
+    next_.awaited.clear();
     next_.end_cause.clear();
     next_.exit_status = 0;
     keep_spares();

@@ -31,16 +31,20 @@ std::optional<LostLink> find_lost_link(const RendezvousRecord& record, const Obs
     const AgentView* const agent = members.view(member);
     return members.is_self(member) || (agent != nullptr && agent->last_heard > lost_at + kLinkTime);
   };
+  // The next generation is without a member that gives up: nobody is dropped for its links.
+  const auto is_out = [&](const MemberInfo& member) {
+    return gone.contains(member.id) || members.is_hopeless(member);
+  };
   std::optional<LostLink> within;
   for (const MemberInfo& member : record.generation.members) {
     const Report* const report = members.report_of_generation(member);
-    if (report == nullptr || gone.contains(member.id)) continue;
+    if (report == nullptr || is_out(member)) continue;
     const Time lost_at = members.view(member)->link_lost_at;
     const Time::duration lost_for = seen.now - lost_at;
     if (lost_for <= std::min(silence, kLinkTime)) continue;
     for (const MemberId id : report->lost_links) {
       const MemberInfo* const other = record.generation.find(id);
-      if (other == nullptr || gone.contains(id)) continue;
+      if (other == nullptr || is_out(*other)) continue;
       if (lost_for <= silence && !(has_said_since(member, lost_at) && has_said_since(*other, lost_at)))
         continue;
       if (other != &member) return LostLink{&member, other, is_repeated};

@@ -10,7 +10,9 @@
 // run forms again. A generation that loses its state has a holder, whose agent knows what its ranks had
 // committed, and says so. Where all holders are dead there may be nobody who does: an agent that begins to
 // decide then does not know how many steps were made, and must not let an agent continue that was dropped
-// long before. A member of the generation knows it but for one step, as each step needs all members.
+// long before. A member of the generation knows it but for one step, as each step needs all members. Whoever
+// lets the run form knew it. So the record names those that may have the state: another agent that decides
+// later waits for them, and takes them, whether it knows how many steps were made or not.
 #include "cohort/membership/internal/lost_state.h"
 
 #include "cohort/membership/internal/seen_members.h"
@@ -31,6 +33,18 @@ bool knows_steps(const RendezvousRecord& record, const Observations& seen) {
          std::ranges::any_of(record.generation.members, [&](const MemberInfo& member) {
            return SeenMembers(record, seen).report_of_generation(member) != nullptr;
          });
+}
+
+bool is_awaited(const RendezvousRecord& record, const std::string& incarnation) {
+  return std::ranges::find(record.awaited, incarnation, &AwaitedAgent::incarnation) != record.awaited.end();
+}
+
+// Those of which this agent knows are asked for by what it knows.
+bool waits_for_unknown(const RendezvousRecord& record, const Observations& seen) {
+  if (seen.now - seen.state_since > record.settings.join_timeout) return false;
+  return std::ranges::any_of(record.awaited, [&](const AwaitedAgent& agent) {
+    return seen.find(agent.incarnation) == nullptr && agent.committed_steps + 1 >= newest_steps(record, seen);
+  });
 }
 
 // An agent that hears nobody who had the state does not know whom the one that wrote the record waits for.
@@ -92,7 +106,8 @@ bool may_have_state(const RendezvousRecord& record, const Observations& seen,
   if (report.is_leaving || report.is_state_lost || report.ends_run || !report.stuck.empty()) return false;
   const bool was_member = std::ranges::find(record.generation.members, incarnation,
                                             &MemberInfo::incarnation) != record.generation.members.end();
-  if (was_member ? is_lost(record, seen) : !knows_steps(record, seen)) return false;
+  const bool may_ask = is_awaited(record, incarnation) || knows_steps(record, seen);
+  if (was_member ? is_lost(record, seen) : !may_ask) return false;
   return agent->most_steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
 }
 
@@ -105,14 +120,23 @@ std::vector<MemberId> may_have_state(const RendezvousRecord& record, const Obser
   return ids;
 }
 
+std::vector<AwaitedAgent> awaited_agents(const RendezvousRecord& record, const Observations& seen) {
+  std::vector<AwaitedAgent> agents;
+  for (const auto& [incarnation, agent] : seen.agents) {
+    if (may_have_state(record, seen, incarnation)) agents.push_back({incarnation, agent.most_steps});
+  }
+  return agents;
+}
+
 bool may_state_come_back(const RendezvousRecord& record, const Observations& seen) {
   // It was another one that dropped an agent: this one hears of it by its next report.
   const bool is_new = seen.decides_since >= seen.generation_since &&
                       seen.now - seen.decides_since <= kAloneFactor * record.settings.silence;
-  return is_new || waits_for_others(record, seen) || std::ranges::any_of(seen.agents, [&](const auto& entry) {
-           return seen.now - entry.second.last_heard <= record.settings.join_timeout &&
-                  may_have_state(record, seen, entry.first);
-         });
+  if (is_new || waits_for_others(record, seen) || waits_for_unknown(record, seen)) return true;
+  return std::ranges::any_of(seen.agents, [&](const auto& entry) {
+    return seen.now - entry.second.last_heard <= record.settings.join_timeout &&
+           may_have_state(record, seen, entry.first);
+  });
 }
 
 }  // namespace cohort::membership

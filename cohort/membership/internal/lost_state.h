@@ -37,6 +37,9 @@ bool may_have_state(const RendezvousRecord& record, const Observations& seen, co
 std::vector<MemberId> may_have_state(const RendezvousRecord& record, const Observations& seen,
                                      const std::vector<MemberInfo>& agents);
 
+/// The same of all agents, whether they are in the record or not.
+std::vector<AwaitedAgent> awaited_agents(const RendezvousRecord& record, const Observations& seen);
+
 /// Whether there may be such an agent, of which the one that decides knows, or may hear soon.
 bool may_state_come_back(const RendezvousRecord& record, const Observations& seen);
 

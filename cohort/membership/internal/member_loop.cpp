@@ -274,6 +274,7 @@ void MemberLoop::send(const std::string& address, const AgentMessage& message) {
   const auto peer = peers_.find(address);
   if (peer != peers_.end() && !peer->second->is_down()) {
     peer->second->send(net_message_of(std::move(text)));
+    return;
   }
   const bool is_connecting = to_be_sent_.count(address) > 0;
   std::vector<std::string>& texts = to_be_sent_[address];

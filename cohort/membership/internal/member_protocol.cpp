@@ -174,8 +174,7 @@ void MemberProtocol::beat(Time now, Effects& effects) {
     effects.commands.emplace_back();
   }
   std::erase_if(views_, [&](const auto& entry) {
-    const bool is_forgotten = now > entry.second.may_join && now - entry.second.last_heard > 100 * silence_;
-    return is_forgotten && record_ && !agents_.contains(entry.first);
+    return record_ && !agents_.contains(entry.first) && entry.second.is_past(now, options_.settings);
   });
   heard_.forget(now,
                 [&](const std::string& incarnation) { return !record_ || agents_.contains(incarnation); });
@@ -399,14 +398,18 @@ void MemberProtocol::on_store(const StoreAnswer& answer, Time now, Effects& effe
 }
 
 // Who is dropped waits: one that hears half of what it is told would come and be dropped again and again.
+// Each step needs all members. So a member that had the state has, at its drop, the newest step or the one
+// before.
 void MemberProtocol::note_drops(const RendezvousRecord& next, Time now) {
   if (!record_ || record_->state != RunState::kRunning) return;
+  std::uint64_t steps = std::max(next.generation.committed_steps, report_.committed_steps);
+  for (const auto& [incarnation, agent] : views_) steps = std::max(steps, agent.most_steps);
   for (const MemberInfo& member : record_->generation.members) {
     if (next.find(member.incarnation) != nullptr) continue;
     const bool had_state = std::ranges::count(record_->holders, member.id) > 0;
     AgentView& view = views_[member.incarnation];
     view.is_dead = view.is_dead || heard_.is_dead(member.incarnation);
-    view.note_drop(now, kAloneFactor * silence_, had_state ? record_->generation.committed_steps : 0);
+    view.note_drop(now, kAloneFactor * silence_, had_state ? steps : 0);
   }
 }
 

@@ -41,6 +41,12 @@ struct AgentView {
     most_steps = std::max(most_steps, steps);
     if (last_heard == Time()) last_heard = now;
   }
+  /// Nobody asks for it any more, if it is not in the record. The run may wait for one that had the state.
+  bool is_past(Time now, const RunSettings& settings) const {
+    const auto most =
+        std::max(100 * settings.silence, most_steps > 0 ? settings.join_timeout : settings.silence);
+    return now > may_join && now - last_heard > most;
+  }
 };
 
 /// What the agent that decides has seen.

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <string>
 
 #include "cohort/base/error.h"
 #include "tests/cli/run/run_elastic.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/messages.h"
 
 namespace cohort::test {
@@ -25,6 +27,32 @@ TEST_F(RunElasticTest, ASignalToTheNodeThatHasTheRecordEndsTheRun) {
   expect_in(second.err(), {"leaves, and it has the run's only record"});
 }
 
+// The run waits for another node, and only this one has its state.
+TEST_F(RunElasticTest, ANodeThatLeavesWhileTheRunFormsGivesItsStateToTheNextOne) {
+  const auto start = [&](int local_ranks) {
+    return node("2:2",
+                {"--virtual-ranks=4", "--monitor-interval=0.02", concat("--nproc-per-node=", local_ranks)});
+  };
+  // The agent at the endpoint must stay. Its second rank begins late, so it has not the state.
+  write_file(dir / "hang_1", "");
+  Job endpoint_agent = start(2);
+  ASSERT_TRUE(comes(dir / "pid_1"));
+  Job leaver = start(1), victim = start(1);
+  ASSERT_TRUE(logs(leaver, "generation 1: the run begins; rebuild ")) << leaver.err();
+  victim.worker().signal(SIGKILL);
+  ASSERT_TRUE(logs(leaver, " died")) << leaver.err();
+  leaver.worker().signal(SIGTERM);
+  ASSERT_TRUE(logs(leaver, ": this node leaves the run")) << leaver.err();
+  std::filesystem::remove(dir / "hang_1");
+  ASSERT_TRUE(comes(dir / "in_2_0_of_3")) << endpoint_agent.err();
+  EXPECT_EQ(leaver.wait(), 143) << leaver.err();
+  Job next = start(1);
+  ASSERT_TRUE(comes(dir / "in_3_0_of_3")) << endpoint_agent.err();
+  let_end();
+  EXPECT_EQ(endpoint_agent.wait(), 0) << endpoint_agent.err();
+  EXPECT_EQ(next.wait(), 0) << next.err();
+}
+
 // A spare node has nothing to save, and no reason to say that the run has succeeded.
 TEST_F(RunElasticTest, ARunThatASignalHasStoppedHasSucceededForNobody) {
   Job first = node("1:1", {"--spares=1"});
@@ -38,6 +66,24 @@ TEST_F(RunElasticTest, ARunThatASignalHasStoppedHasSucceededForNobody) {
   for (const Job* job : {&first, &second}) {
     expect_in(job->err(), {"signal 15 (Terminated) has stopped the run; the same command resumes it"});
   }
+}
+
+TEST_F(RunElasticTest, ARunThatASignalHasStoppedHasOneStatusWhateverSignalANodeGot) {
+  Job first = node("1:1", {"--spares=1"});
+  const pid_t rank = process_in(1, 0, 1);
+  ASSERT_NE(rank, 0);
+  Job second = node("1:1", {"--spares=1"});
+  ASSERT_TRUE(logs(second, "is a spare of")) << second.err();
+  pid_t spare = rank;
+  ASSERT_TRUE(comes_true([&] { return (spare = std::stoi(read_file(dir / "pid_0"))) != rank; }));
+  ::kill(spare, SIGSTOP);  // so that its node is still there when the run is stopped
+  second.worker().signal(SIGINT);
+  ASSERT_TRUE(logs(second, "signal 2 (Interrupt) is passed on to 1 rank")) << second.err();
+  write_file(dir / "stopped", "");
+  let_end();
+  EXPECT_EQ(first.wait(), 143) << first.err();
+  EXPECT_EQ(second.wait(), 143) << second.err();
+  expect_in(second.err(), {"ended by signal 15 (Terminated), with status 143"});
 }
 
 TEST_F(RunElasticTest, WhenNoRestartIsLeftTheRunEndsForAll) {

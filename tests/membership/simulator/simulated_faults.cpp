@@ -188,15 +188,18 @@ std::string SimulatedRun::run() {
   if (options_.has_faults && !is_over()) heal();
   const std::uint64_t before = newest_steps_;
   // Agents that were dropped may have to wait 16 s, and processes 2 s for the loss of links.
-  world_.run_until(begin + kFaultTime + seconds(50), [&] { return is_over() || newest_steps_ > before; });
+  const seconds most = std::chrono::duration_cast<seconds>(settings_.join_timeout) + seconds(15);
+  world_.run_until(begin + kFaultTime + most, [&] { return is_over() || newest_steps_ > before; });
   if (world_.error().empty() && !is_over() && newest_steps_ == before) {
-    world_.fail(concat("no step was committed in the 50 s after the last fault; ", before, " of ",
-                       total_steps_, " are, and generation ",
+    world_.fail(concat("no step was committed in the ", most.count(), " s after the last fault; ", before,
+                       " of ", total_steps_, " are, and generation ",
                        store_.record() ? store_.record()->generation.number : 0, " is the newest"));
   }
-  world_.run_until(begin + seconds(150), is_over_now);
+  const seconds end = kFaultTime + most + seconds(90);
+  world_.run_until(begin + end, is_over_now);
   if (world_.error().empty() && !is_over()) {
-    world_.fail(concat("the run has not ended after 150 s: ", newest_steps_, " of ", total_steps_, " steps"));
+    world_.fail(concat("the run has not ended after ", end.count(), " s: ", newest_steps_, " of ",
+                       total_steps_, " steps"));
   }
   if (world_.error().empty()) check_end();
   return world_.error();
@@ -343,8 +346,9 @@ void SimulatedRun::write_ledger(std::uint64_t step, const std::string& sums) {
 // Agents that leave or give up do not continue it, and one that gives up, or leaves and was dropped, gives
 // its state to nobody. Nor does one continue of which the record does not know, as all that it knows leave,
 // or one gives up and too few are left; nor does any where who had the state is silent for join_timeout, as
-// it may be making steps on the other side of a cut network. The agent at the endpoint ends it with its only
-// record.
+// it may be making steps on the other side of a cut network. Where all members of the newest generation are
+// dead, and nobody is left that has heard of its steps, whoever was dropped before may lack them. The agent
+// at the endpoint ends it with its only record.
 bool SimulatedRun::may_fail_with_state(const membership::RendezvousRecord& record) const {
   const auto stays = [](const std::shared_ptr<Agent>& agent) {
     return agent->is_alive && !agent->report.is_leaving && !agent->report.ends_run;
@@ -363,9 +367,15 @@ bool SimulatedRun::may_fail_with_state(const membership::RendezvousRecord& recor
         return !agent->is_alive || member == nullptr ||
                std::count(record.holders.begin(), record.holders.end(), member->id) == 0;
       });
+  const auto informed = informed_.find(record.generation.number);
+  const auto is_alive_agent = [&](const std::string& incarnation) { return agent_of(incarnation)->is_alive; };
+  const bool are_steps_unknown =
+      has("no agent is left that had") && record.awaited.empty() &&
+      std::ranges::none_of(record.generation.members, is_alive_agent, &MemberInfo::incarnation) &&
+      (informed == informed_.end() || std::ranges::none_of(informed->second, is_alive_agent));
   const bool does_give_up =
       has("failed again and again") && (num_known < settings_.min_nodes || options_.is_embedded);
-  return num_known == 0 || is_holder_silent || does_give_up || has("leaves, and it has");
+  return num_known == 0 || is_holder_silent || are_steps_unknown || does_give_up || has("leaves, and it has");
 }
 
 void SimulatedRun::check_end() {

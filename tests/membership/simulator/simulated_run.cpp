@@ -47,7 +47,7 @@ SimulatedRun::SimulatedRun(const SimulationOptions& options)
   settings_.num_spares = static_cast<int>(world_.pick(3));
   settings_.max_restarts = 100;
   settings_.virtual_ranks = 1 + static_cast<int>(world_.pick(8));
-  settings_.join_timeout = seconds(35);
+  settings_.join_timeout = seconds(world_.chance(50) ? 35 : 70);
   settings_.last_call_timeout = milliseconds(world_.chance(50) ? 0 : world_.pick(2'000));
   total_steps_ = 15 + world_.pick(30);
   states_.push_back(0);
@@ -67,7 +67,7 @@ int SimulatedRun::num_hosts() const {
   return hosts_of(options_);
 }
 
-SimulatedRun::Agent* SimulatedRun::agent_of(const std::string& incarnation) {
+SimulatedRun::Agent* SimulatedRun::agent_of(const std::string& incarnation) const {
   const std::size_t number = std::stoul(incarnation);
   return number < agents_.size() ? agents_[number].get() : nullptr;
 }
@@ -165,6 +165,7 @@ void SimulatedRun::send(const std::shared_ptr<Agent>& from, const std::string& a
     world_.trace([&] {
       return concat("agent ", there->incarnation, " hears ", membership::to_text(sent).substr(0, 400));
     });
+    if (sent.type == AgentMessage::Type::kReport) informed_[sent.report.entered].insert(there->incarnation);
     MemberProtocol::Effects effects;
     there->protocol->on_message(sent, world_.now(), effects);
     for (const auto& agent : agents_) {
@@ -200,7 +201,10 @@ void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {
     return;
   }
   const MemberInfo* const member = record.find(agent->incarnation);
-  if (record.state != RunState::kRunning && member != nullptr) return;
+  if (record.state != RunState::kRunning && member != nullptr) {
+    if (may_leave_forming_run(*agent)) kill_agent(agent, false);
+    return;
+  }
   const bool is_member = member != nullptr && generation.find(member->id) == member;
   if (!is_member && agent->report.ends_run && agent->report.entered != generation.number) {
     ++counts.gave_up;
@@ -217,6 +221,14 @@ void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {
         agent, i, generation.for_ranks(agent->known_steps),
         is_member ? std::optional(generation.first_process(member->id) + static_cast<int>(i)) : std::nullopt);
   }
+}
+
+// As `cohort run` does: one that has the state stays for those that may come.
+bool SimulatedRun::may_leave_forming_run(const Agent& agent) const {
+  const std::optional<RendezvousRecord>& record = agent.protocol->record();
+  if (!agent.report.is_leaving || !record || record->state != RunState::kForming) return false;
+  const MemberInfo* const member = record->find(agent.incarnation);
+  return member != nullptr && std::ranges::count(record->holders, member->id) == 0;
 }
 
 void SimulatedRun::report(const std::shared_ptr<Agent>& agent) {
@@ -249,7 +261,7 @@ void SimulatedRun::report(const std::shared_ptr<Agent>& agent) {
   // On the agent's own time, as reports come from other threads and processes.
   world_.on_host(agent->host, world_.now() + milliseconds(1), [this, agent, has_left] {
     if (!agent->is_alive) return;
-    if (has_left) return kill_agent(agent, false);
+    if (has_left || may_leave_forming_run(*agent)) return kill_agent(agent, false);
     MemberProtocol::Effects effects;
     agent->protocol->set_report(agent->report, world_.now(), effects);
     apply(agent, effects);
@@ -411,7 +423,8 @@ void SimulatedRun::kill_process(const std::shared_ptr<Agent>& agent, std::size_t
   ++counts.restarts;
   world_.on_host(agent->host, world_.now() + milliseconds(2), [this, agent, generation, index, is_hopeless] {
     if (!agent->is_alive || agent->report.entered > generation) return;
-    agent->report.entered = generation;
+    // What was said of an earlier generation is no news of this one.
+    if (std::exchange(agent->report.entered, generation) < generation) agent->report.is_state_lost = false;
     agent->report.failure = concat("rank ", index, " was killed");
     agent->report.ends_run = agent->report.ends_run || is_hopeless;
     report(agent);

@@ -73,7 +73,7 @@ class SimulatedRun {
   class Process;
   friend class Process;
 
-  Agent* agent_of(const std::string& incarnation);
+  Agent* agent_of(const std::string& incarnation) const;
   Agent* agent_on(int host);
   bool is_alive(const std::shared_ptr<Agent>& agent) const;
   void start_agent(int host);
@@ -83,6 +83,7 @@ class SimulatedRun {
   void tell_closed_port(const std::shared_ptr<Agent>& from, int host);
   void arm(const std::shared_ptr<Agent>& agent);
   void on_record(const std::shared_ptr<Agent>& agent);
+  bool may_leave_forming_run(const Agent& agent) const;
   void report(const std::shared_ptr<Agent>& agent);
   void kill_agent(const std::shared_ptr<Agent>& agent, bool is_host_lost);
   void kill_process(const std::shared_ptr<Agent>& agent, std::size_t index, std::uint64_t told = 0,
@@ -128,6 +129,8 @@ class SimulatedRun {
   std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>>
       steps_of_;  // first and last, by generation
   std::map<std::uint64_t, membership::Generation> generations_;
+  // Who has heard of a generation's steps by a report of a member, by generation.
+  std::map<std::uint64_t, std::set<std::string>> informed_;
   std::uint64_t total_steps_ = 0, newest_steps_ = 0;
   std::vector<std::unique_ptr<Process>> graveyard_;  // that died, and of which events are left
   int num_incarnations_ = 0;

@@ -293,13 +293,13 @@ int ElasticAgent::finish() {
   }
   if (leave_.has_begun()) {
     if (leave_.ends_run()) announce_leave();
-    // Ranks that have ended by themselves, as their node leaves, have not finished; nor has a run that a
-    // signal has stopped.
-    const bool has_finished = member_.has_succeeded() && member_.stop_signal() == 0;
-    const bool has_left =
-        (end_.is_leaving || member_.stop_signal() != 0) && end_.status == 0 && !has_finished;
-    const int status = leave_.must_kill() || has_left ? 128 + leave_.signal() : end_.status;
-    output_.report({.restart = false, .status = status, .signal = leave_.signal(), .failures = {}}, 0, 0, 0);
+    // A run that a signal has stopped has one status, whatever signal this node got.
+    const bool is_stopped = member_.stop_signal() != 0;
+    const int signal = is_stopped ? member_.stop_signal() : leave_.signal();
+    // Ranks that have ended by themselves, as their node leaves, have not finished.
+    const bool has_left = end_.is_leaving && end_.status == 0 && !member_.has_succeeded();
+    const int status = is_stopped || leave_.must_kill() || has_left ? 128 + signal : end_.status;
+    output_.report({.restart = false, .status = status, .signal = signal, .failures = {}}, 0, 0, 0);
     return status;
   }
   const int status = status_of_end(member_, output_);

@@ -44,7 +44,8 @@ class ElasticAgent : public MemberAgent {
   bool is_leaving() const { return leave_.has_begun() && !leave_.ends_run(); }
   // Where the run ends with this node, a rank that has no place any more has nothing to wait for either.
   bool do_ranks_leave() const {
-    return end_.has_given_up || (leave_.has_begun() && (!leave_.ends_run() || member_.generation() == 0));
+    if (end_.has_given_up || !leave_.has_begun()) return end_.has_given_up;
+    return leave_.ends_run() ? member_.generation() == 0 : !leave_.keeps_state();
   }
   void wait() override;
   RankSet* ranks() override { return &ranks_; }

@@ -1,3 +1,6 @@
+// A node that leaves is awaited while it is a member, and while the run forms and it is a holder: the others
+// may have nobody else to copy the state from. Both end after its patience, since those that are to make a
+// generation without it may be gone.
 #include "cohort/launch/internal/members/leave_request.h"
 
 #include <signal.h>
@@ -71,8 +74,14 @@ void LeaveRequest::begin(const std::string& cause) {
               concat(cause, ": this node leaves the run; a second signal kills its ranks"));
 }
 
+bool LeaveRequest::keeps_state() const {
+  const bool has_time = is_elastic_ && has_begun() && !ends_run_ && !out_by_.expired();
+  return has_time && member_.has_state_of_forming_run();
+}
+
 bool LeaveRequest::is_out() const {
-  return ends_run_ || member_.is_over() || !member_.view().is_member() || out_by_.expired();
+  const bool is_awaited = member_.view().is_member() || keeps_state();
+  return ends_run_ || member_.is_over() || !is_awaited || out_by_.expired();
 }
 
 }  // namespace cohort::launch

@@ -39,6 +39,9 @@ class LeaveRequest {
   bool must_kill() const { return stop_.must_kill(); }
   /// The run cannot continue without this node.
   bool ends_run() const { return ends_run_; }
+  /// The run forms again, and may get its state from this node alone: so its ranks wait for a generation.
+  /// False once its time to leave is over.
+  bool keeps_state() const;
   /// Nobody waits for this node any more, or its time to say so is over. For one that has begun.
   bool is_out() const;
 

@@ -3,6 +3,7 @@
 // chooses, and `is_host` overrides it.
 #include "cohort/launch/internal/members/member_link.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -129,6 +130,11 @@ bool MemberLink::is_needed() const {
   const membership::RendezvousRecord& record = *view_.record;
   if (record.settings.is_embedded && view_.is_deciding) return true;
   return record.generation.members.size() == 1 && record.waiting.empty() && record.spares.empty();
+}
+
+bool MemberLink::has_state_of_forming_run() const {
+  if (!view_.record || view_.record->state != membership::RunState::kForming) return false;
+  return std::ranges::count(view_.record->holders, view_.id) > 0;
 }
 
 std::string MemberLink::waits_for() const {

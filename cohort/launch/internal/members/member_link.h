@@ -54,6 +54,8 @@ class MemberLink {
   bool has_ended() const { return view_.record && view_.record->has_ended(); }
   /// Whether the run ends where this member leaves: it has the only record, or there is no other node.
   bool is_needed() const;
+  /// Whether the run forms again, and this node's ranks have its state: who comes gets it from them.
+  bool has_state_of_forming_run() const;
   /// What this agent waits for, if that is another thing than the last time: "waits for nodes: 1 of at least
   /// 2 are there". Else empty, also for a member, and at the end.
   std::string new_wait();
