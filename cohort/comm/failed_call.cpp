@@ -90,6 +90,7 @@ void GroupState::fail(const std::exception& error, const std::string& where, std
   // close their connections.
   const ErrorCause cause = cause_of(error);
   if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(cause, Ends::kOfConnections);
+  throw_if_ended(cause);
   const auto hang_detector = registry->hang_detector();
   if (hang_detector) hang_detector->failed(words);
   // Comparisons over the store say who is missing, and shm.
@@ -110,6 +111,14 @@ void fail_call(const Group& group, const std::exception& error, const std::strin
     base::log_warning(base::concat("[comm.group] ", named, " continues after its deadline"));
   }
   state.fail(error, "comm.group", named, until);
+}
+
+// Where none is under way nothing is aborted: another rank may still take what this one has sent.
+void end_calls(const Group& group) {
+  for (const auto& state : group.shared_state()->registry->groups()) {
+    const bool is_idle = state->calls_under_way == 0 && !state->is_shared_with_c10d();
+    if (!is_idle) state->end_calls(ErrorCause::kPeer);
+  }
 }
 
 // Calls that were in flight with the first one that failed end with it.

@@ -147,7 +147,8 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
                            .reach = parent.reach,
                            .is_kept_by_rank = parent.is_kept_by_rank,
                            .check_consistency = options.check_consistency.value_or(parent.check_consistency),
-                           .registry = parent.registry}));
+                           .registry = parent.registry,
+                           .owner = parent.owner}));
 }
 
 Pending Group::all_reduce(at::Tensor& tensor, ReduceOp op, CallOptions options) const {
@@ -402,6 +403,8 @@ void Group::barrier(CallOptions options) const {
     return;
   }
   group_state.flight.set(ticket, CallState::kFailed);
+  const bool is_late = result.error.empty() || result.is_silent;
+  group_state.throw_if_ended(is_late ? ErrorCause::kTimeout : ErrorCause::kPeer);
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
   const std::string where =
       base::concat("barrier/", signature.number, " of group '", group_state.name, "' (rank ",

@@ -249,13 +249,52 @@ Store with_own_prefix(const Store& store) {
   return c10::make_intrusive<c10d::PrefixStore>(base::concat("cohort/rendezvous ", number), store);
 }
 
+void check_timeout(milliseconds timeout) {
+  if (timeout.count() > 0) return;
+  throw UsageError("comm.init", base::concat("timeout is ", timeout.count(), " ms, expected more than 0"));
+}
+
+void check_job(const Job& job) {
+  if (job.world_size >= 1 && job.rank >= 0 && job.rank < job.world_size) return;
+  throw UsageError("comm.init", base::concat("rank is ", job.rank, " and world_size ", job.world_size));
+}
+
+// Ranks meet in the store that `made` has, and choose the backend together.
+Group make_agreed_group(const Job& job, const std::string& where, base::Deadline deadline,
+                        StateOptions made) {
+  core::ResolvedDevice device;
+  const bool is_automatic = made.backend == "auto";
+  if (is_automatic) device = core::resolve_device("auto");
+  // A rank without a GPU would choose another backend than the rest: the fingerprint shows it.
+  const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
+  auto [is_one_machine, waits] =
+      agree_on(made.store, job, consistency_fingerprint(job, made.backend + on, made.check_consistency),
+               where, deadline);
+  BackendChoice choice;
+  if (is_automatic) {
+    choice = choose_backend({.cuda = device.device.is_cuda(),
+                             .one_host = is_one_machine && job.world_size <= kMaxShmRanks,
+                             .device_reason = device.reason});
+    made.backend = choice.backend;
+  }
+  // What listens need not be reached from elsewhere.
+  if (is_one_machine) made.reach = "127.0.0.1";
+  if (!choice.backend.empty() && job.rank == 0 && job.world_size > 1) {
+    static std::once_flag is_choice_logged;
+    std::call_once(is_choice_logged, [&] {
+      base::log_info(base::concat("process group of ", job.world_size, " ranks over ", choice.backend, ": ",
+                                  choice.reason));
+    });
+  }
+  made.waits = std::move(waits);
+  made.deadline = deadline;
+  return Group(make_state(std::move(made)));
+}
+
 }  // namespace
 
 Group init_process_group(const InitOptions& options) {
-  if (options.timeout.count() <= 0) {
-    throw UsageError("comm.init",
-                     base::concat("timeout is ", options.timeout.count(), " ms, expected more than 0"));
-  }
+  check_timeout(options.timeout);
   const base::Deadline deadline(options.timeout);
   Job job = job_from_environment();
   if (options.rank || options.world_size) {
@@ -267,47 +306,38 @@ Group init_process_group(const InitOptions& options) {
     job.local_world_size = std::min(job.local_world_size, job.world_size);
     // The launcher's word about hosts is not about these ranks.
     job.is_on_one_host = false;
-    if (job.world_size < 1 || job.rank < 0 || job.rank >= job.world_size) {
-      throw UsageError("comm.init", base::concat("rank is ", job.rank, " and world_size ", job.world_size));
-    }
+    check_job(job);
   }
-  std::string backend = options.backend;
-  core::ResolvedDevice device;
-  const bool is_automatic = backend == "auto";
-  if (is_automatic) device = core::resolve_device("auto");
   Rendezvous rendezvous = join_rendezvous(options, job);
   if (rendezvous.outlives) rendezvous.store = with_own_prefix(rendezvous.store);
-  // A rank without a GPU would choose another backend than the rest: the fingerprint shows it.
-  const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
-  const auto [is_one_machine, waits] =
-      agree_on(rendezvous.store, job, consistency_fingerprint(job, backend + on, options.check_consistency),
-               rendezvous.where, deadline);
-  BackendChoice choice;
-  if (is_automatic) {
-    choice = choose_backend({.cuda = device.device.is_cuda(),
-                             .one_host = is_one_machine && job.world_size <= kMaxShmRanks,
-                             .device_reason = device.reason});
-    backend = choice.backend;
-  }
-  // What listens need not be reached from elsewhere.
-  if (is_one_machine) rendezvous.reach = "127.0.0.1";
-  if (!choice.backend.empty() && job.rank == 0 && job.world_size > 1) {
-    static std::once_flag is_choice_logged;
-    std::call_once(is_choice_logged, [&] {
-      base::log_info(base::concat("process group of ", job.world_size, " ranks over ", choice.backend, ": ",
-                                  choice.reason));
-    });
-  }
-  return Group(make_state({.store = rendezvous.store,
-                           .waits = waits,
-                           .job_ranks = all_ranks(job.world_size),
-                           .rank = job.rank,
-                           .backend = backend,
-                           .timeout = options.timeout,
-                           .deadline = deadline,
-                           .reach = rendezvous.reach,
-                           .is_kept_by_rank = rendezvous.is_kept_by_rank,
-                           .check_consistency = options.check_consistency}));
+  return make_agreed_group(job, rendezvous.where, deadline,
+                           {.store = rendezvous.store,
+                            .job_ranks = all_ranks(job.world_size),
+                            .rank = job.rank,
+                            .backend = options.backend,
+                            .timeout = options.timeout,
+                            .reach = rendezvous.reach,
+                            .is_kept_by_rank = rendezvous.is_kept_by_rank,
+                            .check_consistency = options.check_consistency});
+}
+
+Group join_process_group(const StoreInitOptions& options) {
+  check_timeout(options.timeout);
+  Job job;
+  job.rank = options.rank;
+  job.world_size = options.size;
+  check_job(job);
+  return make_agreed_group(job, options.where, base::Deadline(options.timeout),
+                           {.store = options.store,
+                            .name = options.name,
+                            .job_ranks = all_ranks(job.world_size),
+                            .rank = job.rank,
+                            .backend = options.backend,
+                            .timeout = options.timeout,
+                            .reach = options.reach,
+                            .is_kept_by_rank = false,
+                            .check_consistency = options.check_consistency,
+                            .owner = options.owner});
 }
 
 }  // namespace cohort::comm

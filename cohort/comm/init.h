@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -11,6 +12,8 @@
 ///
 ///     auto group = comm::init_process_group();      // from torchrun, Slurm, mpirun, or alone
 namespace cohort::comm {
+
+class GroupOwner;
 
 /// How this process joins its job.
 struct InitOptions {
@@ -28,9 +31,26 @@ struct InitOptions {
   ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;
 };
 
+/// How this process meets others over a store that they have already.
+struct StoreInitOptions {
+  c10::intrusive_ptr<c10d::Store> store = {};
+  std::string where = {};  ///< where the store is, for messages
+  int rank = 0, size = 1;
+  std::string name = "world";    ///< of the group
+  std::string backend = "auto";  ///< as in InitOptions
+  std::string reach = {};  ///< a host that connections must reach, where ranks are on several; empty: any
+  /// For the rendezvous, and for each collective that names no other.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;
+  std::shared_ptr<GroupOwner> owner = nullptr;  ///< whose end is the group's (group_owner.h); null: none
+};
+
 /// Meets the other ranks of the job and returns the group of all. Collective over the job.
 /// Throws: RendezvousError naming the ranks that did not come, the address that could not be reached or
 /// taken, or what the ranks disagree on; UsageError for an unknown backend or method.
 Group init_process_group(const InitOptions& options = {});
+/// The same over a store that no other group uses. Collective over its ranks. A process that keeps the store
+/// must outlast the groups of all ranks.
+Group join_process_group(const StoreInitOptions& options);
 
 }  // namespace cohort::comm

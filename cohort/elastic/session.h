@@ -11,6 +11,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/deadline.h"
+#include "cohort/comm/group.h"
 #include "cohort/parallel/virtual_ranks/slice_exchange.h"
 
 /// A process of an elastic run: which generation it is in, and how it gets the state that it lacks.
@@ -52,6 +53,13 @@ struct SessionOptions {
   std::uint64_t chunk_bytes = std::uint64_t{4} << 20;
 
   bool operator==(const SessionOptions&) const = default;
+};
+
+/// A group of the processes of a generation.
+struct GroupOptions {
+  std::string backend = "auto";          ///< as comm::InitOptions
+  std::chrono::milliseconds timeout{0};  ///< of making it, and of its calls; 0: SessionOptions::timeout
+  comm::ConsistencyCheck check_consistency = comm::ConsistencyCheck::kFirst;
 };
 
 /// All that a process needs to make the next step. The tensors have the same bits on each process after the
@@ -124,6 +132,24 @@ class Session {
   /// drop. Its transfers throw GenerationEnded. Tensors that were given to a transfer that has thrown must
   /// not be written any more: another process may still read them.
   virtual std::shared_ptr<parallel::SliceExchange> exchange() const = 0;
+  /// Returns a group of this generation's processes, for metrics and evaluations of the user's own: process p
+  /// is rank p. It ends with the generation: its calls throw GenerationEnded from then on, also those that
+  /// wait, and the next generation needs another group. Each process makes its groups in the same order. It
+  /// calls them before begin_changes(), or between two steps. Sums depend on the number of processes, so they
+  /// must not get into the state: exchange() is for that. A group may outlast the session. What gloo sends is
+  /// neither encrypted nor authenticated.
+  ///
+  ///     comm::Group group;
+  ///     options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };
+  ///     ...                                       // in a step, before context.begin_changes():
+  ///     group.all_reduce(loss).wait();
+  ///
+  /// Collective over the generation's processes. Blocks until all have come. Throws: GenerationEnded,
+  /// RunEnded; as comm::init_process_group(); UsageError before enter().
+  virtual comm::Group make_group(const GroupOptions& options);
+  /// Returns a key-value store of this generation, for process groups of LibTorch's own. Its keys go with the
+  /// generation, and its requests throw GenerationEnded from then on. Blocks, and throws: as make_group().
+  virtual c10::intrusive_ptr<c10d::Store> store();
   /// The state is being changed from here on: it is of no use to others until commit().
   virtual void begin_changes() = 0;
   /// The state is that after so many steps. A process that follows this one in its place, when it has died,
@@ -138,6 +164,9 @@ class Session {
   /// its place at the end: process 0 writes what another one may not have written any more.
   virtual GenerationInfo finish() = 0;
 };
+
+/// The same for a process that may be alone: it is its group's only one where the session is null.
+comm::Group make_group(const std::shared_ptr<Session>& session, const GroupOptions& options = {});
 
 /// The session with the agent that has started this process (`cohort run --elastic`), or null where none has.
 /// Throws: UsageError where the process's session is destroyed already.

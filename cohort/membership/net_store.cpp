@@ -103,7 +103,9 @@ class ServerTable : public net::Handler {
       answer(request, reply);
     }
     peer->send(message_of(reply));
-    if (request.type == Type::kSet || request.type == Type::kAdd) end_waits();
+    const bool may_set =
+        request.type == Type::kSet || request.type == Type::kAdd || request.type == Type::kCompareSet;
+    if (may_set) end_waits();
   }
 
   bool has_all(const std::vector<std::string>& keys) const {
@@ -133,8 +135,20 @@ class ServerTable : public net::Handler {
         for (const std::string& key : request.keys) reply.values.push_back(values_.at(key));
         break;
       case Type::kRemove:
-        values_.erase(request.keys.front());
+        if (values_.erase(request.keys.front()) == 0) reply.status = Status::kMissing;
         break;
+      case Type::kCompareSet: {
+        const std::string& key = request.keys.front();
+        const auto found = values_.find(key);
+        const bool is_there = found != values_.end();
+        if (is_there ? found->second == request.expected : request.expected.empty()) {
+          values_[key] = request.bytes;
+          reply.values = {request.bytes};
+        } else if (is_there) {
+          reply.values = {found->second};
+        }
+        break;
+      }
       case Type::kHas:
       case Type::kWait:
       case Type::kCancel:
@@ -334,8 +348,14 @@ std::int64_t NetStore::add(const std::string& key, std::int64_t value) {
 bool NetStore::wait(const std::vector<std::string>& keys, base::Deadline deadline) {
   return client_->ask_until({.type = Type::kWait, .keys = keys}, deadline).has_value();
 }
-void NetStore::remove(const std::string& key) {
-  client_->ask({.type = Type::kRemove, .keys = {key}});
+bool NetStore::erase(const std::string& key) {
+  return client_->ask({.type = Type::kRemove, .keys = {key}}).status == Status::kOk;
+}
+std::string NetStore::compare_set(const std::string& key, const std::string& expected,
+                                  const std::string& value) {
+  const StoreReply reply =
+      client_->ask({.type = Type::kCompareSet, .keys = {key}, .bytes = value, .expected = expected});
+  return reply.values.empty() ? expected : reply.values.front();
 }
 bool NetStore::is_down() const {
   return client_->is_down();

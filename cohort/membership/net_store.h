@@ -85,7 +85,13 @@ class NetStore : public base::KeyValueStore {
   /// Blocks until the keys are there or the deadline passes.
   bool wait(const std::vector<std::string>& keys, base::Deadline deadline) override;
   std::vector<std::string> get_all(const std::vector<std::string>& keys) override;
-  void remove(const std::string& key) override;
+  void remove(const std::string& key) override { erase(key); }
+
+  /// As remove(); returns whether the key was there.
+  bool erase(const std::string& key);
+  /// Sets the key to `value` where it has `expected`; empty: also where it is not there. Returns what it has
+  /// then; `expected` where it is not there.
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& value);
 
   /// The store is gone.
   bool is_down() const;

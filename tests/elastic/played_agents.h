@@ -99,6 +99,7 @@ class PlayedAgents {
         [&] { return std::ranges::all_of(ranks_, [](const auto& rank) { return rank->status.is_ready; }); });
   }
   const membership::Generation& generation() const { return generation_; }
+  const membership::NetStoreServer& store() const { return store_; }
 
  private:
   static void read(Rank& rank) {

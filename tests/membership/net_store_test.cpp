@@ -31,6 +31,7 @@ TEST(StoreMessageTest, MessagesAreReadAsTheyWereWritten) {
        {StoreRequest{StoreRequest::Type::kSet, 3, 0, {bytes}, bytes},
         StoreRequest{StoreRequest::Type::kAdd, 4, -7, {"a"}, ""},
         StoreRequest{StoreRequest::Type::kWait, 5, 0, {"a", bytes}, ""},
+        StoreRequest{StoreRequest::Type::kCompareSet, 6, 0, {"a"}, bytes, "b"},
         StoreRequest{StoreRequest::Type::kCancel, std::uint64_t{1} << 62, 0, {}, ""}}) {
     EXPECT_EQ(parse_store_request(message_of(request)), request);
   }
@@ -42,6 +43,9 @@ TEST(StoreMessageTest, WhatIsNoMessageIsRejected) {
   net::Message message = message_of(StoreRequest{StoreRequest::Type::kSet, 3, 0, {"a"}, "b"});
   message.payloads.pop_back();
   COHORT_EXPECT_THROW_WITH(parse_store_request(message), CommError, "has no key and value");
+  message = message_of(StoreRequest{StoreRequest::Type::kCompareSet, 3, 0, {"a"}, "b", "c"});
+  message.payloads.pop_back();
+  COHORT_EXPECT_THROW_WITH(parse_store_request(message), CommError, "has no key and two values");
   message.header = R"({"type":2,"number":1})";
   COHORT_EXPECT_THROW_WITH(parse_store_request(message), CommError, "has no value");
   message.header = R"({"type":9,"number":1,"value":0})";
@@ -65,6 +69,21 @@ TEST(NetStoreTest, WhatOneClientSetsAnotherOneGets) {
   EXPECT_EQ(a->get_all({"count", "key"}), (std::vector<std::string>{"3", bytes}));
   a->remove("key");
   EXPECT_FALSE(b->has("key"));
+}
+
+TEST(NetStoreTest, AValueIsSetWhereTheKeyHasWhatIsExpected) {
+  StoreOfTest store;
+  const auto a = store.client(), b = store.client();
+  EXPECT_EQ(a->compare_set("key", "x", "y"), "x");
+  EXPECT_FALSE(a->has("key"));
+  std::thread waiter([&] { EXPECT_TRUE(b->wait({"key"}, patience())); });
+  EXPECT_EQ(a->compare_set("key", "", "x"), "x");
+  waiter.join();
+  EXPECT_EQ(b->compare_set("key", "", "y"), "x");
+  EXPECT_EQ(b->compare_set("key", "x", "y"), "y");
+  EXPECT_EQ(a->get("key"), "y");
+  EXPECT_TRUE(a->erase("key"));
+  EXPECT_FALSE(a->erase("key"));
 }
 
 TEST(NetStoreTest, AWaitEndsWhenTheLastKeyComes) {

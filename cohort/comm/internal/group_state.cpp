@@ -94,11 +94,21 @@ std::string GroupState::row_name(int row) const {
 }
 
 void GroupState::check_usable() const {
+  const std::exception_ptr end = owner == nullptr ? nullptr : owner->end();
+  if (end != nullptr) std::rethrow_exception(end);
   const std::lock_guard lock(mutex_);
   if (broken_.empty()) return;
   throw CommError("comm.group",
                   base::concat("group '", name, "' failed before and cannot be used: ", broken_),
                   "end the process and resume from a checkpoint");
+}
+
+// A time that is over, and a wrong call, are no signs of an end that is yet to come.
+void GroupState::throw_if_ended(ErrorCause cause) const {
+  if (owner == nullptr) return;
+  const bool may_wait = cause == ErrorCause::kPeer || cause == ErrorCause::kOther;
+  const std::exception_ptr end = may_wait ? owner->wait_for_end() : owner->end();
+  if (end != nullptr) std::rethrow_exception(end);
 }
 
 void GroupState::check_carries(c10::Device device) const {
@@ -155,6 +165,7 @@ std::string cannot_make(const GroupState& state) {
   // First, since the others wait at the barrier for this rank.
   report_init_failure(state, error.what(), until);
   state.mark_broken(error.what(), until);
+  state.throw_if_ended(cause_of(error));
   if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
     throw_translated(error, "comm.group", cannot_make(state));
   if (dynamic_cast<const Error*>(&error) != nullptr) throw;
@@ -305,6 +316,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   state->reach = options.reach;
   state->is_kept_by_rank = options.is_kept_by_rank;
   state->check_consistency = options.check_consistency;
+  state->owner = std::move(options.owner);
   const base::Deadline deadline = options.deadline.value_or(base::Deadline(options.timeout));
   const StoreDeadline until(deadline.later(kLastAnswerTime));
   const std::string own_prefix = "cohort/" + options.name;
@@ -339,6 +351,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
     if (made.is_distributed && size > 1) wait_until_made(*state, deadline);
   } catch (const Error& error) {
     state->mark_broken(error.what(), end_of_failure(deadline));  // who asks is told that it has noticed
+    state->throw_if_ended(cause_of(error));
     throw;
   }
   state->is_distributed = made.is_distributed;

@@ -15,6 +15,7 @@
 #include "cohort/base/threads/deadline.h"
 #include "cohort/base/threads/serial_queue.h"
 #include "cohort/comm/call_types.h"
+#include "cohort/comm/group_owner.h"
 #include "cohort/comm/internal/error_cause.h"
 #include "cohort/comm/internal/flight_recorder.h"
 #include "cohort/comm/internal/hang_detector.h"
@@ -68,7 +69,9 @@ struct GroupState {
   std::string prefix;                             ///< of its keys, before those that the store has
   std::shared_ptr<StoreConnections> connections;  ///< to what is below the prefix, for requests that wait
   c10::intrusive_ptr<c10d::ProcessGroup> group;
+  std::shared_ptr<GroupOwner> owner;  ///< null: none
 
+  std::atomic<int> calls_under_way{0};        ///< handles of calls that somebody holds
   std::atomic<std::int64_t> calls{0};         ///< collectives begun
   std::atomic<bool> has_begun_on_gpu{false};  ///< a collective of tensors on a GPU was handed over
   std::atomic<std::int64_t> messages{0};      ///< send and recv begun
@@ -104,8 +107,10 @@ struct GroupState {
   std::string row_name(int row) const;
   /// Marks the group as broken by `what`, once; others who ask the store learn of it, if it answers by then.
   void mark_broken(const std::string& what, base::Deadline until);
-  /// Throws CommError with the first failure, if there was one.
+  /// Throws CommError with the first failure, if there was one; what its owner throws, where that has ended.
   void check_usable() const;
+  /// A call has failed. Throws: what its owner throws, where that has ended, or ends now.
+  void throw_if_ended(ErrorCause cause) const;
   /// Throws: UsageError where the backend has no tensors of this kind of device.
   void check_carries(c10::Device device) const;
   /// Ranks that have not failed too when the deadline passes: they are dead, or stuck. Text for a message,
@@ -175,6 +180,7 @@ struct StateOptions {
   bool is_kept_by_rank = true;  ///< the store
   ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;
   std::shared_ptr<GroupRegistry> registry = nullptr;  ///< null: a new one
+  std::shared_ptr<GroupOwner> owner = nullptr;        ///< null: none
 };
 
 /// As make_group.

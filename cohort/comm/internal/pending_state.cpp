@@ -67,7 +67,9 @@ void reject(const std::string& what, const std::string& hint) {
 }
 
 PendingState::PendingState(std::shared_ptr<GroupState> of, const char* call, milliseconds timeout)
-    : group(std::move(of)), deadline(timeout.count() == 0 ? group->timeout : timeout) {
+    : group(std::move(of)),
+      under_way(group->calls_under_way),
+      deadline(timeout.count() == 0 ? group->timeout : timeout) {
   signature.call = call;
   if (timeout.count() < 0) reject(base::concat(call, ": timeout is ", timeout.count(), " ms"));
   group->check_usable();

@@ -29,6 +29,14 @@ struct PendingState : std::enable_shared_from_this<PendingState> {
   using Body = std::function<WorkPtr(std::chrono::milliseconds left)>;
 
   std::shared_ptr<GroupState> group;
+  /// Counts this one from before the group is asked whether it has ended.
+  const struct UnderWay {
+    explicit UnderWay(std::atomic<int>& counted) : count(counted) { ++count; }
+    ~UnderWay() { --count; }
+    UnderWay(const UnderWay&) = delete;
+    UnderWay& operator=(const UnderWay&) = delete;
+    std::atomic<int>& count;
+  } under_way;
   Signature signature;
   base::Deadline deadline;
   std::vector<at::Tensor> tensors;

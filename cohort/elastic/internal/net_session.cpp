@@ -119,7 +119,32 @@ NetSession::NetSession(membership::RankLink link, int virtual_ranks, const Sessi
 // The node first: its thread tells the agent of lost links.
 NetSession::~NetSession() {
   exchange_.reset();
+  scope_.reset();
+  inbox_->close();
   connections_.reset();
+}
+
+GenerationScope& NetSession::scope(const char* wanted) {
+  if (exchange_ == nullptr) {
+    throw UsageError("elastic.session", concat(wanted, " of a process that is in no generation"),
+                     "Session::enter() first, and not after finish()");
+  }
+  if (scope_ == nullptr) {
+    scope_ = GenerationScope::make(inbox_, {.generation = info_.generation,
+                                            .process = info_.process,
+                                            .num_processes = info_.num_processes,
+                                            .store = inbox_->generation().store,
+                                            .timeout = options_.timeout});
+  }
+  return *scope_;
+}
+
+comm::Group NetSession::make_group(const GroupOptions& options) {
+  return scope("a group").make_group(options);
+}
+
+c10::intrusive_ptr<c10d::Store> NetSession::store() {
+  return scope("the store").store();
 }
 
 void NetSession::begin_changes() {
@@ -184,6 +209,7 @@ GenerationInfo NetSession::enter(std::uint64_t committed_steps) {
     times.heard = Clock::now();
     mark_part("agree", times.begin);
     exchange_.reset();
+    scope_.reset();  // groups that the user has still end when the next generation is entered
     say_goodbye();
     if (!inbox_->has_process_next()) {
       inbox_->enter([&](const Generation& generation) {

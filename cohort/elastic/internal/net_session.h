@@ -6,6 +6,7 @@
 
 #include "cohort/elastic/internal/agent_link.h"
 #include "cohort/elastic/internal/connections.h"
+#include "cohort/elastic/internal/generation_scope.h"
 #include "cohort/elastic/internal/net_slice_exchange.h"
 #include "cohort/elastic/internal/process_inbox.h"
 #include "cohort/elastic/internal/state_region.h"
@@ -28,6 +29,8 @@ class NetSession : public Session {
   bool must_enter() const override { return inbox_->must_enter(); }
   bool must_leave() const override { return inbox_->must_leave(); }
   std::shared_ptr<parallel::SliceExchange> exchange() const override { return exchange_; }
+  comm::Group make_group(const GroupOptions& options) override;
+  c10::intrusive_ptr<c10d::Store> store() override;
   void begin_changes() override;
   void commit(std::uint64_t steps) override;
   void set_stop_signal(int signal) override { stop_signal_ = signal; }
@@ -41,6 +44,7 @@ class NetSession : public Session {
       status.timeout_ms = static_cast<std::uint64_t>(options_.timeout.count());
     });
   }
+  GenerationScope& scope(const char* wanted);
   void end_step();
   void say_goodbye();
   bool take_region();
@@ -63,7 +67,8 @@ class NetSession : public Session {
   StateAccess state_;
   std::unique_ptr<StateRegion> region_;  // null: the agent has given none
   std::shared_ptr<NetSliceExchange> exchange_;
-  GenerationInfo info_;  // of the generation that it is in, or was in last
+  std::shared_ptr<GenerationScope> scope_;  // null: nothing was asked of it in this generation
+  GenerationInfo info_;                     // of the generation that it is in, or was in last
   std::uint64_t committed_ = 0;
   std::optional<std::uint64_t> first_committed_;  // of the first enter()
   bool has_state_of_run_ = false;                 // it had the newest state in some generation

@@ -50,7 +50,7 @@ void ProcessInbox::on_order(membership::RankOrder order) {
     order_ = std::move(order);
     if (order_.generation.number > 0) change_.announce(order_.generation, order_.process);
   }
-  changed_.notify_all();
+  notify_all();
 }
 
 void ProcessInbox::on_agent_end(std::string why) {
@@ -87,7 +87,16 @@ void ProcessInbox::post(const std::function<void()>& change) {
     const std::lock_guard lock(mutex_);
     change();
   }
+  notify_all();
+}
+
+void ProcessInbox::notify_all() {
   changed_.notify_all();
+  may_have_ended_.notify_all();
+}
+
+void ProcessInbox::close() {
+  post([&] { is_closed_ = true; });
 }
 
 void ProcessInbox::on_message(const std::shared_ptr<net::Peer>& peer, net::Message message) {
@@ -100,6 +109,7 @@ void ProcessInbox::on_message(const std::shared_ptr<net::Peer>& peer, net::Messa
   }
   const Wire& wire = received.letter.wire;
   const int from = static_cast<int>(wire.from);
+  const bool is_news = wire.type == WireType::kHello || wire.type == WireType::kGoodbye;
   received.incarnation = peer->incarnation();
   {
     const std::lock_guard lock(mutex_);
@@ -123,6 +133,7 @@ void ProcessInbox::on_message(const std::shared_ptr<net::Peer>& peer, net::Messa
     }
   }
   changed_.notify_all();
+  if (is_news) may_have_ended_.notify_all();
 }
 
 void ProcessInbox::on_down(const std::shared_ptr<net::Peer>& peer, net::Down down) {
@@ -133,7 +144,7 @@ void ProcessInbox::on_down(const std::shared_ptr<net::Peer>& peer, net::Down dow
     peers_.erase(found);
     if (const auto process = process_of(peer->incarnation())) lose(*process, down.text);
   }
-  changed_.notify_all();
+  notify_all();
 }
 
 void ProcessInbox::lose_process(std::uint64_t generation, int process, const std::string& why) {
@@ -243,6 +254,7 @@ void ProcessInbox::enter(const std::function<void(const membership::Generation&)
     if (generation == current && change_.process()) received_.push_back(std::move(received));
     if (generation > current) early_.push_back(std::move(received));
   }
+  may_have_ended_.notify_all();
 }
 
 membership::Generation ProcessInbox::generation() const {
@@ -306,24 +318,55 @@ std::shared_ptr<net::Peer> ProcessInbox::peer_of(int process) const {
 void ProcessInbox::set_committed(std::uint64_t steps) {
   const std::lock_guard lock(mutex_);
   committed_ = steps;
+  may_have_ended_.notify_all();
 }
 
-void ProcessInbox::throw_ended(const std::string& why) const {
-  throw GenerationEnded("elastic.session",
-                        concat("generation ", change_.generation().number, " has ended: ", why),
+void ProcessInbox::throw_ended(std::uint64_t generation, const std::string& why) {
+  throw GenerationEnded("elastic.session", concat("generation ", generation, " has ended: ", why),
                         "Session::enter()");
 }
 
 void ProcessInbox::throw_if_ended(const WaitEnd& end) const {
-  if (end.generation != change_.generation().number) throw_ended("this process has left it");
+  if (is_closed_) throw_ended(end.generation, "the session of this process is destroyed");
+  if (end.generation != change_.generation().number) throw_ended(end.generation, "this process has left it");
   throw_if_over();
   if (change_.has_next() && (!end.is_in_step || change_.drops_step(committed_))) {
-    throw_ended(concat("generation ", change_.newest(), " follows: ", order_.generation.cause));
+    throw_ended(end.generation,
+                concat("generation ", change_.newest(), " follows: ", order_.generation.cause));
   }
   for (const auto& [process, why] : lost_) {
     const bool is_needed = !end.is_in_step || std::ranges::find(end.needed, process) != end.needed.end();
-    if (is_needed) throw_ended(concat("process ", process, " is lost: ", why));
+    if (is_needed) throw_ended(end.generation, concat("process ", process, " is lost: ", why));
   }
+}
+
+// A process that has left as planned, and has ended since, may have done its part of what others still do.
+std::exception_ptr ProcessInbox::find_end(std::uint64_t generation, bool is_in_step) const {
+  WaitEnd end{
+      .generation = generation, .is_in_step = is_in_step, .needed = {}, .deadline = base::Deadline::never()};
+  for (const auto& [process, why] : lost_) {
+    if (!change_.has_left(process)) end.needed.push_back(process);
+  }
+  try {
+    throw_if_ended(end);
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+std::exception_ptr ProcessInbox::end_of(std::uint64_t generation) const {
+  const std::lock_guard lock(mutex_);
+  return find_end(generation, true);
+}
+
+std::exception_ptr ProcessInbox::wait_for_end_of(std::uint64_t generation, base::Deadline deadline,
+                                                 bool is_lost) {
+  std::unique_lock lock(mutex_);
+  std::exception_ptr error;
+  const auto has_ended = [&] { return (error = find_end(generation, !is_lost)) != nullptr; };
+  base::wait(may_have_ended_, lock, has_ended, deadline);
+  return error;
 }
 
 void ProcessInbox::wait(const std::function<bool()>& condition, const WaitEnd& end) {
@@ -349,7 +392,7 @@ void ProcessInbox::throw_late(const WaitEnd& end) {
   if (end.needed.empty()) throw TimeoutError("elastic.session", what, "the log of the agents");
   for (const int process : end.needed) lose(process, what);
   base::log_warning(concat(what, ": asks for another generation"));
-  throw_ended(what);
+  throw_ended(end.generation, what);
 }
 
 std::vector<Letter> ProcessInbox::extract(const std::set<WireType>& types) {

@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -50,6 +51,17 @@ class ProcessInbox : public net::Handler {
   void lose_process(std::uint64_t generation, int process, const std::string& why);
   /// Makes a change that somebody waits for.
   void post(const std::function<void()>& change);
+  /// The session is being destroyed: its generation ends.
+  void close();
+
+  // What any thread may ask.
+
+  /// Why a call that needs all processes of the generation cannot end any more, as wait() would throw it;
+  /// null: it can. A planned change does not end it while they are in their step.
+  std::exception_ptr end_of(std::uint64_t generation) const;
+  /// Waits until there is such an error; returns null after the deadline. `is_lost`: the call has lost a
+  /// process, so a planned change ends it, too.
+  std::exception_ptr wait_for_end_of(std::uint64_t generation, base::Deadline deadline, bool is_lost = false);
 
   // Of the generation that this process is in.
 
@@ -115,8 +127,10 @@ class ProcessInbox : public net::Handler {
                  base::Deadline deadline);
   void throw_if_over() const;
   void throw_if_ended(const WaitEnd& end) const;
+  std::exception_ptr find_end(std::uint64_t generation, bool is_in_step) const;
+  void notify_all();
   [[noreturn]] void throw_late(const WaitEnd& end);
-  [[noreturn]] void throw_ended(const std::string& why) const;
+  [[noreturn]] static void throw_ended(std::uint64_t generation, const std::string& why);
   std::vector<Letter> extract(const std::set<WireType>& types);
   void lose(int process, const std::string& why);
   std::optional<int> process_of(const std::string& incarnation) const;
@@ -126,6 +140,8 @@ class ProcessInbox : public net::Handler {
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;
+  std::condition_variable may_have_ended_;  // not for each letter
+  bool is_closed_ = false;
   membership::GenerationChange change_;
   membership::RankOrder order_;
   std::string agent_end_;

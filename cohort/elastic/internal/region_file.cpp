@@ -24,6 +24,8 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/checkpoint/file_writer.h"
 #include "cohort/elastic/internal/fault_points.h"
 

@@ -45,7 +45,9 @@ net::Message message_of(const StoreRequest& request) {
                          {"value", request.value}})
                        .dump();
   for (const std::string& key : request.keys) append(message, key);
-  if (request.type == StoreRequest::Type::kSet) append(message, request.bytes);
+  const bool compares = request.type == StoreRequest::Type::kCompareSet;
+  if (compares || request.type == StoreRequest::Type::kSet) append(message, request.bytes);
+  if (compares) append(message, request.expected);
   return message;
 }
 
@@ -66,13 +68,19 @@ StoreRequest parse_store_request(const net::Message& message) {
   Fields fields(object, "a request to the store");
   StoreRequest request;
   const int type = fields.integer("type", 0);
-  if (type > static_cast<int>(Type::kCancel)) fields.reject_field("type", "a type that this version knows");
+  if (type > static_cast<int>(Type::kCompareSet))
+    fields.reject_field("type", "a type that this version knows");
   request.type = static_cast<Type>(type);
   request.number = fields.count("number");
   request.value = value_of(fields, fields.field("value"));
   fields.check_all_read();
   request.keys = texts_of(message);
-  if (request.type == Type::kSet) {
+  if (request.type == Type::kCompareSet) {
+    if (request.keys.size() != 3) reject_text("a request to compare has no key and two values");
+    request.expected = std::move(request.keys.back());
+    request.keys.pop_back();
+  }
+  if (request.type == Type::kSet || request.type == Type::kCompareSet) {
     if (request.keys.size() != 2) reject_text("a request to set has no key and value");
     request.bytes = std::move(request.keys.back());
     request.keys.pop_back();

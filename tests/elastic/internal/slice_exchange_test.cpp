@@ -7,7 +7,10 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <functional>
+#include <iostream>
 #include <random>
 #include <thread>
 #include <utility>
@@ -19,6 +22,7 @@
 #include "cohort/parallel/virtual_ranks/virtual_rank_memory.h"
 #include "tests/elastic/ring.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/slowdown.h"
 #include "tests/support/throws.h"
 
 namespace cohort::elastic {
@@ -256,6 +260,34 @@ TEST(NetSliceExchangeTest, ATransferEndsWithItsGeneration) {
   waiter.join();
   ring.inboxes[1]->enter([](const membership::Generation&) {});
   COHORT_EXPECT_THROW_WITH(transfer(), GenerationEnded, "this process has left it");
+}
+
+// Over shared memory and over TCP. What a process's death takes is in process_groups_test.cpp.
+TEST(NetSliceExchangeTest, ATransferThatWaitsThrowsWithinMilliseconds) {
+  using Clock = std::chrono::steady_clock;
+  for (const char* const listen : {"local", "127.0.0.1:0"}) {
+    std::vector<double> times;
+    for (int round = 0; round < 9; ++round) {
+      Ring ring(2, listen);
+      const auto transfer = ring.exchanges[1]->broadcast(at::arange(10, at::kByte));
+      std::atomic<bool> waits{false};
+      Clock::time_point thrown;
+      std::thread waiter([&] {
+        waits = true;
+        COHORT_EXPECT_THROW_WITH(transfer(), GenerationEnded, "generation 1 has ended");
+        thrown = Clock::now();
+      });
+      test::wait_until([&] { return waits.load(); });
+      const Clock::time_point begin = Clock::now();
+      ring.inboxes[1]->on_order(order_of(2, 1, 2));
+      waiter.join();
+      times.push_back(std::chrono::duration<double, std::milli>(thrown - begin).count());
+    }
+    std::ranges::sort(times);
+    std::cout << listen << ": a transfer that waits has thrown after " << times[4] << " ms, at most "
+              << times.back() << " ms\n";
+    EXPECT_LT(times[4], 100 * test::kSlowdown);
+  }
 }
 
 TEST(NetSliceExchangeTest, APlannedChangeWaitsForTheStep) {

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <exception>
+
+namespace cohort::comm {
+
+/// What a group belongs to, and ends with: the generation of an elastic run. Once it has ended, calls of the
+/// group and of its subgroups throw its error, and not what the backend says. It has calls that are under way
+/// then ended by end_calls() (failed_call.h). Threads: any.
+class GroupOwner {
+ public:
+  virtual ~GroupOwner() = default;
+  /// What calls of the group throw; null: it has not ended. Does not wait.
+  virtual std::exception_ptr end() const = 0;
+  /// The same for a call that has lost a peer: it may notice before the owner does. Blocks some seconds at
+  /// most.
+  virtual std::exception_ptr wait_for_end() const = 0;
+};
+
+}  // namespace cohort::comm

@@ -1,0 +1,149 @@
+// A thread waits in the inbox for the generation's end. Then it closes the client of the store, and ends the
+// calls of the groups: so whatever waits in one of them throws, on the thread of whoever made the call. The
+// inbox says why, so each error is the same one, also of calls that come later.
+//
+// Always: that thread has the scope only while it ends calls. What nobody holds any more goes at once.
+//
+// To connect, and to make a group, may take as long as another process likes. So another thread does it, and
+// the caller waits in the inbox. After the generation's end that thread is left behind: in the store it ends
+// at once, and where Gloo waits for the connection of a process that has died, after the group's timeout.
+#include "cohort/elastic/internal/generation_scope.h"
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/threads/run_detached.h"
+#include "cohort/comm/failed_call.h"
+#include "cohort/comm/init.h"
+#include "cohort/elastic/internal/generation_store.h"
+#include "cohort/net/tls_options.h"
+
+namespace cohort::elastic {
+namespace {
+
+using base::concat;
+
+// A process that has lost another one hears so from its agent, or loses its own link to it, by then.
+constexpr std::chrono::seconds kNewsTime(5);
+
+// "[::1]:29400", "n1:29400", "unix:@name": the store is on the way to processes of other hosts.
+std::string host_to_reach(const std::string& address) {
+  if (address.starts_with("unix:")) return "";
+  std::string host = address.substr(0, address.rfind(':'));
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  return host;
+}
+
+}  // namespace
+
+std::shared_ptr<GenerationScope> GenerationScope::make(std::shared_ptr<ProcessInbox> inbox,
+                                                       const ScopePlace& place) {
+  auto scope = std::make_shared<GenerationScope>(inbox, place);
+  base::run_detached("the end of a generation",
+                     [inbox, number = place.generation, weak = std::weak_ptr(scope)] {
+                       inbox->wait_for_end_of(number, base::Deadline::never());
+                       if (const auto ended = weak.lock()) ended->end_calls();
+                     });
+  return scope;
+}
+
+std::exception_ptr GenerationScope::wait_for_end() const {
+  return inbox_->wait_for_end_of(place_.generation, base::Deadline(kNewsTime), /*is_lost=*/true);
+}
+
+void GenerationScope::end_calls() {
+  std::vector<std::weak_ptr<comm::Group::State>> groups;
+  std::shared_ptr<membership::NetStore> client;
+  {
+    const std::lock_guard lock(mutex_);
+    has_ended_ = true;
+    groups.swap(groups_);
+    client.swap(client_);
+  }
+  // The store first: a call that has lost its process asks it who else has.
+  if (client != nullptr) client->close();
+  for (const auto& group : groups) {
+    if (auto state = group.lock()) comm::end_calls(comm::Group(std::move(state)));
+  }
+}
+
+std::shared_ptr<membership::NetStore> GenerationScope::connect() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (client_ != nullptr) return client_;
+  }
+  auto client = std::make_shared<membership::NetStore>(membership::NetStoreOptions{
+      .address = place_.store, .secret = base::Secret::of_process(), .tls = net::TlsOptions::of_process()});
+  const std::lock_guard lock(mutex_);
+  if (has_ended_) {
+    client->close();
+  } else {
+    client_ = client;
+  }
+  return client;
+}
+
+c10::intrusive_ptr<c10d::Store> GenerationScope::store_at(const std::string& folder,
+                                                          std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<GenerationStore>(
+      connect(), shared_from_this(), concat("generation/", place_.generation, "/", folder, "/"), timeout);
+}
+
+// `body` runs on a thread that may be left behind.
+template <typename Body>
+auto GenerationScope::run_until_end(const char* what, Body body) {
+  auto result = base::run_detached(what, [self = shared_from_this(), body] {
+    try {
+      return body(*self);
+    } catch (const UsageError&) {
+      throw;
+    } catch (...) {
+      if (const std::exception_ptr end = self->wait_for_end()) std::rethrow_exception(end);
+      throw;
+    }
+  });
+  result.on_ready([inbox = inbox_] { inbox->post([] {}); });
+  std::vector<int> all;
+  for (int process = 0; process < place_.num_processes; ++process) all.push_back(process);
+  // The body has a deadline of its own, and says more than that it is late.
+  inbox_->wait([&] { return result.ready(); }, {.generation = place_.generation,
+                                                .is_in_step = true,
+                                                .needed = all,
+                                                .deadline = base::Deadline::never(),
+                                                .what = what});
+  return result.get(base::Deadline::never());
+}
+
+c10::intrusive_ptr<c10d::Store> GenerationScope::store() {
+  return run_until_end("the store of a generation",
+                       [](GenerationScope& self) { return self.store_at("user", self.place_.timeout); });
+}
+
+comm::Group GenerationScope::make_group(const GroupOptions& options) {
+  return run_until_end("a group of a generation", [options, number = num_groups_++](GenerationScope& self) {
+    return self.make_group_now(options, number);
+  });
+}
+
+// Processes make their groups in the same order: so a number names the same group on each.
+comm::Group GenerationScope::make_group_now(const GroupOptions& options, int number) {
+  const auto timeout = options.timeout.count() == 0 ? place_.timeout : options.timeout;
+  comm::Group group =
+      comm::join_process_group({.store = store_at(concat("group/", number), timeout),
+                                .where = concat("the store of generation ", place_.generation),
+                                .rank = place_.process,
+                                .size = place_.num_processes,
+                                .name = concat("generation ", place_.generation, " group ", number),
+                                .backend = options.backend,
+                                .reach = host_to_reach(place_.store),
+                                .timeout = timeout,
+                                .check_consistency = options.check_consistency,
+                                .owner = shared_from_this()});
+  const std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const auto& other) { return other.expired(); });
+  groups_.push_back(group.shared_state());
+  return group;
+}
+
+}  // namespace cohort::elastic

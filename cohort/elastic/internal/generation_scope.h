@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohort/base/secret.h"
+#include "cohort/base/threads/future.h"
+#include "cohort/comm/group.h"
+#include "cohort/comm/group_owner.h"
+#include "cohort/elastic/internal/process_inbox.h"
+#include "cohort/elastic/session.h"
+#include "cohort/membership/net_store.h"
+
+namespace cohort::elastic {
+
+/// Which generation a scope is of.
+struct ScopePlace {
+  std::uint64_t generation = 0;
+  int process = 0, num_processes = 1;
+  std::string store;  ///< address
+  std::chrono::milliseconds timeout{600'000};
+};
+
+/// What a user's own code has of a generation: its store, and groups of its processes. All of it ends with
+/// the generation, whatever waits. Ownership: groups and stores share it, and outlast the session. Threads:
+/// one; those of GroupOwner any.
+class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_this<GenerationScope> {
+ public:
+  static std::shared_ptr<GenerationScope> make(std::shared_ptr<ProcessInbox> inbox, const ScopePlace& place);
+  explicit GenerationScope(std::shared_ptr<ProcessInbox> inbox, const ScopePlace& place)
+      : inbox_(std::move(inbox)), place_(place) {}
+
+  /// As Session::store().
+  c10::intrusive_ptr<c10d::Store> store();
+  /// As Session::make_group().
+  comm::Group make_group(const GroupOptions& options);
+
+  std::exception_ptr end() const override { return inbox_->end_of(place_.generation); }
+  std::exception_ptr wait_for_end() const override;
+
+ private:
+  std::shared_ptr<membership::NetStore> connect();
+  c10::intrusive_ptr<c10d::Store> store_at(const std::string& folder, std::chrono::milliseconds timeout);
+  comm::Group make_group_now(const GroupOptions& options, int number);
+  void end_calls();
+  template <typename Body>
+  auto run_until_end(const char* what, Body body);
+
+  const std::shared_ptr<ProcessInbox> inbox_;
+  const ScopePlace place_;
+  int num_groups_ = 0;
+
+  std::mutex mutex_;  // of all below
+  bool has_ended_ = false;
+  std::shared_ptr<membership::NetStore> client_;
+  std::vector<std::weak_ptr<comm::Group::State>> groups_;
+};
+
+}  // namespace cohort::elastic

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "cohort/comm/group_owner.h"
+#include "cohort/membership/net_store.h"
+
+namespace cohort::elastic {
+
+/// The store of a generation, as c10d sees it. Its waits have the store's timeout. Ownership: shares the
+/// client, whose close() ends all requests. Threads: any; a request that waits delays no other one. Throws:
+/// what `owner` throws, where the generation has ended; TimeoutError; CommError where the store is gone.
+class GenerationStore : public c10d::Store {
+ public:
+  /// `prefix`: of all keys, "generation/7/user/".
+  GenerationStore(std::shared_ptr<membership::NetStore> client, std::shared_ptr<comm::GroupOwner> owner,
+                  std::string prefix, std::chrono::milliseconds timeout);
+
+  using Store::compareSet;
+  using Store::set;
+  c10::intrusive_ptr<c10d::Store> clone() override;
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
+  std::vector<std::uint8_t> compareSet(const std::string& key, const std::vector<std::uint8_t>& expected,
+                                       const std::vector<std::uint8_t>& value) override;
+  std::vector<std::uint8_t> get(const std::string& key) override;
+  std::int64_t add(const std::string& key, std::int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  /// Throws: c10::NotImplementedError, as the store is not of this generation alone.
+  std::int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
+  void append(const std::string& key, const std::vector<std::uint8_t>& value) override;
+  std::vector<std::vector<std::uint8_t>> multiGet(const std::vector<std::string>& keys) override;
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<std::vector<std::uint8_t>>& values) override;
+  bool hasExtendedApi() const override { return true; }
+
+ private:
+  template <typename Body>
+  auto ask(Body body);
+  std::vector<std::string> full_keys(const std::vector<std::string>& keys) const;
+
+  const std::shared_ptr<membership::NetStore> client_;
+  const std::shared_ptr<comm::GroupOwner> owner_;
+  const std::string prefix_;
+};
+
+}  // namespace cohort::elastic

@@ -1,0 +1,117 @@
+#include "cohort/comm/group_owner.h"
+
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/comm/failed_call.h"
+#include "cohort/comm/init.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct EndOfOwner : CommError {
+  using CommError::CommError;
+};
+
+struct OwnerOfTest : GroupOwner {
+  std::exception_ptr end() const override {
+    return has_ended ? std::make_exception_ptr(EndOfOwner("test", "the owner has ended")) : nullptr;
+  }
+  std::exception_ptr wait_for_end() const override { return end(); }
+  std::atomic<bool> has_ended{false};
+};
+
+/// Two ranks, which are threads. Each has an owner of its own.
+struct OwnedGroups {
+  explicit OwnedGroups(const std::string& backend) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    std::thread other([&] { groups[1] = make(store, 1, backend); });
+    groups[0] = make(store, 0, backend);
+    other.join();
+  }
+  Group make(const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::string& backend) {
+    return join_process_group({.store = store,
+                               .where = "a store of the test",
+                               .rank = rank,
+                               .size = 2,
+                               .name = "owned",
+                               .backend = backend,
+                               .timeout = milliseconds(20'000),
+                               .check_consistency = ConsistencyCheck::kOff,
+                               .owner = owners[static_cast<std::size_t>(rank)]});
+  }
+  std::vector<std::shared_ptr<OwnerOfTest>> owners{std::make_shared<OwnerOfTest>(),
+                                                   std::make_shared<OwnerOfTest>()};
+  std::vector<Group> groups{2};
+};
+
+void sum_ones(const Group& group, milliseconds timeout = milliseconds(0)) {
+  at::Tensor ones = at::ones({100});
+  group.all_reduce(ones, ReduceOp::SUM, {.timeout = timeout}).wait();
+}
+
+TEST(GroupOwnerTest, CallsThatAreUnderWayThrowItsError) {
+  for (const char* const backend : {"shm", "gloo"}) {
+    for (const bool is_subgroup : {false, true}) {
+      SCOPED_TRACE(backend);
+      OwnedGroups ranks(backend);
+      EXPECT_EQ(ranks.groups[0].name(), "owned");
+      Group waiting = ranks.groups[0], peer;
+      if (is_subgroup) {
+        std::thread other([&] { peer = ranks.groups[1].subgroup({0, 1}); });
+        waiting = ranks.groups[0].subgroup({0, 1});
+        other.join();
+      }
+      std::atomic<bool> waits{false};
+      std::thread waiter([&] {
+        waits = true;
+        COHORT_EXPECT_THROW_WITH(sum_ones(waiting), EndOfOwner, "the owner has ended");
+      });
+      test::wait_until([&] { return waits.load(); });
+      ranks.owners[0]->has_ended = true;
+      end_calls(ranks.groups[0]);
+      waiter.join();
+      COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[0]), EndOfOwner, "the owner has ended");
+      COHORT_EXPECT_THROW_WITH(ranks.groups[0].barrier({.timeout = milliseconds(1)}), EndOfOwner,
+                               "the owner has ended");
+      COHORT_EXPECT_THROW_WITH(ranks.groups[0].subgroup({0}), EndOfOwner, "the owner has ended");
+    }
+  }
+}
+
+// Rank 1 may still take what rank 0 has sent.
+TEST(GroupOwnerTest, AGroupWithoutCallsIsNotAborted) {
+  OwnedGroups ranks("shm");
+  std::thread other([&] { sum_ones(ranks.groups[1]); });
+  sum_ones(ranks.groups[0]);
+  other.join();
+  ranks.owners[0]->has_ended = true;
+  end_calls(ranks.groups[0]);
+  COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[0]), EndOfOwner, "the owner has ended");
+  COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[1], milliseconds(20)), TimeoutError, "rank 0");
+}
+
+TEST(GroupOwnerTest, ARendezvousOverAStoreNamesWhoDidNotCome) {
+  COHORT_EXPECT_THROW_WITH(join_process_group({.store = c10::make_intrusive<c10d::HashStore>(),
+                                               .where = "a store of the test",
+                                               .size = 2,
+                                               .timeout = milliseconds(20)}),
+                           RendezvousError, "rank 1 of 2 did not come to a store of the test");
+  COHORT_EXPECT_THROW_WITH(join_process_group({.rank = 2, .size = 2}), UsageError, "rank is 2");
+}
+
+}  // namespace
+}  // namespace cohort::comm

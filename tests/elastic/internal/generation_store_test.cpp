@@ -1,0 +1,106 @@
+#include "cohort/elastic/internal/generation_store.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cohort/elastic/session.h"
+#include "tests/support/throws.h"
+
+namespace cohort::elastic {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+using std::chrono::milliseconds;
+
+/// A generation that ends as the test says.
+struct EndOfTest : comm::GroupOwner {
+  std::exception_ptr end() const override { return error; }
+  std::exception_ptr wait_for_end() const override { return error; }
+  std::exception_ptr error;
+};
+
+struct StoreOfGeneration {
+  membership::NetStoreServer server{{}};
+  std::shared_ptr<membership::NetStore> client =
+      std::make_shared<membership::NetStore>(membership::NetStoreOptions{.address = server.address()});
+  std::shared_ptr<EndOfTest> owner = std::make_shared<EndOfTest>();
+
+  c10::intrusive_ptr<c10d::Store> at(std::uint64_t generation, milliseconds timeout = milliseconds(20'000)) {
+    return c10::make_intrusive<GenerationStore>(client, owner, base::concat("generation/", generation, "/"),
+                                                timeout);
+  }
+};
+
+TEST(GenerationStoreTest, ItDoesWhatBackendsAskOfAStore) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7), clone = store->clone();
+  EXPECT_EQ(clone->getTimeout(), store->getTimeout());
+  const Bytes bytes{0, 255, 'x'};
+  store->set("bytes", bytes);
+  EXPECT_EQ(clone->get("bytes"), bytes);
+  EXPECT_EQ(of_test.client->get("generation/7/bytes"), std::string("\0\xffx", 3));
+  EXPECT_TRUE(store->check({"bytes"}));
+  EXPECT_FALSE(store->check({"bytes", "other"}));
+  EXPECT_EQ(store->add("count", 5), 5);
+  EXPECT_EQ(clone->add("count", -2), 3);
+  EXPECT_EQ(store->compareSet("word", "a", "b"), "a") << "it is not there";
+  EXPECT_FALSE(store->check({"word"}));
+  EXPECT_EQ(store->compareSet("word", "", "a"), "a");
+  EXPECT_EQ(clone->compareSet("word", "b", "c"), "a");
+  EXPECT_EQ(clone->compareSet("word", "a", "b"), "b");
+  EXPECT_EQ(store->get_to_str("word"), "b");
+  store->append("word", Bytes{'c'});
+  store->append("new", Bytes{'d'});
+  EXPECT_TRUE(store->hasExtendedApi());
+  EXPECT_EQ(store->multiGet({"new", "word"}), (std::vector<Bytes>{{'d'}, {'b', 'c'}}));
+  store->multiSet({"x", "y"}, {{1}, {2}});
+  EXPECT_EQ(store->get("y"), Bytes{2});
+  EXPECT_TRUE(store->deleteKey("x"));
+  EXPECT_FALSE(store->deleteKey("x"));
+  COHORT_EXPECT_THROW_WITH(store->getNumKeys(), c10::NotImplementedError, "does not count its keys");
+}
+
+TEST(GenerationStoreTest, AWaitEndsWithTheKeyAndAtItsTimeout) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7), impatient = of_test.at(7, milliseconds(1));
+  COHORT_EXPECT_THROW_WITH(impatient->get("key"), TimeoutError, "waited 1 ms for the keys key");
+  COHORT_EXPECT_THROW_WITH(store->wait({"a", "key"}, milliseconds(1)), TimeoutError, "keys a, key");
+  impatient->setTimeout(milliseconds(2));
+  COHORT_EXPECT_THROW_WITH(impatient->wait({"key"}), TimeoutError, "waited 2 ms");
+  std::thread waiter([&] { EXPECT_EQ(store->get_to_str("key"), "value"); });
+  of_test.at(7)->compareSet("key", "", "value");
+  waiter.join();
+}
+
+TEST(GenerationStoreTest, KeysGoWithTheirGeneration) {
+  StoreOfGeneration of_test;
+  const auto before = of_test.at(7), after = of_test.at(8);
+  before->set("key", Bytes{1});
+  std::thread waiter([&] {
+    COHORT_EXPECT_THROW_WITH(before->wait({"never"}), GenerationEnded, "of a generation that has ended");
+  });
+  EXPECT_FALSE(after->check({"key"}));
+  waiter.join();
+  EXPECT_EQ(of_test.server.num_keys(), 0U);
+  COHORT_EXPECT_THROW_WITH(before->set("key", Bytes{1}), GenerationEnded, "of a generation that has ended");
+}
+
+TEST(GenerationStoreTest, AStoreThatFailsSaysThatTheGenerationHasEnded) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7);
+  std::thread waiter(
+      [&] { COHORT_EXPECT_THROW_WITH(store->wait({"never"}), CommError, "the client of the store"); });
+  of_test.client->close();
+  waiter.join();
+  of_test.owner->error = std::make_exception_ptr(GenerationEnded("test", "it has ended"));
+  COHORT_EXPECT_THROW_WITH(store->wait({"never"}), GenerationEnded, "it has ended");
+}
+
+}  // namespace
+}  // namespace cohort::elastic

@@ -1,0 +1,267 @@
+// Groups and stores of a generation's processes: sessions over net, each with an agent that the test plays.
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "cohort/elastic/run.h"
+#include "cohort/elastic/session.h"
+#include "played_agents.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/header_examples.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::elastic {
+namespace {
+
+using comm::ConsistencyCheck;
+using test::PlayedAgents;
+using GroupRank = PlayedAgents::Rank;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// How many processes have called it.
+int count_calls(const comm::Group& group) {
+  at::Tensor ones = at::full({1000}, 1.0F);
+  group.all_reduce(ones).wait();
+  return static_cast<int>(ones[999].item<float>());
+}
+
+void set_empty_state(Session& session) {
+  session.set_state({.save = [] { return StateSnapshot{"", {at::zeros({4})}}; }, .load = [](const auto&) {}});
+}
+
+/// Processes of one generation, and then of others.
+struct GroupRun {
+  explicit GroupRun(int size) {
+    for (int i = 0; i < size; ++i) ranks.push_back(&agents.add({.timeout = milliseconds(20'000)}));
+  }
+  /// Each process runs the body in the first generation, and then waits for the end of the run.
+  void start(const std::function<void(Session& session, const GenerationInfo& info)>& body) {
+    for (GroupRank* const rank : ranks) {
+      agents.start(*rank, [body](Session& session) {
+        set_empty_state(session);
+        try {
+          body(session, session.enter(0));
+          session.finish();
+        } catch (const RunEnded& ended) {
+          EXPECT_TRUE(ended.has_succeeded());
+        }
+      });
+    }
+    agents.wait_until_ready();
+    agents.decide(ranks);
+  }
+  void end(const std::vector<GroupRank*>& finishing) {
+    agents.wait_until([&] {
+      return std::ranges::all_of(finishing, [](const GroupRank* rank) { return rank->status.is_finished; });
+    });
+    agents.end_run();
+    for (GroupRank* const rank : ranks) agents.join(*rank);
+  }
+  PlayedAgents agents;
+  std::vector<GroupRank*> ranks;
+};
+
+struct Kind {
+  std::string backend;
+  ConsistencyCheck check;
+};
+
+// A comparison waits in the store, and a call that is not compared in the backend.
+TEST(ElasticSessionGroupsTest, CallsThatWaitThrowWhenTheGenerationEnds) {
+  for (const Kind& kind : {Kind{"shm", ConsistencyCheck::kFirst}, Kind{"shm", ConsistencyCheck::kOff},
+                           Kind{"gloo", ConsistencyCheck::kOff}}) {
+    SCOPED_TRACE(kind.backend);
+    GroupRun run(3);
+    const GroupOptions options{.backend = kind.backend, .check_consistency = kind.check};
+    std::atomic<int> num_waiting{0};
+    std::atomic<Clock::time_point> decided{Clock::now()};
+    run.start([&](Session& session, GenerationInfo info) {
+      comm::Group group = session.make_group(options);
+      EXPECT_EQ(group.rank(), info.process);
+      EXPECT_EQ(count_calls(group), 3);
+      group.barrier();
+      if (info.process == 2) {
+        test::wait_until([&] { return session.must_enter(); });
+        session.enter(0);  // throws at the end of the run
+        return;
+      }
+      ++num_waiting;
+      COHORT_EXPECT_THROW_WITH(count_calls(group), GenerationEnded, "generation 2 follows: a test");
+      const auto waited = std::chrono::duration<double, std::milli>(Clock::now() - decided.load());
+      std::cout << kind.backend << ": a call that waits has thrown after " << waited.count() << " ms\n";
+      EXPECT_LT(waited.count(), 2'000);
+      COHORT_EXPECT_THROW_WITH(count_calls(group), GenerationEnded, "generation 1 has ended");
+      COHORT_EXPECT_THROW_WITH(group.barrier(), GenerationEnded, "generation 1 has ended");
+      COHORT_EXPECT_THROW_WITH(session.make_group(options), GenerationEnded, "generation 1 has ended");
+      session.enter(0);
+      COHORT_EXPECT_THROW_WITH(count_calls(group), GenerationEnded, "generation 1 has ended");
+      group = session.make_group(options);
+      EXPECT_EQ(count_calls(group), 2);
+    });
+    run.agents.wait_until([&] { return num_waiting == 2; });
+    decided = Clock::now();
+    run.agents.decide({run.ranks[0], run.ranks[1]});
+    run.end({run.ranks[0], run.ranks[1]});
+  }
+}
+
+// One of three processes does not come.
+TEST(ElasticSessionGroupsTest, TheMakingOfAGroupEndsWithTheGeneration) {
+  for (const char* const backend : {"shm", "gloo"}) {
+    SCOPED_TRACE(backend);
+    GroupRun run(2);
+    std::atomic<bool> is_making{false};
+    run.start([&](Session& session, GenerationInfo info) {
+      if (info.process == 0) {
+        is_making = true;
+        COHORT_EXPECT_THROW_WITH(session.make_group({.backend = backend}), GenerationEnded, "2 follows");
+      } else {
+        test::wait_until([&] { return session.must_enter(); });
+      }
+      session.enter(0);
+      EXPECT_EQ(count_calls(session.make_group({.backend = backend})), 2);
+    });
+    run.agents.wait_until([&] { return is_making.load(); });
+    run.agents.decide(run.ranks);
+    run.end(run.ranks);
+  }
+}
+
+TEST(ElasticSessionGroupsTest, TheStoreOfAGenerationGoesWithIt) {
+  GroupRun run(2);
+  std::atomic<int> num_waiting{0};
+  run.start([&](Session& session, GenerationInfo info) {
+    const auto before = session.store();
+    before->set(base::concat("from ", info.process), std::string("value"));
+    before->wait({"from 0", "from 1"});
+    ++num_waiting;
+    COHORT_EXPECT_THROW_WITH(before->wait({"never"}), GenerationEnded, "generation 2 follows");
+    COHORT_EXPECT_THROW_WITH(before->check({"from 0"}), GenerationEnded, "generation 1 has ended");
+    session.enter(0);
+    EXPECT_FALSE(session.store()->check({"from 0"}));
+    count_calls(session.make_group({}));
+  });
+  run.agents.wait_until([&] { return num_waiting == 2; });
+  run.agents.decide(run.ranks);
+  run.agents.wait_until([&] { return run.ranks[0]->status.is_finished && run.ranks[1]->status.is_finished; });
+  membership::NetStore client({.address = run.agents.store().address()});
+  COHORT_EXPECT_THROW_WITH(client.has("generation/1/user/from 0"), membership::StaleGeneration, "has ended");
+  const std::size_t in_second = run.agents.store().num_keys();
+  EXPECT_GT(in_second, 0U);
+  EXPECT_FALSE(client.has("generation/3/user/from 0"));
+  EXPECT_EQ(run.agents.store().num_keys(), 0U);
+  run.end(run.ranks);
+}
+
+// Of the step that is under way all processes are there.
+TEST(ElasticSessionGroupsTest, APlannedChangeLetsAStepEnd) {
+  GroupRun run(2);
+  std::atomic<int> num_ready{0};
+  run.start([&](Session& session, GenerationInfo info) {
+    comm::Group group = session.make_group({});
+    ++num_ready;
+    test::wait_until([&] { return session.must_enter(); });
+    EXPECT_FALSE(session.must_leave());
+    EXPECT_EQ(count_calls(group), 2);
+    EXPECT_EQ(count_calls(session.make_group({})), 2) << "a second group";
+    session.commit(++info.steps);
+    session.enter(info.steps);
+    COHORT_EXPECT_THROW_WITH(count_calls(group), GenerationEnded, "this process has left it");
+  });
+  run.agents.wait_until([&] { return num_ready == 2; });
+  run.agents.decide(run.ranks, /*is_planned=*/true);
+  run.end(run.ranks);
+}
+
+// With its thread, its connection to the store and those of its backend.
+TEST(ElasticSessionGroupsTest, AGroupMayOutlastItsSessionAndThenAllOfItGoes) {
+  const auto count = [](const char* folder) {
+    return std::distance(std::filesystem::directory_iterator(base::concat("/proc/self/", folder)), {});
+  };
+  const auto run_once = [] {
+    std::vector<comm::Group> groups(2);
+    {
+      GroupRun run(2);
+      run.start([&](Session& session, GenerationInfo info) {
+        comm::Group& group = groups[static_cast<std::size_t>(info.process)];
+        group = session.make_group({.backend = "gloo"});
+        EXPECT_EQ(count_calls(group), 2);
+      });
+      run.end(run.ranks);
+      COHORT_EXPECT_THROW_WITH(count_calls(groups[0]), RunEnded, "the run has ended");
+    }
+    COHORT_EXPECT_THROW_WITH(count_calls(groups[0]), GenerationEnded, "session of this process is destroyed");
+  };
+  run_once();  // threads that stay: LibTorch's
+  const auto threads = count("task"), files = count("fd");
+  run_once();
+  EXPECT_TRUE(test::comes_true([&] { return count("task") <= threads; })) << count("task") << " " << threads;
+  EXPECT_TRUE(test::comes_true([&] { return count("fd") <= files; })) << count("fd") << " " << files;
+}
+
+// elastic::run makes the group again.
+TEST(ElasticSessionGroupsTest, TheExampleInTheHeaderRuns) {
+  PlayedAgents agents;
+  std::vector<GroupRank*> ranks{&agents.add(), &agents.add()};
+  std::atomic<int> num_steps{0};
+  for (GroupRank* const rank : ranks) {
+    agents.start(*rank, [&, session = rank->session](Session&) {
+      RunOptions options;
+      options.session = session;
+      options.total_steps = 3;
+      comm::Group group;
+      options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };
+      const StateAccess state{.save = [] { return StateSnapshot{"", {at::zeros({4})}}; },
+                              .load = [](const auto&) {}};
+      run(options, state, [&](StepContext& context) {
+        at::Tensor loss = at::full({1}, 1.0F);
+        if (context.step() == 1 && context.info().generation == 1) {
+          ++num_steps;
+          test::wait_until([&] { return context.info().process == 1 || session->must_enter(); });
+        }
+        group.all_reduce(loss).wait();
+        EXPECT_EQ(loss.item<float>(), 2.0F);
+        context.begin_changes();
+      });
+    });
+  }
+  agents.wait_until_ready();
+  agents.decide(ranks);
+  agents.wait_until([&] { return num_steps == 2; });
+  agents.decide(ranks);
+  agents.wait_until([&] { return ranks[0]->status.is_finished && ranks[1]->status.is_finished; });
+  agents.end_run();
+  for (GroupRank* const rank : ranks) agents.join(*rank);
+  std::vector<std::string> example;
+  for (const std::string& line : test::example_of("elastic/session.h")) {
+    if (line.find("group") != std::string::npos) example.push_back(line);
+  }
+  EXPECT_EQ(example.size(), 3U);
+  const std::string here = test::read_file(test::source_dir() / "tests/elastic/session_groups_test.cpp");
+  EXPECT_EQ(test::first_missing(example, here), "");
+}
+
+TEST(ElasticSessionGroupsTest, AGroupNeedsAGeneration) {
+  PlayedAgents agents;
+  GroupRank& rank = agents.add();
+  COHORT_EXPECT_THROW_WITH(rank.session->make_group({}), UsageError, "in no generation");
+  COHORT_EXPECT_THROW_WITH(rank.session->store(), UsageError, "in no generation");
+  EXPECT_EQ(count_calls(make_group(nullptr)), 1) << "alone";
+}
+
+}  // namespace
+}  // namespace cohort::elastic
