@@ -49,7 +49,7 @@ class Node {
   /// address by which others reach it, by IPv6 where it has no other; empty: the host's name, which others
   /// need not know. Throws: UsageError for an address that strangers can reach where there is no secret, and
   /// after close(); RendezvousError where it cannot listen there, or
-  /// its address has a name of which no name server says anything within 5 s.
+  /// its address has a name of which no name server says anything within 15 s.
   std::string listen(const std::string& address, const std::string& host = "");
 
   /// What peers see as Peer::incarnation() of this process.

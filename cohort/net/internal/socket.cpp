@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -33,6 +34,7 @@ namespace {
 
 constexpr std::string_view kUnix = "unix:";
 constexpr int kUnsentBytes = 256 * 1024;
+constexpr std::chrono::seconds kPatienceWithFamily(5);
 
 SocketAddress unix_address(std::string_view name) {
   SocketAddress address;
@@ -237,7 +239,7 @@ std::string parse_host(const std::string& text) {
 bool has_ipv6_alone(const std::string& host) {
   try {
     const auto addresses =
-        wait_for_addresses(base::concat('[', host, "]:0"), base::Deadline(kPatienceWithNames));
+        wait_for_addresses(base::concat('[', host, "]:0"), base::Deadline(kPatienceWithFamily));
     return std::ranges::none_of(
         addresses, [](const SocketAddress& address) { return address.storage.ss_family == AF_INET; });
   } catch (const RendezvousError&) {

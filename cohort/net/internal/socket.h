@@ -18,8 +18,8 @@
 /// Sockets by address: "host:port", "[::1]:port", "unix:/path", "unix:@name" (Linux's abstract names).
 namespace cohort::net {
 
-/// Of who has no deadline of its own.
-inline constexpr std::chrono::seconds kPatienceWithNames(5);
+/// Of who has no deadline of its own. glibc asks a second name server after 5 s.
+inline constexpr std::chrono::seconds kPatienceWithNames(15);
 
 struct SocketAddress {
   sockaddr_storage storage{};
