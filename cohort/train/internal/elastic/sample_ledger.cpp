@@ -143,7 +143,12 @@ void SampleLedger::write(const LedgerLine& line, std::int64_t num_virtual_ranks)
   base::TextList shares("|");
   for (std::int64_t share = 0; share < num_virtual_ranks; ++share) {
     const auto found = line.samples.find(share);
-    shares.add(found == line.samples.end() ? "" : base::join(found->second, " "));
+    std::string indices;  // not by join(): a step may have 100,000 of them
+    for (std::size_t i = 0; found != line.samples.end() && i < found->second.size(); ++i) {
+      if (i > 0) indices += ' ';
+      indices += std::to_string(found->second[i]);
+    }
+    shares.add(indices);
   }
   // In one piece, so that a crash leaves a line or none, mostly.
   file_->write(base::concat(line.step, ",", line.epoch, ",", shares.text(), "\n"));
