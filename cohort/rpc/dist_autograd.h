@@ -52,6 +52,7 @@ struct ContextOptions {
 using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
 /// Records calls while it lives. Its end frees what all workers keep for it. Threads: the one that made it.
+/// One backward of a context at a time: where one fails, those that began before it fail too.
 class Context {
  public:
   explicit Context(const ContextOptions& options = {});  ///< of the process's agent
