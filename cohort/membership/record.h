@@ -41,8 +41,8 @@ struct RendezvousRecord {
   /// Agents that had the state when they were last heard: members of the first generation, and who has begun
   /// a step since it entered. A generation has one of them.
   std::vector<MemberId> holders;
-  /// While the run forms as no member has the state any more: for whom it waits. Whoever decides next may
-  /// know nothing of them.
+  /// Since no member had the state any more, until one has it again: by incarnation, for whom the run waits.
+  /// Whoever decides next may know nothing of them.
   std::vector<AwaitedAgent> awaited;
   MemberId next_id = 1;  ///< of the next agent that joins
   int restarts_used = 0;

@@ -276,9 +276,69 @@ TEST(LostStateTest, AnotherAgentThatDecidesKnowsWhomTheRunWaitsFor) {
       EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
       ASSERT_EQ(run.record.holders.size(), 1U);
       EXPECT_EQ(run.record.generation.find(run.record.holders[0])->incarnation, "c");
-      EXPECT_TRUE(run.record.awaited.empty());
+      EXPECT_EQ(run.record.awaited.size(), 1U) << "it may have lost its state";
+      run.hear("c");
+      run.step();
+      EXPECT_TRUE(run.record.awaited.empty()) << "it has not";
     }
   }
+}
+
+// Two may have the state. The one that comes back first has it no longer.
+TEST(LostStateTest, WhomARunAwaitsIsKeptUntilAMemberHasTheState) {
+  Rendezvous run = run_without_state();
+  EXPECT_TRUE(run.step());
+  run.record.awaited.push_back({"e", 16});
+  run.seen.agents.clear();
+  run.seen.self = "d";
+  run.seen.decides_since = run.seen.state_since = run.seen.now;
+  run.wait(seconds(3));
+  run.hear("d", lack_state);
+  run.hear("c", lack_state);
+  while (run.step()) {
+  }
+  ASSERT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
+  EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"c", 16}, {"e", 16}}));
+  run.hear("d", lack_state);
+  run.hear("c", [](Report& report) {
+    report.recovered = 0;
+    report.is_state_lost = true;
+  });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+  EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"e", 16}}));
+}
+
+TEST(LostStateTest, WhoComesBackWhileTheRunFormsIsAwaitedByAllThatDecideLater) {
+  Rendezvous run = run_without_state();
+  const AgentView dropped = run.seen.agents.at("c");
+  run.record.settings.min_nodes = 3;
+  run.seen.agents.erase("c");
+  run.seen.decides_since = run.seen.generation_since = run.seen.now;
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming);
+  EXPECT_TRUE(run.record.awaited.empty());
+  run.seen.agents["c"] = dropped;
+  run.hear("c");
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming);
+  EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"c", 16}}));
+}
+
+// It was dropped by the one that decided before, and this one has had no report of it.
+TEST(LostStateTest, AnAgentThatIsAwaitedIsWaitedForByOneThatHasHeardNothingOfIt) {
+  Rendezvous run = run_without_state();
+  EXPECT_TRUE(run.step());
+  run.seen.agents.clear();
+  run.seen.self = "d";
+  run.seen.decides_since = run.seen.state_since = run.seen.now;
+  run.seen.agents["c"].last_heard = run.seen.now;
+  run.seen.agents["b"].most_steps = 16;  // so it is not unknown who had the state
+  run.seen.agents["b"].is_dead = true;
+  run.wait(seconds(3));
+  run.hear("d", lack_state);
+  run.step();
+  EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
 }
 
 TEST(LostStateTest, WhereTheLastHolderDiesAnAgentThatWasDroppedContinues) {

@@ -293,6 +293,23 @@ TEST(MemberProtocolTest, AnAgentThatWaitsKnowsItsPlace) {
 }
 
 // The record of a run that has ended stays in the store for a while.
+TEST(MemberProtocolTest, AnAgentThatWaitsNoLongerKnowsIt) {
+  AgentNetwork network;
+  RunSettings settings = run_of(3, 3);
+  auto& first = network.add("a", "a:1", settings, "a:1");
+  auto& second = network.add("b", "b:1", settings, "a:1");
+  network.add("c", "c:1", settings, "a:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return first.is_member() && second.is_member(); }));
+  network.kill("c:1");
+  const auto forms = [&] {
+    return second.record().state == RunState::kForming && second.record().holders.size() == 2;
+  };
+  ASSERT_TRUE(network.run_until(seconds(5), forms));
+  second.report.is_leaving = true;
+  network.report(second);
+  EXPECT_TRUE(network.run_until(seconds(1), [&] { return second.record().find("b") == nullptr; }));
+}
+
 TEST(MemberProtocolTest, AfterARunThatHasFailedANewAgentBeginsAnotherOne) {
   AgentNetwork network;
   Agent& a = network.add("a", "n1:1", run_of(1, 2), "");

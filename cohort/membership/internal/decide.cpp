@@ -142,7 +142,7 @@ class Decider : private SeenMembers {
     std::ranges::sort(next_.waiting, {}, &MemberInfo::id);
     const RunSettings& settings = old_.settings;
     const auto least = static_cast<std::size_t>(settings.min_nodes);
-    note_holders(old_, seen_, next_.holders);
+    note_holders(old_, seen_, next_);
     note_returned_holders(old_, seen_, next_);
     keep_holders(next_.holders, next_.waiting);
     remove_leaving();
@@ -165,6 +165,7 @@ class Decider : private SeenMembers {
         end_without_state(old_.end_cause);
         return;
       }
+      next_.awaited = awaited_agents(old_, seen_);
       claimants = may_have_state(old_, seen_, available);
       has_state = !claimants.empty();
     }
@@ -253,7 +254,7 @@ class Decider : private SeenMembers {
   }
 
   void change() {
-    note_holders(old_, seen_, next_.holders);
+    note_holders(old_, seen_, next_);
     const std::vector<MemberInfo>& members = old_.generation.members;
     std::vector<MemberInfo> survivors, givers;
     base::TextList causes("; ");
@@ -473,7 +474,6 @@ class Decider : private SeenMembers {
     generation.detect_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(0, detect_ms_));
     next_.generation = std::move(generation);
     next_.state = RunState::kRunning;
-    next_.awaited.clear();
     next_.end_cause.clear();
     next_.exit_status = 0;
     keep_spares();

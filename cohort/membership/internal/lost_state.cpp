@@ -35,15 +35,33 @@ bool knows_steps(const RendezvousRecord& record, const Observations& seen) {
          });
 }
 
-bool is_awaited(const RendezvousRecord& record, const std::string& incarnation) {
-  return std::ranges::find(record.awaited, incarnation, &AwaitedAgent::incarnation) != record.awaited.end();
+// Null: the record does not await it.
+const AwaitedAgent* find_awaited(const RendezvousRecord& record, const std::string& incarnation) {
+  const auto found = std::ranges::find(record.awaited, incarnation, &AwaitedAgent::incarnation);
+  return found == record.awaited.end() ? nullptr : &*found;
+}
+
+// A view without an address is of an agent that was dropped, and has not reported to this one.
+bool is_known(const Observations& seen, const std::string& incarnation) {
+  const AgentView* const agent = seen.find(incarnation);
+  return agent != nullptr && (agent->is_dead || !agent->address.empty());
+}
+
+// The deciding agent of before may know of more steps than this one.
+std::uint64_t most_steps_of(const RendezvousRecord& record, const Observations& seen,
+                            const std::string& incarnation) {
+  const AgentView* const agent = seen.find(incarnation);
+  const AwaitedAgent* const awaited = find_awaited(record, incarnation);
+  return std::max(agent == nullptr ? 0 : agent->most_steps,
+                  awaited == nullptr ? 0 : awaited->committed_steps);
 }
 
 // Those of which this agent knows are asked for by what it knows.
 bool waits_for_unknown(const RendezvousRecord& record, const Observations& seen) {
   if (seen.now - seen.state_since > record.settings.join_timeout) return false;
   return std::ranges::any_of(record.awaited, [&](const AwaitedAgent& agent) {
-    return seen.find(agent.incarnation) == nullptr && agent.committed_steps + 1 >= newest_steps(record, seen);
+    return !is_known(seen, agent.incarnation) &&
+           most_steps_of(record, seen, agent.incarnation) + 1 >= newest_steps(record, seen);
   });
 }
 
@@ -58,13 +76,15 @@ bool waits_for_others(const RendezvousRecord& record, const Observations& seen) 
 
 }  // namespace
 
-void note_holders(const RendezvousRecord& record, const Observations& seen, std::vector<MemberId>& holders) {
+void note_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next) {
   for (const MemberInfo& member : record.generation.members) {
     const AgentView* const agent = seen.find(member.incarnation);
     const bool has_recovered = agent != nullptr && agent->report.recovered == record.generation.number;
-    if (has_recovered && !is_in(holders, member.id)) holders.push_back(member.id);
+    if (!has_recovered) continue;
+    if (!is_in(next.holders, member.id)) next.holders.push_back(member.id);
+    if (record.state == RunState::kRunning) next.awaited.clear();
   }
-  std::ranges::sort(holders);
+  std::ranges::sort(next.holders);
 }
 
 void note_returned_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next) {
@@ -101,14 +121,15 @@ std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& s
 bool may_have_state(const RendezvousRecord& record, const Observations& seen,
                     const std::string& incarnation) {
   const AgentView* const agent = seen.find(incarnation);
-  if (agent == nullptr || agent->is_dead || agent->most_steps == 0) return false;
+  const std::uint64_t steps = most_steps_of(record, seen, incarnation);
+  if (agent == nullptr || agent->is_dead || steps == 0) return false;
   const Report& report = agent->report;
   if (report.is_leaving || report.is_state_lost || report.ends_run || !report.stuck.empty()) return false;
   const bool was_member = std::ranges::find(record.generation.members, incarnation,
                                             &MemberInfo::incarnation) != record.generation.members.end();
-  const bool may_ask = is_awaited(record, incarnation) || knows_steps(record, seen);
+  const bool may_ask = find_awaited(record, incarnation) != nullptr || knows_steps(record, seen);
   if (was_member ? is_lost(record, seen) : !may_ask) return false;
-  return agent->most_steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
+  return steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
 }
 
 std::vector<MemberId> may_have_state(const RendezvousRecord& record, const Observations& seen,
@@ -122,9 +143,15 @@ std::vector<MemberId> may_have_state(const RendezvousRecord& record, const Obser
 
 std::vector<AwaitedAgent> awaited_agents(const RendezvousRecord& record, const Observations& seen) {
   std::vector<AwaitedAgent> agents;
-  for (const auto& [incarnation, agent] : seen.agents) {
-    if (may_have_state(record, seen, incarnation)) agents.push_back({incarnation, agent.most_steps});
+  for (const AwaitedAgent& agent : record.awaited) {
+    if (!is_known(seen, agent.incarnation)) agents.push_back(agent);
   }
+  for (const auto& [incarnation, agent] : seen.agents) {
+    const bool is_new = std::ranges::find(agents, incarnation, &AwaitedAgent::incarnation) == agents.end();
+    if (is_new && may_have_state(record, seen, incarnation))
+      agents.push_back({incarnation, most_steps_of(record, seen, incarnation)});
+  }
+  std::ranges::sort(agents, {}, &AwaitedAgent::incarnation);
   return agents;
 }
 

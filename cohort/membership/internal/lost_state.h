@@ -13,8 +13,8 @@ namespace cohort::membership {
 inline bool is_in(const std::vector<MemberId>& ids, MemberId id) {
   return std::ranges::find(ids, id) != ids.end();
 }
-/// Who has said so has the state, also where the record does not say it yet.
-void note_holders(const RendezvousRecord& record, const Observations& seen, std::vector<MemberId>& holders);
+/// Who has said so has the state, also where the record does not say it yet. Then nobody is awaited any more.
+void note_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next);
 /// Those of them that wait by another id, as they were dropped as silent: the newest generation makes no step
 /// without them either. Where that generation has made none, its steps are those of the one before.
 void note_returned_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next);
@@ -37,7 +37,8 @@ bool may_have_state(const RendezvousRecord& record, const Observations& seen, co
 std::vector<MemberId> may_have_state(const RendezvousRecord& record, const Observations& seen,
                                      const std::vector<MemberInfo>& agents);
 
-/// The same of all agents, whether they are in the record or not.
+/// Returns whom the record is to await: of all agents those, and of those that it awaits the ones of which
+/// this agent knows nothing.
 std::vector<AwaitedAgent> awaited_agents(const RendezvousRecord& record, const Observations& seen);
 
 /// Whether there may be such an agent, of which the one that decides knows, or may hear soon.

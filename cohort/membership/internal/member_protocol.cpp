@@ -13,6 +13,7 @@
 #include "cohort/membership/internal/member_protocol.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -413,7 +414,7 @@ void MemberProtocol::note_drops(const RendezvousRecord& next, Time now) {
   }
 }
 
-// Whoever waits, or is a spare, is to know it. Others hear of their place with their generation.
+// Who begins to wait, or to be a spare, or ends it, is to know. Others hear of their place with a generation.
 void MemberProtocol::note_places(const RendezvousRecord& next, std::uint64_t revision) {
   if (!is_deciding_) return;
   const auto places_of = [](const RendezvousRecord& record) {
@@ -423,10 +424,12 @@ void MemberProtocol::note_places(const RendezvousRecord& next, std::uint64_t rev
     return places;
   };
   const RendezvousRecord none;
-  const auto before = places_of(record_ ? *record_ : none);
-  for (const auto& place : places_of(next)) {
+  const auto before = places_of(record_ ? *record_ : none), after = places_of(next);
+  std::vector<std::pair<std::string_view, bool>> changed;
+  std::ranges::set_symmetric_difference(before, after, std::back_inserter(changed));
+  for (const auto& place : changed) {
     const auto view = views_.find(std::string(place.first));
-    if (before.count(place) == 0 && view != views_.end()) view->second.place_revision = revision;
+    if (view != views_.end()) view->second.place_revision = revision;
   }
 }
 
