@@ -182,9 +182,9 @@ TEST_F(TrainRanksTest, OneOfEachPartFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
                                           "run.checkpoint_format=plugin_format"};
   const Outcome outcome = run(train_on(2, "parts of a plug-in", parts));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  for (const char* part : {"plug-in: runner", "plug-in: sync", "plug-in: optimizer", "plug-in: schedule",
-                           "plug-in: sampler", "plug-in: format", "plug-in: update",
-                           "over over_store: ", "2 ranks (plugin_sync), each plugin_runner, device cpu"}) {
+  for (const char* part :
+       {"plug-in: runner", "plug-in: sync", "plug-in: optimizer", "plug-in: schedule", "plug-in: sampler",
+        "plug-in: format", "plug-in: update", "2 ranks (plugin_sync), each plugin_runner, device cpu"}) {
     EXPECT_TRUE(message_contains(outcome.err, part)) << part;
   }
   EXPECT_TRUE(read_file(dir / "parts of a plug-in/checkpoints/last/model.plugin") == straight());
