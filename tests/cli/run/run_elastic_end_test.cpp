@@ -68,24 +68,6 @@ TEST_F(RunElasticTest, ARunThatASignalHasStoppedHasSucceededForNobody) {
   }
 }
 
-TEST_F(RunElasticTest, ARunThatASignalHasStoppedHasOneStatusWhateverSignalANodeGot) {
-  Job first = node("1:1", {"--spares=1"});
-  const pid_t rank = process_in(1, 0, 1);
-  ASSERT_NE(rank, 0);
-  Job second = node("1:1", {"--spares=1"});
-  ASSERT_TRUE(logs(second, "is a spare of")) << second.err();
-  pid_t spare = rank;
-  ASSERT_TRUE(comes_true([&] { return (spare = std::stoi(read_file(dir / "pid_0"))) != rank; }));
-  ::kill(spare, SIGSTOP);  // so that its node is still there when the run is stopped
-  second.worker().signal(SIGINT);
-  ASSERT_TRUE(logs(second, "signal 2 (Interrupt) is passed on to 1 rank")) << second.err();
-  write_file(dir / "stopped", "");
-  let_end();
-  EXPECT_EQ(first.wait(), 143) << first.err();
-  EXPECT_EQ(second.wait(), 143) << second.err();
-  expect_in(second.err(), {"ended by signal 15 (Terminated), with status 143"});
-}
-
 TEST_F(RunElasticTest, WhenNoRestartIsLeftTheRunEndsForAll) {
   Job first = node("2:2", {"--max-restarts=0"});
   ASSERT_TRUE(logs(first, "this node waits for nodes"));
