@@ -1,5 +1,6 @@
 // The text is JSON, so that a person can read what is in etcd. The parser is strict: an agent of another
-// version must not read half of a record and decide by it. A new field is a new version.
+// version must not read half of a record and decide by it. A new field is a new version. Keys are in the order
+// of the alphabet, and the version is to be the first.
 #include "cohort/membership/record.h"
 
 #include <algorithm>
@@ -90,7 +91,7 @@ std::string to_text(const RendezvousRecord& record) {
                        {"waiting", json_of(record.waiting)},
                        {"spares", json_of(record.spares)},
                        {"holders", record.holders},
-                       {"awaited", json_of(record.awaited)},
+                       {"waits_for", json_of(record.awaited)},
                        {"next_id", record.next_id},
                        {"restarts_used", record.restarts_used},
                        {"link_lost", record.was_link_lost},
@@ -117,7 +118,7 @@ RendezvousRecord parse_record(std::string_view text) {
     if (!id.is_number_unsigned()) fields.reject_field("holders", "a list of ids");
     record.holders.push_back(id.get<MemberId>());
   }
-  record.awaited = awaited_of(fields.array("awaited"));
+  record.awaited = awaited_of(fields.array("waits_for"));
   record.next_id = fields.count("next_id");
   record.restarts_used = fields.integer("restarts_used", 0);
   record.was_link_lost = fields.flag("link_lost");

@@ -302,7 +302,7 @@ TEST(MemberProtocolTest, AnAgentThatWaitsNoLongerKnowsIt) {
   ASSERT_TRUE(network.run_until(seconds(2), [&] { return first.is_member() && second.is_member(); }));
   network.kill("c:1");
   const auto forms = [&] {
-    return second.record().state == RunState::kForming && second.record().holders.size() == 2;
+    return second.record().state == RunState::kForming && first.record().holders.size() == 2;
   };
   ASSERT_TRUE(network.run_until(seconds(5), forms));
   second.report.is_leaving = true;

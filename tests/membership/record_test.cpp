@@ -106,7 +106,7 @@ TEST(RecordTest, EachFieldMustBeThereAndNoOther) {
     expect_rejected(changed);
   };
   for (const char* const at :
-       {"", "/settings", "/generation", "/generation/members/1", "/waiting/0", "/awaited/1"}) {
+       {"", "/settings", "/generation", "/generation/members/1", "/waiting/0", "/waits_for/1"}) {
     check_object(json::json_pointer(at));
   }
 }
