@@ -1,6 +1,6 @@
 // The text is JSON, so that a person can read what is in etcd. The parser is strict: an agent of another
-// version must not read half of a record and decide by it. A new field is a new version. Keys are in the order
-// of the alphabet, and the version is to be the first.
+// version must not read half of a record and decide by it. A new field is a new version. Keys are in the
+// order of the alphabet, and the version is to be the first.
 #include "cohort/membership/record.h"
 
 #include <algorithm>
