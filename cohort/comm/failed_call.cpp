@@ -90,9 +90,10 @@ void GroupState::fail(const std::exception& error, const std::string& where, std
   // close their connections.
   const ErrorCause cause = cause_of(error);
   if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(cause, Ends::kOfConnections);
-  throw_if_ended(cause);
+  throw_if_ended();
   const auto hang_detector = registry->hang_detector();
-  if (hang_detector) hang_detector->failed(words);
+  if (hang_detector) hang_detector->failed(words);  // before the wait: other ranks wait for its table
+  throw_if_ending(error);
   // Comparisons over the store say who is missing, and shm.
   if (dynamic_cast<const NamesRanks*>(&error) == nullptr) what += silent_ranks(until);
   if (hang_detector) hang_detector->wait_for_table(until);

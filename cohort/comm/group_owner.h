@@ -12,8 +12,8 @@ class GroupOwner {
   virtual ~GroupOwner() = default;
   /// What calls of the group throw; null: it has not ended. Does not wait.
   virtual std::exception_ptr end() const = 0;
-  /// The same for a call that has lost a peer: it may notice before the owner does. Blocks some seconds at
-  /// most.
+  /// The same for a call that has lost a peer: it may notice before the owner does. A group calls it once,
+  /// and its other calls have the same answer. Blocks some seconds at most.
   virtual std::exception_ptr wait_for_end() const = 0;
 };
 

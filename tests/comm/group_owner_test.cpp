@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -14,6 +15,8 @@
 #include "cohort/base/error.h"
 #include "cohort/comm/failed_call.h"
 #include "cohort/comm/init.h"
+#include "cohort/comm/internal/backend.h"
+#include "cohort/comm/internal/group_state.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 
@@ -30,12 +33,19 @@ struct OwnerOfTest : GroupOwner {
   std::exception_ptr end() const override {
     return has_ended ? std::make_exception_ptr(EndOfOwner("test", "the owner has ended")) : nullptr;
   }
-  std::exception_ptr wait_for_end() const override { return end(); }
+  std::exception_ptr wait_for_end() const override {
+    ++num_waits;
+    if (on_wait) on_wait();
+    return end();
+  }
   std::atomic<bool> has_ended{false};
+  mutable std::atomic<int> num_waits{0};
+  std::function<void()> on_wait;
 };
 
 /// Two ranks, which are threads. Each has an owner of its own.
 struct OwnedGroups {
+  OwnedGroups() = default;
   explicit OwnedGroups(const std::string& backend) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     std::thread other([&] { groups[1] = make(store, 1, backend); });
@@ -102,6 +112,53 @@ TEST(GroupOwnerTest, AGroupWithoutCallsIsNotAborted) {
   end_calls(ranks.groups[0]);
   COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[0]), EndOfOwner, "the owner has ended");
   COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[1], milliseconds(20)), TimeoutError, "rank 0");
+}
+
+struct DetectorOfTest : HangDetector {
+  void failed(const std::string&) override { has_begun = true; }
+  void wait_for_table(base::Deadline) override {}
+  bool has_begun = false;
+};
+
+// However many calls were under way. Other ranks wait for the table of the hang detector meanwhile.
+TEST(GroupOwnerTest, AGroupThatHasLostAPeerWaitsForTheNewsOnce) {
+  for (const char* const backend : {"shm", "gloo"}) {
+    SCOPED_TRACE(backend);
+    OwnedGroups ranks(backend);
+    const auto detector = std::make_shared<DetectorOfTest>();
+    ASSERT_TRUE(ranks.groups[0].shared_state()->registry->set_hang_detector(detector));
+    bool had_begun = false;
+    ranks.owners[0]->on_wait = [&] { had_begun = detector->has_begun; };
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 5; ++i) tensors.push_back(at::ones({100}));
+    std::vector<Pending> calls;
+    for (at::Tensor& tensor : tensors) calls.push_back(ranks.groups[0].all_reduce(tensor));
+    GroupState& peer = *ranks.groups[1].shared_state();
+    peer.mark_broken("it is gone", base::Deadline(std::chrono::seconds(20)));
+    peer.end_calls(ErrorCause::kPeer);
+    for (Pending& call : calls) EXPECT_THROW(call.wait(), Error);
+    EXPECT_EQ(ranks.owners[0]->num_waits, 1);
+    EXPECT_TRUE(had_begun);
+  }
+}
+
+// The others learn of it, and wait.
+TEST(GroupOwnerTest, ARankThatFailsByItselfDoesNotWaitForTheNews) {
+  register_backend("fails on rank 0", {.make = [](const BackendOptions& options) {
+                     if (options.rank == 0) throw SystemError("test", "no space left");
+                     BackendInstance made = make_backend("fake", options);
+                     made.is_distributed = true;
+                     return made;
+                   }});
+  OwnedGroups ranks;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::thread other([&] {
+    COHORT_EXPECT_THROW_WITH(ranks.make(store, 1, "fails on rank 0"), PeerError, "rank 0: [test] no space");
+  });
+  COHORT_EXPECT_THROW_WITH(ranks.make(store, 0, "fails on rank 0"), SystemError, "no space left");
+  other.join();
+  EXPECT_EQ(ranks.owners[0]->num_waits, 0);
+  EXPECT_EQ(ranks.owners[1]->num_waits, 1);
 }
 
 TEST(GroupOwnerTest, ARendezvousOverAStoreNamesWhoDidNotCome) {

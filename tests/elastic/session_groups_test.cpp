@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "cohort/comm/backend.h"
 #include "cohort/elastic/run.h"
 #include "cohort/elastic/session.h"
 #include "played_agents.h"
@@ -139,6 +140,34 @@ TEST(ElasticSessionGroupsTest, TheMakingOfAGroupEndsWithTheGeneration) {
     run.agents.decide(run.ranks);
     run.end(run.ranks);
   }
+}
+
+// What fails in a process alone is no sign of the generation's end, for which it would wait.
+TEST(ElasticSessionGroupsTest, AProcessThatCannotMakeAGroupThrowsAtOnce) {
+  const char* const name = "fails in process 0";
+  comm::register_backend(name, {.make = [](const comm::BackendOptions& options) {
+                           if (options.rank == 0) throw SystemError("test", "no space left");
+                           auto made = comm::backend_type("fake").make(options);
+                           made.is_distributed = true;
+                           return made;
+                         }});
+  GroupRun run(2);
+  std::atomic<bool> has_failed{false};
+  run.start([&](Session& session, GenerationInfo info) {
+    if (info.process == 0) {
+      const base::Deadline waited(milliseconds(2'500));
+      COHORT_EXPECT_THROW_WITH(session.make_group({.backend = name}), SystemError, "no space left");
+      EXPECT_FALSE(waited.expired());
+      has_failed = true;
+      test::wait_until([&] { return session.must_enter(); });
+    } else {
+      COHORT_EXPECT_THROW_WITH(session.make_group({.backend = name}), GenerationEnded, "2 follows");
+    }
+    session.enter(0);
+  });
+  run.agents.wait_until([&] { return has_failed.load(); });
+  run.agents.decide(run.ranks);
+  run.end(run.ranks);
 }
 
 TEST(ElasticSessionGroupsTest, TheStoreOfAGenerationGoesWithIt) {

@@ -94,8 +94,7 @@ std::string GroupState::row_name(int row) const {
 }
 
 void GroupState::check_usable() const {
-  const std::exception_ptr end = owner == nullptr ? nullptr : owner->end();
-  if (end != nullptr) std::rethrow_exception(end);
+  throw_if_ended();
   const std::lock_guard lock(mutex_);
   if (broken_.empty()) return;
   throw CommError("comm.group",
@@ -103,12 +102,22 @@ void GroupState::check_usable() const {
                   "end the process and resume from a checkpoint");
 }
 
-// A time that is over, and a wrong call, are no signs of an end that is yet to come.
-void GroupState::throw_if_ended(ErrorCause cause) const {
-  if (owner == nullptr) return;
-  const bool may_wait = cause == ErrorCause::kPeer || cause == ErrorCause::kOther;
-  const std::exception_ptr end = may_wait ? owner->wait_for_end() : owner->end();
+void GroupState::throw_if_ended() const {
+  const std::exception_ptr end = owner == nullptr ? nullptr : owner->end();
   if (end != nullptr) std::rethrow_exception(end);
+}
+
+// A time that is over, a wrong call, and what failed on this rank alone are no signs of an end that is yet to
+// come. Other words of a backend may be: it has many for a peer that is gone.
+void GroupState::throw_if_ending(const std::exception& error) {
+  if (owner == nullptr) return;
+  const ErrorCause cause = cause_of(error);
+  const bool is_unknown = cause == ErrorCause::kOther && dynamic_cast<const Error*>(&error) == nullptr;
+  if (cause == ErrorCause::kPeer || is_unknown) {
+    std::call_once(end_awaited_, [&] { end_ = owner->wait_for_end(); });
+    if (end_ != nullptr) std::rethrow_exception(end_);
+  }
+  throw_if_ended();
 }
 
 void GroupState::check_carries(c10::Device device) const {
@@ -165,7 +174,7 @@ std::string cannot_make(const GroupState& state) {
   // First, since the others wait at the barrier for this rank.
   report_init_failure(state, error.what(), until);
   state.mark_broken(error.what(), until);
-  state.throw_if_ended(cause_of(error));
+  state.throw_if_ending(error);
   if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
     throw_translated(error, "comm.group", cannot_make(state));
   if (dynamic_cast<const Error*>(&error) != nullptr) throw;
@@ -351,7 +360,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
     if (made.is_distributed && size > 1) wait_until_made(*state, deadline);
   } catch (const Error& error) {
     state->mark_broken(error.what(), end_of_failure(deadline));  // who asks is told that it has noticed
-    state->throw_if_ended(cause_of(error));
+    state->throw_if_ending(error);
     throw;
   }
   state->is_distributed = made.is_distributed;

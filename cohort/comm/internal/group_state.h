@@ -109,8 +109,11 @@ struct GroupState {
   void mark_broken(const std::string& what, base::Deadline until);
   /// Throws CommError with the first failure, if there was one; what its owner throws, where that has ended.
   void check_usable() const;
-  /// A call has failed. Throws: what its owner throws, where that has ended, or ends now.
-  void throw_if_ended(ErrorCause cause) const;
+  /// Throws: what its owner throws, where that has ended.
+  void throw_if_ended() const;
+  /// A call has failed. Throws: the same, also where the owner ends now, if `error` may come of its end. The
+  /// first such call waits for that, and those that fail meanwhile wait with it. Later ones do not wait.
+  void throw_if_ending(const std::exception& error);
   /// Throws: UsageError where the backend has no tensors of this kind of device.
   void check_carries(c10::Device device) const;
   /// Ranks that have not failed too when the deadline passes: they are dead, or stuck. Text for a message,
@@ -132,6 +135,8 @@ struct GroupState {
   base::Deadline failure_end_ = base::Deadline::never();  // of the first one; set with broken_
   std::once_flag silence_asked_;
   std::string silence_;
+  std::once_flag end_awaited_;
+  std::exception_ptr end_;  // that the owner told of then; null: none
   std::map<std::string, CallCounters, std::less<>> counters_;
   std::vector<bool> rows_;
   // The tasks share it: the last one may be what holds the group, which goes within it.

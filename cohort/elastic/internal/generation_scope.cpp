@@ -73,8 +73,14 @@ std::shared_ptr<membership::NetStore> GenerationScope::connect() {
     const std::lock_guard lock(mutex_);
     if (client_ != nullptr) return client_;
   }
-  auto client = std::make_shared<membership::NetStore>(membership::NetStoreOptions{
-      .address = place_.store, .secret = base::Secret::of_process(), .tls = net::TlsOptions::of_process()});
+  std::shared_ptr<membership::NetStore> client;
+  try {
+    client = std::make_shared<membership::NetStore>(membership::NetStoreOptions{
+        .address = place_.store, .secret = base::Secret::of_process(), .tls = net::TlsOptions::of_process()});
+  } catch (const RendezvousError&) {
+    if (const std::exception_ptr end = wait_for_end()) std::rethrow_exception(end);
+    throw;
+  }
   const std::lock_guard lock(mutex_);
   if (has_ended_) {
     client->close();
@@ -90,16 +96,15 @@ c10::intrusive_ptr<c10d::Store> GenerationScope::store_at(const std::string& fol
       connect(), shared_from_this(), concat("generation/", place_.generation, "/", folder, "/"), timeout);
 }
 
-// `body` runs on a thread that may be left behind.
+// `body` runs on a thread that may be left behind. Whatever of it may notice an end before the inbox does has
+// waited for the news: the connection, the store and the group.
 template <typename Body>
 auto GenerationScope::run_until_end(const char* what, Body body) {
   auto result = base::run_detached(what, [self = shared_from_this(), body] {
     try {
       return body(*self);
-    } catch (const UsageError&) {
-      throw;
     } catch (...) {
-      if (const std::exception_ptr end = self->wait_for_end()) std::rethrow_exception(end);
+      if (const std::exception_ptr end = self->end()) std::rethrow_exception(end);
       throw;
     }
   });
