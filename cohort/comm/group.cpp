@@ -416,6 +416,8 @@ void Group::barrier(CallOptions options) const {
     if (!result.is_silent) hang_detector->wait_for_table(base::Deadline(kTableTime));
   }
   if (result.error.empty()) {
+    const bool is_own = options.timeout.count() == 0 || group_state.shares_time;
+    if (is_own) group_state.give_up(result.missing, deadline, where);
     throw TimeoutError("comm.group", base::concat(where, ": ", who),
                        "look at what they were doing, or raise the timeout");
   }

@@ -17,6 +17,7 @@
 #include "cohort/comm/init.h"
 #include "cohort/comm/internal/backend.h"
 #include "cohort/comm/internal/group_state.h"
+#include "cohort/comm/text_collectives.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 
@@ -38,6 +39,15 @@ struct OwnerOfTest : GroupOwner {
     if (on_wait) on_wait();
     return end();
   }
+  std::exception_ptr give_up(const std::vector<int>& ranks, base::Deadline,
+                             const std::string& where) override {
+    given_up = ranks;
+    waited_in = where;
+    has_ended = true;
+    return end();
+  }
+  std::vector<int> given_up;
+  std::string waited_in;
   std::atomic<bool> has_ended{false};
   mutable std::atomic<int> num_waits{0};
   std::function<void()> on_wait;
@@ -114,6 +124,33 @@ TEST(GroupOwnerTest, AGroupWithoutCallsIsNotAborted) {
   COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[1], milliseconds(20)), TimeoutError, "rank 0");
 }
 
+// A time that a caller gives to one call is that call's own.
+TEST(GroupOwnerTest, ItGivesUpRanksThatACallHasWaitedForUntilTheTimeoutOfTheGroup) {
+  struct Wait {
+    std::string backend, where;
+    std::function<void(const Group& group)> wait;
+  };
+  const std::vector<Wait> waits{
+      {"gloo", "all_reduce 0 of group 'owned'", [](const Group& group) { sum_ones(group); }},
+      {"shm", "all_reduce 0 of group 'owned'", [](const Group& group) { sum_ones(group); }},
+      {"shm", "all_gather 0 of group 'owned'", [](const Group& group) { all_gather_text(group, "text"); }},
+      {"shm", "barrier/0 of group 'owned'", [](const Group& group) { group.barrier(); }},
+      {"shm", "the making of group 'owned.0'", [](const Group& group) { group.subgroup({0, 1}); }},
+  };
+  for (const Wait& wait : waits) {
+    SCOPED_TRACE(wait.backend + " " + wait.where);
+    OwnedGroups ranks(wait.backend);
+    ranks.groups[0].shared_state()->timeout = milliseconds(20);
+    COHORT_EXPECT_THROW_WITH(wait.wait(ranks.groups[0]), EndOfOwner, "the owner has ended");
+    EXPECT_EQ(ranks.owners[0]->given_up, std::vector<int>{1});
+    EXPECT_EQ(ranks.owners[0]->waited_in.substr(0, wait.where.size()), wait.where);
+  }
+  OwnedGroups ranks("shm");
+  COHORT_EXPECT_THROW_WITH(ranks.groups[0].barrier({.timeout = milliseconds(1)}), TimeoutError, "rank 1");
+  COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[0], milliseconds(20)), TimeoutError, "rank 1");
+  EXPECT_TRUE(ranks.owners[0]->given_up.empty());
+}
+
 struct DetectorOfTest : HangDetector {
   void failed(const std::string&) override { has_begun = true; }
   void wait_for_table(base::Deadline) override {}
@@ -167,6 +204,15 @@ TEST(GroupOwnerTest, ARendezvousOverAStoreNamesWhoDidNotCome) {
                                                .size = 2,
                                                .timeout = milliseconds(20)}),
                            RendezvousError, "rank 1 of 2 did not come to a store of the test");
+  const auto owner = std::make_shared<OwnerOfTest>();
+  COHORT_EXPECT_THROW_WITH(join_process_group({.store = c10::make_intrusive<c10d::HashStore>(),
+                                               .size = 2,
+                                               .name = "owned",
+                                               .timeout = milliseconds(20),
+                                               .owner = owner}),
+                           EndOfOwner, "the owner has ended");
+  EXPECT_EQ(owner->given_up, std::vector<int>{1});
+  EXPECT_EQ(owner->waited_in, "the making of group 'owned'");
   COHORT_EXPECT_THROW_WITH(join_process_group({.rank = 2, .size = 2}), UsageError, "rank is 2");
 }
 

@@ -16,11 +16,13 @@
 #include <vector>
 
 #include "cohort/comm/backend.h"
+#include "cohort/comm/internal/group_state.h"
 #include "cohort/elastic/run.h"
 #include "cohort/elastic/session.h"
 #include "played_agents.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/header_examples.h"
+#include "tests/support/slowdown.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -214,6 +216,34 @@ TEST(ElasticSessionGroupsTest, APlannedChangeLetsAStepEnd) {
   run.agents.wait_until([&] { return num_ready == 2; });
   run.agents.decide(run.ranks, /*is_planned=*/true);
   run.end(run.ranks);
+}
+
+// As where the session's own exchange waits for one: others continue without it, or with new links.
+TEST(ElasticSessionGroupsTest, AProcessThatIsStuckIsLostForWhoeverWaitsForIt) {
+  const milliseconds timeout = test::kSlowdown * milliseconds(50);
+  for (const bool is_in_call : {false, true}) {
+    SCOPED_TRACE(is_in_call);
+    GroupRun run(2);
+    run.start([&](Session& session, GenerationInfo info) {
+      comm::Group group;
+      if (is_in_call) group = session.make_group({});
+      if (info.process == 1) {
+        test::wait_until([&] { return session.must_enter(); });
+      } else if (is_in_call) {
+        group.shared_state()->timeout = timeout;
+        COHORT_EXPECT_THROW_WITH(count_calls(group), GenerationEnded, "ms for process 1 in all_reduce 0 of");
+      } else {
+        COHORT_EXPECT_THROW_WITH(session.make_group({.timeout = timeout}), GenerationEnded,
+                                 "ms for process 1 in the making of group 'generation 1 group 0'");
+      }
+      EXPECT_TRUE(session.must_enter());
+      session.enter(0);
+      EXPECT_EQ(count_calls(session.make_group({})), 2);
+    });
+    run.agents.wait_until([&] { return run.ranks[0]->status.lost_links == std::vector{run.ranks[1]->id}; });
+    run.agents.decide(run.ranks);
+    run.end(run.ranks);
+  }
 }
 
 // With its thread, its connection to the store and those of its backend.

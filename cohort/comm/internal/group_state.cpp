@@ -120,6 +120,16 @@ void GroupState::throw_if_ending(const std::exception& error) {
   throw_if_ended();
 }
 
+// Without them the owner may continue, and this rank with it. Where no rank is silent, all make different
+// calls: they would do so again.
+void GroupState::give_up(const std::vector<int>& ranks, base::Deadline deadline,
+                         const std::string& where) const {
+  if (owner == nullptr || ranks.empty() || !deadline.expired()) return;
+  std::vector<int> ranks_of_job;
+  for (const int silent : ranks) ranks_of_job.push_back(job_ranks[static_cast<std::size_t>(silent)]);
+  if (const auto end = owner->give_up(ranks_of_job, deadline, where)) std::rethrow_exception(end);
+}
+
 void GroupState::check_carries(c10::Device device) const {
   if (device.is_cpu()) return;
   for (const c10::Device carried : group->getDeviceTypes()) {
@@ -163,6 +173,10 @@ void report_init_failure(GroupState& state, const std::string& what, base::Deadl
   }
 }
 
+std::string making_of(const GroupState& state) {
+  return base::concat("the making of group '", state.name, "'");
+}
+
 std::string cannot_make(const GroupState& state) {
   return base::concat("cannot make group '", state.name, "' (rank ", state.rank, "/", state.size, ", ",
                       state.backend, ")");
@@ -175,10 +189,15 @@ std::string cannot_make(const GroupState& state) {
   report_init_failure(state, error.what(), until);
   state.mark_broken(error.what(), until);
   state.throw_if_ending(error);
-  if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
-    throw_translated(error, "comm.group", cannot_make(state));
+  const bool has_type = cause_of(error) != ErrorCause::kOther;
+  if (const auto* const named = dynamic_cast<const NamesRanks*>(&error)) {
+    state.give_up(named->ranks(), deadline, making_of(state));
+    if (has_type) throw_translated(error, "comm.group", cannot_make(state));
+  }
   if (dynamic_cast<const Error*>(&error) != nullptr) throw;
-  throw_translated(error, "comm.group", cannot_make(state) + state.silent_ranks(until));
+  const GroupState::Silence& silence = state.find_silent_ranks(until);
+  if (has_type) state.give_up(silence.ranks, deadline, making_of(state));
+  throw_translated(error, "comm.group", cannot_make(state) + silence.text);
 }
 
 // A rank that has all its connections may release the group at once; its peers that are not as far would
@@ -205,8 +224,8 @@ void wait_until_made(GroupState& state, base::Deadline deadline) {
   }
   if (!error.empty())
     throw PeerError("comm.group", base::concat(where, ": the store cannot be reached: ", error));
-  throw TimeoutError("comm.group",
-                     base::concat(where, ": ", base::format_list("rank", missing), " did not come"));
+  throw MissingRanks<TimeoutError>(
+      missing, "comm.group", base::concat(where, ": ", base::format_list("rank", missing), " did not come"));
 }
 
 }  // namespace
@@ -361,6 +380,9 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   } catch (const Error& error) {
     state->mark_broken(error.what(), end_of_failure(deadline));  // who asks is told that it has noticed
     state->throw_if_ending(error);
+    if (const auto* const named = dynamic_cast<const NamesRanks*>(&error)) {
+      state->give_up(named->ranks(), deadline, making_of(*state));
+    }
     throw;
   }
   state->is_distributed = made.is_distributed;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/run_detached.h"
 #include "cohort/comm/failed_call.h"
 #include "cohort/comm/init.h"
@@ -50,6 +51,21 @@ std::shared_ptr<GenerationScope> GenerationScope::make(std::shared_ptr<ProcessIn
 
 std::exception_ptr GenerationScope::wait_for_end() const {
   return inbox_->wait_for_end_of(place_.generation, base::Deadline(kNewsTime), /*is_lost=*/true);
+}
+
+// As the session's exchange does: these processes may be stuck for good, and this one continues without them.
+std::exception_ptr GenerationScope::give_up(const std::vector<int>& ranks, base::Deadline deadline,
+                                            const std::string& where) {
+  const std::string who = concat(ranks.size() == 1 ? "process " : "processes ", base::join(ranks));
+  try {
+    inbox_->give_up({.generation = place_.generation,
+                     .is_in_step = true,
+                     .needed = ranks,
+                     .deadline = deadline,
+                     .what = concat(who, " in ", where)});
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 void GenerationScope::end_calls() {
