@@ -57,12 +57,11 @@ struct OwnerOfTest : GroupOwner {
 struct OwnedGroups {
   OwnedGroups() = default;
   explicit OwnedGroups(const std::string& backend) {
-    const auto store = c10::make_intrusive<c10d::HashStore>();
-    std::thread other([&] { groups[1] = make(store, 1, backend); });
-    groups[0] = make(store, 0, backend);
+    std::thread other([&] { groups[1] = make(1, backend); });
+    groups[0] = make(0, backend);
     other.join();
   }
-  Group make(const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::string& backend) {
+  Group make(int rank, const std::string& backend) {
     return join_process_group({.store = store,
                                .where = "a store of the test",
                                .rank = rank,
@@ -73,6 +72,7 @@ struct OwnedGroups {
                                .check_consistency = ConsistencyCheck::kOff,
                                .owner = owners[static_cast<std::size_t>(rank)]});
   }
+  c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::shared_ptr<OwnerOfTest>> owners{std::make_shared<OwnerOfTest>(),
                                                    std::make_shared<OwnerOfTest>()};
   std::vector<Group> groups{2};
@@ -122,6 +122,20 @@ TEST(GroupOwnerTest, AGroupWithoutCallsIsNotAborted) {
   end_calls(ranks.groups[0]);
   COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[0]), EndOfOwner, "the owner has ended");
   COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[1], milliseconds(20)), TimeoutError, "rank 0");
+}
+
+// Gloo itself waits for the other rank's connection until the timeout.
+TEST(GroupOwnerTest, TheMakingOfASubgroupOverGlooEndsWithTheOwner) {
+  OwnedGroups ranks("gloo");
+  const std::int64_t num_keys = ranks.store->getNumKeys();
+  const base::Deadline waited(std::chrono::seconds(10));
+  std::thread making(
+      [&] { COHORT_EXPECT_THROW_WITH(ranks.groups[0].subgroup({0, 1}), EndOfOwner, "the owner has ended"); });
+  test::wait_until([&] { return ranks.store->getNumKeys() > num_keys; });
+  ranks.owners[0]->has_ended = true;
+  making.join();
+  EXPECT_FALSE(waited.expired());
+  EXPECT_THROW(ranks.groups[1].subgroup({0, 1}), Error);  // rank 0's thread of Gloo's ends, too
 }
 
 // A time that a caller gives to one call is that call's own.
@@ -188,11 +202,10 @@ TEST(GroupOwnerTest, ARankThatFailsByItselfDoesNotWaitForTheNews) {
                      return made;
                    }});
   OwnedGroups ranks;
-  const auto store = c10::make_intrusive<c10d::HashStore>();
   std::thread other([&] {
-    COHORT_EXPECT_THROW_WITH(ranks.make(store, 1, "fails on rank 0"), PeerError, "rank 0: [test] no space");
+    COHORT_EXPECT_THROW_WITH(ranks.make(1, "fails on rank 0"), PeerError, "rank 0: [test] no space");
   });
-  COHORT_EXPECT_THROW_WITH(ranks.make(store, 0, "fails on rank 0"), SystemError, "no space left");
+  COHORT_EXPECT_THROW_WITH(ranks.make(0, "fails on rank 0"), SystemError, "no space left");
   other.join();
   EXPECT_EQ(ranks.owners[0]->num_waits, 0);
   EXPECT_EQ(ranks.owners[1]->num_waits, 1);

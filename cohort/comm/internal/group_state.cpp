@@ -365,7 +365,8 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
                                   .size = size,
                                   .timeout = timeout,
                                   .deadline = deadline,
-                                  .reach = options.reach});
+                                  .reach = options.reach,
+                                  .owner = state->owner});
   };
   BackendInstance made;
   std::optional<BackendInstance> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU

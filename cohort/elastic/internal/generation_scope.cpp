@@ -5,8 +5,8 @@
 // Always: that thread has the scope only while it ends calls. What nobody holds any more goes at once.
 //
 // To connect, and to make a group, may take as long as another process likes. So another thread does it, and
-// the caller waits in the inbox. After the generation's end that thread is left behind: in the store it ends
-// at once, and where Gloo waits for the connection of a process that has died, after the group's timeout.
+// the caller waits in the inbox. After the generation's end that thread is left behind, and ends soon. What
+// Gloo does to connect with a process that has died ends after the group's timeout, on a thread of its own.
 #include "cohort/elastic/internal/generation_scope.h"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
