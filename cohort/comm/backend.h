@@ -88,6 +88,8 @@ struct BackendType {
   std::function<BackendFit(const BackendSituation&)> fit = nullptr;
   /// True: it carries nothing between ranks. `cohort doctor` does not list it.
   bool is_for_tests = false;
+  /// As that of BackendInstance. Calls on GPUs do not end with a group's owner.
+  c10::DeviceType device = c10::kCPU;
 };
 
 /// Returns the backend of that name. Throws: UsageError for an unknown name, naming the nearest and all, or

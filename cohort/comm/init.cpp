@@ -267,7 +267,11 @@ Group make_agreed_group(const Job& job, const std::string& where, base::Deadline
                         StateOptions made) {
   core::ResolvedDevice device;
   const bool is_automatic = made.backend == "auto";
-  if (is_automatic) device = core::resolve_device("auto");
+  if (made.owner != nullptr) {
+    device.reason = "no call on a GPU could be ended";
+  } else if (is_automatic) {
+    device = core::resolve_device("auto");
+  }
   // A rank without a GPU would choose another backend than the rest: the fingerprint shows it.
   const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
   Agreement agreement;

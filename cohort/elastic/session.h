@@ -57,7 +57,8 @@ struct SessionOptions {
 
 /// A group of the processes of a generation.
 struct GroupOptions {
-  std::string backend = "auto";  ///< as comm::InitOptions
+  /// As comm::InitOptions, for tensors on the CPU: nothing could end a call on a GPU.
+  std::string backend = "auto";
   /// Of making it, and of its calls that name no other; 0: SessionOptions::timeout. A process for which they
   /// have waited so long counts as lost, as there. A call that names one throws comm's TimeoutError.
   std::chrono::milliseconds timeout{0};

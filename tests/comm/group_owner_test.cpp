@@ -138,6 +138,23 @@ TEST(GroupOwnerTest, TheMakingOfASubgroupOverGlooEndsWithTheOwner) {
   EXPECT_THROW(ranks.groups[1].subgroup({0, 1}), Error);  // rank 0's thread of Gloo's ends, too
 }
 
+// Also where there is a GPU.
+TEST(GroupOwnerTest, GroupsAreForTensorsOnTheCpu) {
+  OwnedGroups automatic("auto");
+  EXPECT_EQ(automatic.groups[0].backend(), "shm");
+  at::Tensor elsewhere = at::ones({1}, at::kMeta);
+  COHORT_EXPECT_THROW_WITH(automatic.groups[0].all_reduce(elsewhere), UsageError,
+                           "no call on a GPU could be");
+  COHORT_EXPECT_THROW_WITH(automatic.groups[0].subgroup({0}, {.backend = "nccl"}), UsageError,
+                           "calls of backend nccl cannot be ended");
+  OwnedGroups ranks;
+  std::thread other([&] {
+    COHORT_EXPECT_THROW_WITH(ranks.make(1, "nccl"), UsageError, "calls of backend nccl cannot be ended");
+  });
+  COHORT_EXPECT_THROW_WITH(ranks.make(0, "nccl"), UsageError, "calls of backend nccl cannot be ended");
+  other.join();
+}
+
 // A time that a caller gives to one call is that call's own.
 TEST(GroupOwnerTest, ItGivesUpRanksThatACallHasWaitedForUntilTheTimeoutOfTheGroup) {
   struct Wait {

@@ -137,7 +137,8 @@ void GroupState::check_carries(c10::Device device) const {
   }
   throw UsageError("comm.group",
                    base::concat("group '", name, "' of backend ", backend, " carries no tensors on ", device),
-                   "backend nccl for those on a GPU, or a model on the CPU");
+                   owner == nullptr ? "backend nccl for those on a GPU, or a model on the CPU"
+                                    : "tensors on the CPU: no call on a GPU could be ended");
 }
 
 namespace {
@@ -332,6 +333,12 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   }
   if (options.rank < 0 || options.rank >= size) {
     throw UsageError("comm.group", base::concat("rank is ", options.rank, ", expected 0 to ", size - 1));
+  }
+  if (options.owner != nullptr && backend_type(options.backend).device != c10::kCPU) {
+    throw UsageError("comm.group",
+                     base::concat("group '", options.name, "' ends with its owner, and calls of backend ",
+                                  options.backend, " cannot be ended"),
+                     "backend shm or gloo, and tensors on the CPU");
   }
   use_numeric_names();  // the store may be one that the caller has opened
   auto state = std::make_shared<GroupState>();
