@@ -281,8 +281,12 @@ Group make_agreed_group(const Job& job, const std::string& where, base::Deadline
                  where, deadline);
   } catch (const NamesRanks& missing) {
     if (made.owner == nullptr) throw;
+    // Where it is this rank that came too late, the others have given it up.
+    const bool is_late = std::ranges::find(missing.ranks(), job.rank) != missing.ranks().end();
     const std::string making = base::concat("the making of group '", made.name, "'");
-    if (const auto end = made.owner->give_up(missing.ranks(), deadline, making)) std::rethrow_exception(end);
+    const std::exception_ptr end =
+        is_late ? made.owner->wait_for_end() : made.owner->give_up(missing.ranks(), deadline, making);
+    if (end != nullptr) std::rethrow_exception(end);
     throw;
   }
   BackendChoice choice;

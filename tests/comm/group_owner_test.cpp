@@ -68,10 +68,11 @@ struct OwnedGroups {
                                .size = 2,
                                .name = "owned",
                                .backend = backend,
-                               .timeout = milliseconds(20'000),
+                               .timeout = timeout,
                                .check_consistency = ConsistencyCheck::kOff,
                                .owner = owners[static_cast<std::size_t>(rank)]});
   }
+  milliseconds timeout{20'000};
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::shared_ptr<OwnerOfTest>> owners{std::make_shared<OwnerOfTest>(),
                                                    std::make_shared<OwnerOfTest>()};
@@ -234,16 +235,19 @@ TEST(GroupOwnerTest, ARendezvousOverAStoreNamesWhoDidNotCome) {
                                                .size = 2,
                                                .timeout = milliseconds(20)}),
                            RendezvousError, "rank 1 of 2 did not come to a store of the test");
-  const auto owner = std::make_shared<OwnerOfTest>();
-  COHORT_EXPECT_THROW_WITH(join_process_group({.store = c10::make_intrusive<c10d::HashStore>(),
-                                               .size = 2,
-                                               .name = "owned",
-                                               .timeout = milliseconds(20),
-                                               .owner = owner}),
-                           EndOfOwner, "the owner has ended");
-  EXPECT_EQ(owner->given_up, std::vector<int>{1});
-  EXPECT_EQ(owner->waited_in, "the making of group 'owned'");
   COHORT_EXPECT_THROW_WITH(join_process_group({.rank = 2, .size = 2}), UsageError, "rank is 2");
+}
+
+TEST(GroupOwnerTest, ARendezvousGivesUpWhoDidNotCome) {
+  OwnedGroups ranks;
+  ranks.timeout = milliseconds(20);
+  COHORT_EXPECT_THROW_WITH(ranks.make(0, "shm"), EndOfOwner, "the owner has ended");
+  EXPECT_EQ(ranks.owners[0]->given_up, std::vector<int>{1});
+  EXPECT_EQ(ranks.owners[0]->waited_in, "the making of group 'owned'");
+  // Others have given up the one that comes now.
+  COHORT_EXPECT_THROW_WITH(ranks.make(1, "shm"), RendezvousError, "rank 1 of 2 did not come");
+  EXPECT_TRUE(ranks.owners[1]->given_up.empty());
+  EXPECT_EQ(ranks.owners[1]->num_waits, 1);
 }
 
 }  // namespace
