@@ -9,6 +9,7 @@
 
 #include "cohort/base/registry.h"
 #include "cohort/base/threads/deadline.h"
+#include "cohort/comm/group_owner.h"
 #include "cohort/comm/store_adapter.h"
 
 /// Communication backends by name: Cohort's, and those that a program or a library given to `--load`
@@ -30,6 +31,7 @@ struct BackendOptions {
   std::chrono::milliseconds timeout{0};               ///< of its calls
   base::Deadline deadline = base::Deadline::never();  ///< of making it
   std::string reach;                                  ///< host that connections must reach; empty: any
+  std::shared_ptr<GroupOwner> owner = nullptr;        ///< with whose end the making ends; null: none
 };
 
 /// A backend that cannot end one call. Without connections all of them end at once, with `words`, and so do
@@ -86,6 +88,8 @@ struct BackendType {
   std::function<BackendFit(const BackendSituation&)> fit = nullptr;
   /// True: it carries nothing between ranks. `cohort doctor` does not list it.
   bool is_for_tests = false;
+  /// As that of BackendInstance. Calls on GPUs do not end with a group's owner.
+  c10::DeviceType device = c10::kCPU;
 };
 
 /// Returns the backend of that name. Throws: UsageError for an unknown name, naming the nearest and all, or

@@ -82,21 +82,24 @@ bool GroupState::end_calls(ErrorCause cause, Ends ends) const {
   }
 }
 
-void GroupState::fail(const std::exception& error, const std::string& where, std::string what,
-                      base::Deadline until) {
+void GroupState::fail(const std::exception& error, const std::string& what, base::Deadline until,
+                      std::optional<base::Deadline> own_time) {
   const std::string words = base::concat(what, ": ", base::message_of(error));
   mark_broken(words, until);
   // The ranks at the ends of a broken connection of Gloo's notice it. Other ranks notice it once these ranks
   // close their connections.
   const ErrorCause cause = cause_of(error);
   if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(cause, Ends::kOfConnections);
-  throw_if_ended(cause);
+  throw_if_ended();
   const auto hang_detector = registry->hang_detector();
-  if (hang_detector) hang_detector->failed(words);
+  if (hang_detector) hang_detector->failed(words);  // before the wait: other ranks wait for its table
+  throw_if_ending(error);
   // Comparisons over the store say who is missing, and shm.
-  if (dynamic_cast<const NamesRanks*>(&error) == nullptr) what += silent_ranks(until);
+  const auto* const named = dynamic_cast<const NamesRanks*>(&error);
+  const Silence silence = named == nullptr ? find_silent_ranks(until) : Silence{named->ranks(), ""};
   if (hang_detector) hang_detector->wait_for_table(until);
-  throw_translated(error, where, what);
+  if (cause == ErrorCause::kTimeout && own_time) give_up(silence.ranks, *own_time, what);
+  throw_translated(error, "comm.group", what + silence.text);
 }
 
 void fail_call(const Group& group, const std::exception& error, const std::string& what,
@@ -110,7 +113,7 @@ void fail_call(const Group& group, const std::exception& error, const std::strin
   if (state.end_calls(cause_of(error)) && !base::poll_until(is_over, until)) {
     base::log_warning(base::concat("[comm.group] ", named, " continues after its deadline"));
   }
-  state.fail(error, "comm.group", named, until);
+  state.fail(error, named, until, deadline);
 }
 
 // Where none is under way nothing is aborted: another rank may still take what this one has sent.
@@ -148,8 +151,8 @@ void GroupState::mark_broken(const std::string& what, base::Deadline until) {
 
 // Many calls may be in flight when a peer dies, and fail one after the other: one of them asks. It asks more
 // than once, since the rank that keeps the store may fail first, and takes the answer with it.
-std::string GroupState::silent_ranks(base::Deadline deadline) {
-  if (size == 1) return "";
+const GroupState::Silence& GroupState::find_silent_ranks(base::Deadline deadline) {
+  if (size == 1) return silence_;
   std::call_once(silence_asked_, [&] {
     // One store answers all ranks, so each asks less often where there are many.
     const milliseconds pause(kLookTime * (1 + size / kRanksThatAskOften));
@@ -165,14 +168,14 @@ std::string GroupState::silent_ranks(base::Deadline deadline) {
         silent = barrier.missing();
         have_all = silent.empty() || barrier.wait(deadline.sooner(base::Deadline(pause)));
       }
-      if (!have_all) silence_ = names() + " did not notice: dead, or stuck";
+      if (!have_all) silence_ = {silent, names() + " did not notice: dead, or stuck"};
       // The rank that keeps the store stays until the others have their answer too.
       leave_key(*this, "failed", deadline);
     } catch (const std::exception& failure) {
       const bool is_gone = dynamic_cast<const TimeoutError*>(&failure) == nullptr;
-      if (!silent.empty()) silence_ = names() + " had not noticed when the store was asked last";
-      silence_ += base::concat("; the store cannot be reached (", base::message_of(failure), ")",
-                               is_gone ? ": the rank that keeps it is gone" : "");
+      if (!silent.empty()) silence_.text = names() + " had not noticed when the store was asked last";
+      silence_.text += base::concat("; the store cannot be reached (", base::message_of(failure), ")",
+                                    is_gone ? ": the rank that keeps it is gone" : "");
     }
   });
   return silence_;

@@ -14,8 +14,9 @@ namespace cohort::comm {
 bool is_of_backend(const std::exception& error);
 
 /// Ends a call that has failed with `error` at its deadline as one of the group's own ends: the group is
-/// broken, and nothing continues in the backend. `is_over` says whether the call has ended there.
-/// Throws: TimeoutError, PeerError or CommError, which names `what`, and the ranks that have not failed too.
+/// broken, and nothing continues in the backend. `is_over` says whether the call has ended there. At the
+/// deadline the group's owner gives up the ranks that are stuck. Throws: what the owner throws; TimeoutError,
+/// PeerError or CommError, which names `what`, and the ranks that have not failed too.
 [[noreturn]] void fail_call(const Group& group, const std::exception& error, const std::string& what,
                             base::Deadline deadline, const std::function<bool()>& is_over);
 

@@ -403,8 +403,7 @@ void Group::barrier(CallOptions options) const {
     return;
   }
   group_state.flight.set(ticket, CallState::kFailed);
-  const bool is_late = result.error.empty() || result.is_silent;
-  group_state.throw_if_ended(is_late ? ErrorCause::kTimeout : ErrorCause::kPeer);
+  group_state.throw_if_ended();
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
   const std::string where =
       base::concat("barrier/", signature.number, " of group '", group_state.name, "' (rank ",
@@ -417,6 +416,8 @@ void Group::barrier(CallOptions options) const {
     if (!result.is_silent) hang_detector->wait_for_table(base::Deadline(kTableTime));
   }
   if (result.error.empty()) {
+    const bool is_own = options.timeout.count() == 0 || group_state.shares_time;
+    if (is_own) group_state.give_up(result.missing, deadline, where);
     throw TimeoutError("comm.group", base::concat(where, ": ", who),
                        "look at what they were doing, or raise the timeout");
   }
@@ -424,8 +425,10 @@ void Group::barrier(CallOptions options) const {
     throw TimeoutError("comm.group", base::concat(where, ": ", result.error),
                        "look at the rank that keeps the store, rank 0 as a rule");
   }
-  throw PeerError("comm.group", base::concat(where, ": the store cannot be reached: ", result.error),
-                  "look at the rank that keeps it, rank 0 as a rule");
+  const PeerError lost("comm.group", base::concat(where, ": the store cannot be reached: ", result.error),
+                       "look at the rank that keeps it, rank 0 as a rule");
+  group_state.throw_if_ending(lost);
+  throw PeerError(lost);
 }
 
 Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,

@@ -1,6 +1,10 @@
 #pragma once
 
 #include <exception>
+#include <string>
+#include <vector>
+
+#include "cohort/base/threads/deadline.h"
 
 namespace cohort::comm {
 
@@ -12,9 +16,16 @@ class GroupOwner {
   virtual ~GroupOwner() = default;
   /// What calls of the group throw; null: it has not ended. Does not wait.
   virtual std::exception_ptr end() const = 0;
-  /// The same for a call that has lost a peer: it may notice before the owner does. Blocks some seconds at
-  /// most.
+  /// The same for a call that has lost a peer: it may notice before the owner does. A group calls it once,
+  /// and its other calls have the same answer. Blocks some seconds at most.
   virtual std::exception_ptr wait_for_end() const = 0;
+  /// A call has waited for these ranks of the job until `deadline`, which is that of its group and not one
+  /// that the caller gave. Returns what the call throws; null: an error of its own, as where the owner cannot
+  /// continue without them. `where` names the call. Does not wait.
+  virtual std::exception_ptr give_up(const std::vector<int>& /*ranks*/, base::Deadline /*deadline*/,
+                                     const std::string& /*where*/) {
+    return nullptr;
+  }
 };
 
 }  // namespace cohort::comm

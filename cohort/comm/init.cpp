@@ -29,6 +29,7 @@
 #include "cohort/comm/internal/backend.h"
 #include "cohort/comm/internal/deadline_store.h"
 #include "cohort/comm/internal/group_state.h"
+#include "cohort/comm/internal/missing_ranks.h"
 #include "cohort/comm/internal/tcp_store.h"
 #include "cohort/comm/job.h"
 #include "cohort/comm/store_adapter.h"
@@ -223,9 +224,11 @@ Agreement agree_on(const Store& store, const Job& job, const std::string& finger
          "look at the rank that keeps it, rank 0 as a rule");
   }
   if (!words.missing.empty()) {
-    fail(base::concat(base::format_list("rank", words.missing), " of ", job.world_size, " did not come to ",
-                      where, " within ", waited, " ms (this is rank ", job.rank, ")"),
-         "look at their output, or raise the timeout");
+    throw MissingRanks<RendezvousError>(
+        words.missing, "comm.init",
+        base::concat(base::format_list("rank", words.missing), " of ", job.world_size, " did not come to ",
+                     where, " within ", waited, " ms (this is rank ", job.rank, ")"),
+        "look at their output, or raise the timeout");
   }
   for (std::size_t rank = 0; rank < words.of_rank.size(); ++rank) {
     const std::string& word = words.of_rank[rank];
@@ -264,21 +267,37 @@ Group make_agreed_group(const Job& job, const std::string& where, base::Deadline
                         StateOptions made) {
   core::ResolvedDevice device;
   const bool is_automatic = made.backend == "auto";
-  if (is_automatic) device = core::resolve_device("auto");
+  if (made.owner != nullptr) {
+    device.reason = "no call on a GPU could be ended";
+  } else if (is_automatic) {
+    device = core::resolve_device("auto");
+  }
   // A rank without a GPU would choose another backend than the rest: the fingerprint shows it.
   const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
-  auto [is_one_machine, waits] =
-      agree_on(made.store, job, consistency_fingerprint(job, made.backend + on, made.check_consistency),
-               where, deadline);
+  Agreement agreement;
+  try {
+    agreement =
+        agree_on(made.store, job, consistency_fingerprint(job, made.backend + on, made.check_consistency),
+                 where, deadline);
+  } catch (const NamesRanks& missing) {
+    if (made.owner == nullptr) throw;
+    // Where it is this rank that came too late, the others have given it up.
+    const bool is_late = std::ranges::find(missing.ranks(), job.rank) != missing.ranks().end();
+    const std::string making = base::concat("the making of group '", made.name, "'");
+    const std::exception_ptr end =
+        is_late ? made.owner->wait_for_end() : made.owner->give_up(missing.ranks(), deadline, making);
+    if (end != nullptr) std::rethrow_exception(end);
+    throw;
+  }
   BackendChoice choice;
   if (is_automatic) {
     choice = choose_backend({.cuda = device.device.is_cuda(),
-                             .one_host = is_one_machine && job.world_size <= kMaxShmRanks,
+                             .one_host = agreement.is_one_machine && job.world_size <= kMaxShmRanks,
                              .device_reason = device.reason});
     made.backend = choice.backend;
   }
   // What listens need not be reached from elsewhere.
-  if (is_one_machine) made.reach = "127.0.0.1";
+  if (agreement.is_one_machine) made.reach = "127.0.0.1";
   if (!choice.backend.empty() && job.rank == 0 && job.world_size > 1) {
     static std::once_flag is_choice_logged;
     std::call_once(is_choice_logged, [&] {
@@ -286,7 +305,7 @@ Group make_agreed_group(const Job& job, const std::string& where, base::Deadline
                                   choice.reason));
     });
   }
-  made.waits = std::move(waits);
+  made.waits = std::move(agreement.waits);
   made.deadline = deadline;
   return Group(make_state(std::move(made)));
 }

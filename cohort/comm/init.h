@@ -42,7 +42,8 @@ struct StoreInitOptions {
   /// For the rendezvous, and for each collective that names no other.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;
-  std::shared_ptr<GroupOwner> owner = nullptr;  ///< whose end is the group's (group_owner.h); null: none
+  /// Whose end is the group's (group_owner.h), which is then one of tensors on the CPU; null: none.
+  std::shared_ptr<GroupOwner> owner = nullptr;
 };
 
 /// Meets the other ranks of the job and returns the group of all. Collective over the job.

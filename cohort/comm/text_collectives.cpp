@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string_view>
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/deadline.h"
+#include "cohort/comm/internal/group_state.h"
 
 namespace cohort::comm {
 namespace {
@@ -22,11 +24,20 @@ namespace {
 class OneDeadline {
  public:
   OneDeadline(const Group& group, CallOptions options)
-      : deadline_(options.timeout.count() == 0 ? group.timeout() : options.timeout) {}
+      : deadline_(options.timeout.count() == 0 ? group.timeout() : options.timeout),
+        group_(group.shared_state()) {
+    if (group_ != nullptr) group_->shares_time = options.timeout.count() == 0;
+  }
+  ~OneDeadline() {
+    if (group_ != nullptr) group_->shares_time = false;
+  }
+  OneDeadline(const OneDeadline&) = delete;
+  OneDeadline& operator=(const OneDeadline&) = delete;
   CallOptions left() const { return {std::chrono::milliseconds(std::max(1, deadline_.remaining_ms()))}; }
 
  private:
   base::Deadline deadline_;
+  const std::shared_ptr<GroupState> group_;
 };
 
 // The first line in which two texts differ, or "nothing" where one has ended.

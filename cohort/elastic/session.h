@@ -57,8 +57,11 @@ struct SessionOptions {
 
 /// A group of the processes of a generation.
 struct GroupOptions {
-  std::string backend = "auto";          ///< as comm::InitOptions
-  std::chrono::milliseconds timeout{0};  ///< of making it, and of its calls; 0: SessionOptions::timeout
+  /// As comm::InitOptions, for tensors on the CPU: nothing could end a call on a GPU.
+  std::string backend = "auto";
+  /// Of making it, and of its calls that name no other; 0: SessionOptions::timeout. A process for which they
+  /// have waited so long counts as lost, as there. A call that names one throws comm's TimeoutError.
+  std::chrono::milliseconds timeout{0};
   comm::ConsistencyCheck check_consistency = comm::ConsistencyCheck::kFirst;
 };
 

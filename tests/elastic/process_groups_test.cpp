@@ -20,6 +20,7 @@
 #include "cohort/elastic/session.h"
 #include "cohort/parallel/virtual_ranks/text_gather.h"
 #include "fake_agents.h"
+#include "tests/support/slowdown.h"
 #include "zygote.h"
 
 namespace cohort::elastic {
@@ -81,49 +82,62 @@ int run_group_child() {
   }
 }
 
+// Adds how long the calls of both survivors have waited after the kill, in ms.
+void kill_one_of_three(Zygote& zygote, const std::string& backend, std::vector<double>& delays) {
+  FakeAgents agents(zygote, {.total_steps = 5});
+  agents.variables["TEST_BACKEND"] = backend;
+  std::vector<FakeAgents::Child*> all;
+  for (int i = 0; i < 3; ++i) all.push_back(&agents.start("waits:1"));
+  const auto all_are = [&](const std::vector<FakeAgents::Child*>& children, auto condition) {
+    return std::ranges::all_of(children, [&](const auto* child) { return condition(*child); });
+  };
+  agents.handle_until([&] { return all_are(all, [](const auto& child) { return child.status.is_ready; }); },
+                      "processes");
+  agents.decide(all, false, "the start");
+  agents.handle_until(
+      [&] {
+        return all[2]->is_asking &&
+               all_are(all, [](const auto& child) { return child.status.committed_steps == 1; });
+      },
+      "a call that waits");
+  const Clock::time_point killed = Clock::now();
+  agents.kill(*all[2]);
+  agents.handle_until([&] { return all[2]->has_ended; }, "the end of a process");
+  const std::vector<FakeAgents::Child*> survivors{all[0], all[1]};
+  agents.decide(survivors, false, "a process was killed");
+  agents.handle_until(
+      [&] { return all_are(survivors, [](const auto& child) { return child.status.is_finished; }); },
+      "another group");
+  agents.end_run(true);
+  const std::vector<std::string> results = agents.results();
+  ASSERT_EQ(results.size(), 2U) << agents.story();
+  for (const std::string& text : results) {
+    std::istringstream stream(text);
+    std::size_t before = 0, after = 0;
+    Clock::rep thrown = 0;
+    stream >> before >> thrown >> after;
+    EXPECT_EQ(before, 3U);
+    EXPECT_EQ(after, 2U);
+    const auto waited = Clock::duration(thrown) - killed.time_since_epoch();
+    delays.push_back(std::chrono::duration<double, std::milli>(waited).count());
+  }
+}
+
+// The median of several rounds counts, as a process may wait for its core.
 TEST(ElasticProcessesGroupsTest, ACallThatWaitsForAProcessThatIsKilledThrowsGenerationEnded) {
+  constexpr int kRounds = 3;
+  constexpr double kMaxMs = 100 * test::kSlowdown;
   Zygote zygote(run_group_child);
   for (const char* const backend : {"shm", "gloo", kExchange}) {
     SCOPED_TRACE(backend);
-    FakeAgents agents(zygote, {.total_steps = 5});
-    agents.variables["TEST_BACKEND"] = backend;
-    std::vector<FakeAgents::Child*> all;
-    for (int i = 0; i < 3; ++i) all.push_back(&agents.start("waits:1"));
-    const auto all_are = [&](const std::vector<FakeAgents::Child*>& children, auto condition) {
-      return std::ranges::all_of(children, [&](const auto* child) { return condition(*child); });
-    };
-    agents.handle_until([&] { return all_are(all, [](const auto& child) { return child.status.is_ready; }); },
-                        "processes");
-    agents.decide(all, false, "the start");
-    agents.handle_until(
-        [&] {
-          return all[2]->is_asking &&
-                 all_are(all, [](const auto& child) { return child.status.committed_steps == 1; });
-        },
-        "a call that waits");
-    const Clock::time_point killed = Clock::now();
-    agents.kill(*all[2]);
-    agents.handle_until([&] { return all[2]->has_ended; }, "the end of a process");
-    const std::vector<FakeAgents::Child*> survivors{all[0], all[1]};
-    agents.decide(survivors, false, "a process was killed");
-    agents.handle_until(
-        [&] { return all_are(survivors, [](const auto& child) { return child.status.is_finished; }); },
-        "another group");
-    agents.end_run(true);
-    const std::vector<std::string> results = agents.results();
-    ASSERT_EQ(results.size(), 2U) << agents.story();
-    for (const std::string& text : results) {
-      std::istringstream stream(text);
-      std::size_t before = 0, after = 0;
-      Clock::rep thrown = 0;
-      stream >> before >> thrown >> after;
-      EXPECT_EQ(before, 3U);
-      EXPECT_EQ(after, 2U);
-      const auto waited = Clock::duration(thrown) - killed.time_since_epoch();
-      const double ms = std::chrono::duration<double, std::milli>(waited).count();
-      std::cout << backend << ": a call has thrown " << ms << " ms after the kill\n";
-      EXPECT_LT(ms, 2'000);
+    std::vector<double> delays;
+    for (int round = 0; round < kRounds; ++round) {
+      ASSERT_NO_FATAL_FAILURE(kill_one_of_three(zygote, backend, delays));
     }
+    std::ranges::sort(delays);
+    const double median = delays[delays.size() / 2];
+    std::cout << backend << ": a call has thrown " << median << " ms after the kill\n";
+    EXPECT_LT(median, kMaxMs);
   }
 }
 

@@ -34,7 +34,7 @@ base::Registry<BackendType>& registry() {
       "backend", "comm.group",
       {{"gloo", {.make = make_gloo, .fit = fit_of_gloo}},
        {"shm", {.make = make_shm, .fit = fit_of_shm}},
-       {"nccl", {.make = make_nccl, .absent = nccl_absent, .fit = fit_of_nccl}},
+       {"nccl", {.make = make_nccl, .absent = nccl_absent, .fit = fit_of_nccl, .device = c10::kCUDA}},
        {"mpi", {.make = make_mpi, .absent = mpi_absent}},
        {"fake", {.make = make_fake, .is_for_tests = true}}},
       {"auto"});

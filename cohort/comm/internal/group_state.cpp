@@ -94,8 +94,7 @@ std::string GroupState::row_name(int row) const {
 }
 
 void GroupState::check_usable() const {
-  const std::exception_ptr end = owner == nullptr ? nullptr : owner->end();
-  if (end != nullptr) std::rethrow_exception(end);
+  throw_if_ended();
   const std::lock_guard lock(mutex_);
   if (broken_.empty()) return;
   throw CommError("comm.group",
@@ -103,12 +102,32 @@ void GroupState::check_usable() const {
                   "end the process and resume from a checkpoint");
 }
 
-// A time that is over, and a wrong call, are no signs of an end that is yet to come.
-void GroupState::throw_if_ended(ErrorCause cause) const {
-  if (owner == nullptr) return;
-  const bool may_wait = cause == ErrorCause::kPeer || cause == ErrorCause::kOther;
-  const std::exception_ptr end = may_wait ? owner->wait_for_end() : owner->end();
+void GroupState::throw_if_ended() const {
+  const std::exception_ptr end = owner == nullptr ? nullptr : owner->end();
   if (end != nullptr) std::rethrow_exception(end);
+}
+
+// A time that is over, a wrong call, and what failed on this rank alone are no signs of an end that is yet to
+// come. Other words of a backend may be: it has many for a peer that is gone.
+void GroupState::throw_if_ending(const std::exception& error) {
+  if (owner == nullptr) return;
+  const ErrorCause cause = cause_of(error);
+  const bool is_unknown = cause == ErrorCause::kOther && dynamic_cast<const Error*>(&error) == nullptr;
+  if (cause == ErrorCause::kPeer || is_unknown) {
+    std::call_once(end_awaited_, [&] { end_ = owner->wait_for_end(); });
+    if (end_ != nullptr) std::rethrow_exception(end_);
+  }
+  throw_if_ended();
+}
+
+// Without them the owner may continue, and this rank with it. Where no rank is silent, all make different
+// calls: they would do so again.
+void GroupState::give_up(const std::vector<int>& ranks, base::Deadline deadline,
+                         const std::string& where) const {
+  if (owner == nullptr || ranks.empty() || !deadline.expired()) return;
+  std::vector<int> ranks_of_job;
+  for (const int silent : ranks) ranks_of_job.push_back(job_ranks[static_cast<std::size_t>(silent)]);
+  if (const auto end = owner->give_up(ranks_of_job, deadline, where)) std::rethrow_exception(end);
 }
 
 void GroupState::check_carries(c10::Device device) const {
@@ -118,7 +137,8 @@ void GroupState::check_carries(c10::Device device) const {
   }
   throw UsageError("comm.group",
                    base::concat("group '", name, "' of backend ", backend, " carries no tensors on ", device),
-                   "backend nccl for those on a GPU, or a model on the CPU");
+                   owner == nullptr ? "backend nccl for those on a GPU, or a model on the CPU"
+                                    : "tensors on the CPU: no call on a GPU could be ended");
 }
 
 namespace {
@@ -154,6 +174,10 @@ void report_init_failure(GroupState& state, const std::string& what, base::Deadl
   }
 }
 
+std::string making_of(const GroupState& state) {
+  return base::concat("the making of group '", state.name, "'");
+}
+
 std::string cannot_make(const GroupState& state) {
   return base::concat("cannot make group '", state.name, "' (rank ", state.rank, "/", state.size, ", ",
                       state.backend, ")");
@@ -165,11 +189,16 @@ std::string cannot_make(const GroupState& state) {
   // First, since the others wait at the barrier for this rank.
   report_init_failure(state, error.what(), until);
   state.mark_broken(error.what(), until);
-  state.throw_if_ended(cause_of(error));
-  if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
-    throw_translated(error, "comm.group", cannot_make(state));
+  state.throw_if_ending(error);
+  const bool has_type = cause_of(error) != ErrorCause::kOther;
+  if (const auto* const named = dynamic_cast<const NamesRanks*>(&error)) {
+    state.give_up(named->ranks(), deadline, making_of(state));
+    if (has_type) throw_translated(error, "comm.group", cannot_make(state));
+  }
   if (dynamic_cast<const Error*>(&error) != nullptr) throw;
-  throw_translated(error, "comm.group", cannot_make(state) + state.silent_ranks(until));
+  const GroupState::Silence& silence = state.find_silent_ranks(until);
+  if (has_type) state.give_up(silence.ranks, deadline, making_of(state));
+  throw_translated(error, "comm.group", cannot_make(state) + silence.text);
 }
 
 // A rank that has all its connections may release the group at once; its peers that are not as far would
@@ -196,8 +225,8 @@ void wait_until_made(GroupState& state, base::Deadline deadline) {
   }
   if (!error.empty())
     throw PeerError("comm.group", base::concat(where, ": the store cannot be reached: ", error));
-  throw TimeoutError("comm.group",
-                     base::concat(where, ": ", base::format_list("rank", missing), " did not come"));
+  throw MissingRanks<TimeoutError>(
+      missing, "comm.group", base::concat(where, ": ", base::format_list("rank", missing), " did not come"));
 }
 
 }  // namespace
@@ -305,6 +334,12 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   if (options.rank < 0 || options.rank >= size) {
     throw UsageError("comm.group", base::concat("rank is ", options.rank, ", expected 0 to ", size - 1));
   }
+  if (options.owner != nullptr && backend_type(options.backend).device != c10::kCPU) {
+    throw UsageError("comm.group",
+                     base::concat("group '", options.name, "' ends with its owner, and calls of backend ",
+                                  options.backend, " cannot be ended"),
+                     "backend shm or gloo, and tensors on the CPU");
+  }
   use_numeric_names();  // the store may be one that the caller has opened
   auto state = std::make_shared<GroupState>();
   state->name = options.name;
@@ -337,7 +372,8 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
                                   .size = size,
                                   .timeout = timeout,
                                   .deadline = deadline,
-                                  .reach = options.reach});
+                                  .reach = options.reach,
+                                  .owner = state->owner});
   };
   BackendInstance made;
   std::optional<BackendInstance> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
@@ -351,7 +387,10 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
     if (made.is_distributed && size > 1) wait_until_made(*state, deadline);
   } catch (const Error& error) {
     state->mark_broken(error.what(), end_of_failure(deadline));  // who asks is told that it has noticed
-    state->throw_if_ended(cause_of(error));
+    state->throw_if_ending(error);
+    if (const auto* const named = dynamic_cast<const NamesRanks*>(&error)) {
+      state->give_up(named->ranks(), deadline, making_of(*state));
+    }
     throw;
   }
   state->is_distributed = made.is_distributed;

@@ -70,6 +70,7 @@ struct GroupState {
   std::shared_ptr<StoreConnections> connections;  ///< to what is below the prefix, for requests that wait
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   std::shared_ptr<GroupOwner> owner;  ///< null: none
+  bool shares_time = false;           ///< what the caller gives to calls is left of the group's own time
 
   std::atomic<int> calls_under_way{0};        ///< handles of calls that somebody holds
   std::atomic<std::int64_t> calls{0};         ///< collectives begun
@@ -109,20 +110,31 @@ struct GroupState {
   void mark_broken(const std::string& what, base::Deadline until);
   /// Throws CommError with the first failure, if there was one; what its owner throws, where that has ended.
   void check_usable() const;
-  /// A call has failed. Throws: what its owner throws, where that has ended, or ends now.
-  void throw_if_ended(ErrorCause cause) const;
+  /// Throws: what its owner throws, where that has ended.
+  void throw_if_ended() const;
+  /// A call has failed. Throws: the same, also where the owner ends now, if `error` may come of its end. The
+  /// first such call waits for that, and those that fail meanwhile wait with it. Later ones do not wait.
+  void throw_if_ending(const std::exception& error);
+  /// Where the group's own time is over: the call `where` has waited for these ranks of the group. Throws:
+  /// what the owner makes of that, if anything.
+  void give_up(const std::vector<int>& ranks, base::Deadline deadline, const std::string& where) const;
   /// Throws: UsageError where the backend has no tensors of this kind of device.
   void check_carries(c10::Device device) const;
-  /// Ranks that have not failed too when the deadline passes: they are dead, or stuck. Text for a message,
-  /// may be empty. After mark_broken(). Only the first call waits.
-  std::string silent_ranks(base::Deadline deadline);
+  struct Silence {
+    std::vector<int> ranks;  ///< may be empty
+    std::string text;        ///< for a message, may be empty
+  };
+  /// Ranks that have not failed too when the deadline passes: they are dead, or stuck. After mark_broken().
+  /// Only the first call waits.
+  const Silence& find_silent_ranks(base::Deadline deadline);
   enum class Ends { kAll, kOfConnections };  ///< the latter: where all calls end with their connections
   /// Ends the calls that continue in the backend on the CPU, where it can, as `cause` befell one of them;
   /// returns whether what they still do waits for no other rank.
   bool end_calls(ErrorCause cause, Ends ends = Ends::kAll) const;
   /// A call has failed: marks the group as broken, and throws as throw_translated(), naming the silent ranks.
-  [[noreturn]] void fail(const std::exception& error, const std::string& where, std::string what,
-                         base::Deadline until);
+  /// `own_time`: its deadline, where that is the group's own.
+  [[noreturn]] void fail(const std::exception& error, const std::string& what, base::Deadline until,
+                         std::optional<base::Deadline> own_time);
   /// As below, and together with the first call that failed.
   base::Deadline end_of_failure(base::Deadline deadline) const;
 
@@ -131,7 +143,9 @@ struct GroupState {
   std::string broken_;
   base::Deadline failure_end_ = base::Deadline::never();  // of the first one; set with broken_
   std::once_flag silence_asked_;
-  std::string silence_;
+  Silence silence_;
+  std::once_flag end_awaited_;
+  std::exception_ptr end_;  // that the owner told of then; null: none
   std::map<std::string, CallCounters, std::less<>> counters_;
   std::vector<bool> rows_;
   // The tasks share it: the last one may be what holds the group, which goes within it.

@@ -69,7 +69,8 @@ void reject(const std::string& what, const std::string& hint) {
 PendingState::PendingState(std::shared_ptr<GroupState> of, const char* call, milliseconds timeout)
     : group(std::move(of)),
       under_way(group->calls_under_way),
-      deadline(timeout.count() == 0 ? group->timeout : timeout) {
+      deadline(timeout.count() == 0 ? group->timeout : timeout),
+      is_groups_deadline(timeout.count() == 0 || group->shares_time) {
   signature.call = call;
   if (timeout.count() < 0) reject(base::concat(call, ": timeout is ", timeout.count(), " ms"));
   group->check_usable();
@@ -127,7 +128,7 @@ void PendingState::fail(const std::exception& error, base::Deadline until) {
   if (dynamic_cast<const Error*>(&error) == nullptr && cause_of(error) == ErrorCause::kUsage) {
     throw UsageError("comm.group", base::concat(what, ": ", words));
   }
-  group->fail(error, "comm.group", what, until);
+  group->fail(error, what, until, is_groups_deadline ? std::optional(deadline) : std::nullopt);
 }
 
 void PendingState::begin(const CallDetails& details, const Body& body) {

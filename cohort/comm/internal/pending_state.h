@@ -39,6 +39,7 @@ struct PendingState : std::enable_shared_from_this<PendingState> {
   } under_way;
   Signature signature;
   base::Deadline deadline;
+  const bool is_groups_deadline;  // and not one that the caller gave for this call
   std::vector<at::Tensor> tensors;
   std::vector<std::pair<at::Tensor, at::Tensor>> returns;  // (view, its contiguous copy)
   WorkPtr work;

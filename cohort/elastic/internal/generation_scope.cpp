@@ -5,14 +5,15 @@
 // Always: that thread has the scope only while it ends calls. What nobody holds any more goes at once.
 //
 // To connect, and to make a group, may take as long as another process likes. So another thread does it, and
-// the caller waits in the inbox. After the generation's end that thread is left behind: in the store it ends
-// at once, and where Gloo waits for the connection of a process that has died, after the group's timeout.
+// the caller waits in the inbox. After the generation's end that thread is left behind, and ends soon. What
+// Gloo does to connect with a process that has died ends after the group's timeout, on a thread of its own.
 #include "cohort/elastic/internal/generation_scope.h"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/run_detached.h"
 #include "cohort/comm/failed_call.h"
 #include "cohort/comm/init.h"
@@ -52,6 +53,21 @@ std::exception_ptr GenerationScope::wait_for_end() const {
   return inbox_->wait_for_end_of(place_.generation, base::Deadline(kNewsTime), /*is_lost=*/true);
 }
 
+// As the session's exchange does: these processes may be stuck for good, and this one continues without them.
+std::exception_ptr GenerationScope::give_up(const std::vector<int>& ranks, base::Deadline deadline,
+                                            const std::string& where) {
+  const std::string who = concat(ranks.size() == 1 ? "process " : "processes ", base::join(ranks));
+  try {
+    inbox_->give_up({.generation = place_.generation,
+                     .is_in_step = true,
+                     .needed = ranks,
+                     .deadline = deadline,
+                     .what = concat(who, " in ", where)});
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 void GenerationScope::end_calls() {
   std::vector<std::weak_ptr<comm::Group::State>> groups;
   std::shared_ptr<membership::NetStore> client;
@@ -73,8 +89,14 @@ std::shared_ptr<membership::NetStore> GenerationScope::connect() {
     const std::lock_guard lock(mutex_);
     if (client_ != nullptr) return client_;
   }
-  auto client = std::make_shared<membership::NetStore>(membership::NetStoreOptions{
-      .address = place_.store, .secret = base::Secret::of_process(), .tls = net::TlsOptions::of_process()});
+  std::shared_ptr<membership::NetStore> client;
+  try {
+    client = std::make_shared<membership::NetStore>(membership::NetStoreOptions{
+        .address = place_.store, .secret = base::Secret::of_process(), .tls = net::TlsOptions::of_process()});
+  } catch (const RendezvousError&) {
+    if (const std::exception_ptr end = wait_for_end()) std::rethrow_exception(end);
+    throw;
+  }
   const std::lock_guard lock(mutex_);
   if (has_ended_) {
     client->close();
@@ -90,16 +112,15 @@ c10::intrusive_ptr<c10d::Store> GenerationScope::store_at(const std::string& fol
       connect(), shared_from_this(), concat("generation/", place_.generation, "/", folder, "/"), timeout);
 }
 
-// `body` runs on a thread that may be left behind.
+// `body` runs on a thread that may be left behind. Whatever of it may notice an end before the inbox does has
+// waited for the news: the connection, the store and the group.
 template <typename Body>
 auto GenerationScope::run_until_end(const char* what, Body body) {
   auto result = base::run_detached(what, [self = shared_from_this(), body] {
     try {
       return body(*self);
-    } catch (const UsageError&) {
-      throw;
     } catch (...) {
-      if (const std::exception_ptr end = self->wait_for_end()) std::rethrow_exception(end);
+      if (const std::exception_ptr end = self->end()) std::rethrow_exception(end);
       throw;
     }
   });

@@ -43,6 +43,8 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
 
   std::exception_ptr end() const override { return inbox_->end_of(place_.generation); }
   std::exception_ptr wait_for_end() const override;
+  std::exception_ptr give_up(const std::vector<int>& ranks, base::Deadline deadline,
+                             const std::string& where) override;
 
  private:
   std::shared_ptr<membership::NetStore> connect();

@@ -144,6 +144,19 @@ Devices make_devices(const std::string& reach) {
       base::concat(base::format_list("rank", missing), " of ", size, " did not come to connect"));
 }
 
+// Gloo waits for the connection of a rank that has died, also after the owner's end. Returns whether `made`
+// is there by the deadline.
+template <typename Made>
+bool wait_until_connected(const Made& made, const BackendOptions& options) {
+  if (options.owner == nullptr) return made.wait(options.deadline);
+  constexpr std::chrono::milliseconds kLook(10);
+  while (!made.wait(options.deadline.sooner(base::Deadline(kLook)))) {
+    if (const std::exception_ptr end = options.owner->end()) std::rethrow_exception(end);
+    if (options.deadline.expired()) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 BackendInstance make_gloo(const BackendOptions& options) {
@@ -160,7 +173,7 @@ BackendInstance make_gloo(const BackendOptions& options) {
     return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>(options.prefix, connection),
                                      options.rank, options.size, gloo_options);
   });
-  if (!made.wait(options.deadline)) throw_unconnected(barrier.missing(), options.size);
+  if (!wait_until_connected(made, options)) throw_unconnected(barrier.missing(), options.size);
   options.connections->give_back(connection);  // Gloo asks nothing more
   c10::intrusive_ptr<Gloo> backend;
   try {

@@ -24,6 +24,7 @@
 #include "cohort/base/secret.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/comm/internal/missing_ranks.h"
 
 namespace cohort::comm::shm {
 namespace {
@@ -150,8 +151,8 @@ std::vector<Contact> read_contacts(KeyValueStore& kv_store, int size, base::Dead
   if (!base::poll_until(have_come, deadline, milliseconds(50))) {
     check_not_given_up(kv_store);
     const std::vector<int> missing = base::missing_ranks(kv_store, "contact", size, deadline);
-    throw RendezvousError("comm.shm",
-                          base::concat(base::format_list("rank", missing), " of ", size, " did not come"));
+    throw MissingRanks<RendezvousError>(
+        missing, "comm.shm", base::concat(base::format_list("rank", missing), " of ", size, " did not come"));
   }
   const std::vector<std::string> words = kv_store.get_all(keys);
   std::vector<Contact> contacts(static_cast<std::size_t>(size));
@@ -200,8 +201,8 @@ PeerConnections::PeerConnections(KeyValueStore& kv_store, int rank, int size, ba
     if (!socket.is_open()) {
       check_not_given_up(kv_store);
       if (error == EAGAIN) {
-        throw RendezvousError("comm.shm",
-                              base::concat("rank ", peer, " of ", size, " has not accepted a connection"));
+        throw MissingRanks<RendezvousError>(
+            {peer}, "comm.shm", base::concat("rank ", peer, " of ", size, " has not accepted a connection"));
       }
       throw PeerError("comm.shm", base::concat("cannot connect to rank ", peer, ": ", std::strerror(error)));
     }
@@ -270,8 +271,9 @@ void PeerConnections::accept_others(const base::Fd& listener, KeyValueStore& kv_
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) fail_socket("accept from");
     }
     if (is_over && !missing().empty()) {
-      throw RendezvousError("comm.shm", base::concat(base::format_list("rank", missing()), " of ",
-                                                     connections_.size(), " did not connect"));
+      throw MissingRanks<RendezvousError>(missing(), "comm.shm",
+                                          base::concat(base::format_list("rank", missing()), " of ",
+                                                       connections_.size(), " did not connect"));
     }
     if (!next_look.expired()) continue;
     next_look = base::Deadline(kPeerLook);
