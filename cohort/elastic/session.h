@@ -135,9 +135,11 @@ class Session {
   /// Returns a group of this generation's processes, for metrics and evaluations of the user's own: process p
   /// is rank p. It ends with the generation: its calls throw GenerationEnded from then on, also those that
   /// wait, and the next generation needs another group. Each process makes its groups in the same order. It
-  /// calls them before begin_changes(), or between two steps. Sums depend on the number of processes, so they
-  /// must not get into the state: exchange() is for that. A group may outlast the session. What gloo sends is
-  /// neither encrypted nor authenticated.
+  /// calls them in a step, before begin_changes(): an evaluation too. Between two steps a call may end on one
+  /// process and not on another one. Each makes that step again, or a later one, and their calls would no
+  /// longer match. A process in finish() makes no group, so nobody makes one after the last step. Sums depend
+  /// on the number of processes, so they must not get into the state: exchange() is for that. A group may
+  /// outlast the session. What gloo sends is neither encrypted nor authenticated.
   ///
   ///     comm::Group group;
   ///     options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };

@@ -39,8 +39,8 @@ int count_calls(const comm::Group& group) {
   return static_cast<int>(ones[999].item<float>());
 }
 
-void set_empty_state(Session& session) {
-  session.set_state({.save = [] { return StateSnapshot{"", {at::zeros({4})}}; }, .load = [](const auto&) {}});
+StateAccess empty_state() {
+  return {.save = [] { return StateSnapshot{"", {at::zeros({4})}}; }, .load = [](const auto&) {}};
 }
 
 /// Processes of one generation, and then of others.
@@ -52,7 +52,7 @@ struct GroupRun {
   void start(const std::function<void(Session& session, const GenerationInfo& info)>& body) {
     for (GroupRank* const rank : ranks) {
       agents.start(*rank, [body](Session& session) {
-        set_empty_state(session);
+        session.set_state(empty_state());
         try {
           body(session, session.enter(0));
           session.finish();
@@ -225,9 +225,7 @@ TEST(ElasticSessionGroupsTest, TheExampleInTheHeaderRuns) {
       options.total_steps = 3;
       comm::Group group;
       options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };
-      const StateAccess state{.save = [] { return StateSnapshot{"", {at::zeros({4})}}; },
-                              .load = [](const auto&) {}};
-      run(options, state, [&](StepContext& context) {
+      run(options, empty_state(), [&](StepContext& context) {
         at::Tensor loss = at::full({1}, 1.0F);
         if (context.step() == 1 && context.info().generation == 1) {
           ++num_steps;
@@ -253,6 +251,40 @@ TEST(ElasticSessionGroupsTest, TheExampleInTheHeaderRuns) {
   EXPECT_EQ(example.size(), 3U);
   const std::string here = test::read_file(test::source_dir() / "tests/elastic/session_groups_test.cpp");
   EXPECT_EQ(test::first_missing(example, here), "");
+}
+
+// Process 1 drops the last step, and gets its state from process 0, which only waits for the end of the run.
+TEST(ElasticSessionGroupsTest, AProcessThatEntersAfterTheLastStepMakesNoGroup) {
+  PlayedAgents agents;
+  std::vector<GroupRank*> ranks;
+  for (int i = 0; i < 2; ++i) ranks.push_back(&agents.add({.timeout = milliseconds(20'000)}));
+  std::atomic<std::uint64_t> committed{0};  // by process 0
+  for (GroupRank* const rank : ranks) {
+    agents.start(*rank, [&, session = rank->session](Session&) {
+      RunOptions options;
+      options.session = session;
+      options.total_steps = 2;
+      comm::Group group;
+      options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };
+      options.on_commit = [&](const elastic::GenerationInfo& info) { committed = info.steps; };
+      const auto last = run(options, empty_state(), [&](StepContext& context) {
+        EXPECT_EQ(count_calls(group), 2);
+        if (context.step() == 1 && context.info().process == 1) {
+          test::wait_until([&] { return committed == 2; });
+          throw GenerationEnded("test", "this process drops the step");
+        }
+        context.begin_changes();
+      });
+      EXPECT_EQ(last.value().steps, 2U);
+    });
+  }
+  agents.wait_until_ready();
+  agents.decide(ranks);
+  agents.wait_until([&] { return ranks[0]->status.is_finished; });
+  agents.decide(ranks);
+  agents.wait_until([&] { return ranks[0]->status.is_finished && ranks[1]->status.is_finished; });
+  agents.end_run();
+  for (GroupRank* const rank : ranks) agents.join(*rank);
 }
 
 TEST(ElasticSessionGroupsTest, AGroupNeedsAGeneration) {
