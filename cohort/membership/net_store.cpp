@@ -103,8 +103,8 @@ class ServerTable : public net::Handler {
       answer(request, reply);
     }
     peer->send(message_of(reply));
-    const bool may_set =
-        request.type == Type::kSet || request.type == Type::kAdd || request.type == Type::kCompareSet;
+    const bool may_set = request.type == Type::kSet || request.type == Type::kAdd ||
+                         request.type == Type::kCompareSet || request.type == Type::kAppend;
     if (may_set) end_waits();
   }
 
@@ -116,6 +116,9 @@ class ServerTable : public net::Handler {
     switch (request.type) {
       case Type::kSet:
         values_[request.keys.front()] = request.bytes;
+        break;
+      case Type::kAppend:
+        values_[request.keys.front()] += request.bytes;
         break;
       case Type::kAdd: {
         const auto found = values_.find(request.keys.front());
@@ -347,6 +350,9 @@ std::int64_t NetStore::add(const std::string& key, std::int64_t value) {
 }
 bool NetStore::wait(const std::vector<std::string>& keys, base::Deadline deadline) {
   return client_->ask_until({.type = Type::kWait, .keys = keys}, deadline).has_value();
+}
+void NetStore::append(const std::string& key, const std::string& bytes) {
+  client_->ask({.type = Type::kAppend, .keys = {key}, .bytes = bytes});
 }
 bool NetStore::erase(const std::string& key) {
   return client_->ask({.type = Type::kRemove, .keys = {key}}).status == Status::kOk;

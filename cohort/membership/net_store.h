@@ -87,6 +87,9 @@ class NetStore : public base::KeyValueStore {
   std::vector<std::string> get_all(const std::vector<std::string>& keys) override;
   void remove(const std::string& key) override { erase(key); }
 
+  /// The key's value gets these bytes at its end; a key that is not there gets them as its value. Of several
+  /// at the same time none is lost.
+  void append(const std::string& key, const std::string& bytes);
   /// As remove(); returns whether the key was there.
   bool erase(const std::string& key);
   /// Sets the key to `value` where it has `expected`; empty: also where it is not there. Returns what it has

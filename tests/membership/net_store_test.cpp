@@ -32,6 +32,7 @@ TEST(StoreMessageTest, MessagesAreReadAsTheyWereWritten) {
         StoreRequest{StoreRequest::Type::kAdd, 4, -7, {"a"}, ""},
         StoreRequest{StoreRequest::Type::kWait, 5, 0, {"a", bytes}, ""},
         StoreRequest{StoreRequest::Type::kCompareSet, 6, 0, {"a"}, bytes, "b"},
+        StoreRequest{StoreRequest::Type::kAppend, 7, 0, {"a"}, bytes},
         StoreRequest{StoreRequest::Type::kCancel, std::uint64_t{1} << 62, 0, {}, ""}}) {
     EXPECT_EQ(parse_store_request(message_of(request)), request);
   }
@@ -84,6 +85,22 @@ TEST(NetStoreTest, AValueIsSetWhereTheKeyHasWhatIsExpected) {
   EXPECT_EQ(a->get("key"), "y");
   EXPECT_TRUE(a->erase("key"));
   EXPECT_FALSE(a->erase("key"));
+}
+
+// The same bytes again are more bytes.
+TEST(NetStoreTest, NoneOfManyAppendsIsLost) {
+  StoreOfTest store;
+  const auto client = store.client();
+  constexpr int kThreads = 2, kRounds = 100;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) client->append("key", "d");
+    });
+  }
+  EXPECT_TRUE(store.client()->wait({"key"}, patience()));
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(client->get("key"), std::string(kThreads * kRounds, 'd'));
 }
 
 TEST(NetStoreTest, AWaitEndsWhenTheLastKeyComes) {

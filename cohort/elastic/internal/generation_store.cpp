@@ -102,16 +102,7 @@ void GenerationStore::wait(const std::vector<std::string>& keys, const milliseco
 }
 
 void GenerationStore::append(const std::string& key, const std::vector<std::uint8_t>& value) {
-  const base::Deadline deadline(getTimeout());
-  for (std::vector<std::uint8_t> before;;) {
-    std::vector<std::uint8_t> after = before;
-    after.insert(after.end(), value.begin(), value.end());
-    std::vector<std::uint8_t> found = compareSet(key, before, after);
-    if (found == after) return;
-    deadline.check("elastic.store", base::concat("an append to key ", key), "a longer timeout");
-    // A key that somebody has removed has what was expected.
-    before = found == before ? std::vector<std::uint8_t>{} : std::move(found);
-  }
+  ask([&](membership::NetStore& client) { client.append(prefix_ + key, text_of_bytes(value)); });
 }
 
 std::vector<std::vector<std::uint8_t>> GenerationStore::multiGet(const std::vector<std::string>& keys) {

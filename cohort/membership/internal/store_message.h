@@ -11,12 +11,12 @@ namespace cohort::membership {
 
 /// Numbers of requests are the client's own. kCancel has that of the wait that it ends, and is not answered.
 struct StoreRequest {
-  enum class Type : std::uint8_t { kSet, kHas, kGet, kAdd, kWait, kRemove, kCancel, kCompareSet };
+  enum class Type : std::uint8_t { kSet, kHas, kGet, kAdd, kWait, kRemove, kCancel, kCompareSet, kAppend };
   Type type = Type::kHas;
   std::uint64_t number = 0;
   std::int64_t value = 0;              ///< of kAdd
   std::vector<std::string> keys = {};  ///< all of one generation, or of none
-  std::string bytes = {};              ///< of kSet and kCompareSet
+  std::string bytes = {};              ///< of kSet, kCompareSet and kAppend
   std::string expected = {};           ///< of kCompareSet: what the key has; empty: nothing
 
   bool operator==(const StoreRequest&) const = default;

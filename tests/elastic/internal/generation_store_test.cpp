@@ -57,8 +57,9 @@ TEST(GenerationStoreTest, ItDoesWhatBackendsAskOfAStore) {
   EXPECT_EQ(store->get_to_str("word"), "b");
   store->append("word", Bytes{'c'});
   store->append("new", Bytes{'d'});
+  clone->append("new", Bytes{'d'});
   EXPECT_TRUE(store->hasExtendedApi());
-  EXPECT_EQ(store->multiGet({"new", "word"}), (std::vector<Bytes>{{'d'}, {'b', 'c'}}));
+  EXPECT_EQ(store->multiGet({"new", "word"}), (std::vector<Bytes>{{'d', 'd'}, {'b', 'c'}}));
   store->multiSet({"x", "y"}, {{1}, {2}});
   EXPECT_EQ(store->get("y"), Bytes{2});
   EXPECT_TRUE(store->deleteKey("x"));
