@@ -1,8 +1,10 @@
 // The server's map is used on the node's own thread: each request is some look-ups, so none waits for another
 // one. A wait for keys that are not there is kept, and answered by the request that sets the last of them.
 //
-// Always: the map has keys of one generation, the newest that any request named, and keys of none. Who asks
-// for an earlier generation hears so, also who waits: its next request would never be answered.
+// Always: the map has keys of the newest generation that any request named, of the one before it, and of
+// none. Processes that finish their step before a planned change still use the one before, while others have
+// entered the newest. Who asks for an earlier generation hears so, also who waits: its next request would
+// never be answered.
 #include "cohort/membership/net_store.h"
 
 #include <algorithm>
@@ -94,7 +96,7 @@ class ServerTable : public net::Handler {
     if (generation > newest_) begin_generation(generation);
     StoreReply reply;
     reply.number = request.number;
-    if (generation != 0 && generation < newest_) {
+    if (is_stale(generation)) {
       reply.status = Status::kStale;
     } else if (request.type == Type::kWait && !has_all(request.keys)) {
       waits_.push_back({peer, request.number, generation, std::move(request.keys)});
@@ -107,6 +109,8 @@ class ServerTable : public net::Handler {
                          request.type == Type::kCompareSet || request.type == Type::kAppend;
     if (may_set) end_waits();
   }
+
+  bool is_stale(std::uint64_t generation) const { return generation != 0 && generation + 1 < newest_; }
 
   bool has_all(const std::vector<std::string>& keys) const {
     return std::ranges::all_of(keys, [&](const std::string& key) { return values_.contains(key); });
@@ -162,18 +166,18 @@ class ServerTable : public net::Handler {
 
   void begin_generation(std::uint64_t generation) {
     newest_ = generation;
-    std::erase_if(values_, [](const auto& entry) { return generation_of_key(entry.first) != 0; });
+    std::erase_if(values_, [&](const auto& entry) { return is_stale(generation_of_key(entry.first)); });
     end_waits();
   }
 
   // Answers those that have what they wait for, and those that never will.
   void end_waits() {
     waits_.remove_if([&](const Wait& wait) {
-      const bool is_stale = wait.generation != 0 && wait.generation < newest_;
-      if (!is_stale && !has_all(wait.keys)) return false;
+      const bool has_ended = is_stale(wait.generation);
+      if (!has_ended && !has_all(wait.keys)) return false;
       StoreReply reply;
       reply.number = wait.number;
-      reply.status = is_stale ? Status::kStale : Status::kOk;
+      reply.status = has_ended ? Status::kStale : Status::kOk;
       wait.peer->send(message_of(reply));
       return true;
     });

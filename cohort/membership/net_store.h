@@ -25,7 +25,7 @@ class Server;
 class Client;
 }  // namespace net_store_detail
 
-/// A key's generation is an earlier one than the newest that the store has seen.
+/// A key is of a generation G, and the store has seen one of G + 2 or later.
 class StaleGeneration : public CommError {
  public:
   using CommError::CommError;
@@ -39,8 +39,8 @@ struct NetStoreServerOptions {
   std::optional<net::TlsOptions> tls = {};
 };
 
-/// Keeps what ranks leave. Keys "generation/G/..." belong to generation G: those of generations before it are
-/// dropped when the first one comes. Threads: any; net's does the work.
+/// Keeps what ranks leave. Keys "generation/G/..." belong to generation G. The first one of G + 1 ends all
+/// before G: their keys are dropped. Threads: any; net's does the work.
 class NetStoreServer {
  public:
   /// Throws: as net::Node::listen().

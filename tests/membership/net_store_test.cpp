@@ -114,7 +114,22 @@ TEST(NetStoreTest, AWaitEndsWhenTheLastKeyComes) {
   EXPECT_TRUE(a->wait({"x"}, patience()));
 }
 
-TEST(NetStoreTest, KeysOfGenerationsBeforeAreDropped) {
+// Somebody may still finish its step there.
+TEST(NetStoreTest, KeysOfTheGenerationBeforeTheNewestStay) {
+  StoreOfTest store;
+  const auto a = store.client(), b = store.client();
+  a->set("generation/6/address/0", "old");
+  a->set("generation/7/address/0", "new");
+  std::thread waiter([&] { EXPECT_TRUE(b->wait({"generation/6/address/1"}, patience())); });
+  a->set("generation/6/address/1", "late");
+  waiter.join();
+  EXPECT_EQ(a->get("generation/6/address/0"), "old");
+  EXPECT_FALSE(a->has("generation/8/address/0"));
+  COHORT_EXPECT_THROW_WITH(a->get("generation/6/address/0"), StaleGeneration, "generation/6/address/0");
+  EXPECT_EQ(a->get("generation/7/address/0"), "new");
+}
+
+TEST(NetStoreTest, KeysOfGenerationsBeforeThatAreDropped) {
   StoreOfTest store;
   const auto a = store.client(), b = store.client();
   a->set("generation/6/address/0", "old");
@@ -186,7 +201,7 @@ TEST(NetStoreTest, ManyClientsMeet) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(store.server.num_keys(), kClients + 1U);
+  EXPECT_EQ(store.server.num_keys(), 2U * kClients + 1U) << "those of the last two rounds";
 }
 
 }  // namespace

@@ -32,6 +32,8 @@ GenerationStore::GenerationStore(std::shared_ptr<membership::NetStore> client,
 // A store that fails is news of its agent's end, and so of the generation's.
 template <typename Body>
 auto GenerationStore::ask(Body body) {
+  // The store keeps the keys for a while.
+  if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
   try {
     return body(*client_);
   } catch (const TimeoutError&) {

@@ -26,7 +26,7 @@ struct StoreReply {
   enum class Status : std::uint8_t {
     kOk,       ///< of kHas and kWait: all keys are there
     kMissing,  ///< one of the keys is not there; of kRemove: it was not
-    kStale,    ///< the keys are of a generation before the newest
+    kStale,    ///< the keys are of a generation G, and there was one of G + 2 or later
     kInvalid,  ///< of kAdd: the key has a value that is no count
   };
   Status status = Status::kOk;

@@ -81,7 +81,7 @@ TEST(GenerationStoreTest, AWaitEndsWithTheKeyAndAtItsTimeout) {
 
 TEST(GenerationStoreTest, KeysGoWithTheirGeneration) {
   StoreOfGeneration of_test;
-  const auto before = of_test.at(7), after = of_test.at(8);
+  const auto before = of_test.at(7), after = of_test.at(9);
   before->set("key", Bytes{1});
   std::thread waiter([&] {
     COHORT_EXPECT_THROW_WITH(before->wait({"never"}), GenerationEnded, "of a generation that has ended");
@@ -90,6 +90,16 @@ TEST(GenerationStoreTest, KeysGoWithTheirGeneration) {
   waiter.join();
   EXPECT_EQ(of_test.server.num_keys(), 0U);
   COHORT_EXPECT_THROW_WITH(before->set("key", Bytes{1}), GenerationEnded, "of a generation that has ended");
+}
+
+TEST(GenerationStoreTest, AfterTheEndNothingIsAskedOfTheStore) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7);
+  store->set("key", Bytes{1});
+  of_test.owner->error = std::make_exception_ptr(GenerationEnded("test", "it has ended"));
+  COHORT_EXPECT_THROW_WITH(store->get("key"), GenerationEnded, "it has ended");
+  COHORT_EXPECT_THROW_WITH(store->set("key", Bytes{2}), GenerationEnded, "it has ended");
+  EXPECT_EQ(of_test.client->get("generation/7/key"), "\x01");
 }
 
 TEST(GenerationStoreTest, AStoreThatFailsSaysThatTheGenerationHasEnded) {
