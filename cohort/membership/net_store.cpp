@@ -343,14 +343,14 @@ std::string NetStore::get(const std::string& key) {
 std::vector<std::string> NetStore::get_all(const std::vector<std::string>& keys) {
   StoreReply reply = client_->ask({.type = Type::kGet, .keys = keys});
   if (reply.status == Status::kOk && reply.values.size() == keys.size()) return std::move(reply.values);
-  throw CommError("membership.net_store",
-                  base::concat("the store lacks one of ", keys.size(), " keys: ", keys.front()));
+  throw MissingKey("membership.net_store",
+                   base::concat("the store lacks one of ", keys.size(), " keys: ", keys.front()));
 }
 std::int64_t NetStore::add(const std::string& key, std::int64_t value) {
   const StoreReply reply = client_->ask({.type = Type::kAdd, .value = value, .keys = {key}});
   if (reply.status == Status::kOk) return reply.value;
-  throw CommError("membership.net_store",
-                  base::concat("key ", key, " has a value to which ", value, " cannot be added"));
+  throw UsageError("membership.net_store",
+                   base::concat("key ", key, " has a value to which ", value, " cannot be added"));
 }
 bool NetStore::wait(const std::vector<std::string>& keys, base::Deadline deadline) {
   return client_->ask_until({.type = Type::kWait, .keys = keys}, deadline).has_value();

@@ -31,6 +31,12 @@ class StaleGeneration : public CommError {
   using CommError::CommError;
 };
 
+/// A key is not there.
+class MissingKey : public CommError {
+ public:
+  using CommError::CommError;
+};
+
 /// Where a store listens, and who may use it.
 struct NetStoreServerOptions {
   std::string listen = "127.0.0.1:0";       ///< as net::Node::listen() takes it, and the next
@@ -78,12 +84,14 @@ class NetStore : public base::KeyValueStore {
 
   void set(const std::string& key, const std::string& value) override;
   bool has(const std::string& key) override;
-  /// Throws: CommError also for a key that is not there.
+  /// Throws: MissingKey where it is not there.
   std::string get(const std::string& key) override;
+  /// Throws: UsageError where the key has a value that is no count, or gets too large.
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool has_all(const std::vector<std::string>& keys) override;
   /// Blocks until the keys are there or the deadline passes.
   bool wait(const std::vector<std::string>& keys, base::Deadline deadline) override;
+  /// As get().
   std::vector<std::string> get_all(const std::vector<std::string>& keys) override;
   void remove(const std::string& key) override { erase(key); }
 

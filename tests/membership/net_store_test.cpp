@@ -62,10 +62,10 @@ TEST(NetStoreTest, WhatOneClientSetsAnotherOneGets) {
   a->set("key", bytes);
   EXPECT_EQ(b->get("key"), bytes);
   EXPECT_FALSE(b->has("other"));
-  COHORT_EXPECT_THROW_WITH(b->get("other"), CommError, "lacks one of 1 keys: other");
+  COHORT_EXPECT_THROW_WITH(b->get("other"), MissingKey, "lacks one of 1 keys: other");
   EXPECT_EQ(a->add("count", 5), 5);
   EXPECT_EQ(b->add("count", -2), 3);
-  COHORT_EXPECT_THROW_WITH(b->add("key", 1), CommError, "cannot be added");
+  COHORT_EXPECT_THROW_WITH(b->add("key", 1), UsageError, "cannot be added");
   EXPECT_TRUE(a->has_all({"key", "count"}));
   EXPECT_EQ(a->get_all({"count", "key"}), (std::vector<std::string>{"3", bytes}));
   a->remove("key");

@@ -1,6 +1,7 @@
-// Each request is one of NetStore's, with the generation's prefix before its keys. Always: an error of the
-// store is taken for news of the generation's end, and its owner says whether it is. So whoever waits in the
-// store throws what waits for another process throw.
+// Each request is one of NetStore's, with the generation's prefix before its keys. Always: where the store is
+// gone, or the generation's keys are, that is taken for news of the generation's end, and its owner says
+// whether it is. So whoever waits in the store throws what waits for another process throw. A wrong call
+// throws at once.
 #include "cohort/elastic/internal/generation_store.h"
 
 #include <utility>
@@ -39,6 +40,8 @@ auto GenerationStore::ask(Body body) {
   } catch (const TimeoutError&) {
     if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
     throw;
+  } catch (const membership::MissingKey&) {
+    throw;  // the store has answered
   } catch (const membership::StaleGeneration& error) {
     if (const std::exception_ptr end = owner_->wait_for_end()) std::rethrow_exception(end);
     throw GenerationEnded("elastic.store", base::message_of(error), "Session::enter()");

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -21,8 +22,12 @@ using std::chrono::milliseconds;
 /// A generation that ends as the test says.
 struct EndOfTest : comm::GroupOwner {
   std::exception_ptr end() const override { return error; }
-  std::exception_ptr wait_for_end() const override { return error; }
+  std::exception_ptr wait_for_end() const override {
+    ++num_waits;
+    return error;
+  }
   std::exception_ptr error;
+  mutable std::atomic<int> num_waits{0};
 };
 
 struct StoreOfGeneration {
@@ -90,6 +95,19 @@ TEST(GenerationStoreTest, KeysGoWithTheirGeneration) {
   waiter.join();
   EXPECT_EQ(of_test.server.num_keys(), 0U);
   COHORT_EXPECT_THROW_WITH(before->set("key", Bytes{1}), GenerationEnded, "of a generation that has ended");
+}
+
+// The owner may take seconds to say whether its generation has ended.
+TEST(GenerationStoreTest, AWrongCallAsksForNoNewsOfTheEnd) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7);
+  store->set("key", Bytes{'x'});
+  COHORT_EXPECT_THROW_WITH(store->add("key", 1), UsageError, "cannot be added");
+  COHORT_EXPECT_THROW_WITH(store->multiSet({"key"}, {}), UsageError, "1 keys and 0 values");
+  EXPECT_EQ(of_test.owner->num_waits, 0);
+  of_test.client->close();
+  EXPECT_THROW(store->get("key"), CommError);
+  EXPECT_EQ(of_test.owner->num_waits, 1);
 }
 
 TEST(GenerationStoreTest, AfterTheEndNothingIsAskedOfTheStore) {
