@@ -148,7 +148,8 @@ class Session {
   ///     group.all_reduce(loss).wait();
   ///
   /// Collective over the generation's processes. Blocks until all have come. Throws: GenerationEnded,
-  /// RunEnded; as comm::init_process_group(); UsageError before enter().
+  /// RunEnded; as comm::init_process_group(); UsageError before enter(), and after it has failed in this
+  /// generation: others may have made that group, and number the next one in another way.
   virtual comm::Group make_group(const GroupOptions& options);
   /// Returns a key-value store of this generation. Its requests throw GenerationEnded once the generation has
   /// ended. A c10d::ProcessGroup that is made over it does not: what waits in its connections lasts until its

@@ -141,6 +141,23 @@ TEST(ElasticSessionGroupsTest, TheMakingOfAGroupEndsWithTheGeneration) {
   }
 }
 
+// Others may have made it, and would give the next one another number.
+TEST(ElasticSessionGroupsTest, AfterAGroupThatCouldNotBeMadeTheGenerationHasNoFurtherOne) {
+  GroupRun run(1);
+  std::atomic<bool> has_failed{false};
+  run.start([&](Session& session, GenerationInfo) {
+    COHORT_EXPECT_THROW_WITH(session.make_group({.backend = "none such"}), UsageError, "none such");
+    COHORT_EXPECT_THROW_WITH(session.make_group({}), UsageError, "group 0 of generation 1 could not be made");
+    has_failed = true;
+    test::wait_until([&] { return session.must_enter(); });
+    session.enter(0);
+    EXPECT_EQ(count_calls(session.make_group({})), 1);
+  });
+  run.agents.wait_until([&] { return has_failed.load(); });
+  run.agents.decide(run.ranks);
+  run.end(run.ranks);
+}
+
 TEST(ElasticSessionGroupsTest, TheStoreOfAGenerationGoesWithIt) {
   GroupRun run(2);
   std::atomic<int> num_waiting{0};
