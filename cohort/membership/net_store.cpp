@@ -275,13 +275,21 @@ class Client {
   bool is_down() const { return table_->has_ended(); }
   void close() { table_->end(concat("the client of the store at ", options_.address, " was closed")); }
 
-  StoreReply ask(StoreRequest request) {
-    auto reply = ask_until(std::move(request), base::Deadline(options_.timeout));
+  /// Ends after the timeout, or at `deadline`.
+  StoreReply ask(StoreRequest request, base::Deadline deadline) {
+    if (deadline.expired()) {
+      throw TimeoutError(kWhereStore,
+                         concat("timed out before the store at ", options_.address, " could be asked"),
+                         "a longer timeout");
+    }
+    const base::Deadline own(options_.timeout);
+    auto reply = ask_until(std::move(request), own.sooner(deadline));
     if (reply) return *std::move(reply);
-    throw TimeoutError(
-        kWhereStore,
-        concat("the store at ", options_.address, " did not answer within ", options_.timeout.count(), " ms"),
-        "the log of the agent that has it");
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(own.elapsed());
+    throw TimeoutError(kWhereStore,
+                       concat("the store at ", options_.address, " did not answer within ",
+                              std::min(waited, options_.timeout).count(), " ms"),
+                       "the log of the agent that has it");
   }
   /// Nothing where the deadline passes first.
   std::optional<StoreReply> ask_until(StoreRequest request, base::Deadline deadline) {
@@ -326,45 +334,50 @@ std::size_t NetStoreServer::num_keys() const {
 
 NetStore::NetStore(NetStoreOptions options)
     : client_(std::make_shared<net_store_detail::Client>(std::move(options))) {}
+NetStore::NetStore(std::shared_ptr<net_store_detail::Client> client, base::Deadline deadline)
+    : client_(std::move(client)), deadline_(deadline) {}
 NetStore::~NetStore() = default;
+NetStore NetStore::until(base::Deadline deadline) const {
+  return {client_, deadline_.sooner(deadline)};
+}
 
 void NetStore::set(const std::string& key, const std::string& value) {
-  client_->ask({.type = Type::kSet, .keys = {key}, .bytes = value});
+  client_->ask({.type = Type::kSet, .keys = {key}, .bytes = value}, deadline_);
 }
 bool NetStore::has(const std::string& key) {
   return has_all({key});
 }
 bool NetStore::has_all(const std::vector<std::string>& keys) {
-  return client_->ask({.type = Type::kHas, .keys = keys}).status == Status::kOk;
+  return client_->ask({.type = Type::kHas, .keys = keys}, deadline_).status == Status::kOk;
 }
 std::string NetStore::get(const std::string& key) {
   return get_all({key}).front();
 }
 std::vector<std::string> NetStore::get_all(const std::vector<std::string>& keys) {
-  StoreReply reply = client_->ask({.type = Type::kGet, .keys = keys});
+  StoreReply reply = client_->ask({.type = Type::kGet, .keys = keys}, deadline_);
   if (reply.status == Status::kOk && reply.values.size() == keys.size()) return std::move(reply.values);
   throw MissingKey("membership.net_store",
                    base::concat("the store lacks one of ", keys.size(), " keys: ", keys.front()));
 }
 std::int64_t NetStore::add(const std::string& key, std::int64_t value) {
-  const StoreReply reply = client_->ask({.type = Type::kAdd, .value = value, .keys = {key}});
+  const StoreReply reply = client_->ask({.type = Type::kAdd, .value = value, .keys = {key}}, deadline_);
   if (reply.status == Status::kOk) return reply.value;
   throw UsageError("membership.net_store",
                    base::concat("key ", key, " has a value to which ", value, " cannot be added"));
 }
 bool NetStore::wait(const std::vector<std::string>& keys, base::Deadline deadline) {
-  return client_->ask_until({.type = Type::kWait, .keys = keys}, deadline).has_value();
+  return client_->ask_until({.type = Type::kWait, .keys = keys}, deadline_.sooner(deadline)).has_value();
 }
 void NetStore::append(const std::string& key, const std::string& bytes) {
-  client_->ask({.type = Type::kAppend, .keys = {key}, .bytes = bytes});
+  client_->ask({.type = Type::kAppend, .keys = {key}, .bytes = bytes}, deadline_);
 }
 bool NetStore::erase(const std::string& key) {
-  return client_->ask({.type = Type::kRemove, .keys = {key}}).status == Status::kOk;
+  return client_->ask({.type = Type::kRemove, .keys = {key}}, deadline_).status == Status::kOk;
 }
 std::string NetStore::compare_set(const std::string& key, const std::string& expected,
                                   const std::string& value) {
-  const StoreReply reply =
-      client_->ask({.type = Type::kCompareSet, .keys = {key}, .bytes = value, .expected = expected});
+  const StoreReply reply = client_->ask(
+      {.type = Type::kCompareSet, .keys = {key}, .bytes = value, .expected = expected}, deadline_);
   return reply.values.empty() ? expected : reply.values.front();
 }
 bool NetStore::is_down() const {

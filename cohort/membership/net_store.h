@@ -98,6 +98,9 @@ class NetStore : public base::KeyValueStore {
   /// The key's value gets these bytes at its end; a key that is not there gets them as its value. Of several
   /// at the same time none is lost.
   void append(const std::string& key, const std::string& bytes);
+  /// The same over the same connection, which close() ends for both. A request ends at `deadline` too, as
+  /// after the timeout.
+  NetStore until(base::Deadline deadline) const;
   /// As remove(); returns whether the key was there.
   bool erase(const std::string& key);
   /// Sets the key to `value` where it has `expected`; empty: also where it is not there. Returns what it has
@@ -110,7 +113,10 @@ class NetStore : public base::KeyValueStore {
   void close();
 
  private:
+  NetStore(std::shared_ptr<net_store_detail::Client> client, base::Deadline deadline);
+
   std::shared_ptr<net_store_detail::Client> client_;
+  base::Deadline deadline_ = base::Deadline::never();
 };
 
 }  // namespace cohort::membership

@@ -114,6 +114,20 @@ TEST(NetStoreTest, AWaitEndsWhenTheLastKeyComes) {
   EXPECT_TRUE(a->wait({"x"}, patience()));
 }
 
+TEST(NetStoreTest, ARequestEndsAtItsDeadline) {
+  StoreOfTest store;
+  const auto client = store.client();
+  const base::Deadline deadline(std::chrono::milliseconds(1));
+  NetStore soon = client->until(deadline);
+  EXPECT_FALSE(soon.wait({"key"}, patience()));
+  COHORT_EXPECT_THROW_WITH(soon.set("key", ""), TimeoutError, "timed out before the store at");
+  EXPECT_FALSE(client->has("key"));
+  client->until(patience()).set("key", "");
+  EXPECT_TRUE(client->has("key"));
+  soon.close();
+  COHORT_EXPECT_THROW_WITH(client->has("key"), CommError, "was closed");
+}
+
 // Somebody may still finish its step there.
 TEST(NetStoreTest, KeysOfTheGenerationBeforeTheNewestStay) {
   StoreOfTest store;

@@ -4,11 +4,13 @@
 // throws at once.
 #include "cohort/elastic/internal/generation_store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/text/format_list.h"
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/elastic/session.h"
 
 namespace cohort::elastic {
@@ -36,7 +38,8 @@ auto GenerationStore::ask(Body body) {
   // The store keeps the keys for a while.
   if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
   try {
-    return body(*client_);
+    membership::NetStore client = client_->until(comm::StoreDeadline::current());
+    return body(client);
   } catch (const TimeoutError&) {
     if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
     throw;
@@ -100,8 +103,13 @@ void GenerationStore::wait(const std::vector<std::string>& keys) {
 void GenerationStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
   if (keys.empty()) return;
   ask([&](membership::NetStore& client) {
-    if (client.wait(full_keys(keys), base::Deadline(timeout))) return;
-    throw TimeoutError("elastic.store", base::concat("timed out: waited ", timeout.count(),
+    const bool is_endless = timeout == kNoTimeout;
+    const base::Deadline deadline = is_endless ? base::Deadline::never() : base::Deadline(timeout);
+    if (client.wait(full_keys(keys), deadline)) return;
+    // A deadline of the caller's may come before.
+    const auto elapsed = std::chrono::duration_cast<milliseconds>(deadline.elapsed());
+    const milliseconds waited = is_endless ? elapsed : std::min(elapsed, timeout);
+    throw TimeoutError("elastic.store", base::concat("timed out: waited ", waited.count(),
                                                      " ms for the keys ", base::join(keys)));
   });
 }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/elastic/session.h"
 #include "tests/support/throws.h"
 
@@ -82,6 +83,30 @@ TEST(GenerationStoreTest, AWaitEndsWithTheKeyAndAtItsTimeout) {
   std::thread waiter([&] { EXPECT_EQ(store->get_to_str("key"), "value"); });
   of_test.at(7)->compareSet("key", "", "value");
   waiter.join();
+}
+
+TEST(GenerationStoreTest, ATimeoutOfZeroIsNone) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7, c10d::Store::kNoTimeout);
+  std::thread waiter([&] {
+    EXPECT_NO_THROW(store->wait({"key"}));
+    EXPECT_NO_THROW(store->wait({"key"}, milliseconds(0)));
+  });
+  store->set("key", Bytes{1});
+  waiter.join();
+}
+
+// comm's calls have deadlines of their own, which are sooner than the store's timeout.
+TEST(GenerationStoreTest, RequestsEndAtTheDeadlineOfTheCallThatMakesThem) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7);
+  {
+    const comm::StoreDeadline until(base::Deadline(milliseconds(2)));
+    COHORT_EXPECT_THROW_WITH(store->wait({"never"}), TimeoutError, " ms for the keys never");
+    COHORT_EXPECT_THROW_WITH(store->wait({"never"}, milliseconds(0)), TimeoutError, "the keys never");
+    COHORT_EXPECT_THROW_WITH(store->set("key", Bytes{1}), TimeoutError, "before the store at");
+  }
+  EXPECT_FALSE(store->check({"key"}));
 }
 
 TEST(GenerationStoreTest, KeysGoWithTheirGeneration) {
