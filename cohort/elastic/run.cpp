@@ -1,6 +1,10 @@
 // The loop of Session's header. A step that throws GenerationEnded has changed nothing but buffers, which
 // abandon_step() restores before enter() shows the state to others, whether the step has its average or not.
 // Always: info_.steps is the number of steps whose changes are complete here.
+//
+// on_enter may make a group, for which all processes of the generation have to call it. Those that wait in
+// Session::finish() do not, and who enters beside one of them gets its state, that of the last step. So no
+// process calls on_enter where all steps are made.
 #include "cohort/elastic/run.h"
 
 #include <optional>
@@ -22,7 +26,7 @@ class Runner {
 
   GenerationInfo run_alone() {
     if (options_.sync != nullptr) options_.sync->set_exchange(nullptr);
-    if (options_.on_enter) options_.on_enter(info_);
+    call_on_enter();
     while (info_.steps < options_.total_steps) {
       make_step();
       ++info_.steps;
@@ -77,8 +81,12 @@ class Runner {
     if (options_.sync != nullptr) {
       options_.sync->set_exchange(info_.num_processes > 1 ? options_.session->exchange() : nullptr);
     }
-    if (options_.on_enter) options_.on_enter(info_);
+    call_on_enter();
     report_commit();  // process 0 of before may be gone
+  }
+
+  void call_on_enter() {
+    if (options_.on_enter && info_.steps < options_.total_steps) options_.on_enter(info_);
   }
 
   void report_commit() {

@@ -19,8 +19,9 @@ struct RunOptions {
   std::shared_ptr<Session> session = session_of_process();
   /// Gets the processes of each generation; may be null. It must outlive run().
   parallel::VirtualRankSync* sync = nullptr;
-  /// Called after each change, before the next step: to set what the loader reads, for instance. The end of
-  /// the run is no change: the result of run() has that of the last generation.
+  /// Called after each change, before the next step: to set what the loader reads, for instance. Not called
+  /// where all steps are made, also of a process that comes then: others no longer call it, so it would wait
+  /// for them in a group. The result of run() has what is of the last generation.
   std::function<void(const GenerationInfo& info)> on_enter = {};
   /// Called on process 0 when `info.steps` are committed, before the next step begins: to write what is
   /// written once. A step may come twice, from two processes, where the first one dies. None is left out. A

@@ -138,9 +138,12 @@ class Session {
   /// Returns a group of this generation's processes, for metrics and evaluations of the user's own: process p
   /// is rank p. It ends with the generation: its calls throw GenerationEnded from then on, also those that
   /// wait, and the next generation needs another group. Each process makes its groups in the same order. It
-  /// calls them before begin_changes(), or between two steps. Sums depend on the number of processes, so they
-  /// must not get into the state: exchange() is for that. A group may outlast the session. What gloo sends is
-  /// neither encrypted nor authenticated.
+  /// calls them in a step, before begin_changes(): an evaluation too. Between two steps a call may end on one
+  /// process and fail on another one. In the next generation only that one would repeat it, as no step is
+  /// made again, and their calls would not match. A process in finish() makes no group, so nobody makes one
+  /// after the last step. Sums depend on the number of processes, so they must not get into the state:
+  /// exchange() is for that. A group may outlast the session. What gloo sends is neither encrypted nor
+  /// authenticated.
   ///
   ///     comm::Group group;
   ///     options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };
@@ -148,10 +151,12 @@ class Session {
   ///     group.all_reduce(loss).wait();
   ///
   /// Collective over the generation's processes. Blocks until all have come. Throws: GenerationEnded,
-  /// RunEnded; as comm::init_process_group(); UsageError before enter().
+  /// RunEnded; as comm::init_process_group(); UsageError before enter(), and after it has failed in this
+  /// generation: others may have made that group, and number the next one in another way.
   virtual comm::Group make_group(const GroupOptions& options);
-  /// Returns a key-value store of this generation, for process groups of LibTorch's own. Its keys go with the
-  /// generation, and its requests throw GenerationEnded from then on. Blocks, and throws: as make_group().
+  /// Returns a key-value store of this generation. Its requests throw GenerationEnded once the generation has
+  /// ended. A c10d::ProcessGroup that is made over it does not: what waits in its connections lasts until its
+  /// own timeout. make_group(...).process_group() is one that ends. Blocks, and throws: as make_group().
   virtual c10::intrusive_ptr<c10d::Store> store();
   /// The state is being changed from here on: it is of no use to others until commit().
   virtual void begin_changes() = 0;

@@ -123,6 +123,11 @@ bool WriterFence::write(std::uint64_t generation, const std::function<void()>& w
   return true;
 }
 
+bool WriterFence::write(const GenerationInfo& info, const std::function<void()>& write) {
+  claim(info.origin);
+  return this->write(info.generation, write);
+}
+
 void WriterFence::check_newest(std::uint64_t generation) const {
   if (read_fence_file(claim_, folder_ / ".origin") != origin_) {
     throw SystemError(kWhereFence,

@@ -9,13 +9,15 @@
 
 namespace cohort::elastic {
 
+struct GenerationInfo;
+
 /// Keeps out of an elastic run's folder who writes there no more, and may not know it yet: a process that was
 /// process 0, and a process of another run.
 ///
 ///     elastic::WriterFence fence("runs/7");
 ///     options.on_enter = [&](const elastic::GenerationInfo& info) { fence.claim(info.origin); };
 ///     options.on_commit = [&](const elastic::GenerationInfo& info) {
-///       fence.write(info.generation, [&] { save_checkpoint("runs/7/last", info.steps); });
+///       fence.write(info, [&] { save_checkpoint("runs/7/last", info.steps); });
 ///     };
 ///
 /// The file `.origin` there says whose the folder is, by the origin of the run's record. Each process of the
@@ -39,6 +41,9 @@ class WriterFence {
   /// until one has written. Throws: GenerationEnded where a later generation has written; SystemError where
   /// another run has claimed the folder; what `write` throws.
   bool write(std::uint64_t generation, const std::function<void()>& write);
+  /// The same for a process that may not have claimed the folder yet, as one that comes after the last step:
+  /// as claim() before.
+  bool write(const GenerationInfo& info, const std::function<void()>& write);
 
  private:
   /// What `.writer` says.

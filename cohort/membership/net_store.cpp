@@ -1,8 +1,10 @@
 // The server's map is used on the node's own thread: each request is some look-ups, so none waits for another
 // one. A wait for keys that are not there is kept, and answered by the request that sets the last of them.
 //
-// Always: the map has keys of one generation, the newest that any request named, and keys of none. Who asks
-// for an earlier generation hears so, also who waits: its next request would never be answered.
+// Always: the map has keys of the newest generation that any request named, of the one before it, and of
+// none. Processes that finish their step before a planned change still use the one before, while others have
+// entered the newest. Who asks for an earlier generation hears so, also who waits: its next request would
+// never be answered.
 #include "cohort/membership/net_store.h"
 
 #include <algorithm>
@@ -94,7 +96,7 @@ class ServerTable : public net::Handler {
     if (generation > newest_) begin_generation(generation);
     StoreReply reply;
     reply.number = request.number;
-    if (generation != 0 && generation < newest_) {
+    if (is_stale(generation)) {
       reply.status = Status::kStale;
     } else if (request.type == Type::kWait && !has_all(request.keys)) {
       waits_.push_back({peer, request.number, generation, std::move(request.keys)});
@@ -103,10 +105,12 @@ class ServerTable : public net::Handler {
       answer(request, reply);
     }
     peer->send(message_of(reply));
-    const bool may_set =
-        request.type == Type::kSet || request.type == Type::kAdd || request.type == Type::kCompareSet;
+    const bool may_set = request.type == Type::kSet || request.type == Type::kAdd ||
+                         request.type == Type::kCompareSet || request.type == Type::kAppend;
     if (may_set) end_waits();
   }
+
+  bool is_stale(std::uint64_t generation) const { return generation != 0 && generation + 1 < newest_; }
 
   bool has_all(const std::vector<std::string>& keys) const {
     return std::ranges::all_of(keys, [&](const std::string& key) { return values_.contains(key); });
@@ -116,6 +120,9 @@ class ServerTable : public net::Handler {
     switch (request.type) {
       case Type::kSet:
         values_[request.keys.front()] = request.bytes;
+        break;
+      case Type::kAppend:
+        values_[request.keys.front()] += request.bytes;
         break;
       case Type::kAdd: {
         const auto found = values_.find(request.keys.front());
@@ -159,18 +166,18 @@ class ServerTable : public net::Handler {
 
   void begin_generation(std::uint64_t generation) {
     newest_ = generation;
-    std::erase_if(values_, [](const auto& entry) { return generation_of_key(entry.first) != 0; });
+    std::erase_if(values_, [&](const auto& entry) { return is_stale(generation_of_key(entry.first)); });
     end_waits();
   }
 
   // Answers those that have what they wait for, and those that never will.
   void end_waits() {
     waits_.remove_if([&](const Wait& wait) {
-      const bool is_stale = wait.generation != 0 && wait.generation < newest_;
-      if (!is_stale && !has_all(wait.keys)) return false;
+      const bool has_ended = is_stale(wait.generation);
+      if (!has_ended && !has_all(wait.keys)) return false;
       StoreReply reply;
       reply.number = wait.number;
-      reply.status = is_stale ? Status::kStale : Status::kOk;
+      reply.status = has_ended ? Status::kStale : Status::kOk;
       wait.peer->send(message_of(reply));
       return true;
     });
@@ -268,13 +275,21 @@ class Client {
   bool is_down() const { return table_->has_ended(); }
   void close() { table_->end(concat("the client of the store at ", options_.address, " was closed")); }
 
-  StoreReply ask(StoreRequest request) {
-    auto reply = ask_until(std::move(request), base::Deadline(options_.timeout));
+  /// Ends after the timeout, or at `deadline`.
+  StoreReply ask(StoreRequest request, base::Deadline deadline) {
+    if (deadline.expired()) {
+      throw TimeoutError(kWhereStore,
+                         concat("timed out before the store at ", options_.address, " could be asked"),
+                         "a longer timeout");
+    }
+    const base::Deadline own(options_.timeout);
+    auto reply = ask_until(std::move(request), own.sooner(deadline));
     if (reply) return *std::move(reply);
-    throw TimeoutError(
-        kWhereStore,
-        concat("the store at ", options_.address, " did not answer within ", options_.timeout.count(), " ms"),
-        "the log of the agent that has it");
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(own.elapsed());
+    throw TimeoutError(kWhereStore,
+                       concat("the store at ", options_.address, " did not answer within ",
+                              std::min(waited, options_.timeout).count(), " ms"),
+                       "the log of the agent that has it");
   }
   /// Nothing where the deadline passes first.
   std::optional<StoreReply> ask_until(StoreRequest request, base::Deadline deadline) {
@@ -319,42 +334,50 @@ std::size_t NetStoreServer::num_keys() const {
 
 NetStore::NetStore(NetStoreOptions options)
     : client_(std::make_shared<net_store_detail::Client>(std::move(options))) {}
+NetStore::NetStore(std::shared_ptr<net_store_detail::Client> client, base::Deadline deadline)
+    : client_(std::move(client)), deadline_(deadline) {}
 NetStore::~NetStore() = default;
+NetStore NetStore::until(base::Deadline deadline) const {
+  return {client_, deadline_.sooner(deadline)};
+}
 
 void NetStore::set(const std::string& key, const std::string& value) {
-  client_->ask({.type = Type::kSet, .keys = {key}, .bytes = value});
+  client_->ask({.type = Type::kSet, .keys = {key}, .bytes = value}, deadline_);
 }
 bool NetStore::has(const std::string& key) {
   return has_all({key});
 }
 bool NetStore::has_all(const std::vector<std::string>& keys) {
-  return client_->ask({.type = Type::kHas, .keys = keys}).status == Status::kOk;
+  return client_->ask({.type = Type::kHas, .keys = keys}, deadline_).status == Status::kOk;
 }
 std::string NetStore::get(const std::string& key) {
   return get_all({key}).front();
 }
 std::vector<std::string> NetStore::get_all(const std::vector<std::string>& keys) {
-  StoreReply reply = client_->ask({.type = Type::kGet, .keys = keys});
+  StoreReply reply = client_->ask({.type = Type::kGet, .keys = keys}, deadline_);
   if (reply.status == Status::kOk && reply.values.size() == keys.size()) return std::move(reply.values);
-  throw CommError("membership.net_store",
-                  base::concat("the store lacks one of ", keys.size(), " keys: ", keys.front()));
+  throw MissingKey("membership.net_store",
+                   base::concat("the store lacks one of ", keys.size(), " keys: ", keys.front()));
 }
 std::int64_t NetStore::add(const std::string& key, std::int64_t value) {
-  const StoreReply reply = client_->ask({.type = Type::kAdd, .value = value, .keys = {key}});
+  const StoreReply reply = client_->ask({.type = Type::kAdd, .value = value, .keys = {key}}, deadline_);
   if (reply.status == Status::kOk) return reply.value;
-  throw CommError("membership.net_store",
-                  base::concat("key ", key, " has a value to which ", value, " cannot be added"));
+  throw UsageError("membership.net_store",
+                   base::concat("key ", key, " has a value to which ", value, " cannot be added"));
 }
 bool NetStore::wait(const std::vector<std::string>& keys, base::Deadline deadline) {
-  return client_->ask_until({.type = Type::kWait, .keys = keys}, deadline).has_value();
+  return client_->ask_until({.type = Type::kWait, .keys = keys}, deadline_.sooner(deadline)).has_value();
+}
+void NetStore::append(const std::string& key, const std::string& bytes) {
+  client_->ask({.type = Type::kAppend, .keys = {key}, .bytes = bytes}, deadline_);
 }
 bool NetStore::erase(const std::string& key) {
-  return client_->ask({.type = Type::kRemove, .keys = {key}}).status == Status::kOk;
+  return client_->ask({.type = Type::kRemove, .keys = {key}}, deadline_).status == Status::kOk;
 }
 std::string NetStore::compare_set(const std::string& key, const std::string& expected,
                                   const std::string& value) {
-  const StoreReply reply =
-      client_->ask({.type = Type::kCompareSet, .keys = {key}, .bytes = value, .expected = expected});
+  const StoreReply reply = client_->ask(
+      {.type = Type::kCompareSet, .keys = {key}, .bytes = value, .expected = expected}, deadline_);
   return reply.values.empty() ? expected : reply.values.front();
 }
 bool NetStore::is_down() const {

@@ -25,8 +25,14 @@ class Server;
 class Client;
 }  // namespace net_store_detail
 
-/// A key's generation is an earlier one than the newest that the store has seen.
+/// A key is of a generation G, and the store has seen one of G + 2 or later.
 class StaleGeneration : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+/// A key is not there.
+class MissingKey : public CommError {
  public:
   using CommError::CommError;
 };
@@ -39,8 +45,8 @@ struct NetStoreServerOptions {
   std::optional<net::TlsOptions> tls = {};
 };
 
-/// Keeps what ranks leave. Keys "generation/G/..." belong to generation G: those of generations before it are
-/// dropped when the first one comes. Threads: any; net's does the work.
+/// Keeps what ranks leave. Keys "generation/G/..." belong to generation G. The first one of G + 1 ends all
+/// before G: their keys are dropped. Threads: any; net's does the work.
 class NetStoreServer {
  public:
   /// Throws: as net::Node::listen().
@@ -78,15 +84,23 @@ class NetStore : public base::KeyValueStore {
 
   void set(const std::string& key, const std::string& value) override;
   bool has(const std::string& key) override;
-  /// Throws: CommError also for a key that is not there.
+  /// Throws: MissingKey where it is not there.
   std::string get(const std::string& key) override;
+  /// Throws: UsageError where the key has a value that is no count, or gets too large.
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool has_all(const std::vector<std::string>& keys) override;
   /// Blocks until the keys are there or the deadline passes.
   bool wait(const std::vector<std::string>& keys, base::Deadline deadline) override;
+  /// As get().
   std::vector<std::string> get_all(const std::vector<std::string>& keys) override;
   void remove(const std::string& key) override { erase(key); }
 
+  /// The key's value gets these bytes at its end; a key that is not there gets them as its value. Of several
+  /// at the same time none is lost.
+  void append(const std::string& key, const std::string& bytes);
+  /// The same over the same connection, which close() ends for both. A request ends at `deadline` too, as
+  /// after the timeout.
+  NetStore until(base::Deadline deadline) const;
   /// As remove(); returns whether the key was there.
   bool erase(const std::string& key);
   /// Sets the key to `value` where it has `expected`; empty: also where it is not there. Returns what it has
@@ -99,7 +113,10 @@ class NetStore : public base::KeyValueStore {
   void close();
 
  private:
+  NetStore(std::shared_ptr<net_store_detail::Client> client, base::Deadline deadline);
+
   std::shared_ptr<net_store_detail::Client> client_;
+  base::Deadline deadline_ = base::Deadline::never();
 };
 
 }  // namespace cohort::membership

@@ -107,5 +107,15 @@ TEST(ElasticRunTest, AGenerationThatEndsInACallbackIsEnteredAgain) {
   EXPECT_EQ(committed, (std::vector<std::uint64_t>{1, 2, 3, 4, 5}));
 }
 
+// Others may be there that have made all steps, and make no group any more.
+TEST(ElasticRunTest, AProcessThatHasAllStepsWhenItEntersDoesNotCallOnEnter) {
+  int num_calls = 0;
+  RunOptions options;
+  options.on_enter = [&](const GenerationInfo&) { ++num_calls; };
+  options.first_step = 5;
+  train([](const StepContext&) { ADD_FAILURE() << "a step"; }, options);
+  EXPECT_EQ(num_calls, 0);
+}
+
 }  // namespace
 }  // namespace cohort::elastic

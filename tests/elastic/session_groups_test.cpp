@@ -43,8 +43,8 @@ int count_calls(const comm::Group& group) {
   return static_cast<int>(ones[999].item<float>());
 }
 
-void set_empty_state(Session& session) {
-  session.set_state({.save = [] { return StateSnapshot{"", {at::zeros({4})}}; }, .load = [](const auto&) {}});
+StateAccess empty_state() {
+  return {.save = [] { return StateSnapshot{"", {at::zeros({4})}}; }, .load = [](const auto&) {}};
 }
 
 /// Processes of one generation, and then of others.
@@ -56,7 +56,7 @@ struct GroupRun {
   void start(const std::function<void(Session& session, const GenerationInfo& info)>& body) {
     for (GroupRank* const rank : ranks) {
       agents.start(*rank, [body](Session& session) {
-        set_empty_state(session);
+        session.set_state(empty_state());
         try {
           body(session, session.enter(0));
           session.finish();
@@ -200,6 +200,23 @@ TEST(ElasticSessionGroupsTest, AProcessThatCannotMakeAGroupThrowsAtOnce) {
   run.end(run.ranks);
 }
 
+// Others may have made it, and would give the next one another number.
+TEST(ElasticSessionGroupsTest, AfterAGroupThatCouldNotBeMadeTheGenerationHasNoFurtherOne) {
+  GroupRun run(1);
+  std::atomic<bool> has_failed{false};
+  run.start([&](Session& session, GenerationInfo) {
+    COHORT_EXPECT_THROW_WITH(session.make_group({.backend = "none such"}), UsageError, "none such");
+    COHORT_EXPECT_THROW_WITH(session.make_group({}), UsageError, "group 0 of generation 1 could not be made");
+    has_failed = true;
+    test::wait_until([&] { return session.must_enter(); });
+    session.enter(0);
+    EXPECT_EQ(count_calls(session.make_group({})), 1);
+  });
+  run.agents.wait_until([&] { return has_failed.load(); });
+  run.agents.decide(run.ranks);
+  run.end(run.ranks);
+}
+
 TEST(ElasticSessionGroupsTest, TheStoreOfAGenerationGoesWithIt) {
   GroupRun run(2);
   std::atomic<int> num_waiting{0};
@@ -218,29 +235,45 @@ TEST(ElasticSessionGroupsTest, TheStoreOfAGenerationGoesWithIt) {
   run.agents.decide(run.ranks);
   run.agents.wait_until([&] { return run.ranks[0]->status.is_finished && run.ranks[1]->status.is_finished; });
   membership::NetStore client({.address = run.agents.store().address()});
-  COHORT_EXPECT_THROW_WITH(client.has("generation/1/user/from 0"), membership::StaleGeneration, "has ended");
-  const std::size_t in_second = run.agents.store().num_keys();
-  EXPECT_GT(in_second, 0U);
+  EXPECT_TRUE(client.has("generation/1/user/from 0")) << "somebody may still be in a step of it";
   EXPECT_FALSE(client.has("generation/3/user/from 0"));
+  COHORT_EXPECT_THROW_WITH(client.has("generation/1/user/from 0"), membership::StaleGeneration, "has ended");
+  EXPECT_GT(run.agents.store().num_keys(), 0U) << "of the second";
+  EXPECT_FALSE(client.has("generation/4/user/from 0"));
   EXPECT_EQ(run.agents.store().num_keys(), 0U);
   run.end(run.ranks);
 }
 
-// Of the step that is under way all processes are there.
+// Of the step that is under way all processes are there. One that joins is in the next generation already.
 TEST(ElasticSessionGroupsTest, APlannedChangeLetsAStepEnd) {
   GroupRun run(2);
+  GroupRank& joining = run.agents.add({.timeout = milliseconds(20'000)});
+  run.agents.start(joining, [](Session& session) {
+    session.set_state(empty_state());
+    session.enter(0);
+    EXPECT_EQ(count_calls(session.make_group({})), 3);
+    session.finish();
+  });
   std::atomic<int> num_ready{0};
   run.start([&](Session& session, GenerationInfo info) {
     comm::Group group = session.make_group({});
+    const auto store = session.store();
     ++num_ready;
     test::wait_until([&] { return session.must_enter(); });
+    membership::NetStore client({.address = run.agents.store().address()});
+    test::wait_until([&] { return client.has("generation/2/address/2"); });
     EXPECT_FALSE(session.must_leave());
+    group.barrier();
     EXPECT_EQ(count_calls(group), 2);
     EXPECT_EQ(count_calls(session.make_group({})), 2) << "a second group";
+    store->set(base::concat("from ", info.process), std::string("value"));
+    store->wait({"from 0", "from 1"});
     session.commit(++info.steps);
     session.enter(info.steps);
     COHORT_EXPECT_THROW_WITH(count_calls(group), GenerationEnded, "this process has left it");
+    EXPECT_EQ(count_calls(session.make_group({})), 3);
   });
+  run.ranks.push_back(&joining);
   run.agents.wait_until([&] { return num_ready == 2; });
   run.agents.decide(run.ranks, /*is_planned=*/true);
   run.end(run.ranks);
@@ -312,9 +345,7 @@ TEST(ElasticSessionGroupsTest, TheExampleInTheHeaderRuns) {
       options.total_steps = 3;
       comm::Group group;
       options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };
-      const StateAccess state{.save = [] { return StateSnapshot{"", {at::zeros({4})}}; },
-                              .load = [](const auto&) {}};
-      run(options, state, [&](StepContext& context) {
+      run(options, empty_state(), [&](StepContext& context) {
         at::Tensor loss = at::full({1}, 1.0F);
         if (context.step() == 1 && context.info().generation == 1) {
           ++num_steps;
@@ -340,6 +371,40 @@ TEST(ElasticSessionGroupsTest, TheExampleInTheHeaderRuns) {
   EXPECT_EQ(example.size(), 3U);
   const std::string here = test::read_file(test::source_dir() / "tests/elastic/session_groups_test.cpp");
   EXPECT_EQ(test::first_missing(example, here), "");
+}
+
+// Process 1 drops the last step, and gets its state from process 0, which only waits for the end of the run.
+TEST(ElasticSessionGroupsTest, AProcessThatEntersAfterTheLastStepMakesNoGroup) {
+  PlayedAgents agents;
+  std::vector<GroupRank*> ranks;
+  for (int i = 0; i < 2; ++i) ranks.push_back(&agents.add({.timeout = milliseconds(20'000)}));
+  std::atomic<std::uint64_t> committed{0};  // by process 0
+  for (GroupRank* const rank : ranks) {
+    agents.start(*rank, [&, session = rank->session](Session&) {
+      RunOptions options;
+      options.session = session;
+      options.total_steps = 2;
+      comm::Group group;
+      options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };
+      options.on_commit = [&](const elastic::GenerationInfo& info) { committed = info.steps; };
+      const auto last = run(options, empty_state(), [&](StepContext& context) {
+        EXPECT_EQ(count_calls(group), 2);
+        if (context.step() == 1 && context.info().process == 1) {
+          test::wait_until([&] { return committed == 2; });
+          throw GenerationEnded("test", "this process drops the step");
+        }
+        context.begin_changes();
+      });
+      EXPECT_EQ(last.value().steps, 2U);
+    });
+  }
+  agents.wait_until_ready();
+  agents.decide(ranks);
+  agents.wait_until([&] { return ranks[0]->status.is_finished; });
+  agents.decide(ranks);
+  agents.wait_until([&] { return ranks[0]->status.is_finished && ranks[1]->status.is_finished; });
+  agents.end_run();
+  for (GroupRank* const rank : ranks) agents.join(*rank);
 }
 
 TEST(ElasticSessionGroupsTest, AGroupNeedsAGeneration) {

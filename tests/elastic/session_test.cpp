@@ -267,7 +267,7 @@ TEST(ElasticSessionTest, AProcessThatComesLateDoesNotWriteOverWhatIsNewer) {
         has_come.set_value();
         gate.get_future().wait();
       }
-      fence.write(info.generation, [&] { written = info.steps; });
+      fence.write(info, [&] { written = info.steps; });
     };
     const auto last = run_counted(options, state);
     EXPECT_EQ(last.has_value(), &rank == &other);

@@ -52,6 +52,16 @@ TEST(WriterFenceTest, ARunCountsItsGenerationsFromOne) {
   EXPECT_THROW(fence.write(1, [] {}), elastic::GenerationEnded);
 }
 
+TEST(WriterFenceTest, AProcessThatHasClaimedNothingClaimsWithItsFirstWrite) {
+  const test::TempDir dir;
+  WriterFence first(dir.path()), late(dir.path());
+  first.claim("run");
+  EXPECT_TRUE(first.write(1, [] {}));
+  COHORT_EXPECT_THROW_WITH(late.write(2, [] {}), SystemError, "another elastic run has begun");
+  EXPECT_TRUE(late.write(GenerationInfo{.generation = 2, .origin = "run"}, [] {}));
+  EXPECT_THROW(first.write(1, [] {}), elastic::GenerationEnded);
+}
+
 TEST(WriterFenceTest, AFolderWhoseFileIsOfAnEarlierVersionIsTaken) {
   const test::TempDir dir;
   test::write_file(dir / ".writer", "123\n");

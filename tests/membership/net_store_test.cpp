@@ -32,6 +32,7 @@ TEST(StoreMessageTest, MessagesAreReadAsTheyWereWritten) {
         StoreRequest{StoreRequest::Type::kAdd, 4, -7, {"a"}, ""},
         StoreRequest{StoreRequest::Type::kWait, 5, 0, {"a", bytes}, ""},
         StoreRequest{StoreRequest::Type::kCompareSet, 6, 0, {"a"}, bytes, "b"},
+        StoreRequest{StoreRequest::Type::kAppend, 7, 0, {"a"}, bytes},
         StoreRequest{StoreRequest::Type::kCancel, std::uint64_t{1} << 62, 0, {}, ""}}) {
     EXPECT_EQ(parse_store_request(message_of(request)), request);
   }
@@ -61,10 +62,10 @@ TEST(NetStoreTest, WhatOneClientSetsAnotherOneGets) {
   a->set("key", bytes);
   EXPECT_EQ(b->get("key"), bytes);
   EXPECT_FALSE(b->has("other"));
-  COHORT_EXPECT_THROW_WITH(b->get("other"), CommError, "lacks one of 1 keys: other");
+  COHORT_EXPECT_THROW_WITH(b->get("other"), MissingKey, "lacks one of 1 keys: other");
   EXPECT_EQ(a->add("count", 5), 5);
   EXPECT_EQ(b->add("count", -2), 3);
-  COHORT_EXPECT_THROW_WITH(b->add("key", 1), CommError, "cannot be added");
+  COHORT_EXPECT_THROW_WITH(b->add("key", 1), UsageError, "cannot be added");
   EXPECT_TRUE(a->has_all({"key", "count"}));
   EXPECT_EQ(a->get_all({"count", "key"}), (std::vector<std::string>{"3", bytes}));
   a->remove("key");
@@ -86,6 +87,22 @@ TEST(NetStoreTest, AValueIsSetWhereTheKeyHasWhatIsExpected) {
   EXPECT_FALSE(a->erase("key"));
 }
 
+// The same bytes again are more bytes.
+TEST(NetStoreTest, NoneOfManyAppendsIsLost) {
+  StoreOfTest store;
+  const auto client = store.client();
+  constexpr int kThreads = 2, kRounds = 100;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) client->append("key", "d");
+    });
+  }
+  EXPECT_TRUE(store.client()->wait({"key"}, patience()));
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(client->get("key"), std::string(kThreads * kRounds, 'd'));
+}
+
 TEST(NetStoreTest, AWaitEndsWhenTheLastKeyComes) {
   StoreOfTest store;
   const auto a = store.client(), b = store.client();
@@ -97,7 +114,36 @@ TEST(NetStoreTest, AWaitEndsWhenTheLastKeyComes) {
   EXPECT_TRUE(a->wait({"x"}, patience()));
 }
 
-TEST(NetStoreTest, KeysOfGenerationsBeforeAreDropped) {
+TEST(NetStoreTest, ARequestEndsAtItsDeadline) {
+  StoreOfTest store;
+  const auto client = store.client();
+  const base::Deadline deadline(std::chrono::milliseconds(1));
+  NetStore soon = client->until(deadline);
+  EXPECT_FALSE(soon.wait({"key"}, patience()));
+  COHORT_EXPECT_THROW_WITH(soon.set("key", ""), TimeoutError, "timed out before the store at");
+  EXPECT_FALSE(client->has("key"));
+  client->until(patience()).set("key", "");
+  EXPECT_TRUE(client->has("key"));
+  soon.close();
+  COHORT_EXPECT_THROW_WITH(client->has("key"), CommError, "was closed");
+}
+
+// Somebody may still finish its step there.
+TEST(NetStoreTest, KeysOfTheGenerationBeforeTheNewestStay) {
+  StoreOfTest store;
+  const auto a = store.client(), b = store.client();
+  a->set("generation/6/address/0", "old");
+  a->set("generation/7/address/0", "new");
+  std::thread waiter([&] { EXPECT_TRUE(b->wait({"generation/6/address/1"}, patience())); });
+  a->set("generation/6/address/1", "late");
+  waiter.join();
+  EXPECT_EQ(a->get("generation/6/address/0"), "old");
+  EXPECT_FALSE(a->has("generation/8/address/0"));
+  COHORT_EXPECT_THROW_WITH(a->get("generation/6/address/0"), StaleGeneration, "generation/6/address/0");
+  EXPECT_EQ(a->get("generation/7/address/0"), "new");
+}
+
+TEST(NetStoreTest, KeysOfGenerationsBeforeThatAreDropped) {
   StoreOfTest store;
   const auto a = store.client(), b = store.client();
   a->set("generation/6/address/0", "old");
@@ -169,7 +215,7 @@ TEST(NetStoreTest, ManyClientsMeet) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(store.server.num_keys(), kClients + 1U);
+  EXPECT_EQ(store.server.num_keys(), 2U * kClients + 1U) << "those of the last two rounds";
 }
 
 }  // namespace

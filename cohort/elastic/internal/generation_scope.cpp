@@ -141,10 +141,22 @@ c10::intrusive_ptr<c10d::Store> GenerationScope::store() {
                        [](GenerationScope& self) { return self.store_at("user", self.place_.timeout); });
 }
 
+// Where an attempt has failed here, it may have succeeded elsewhere: processes no longer agree on numbers.
 comm::Group GenerationScope::make_group(const GroupOptions& options) {
-  return run_until_end("a group of a generation", [options, number = num_groups_++](GenerationScope& self) {
-    return self.make_group_now(options, number);
-  });
+  if (has_failed_) {
+    if (const std::exception_ptr ended = end()) std::rethrow_exception(ended);
+    throw UsageError("elastic.session",
+                     concat("group ", num_groups_ - 1, " of generation ", place_.generation,
+                            " could not be made: there is no further one in this generation"),
+                     "the error of that group; Session::enter() where there is another generation");
+  }
+  has_failed_ = true;  // until it is there
+  comm::Group group =
+      run_until_end("a group of a generation", [options, number = num_groups_++](GenerationScope& self) {
+        return self.make_group_now(options, number);
+      });
+  has_failed_ = false;
+  return group;
 }
 
 // Processes make their groups in the same order: so a number names the same group on each.

@@ -57,6 +57,7 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   const std::shared_ptr<ProcessInbox> inbox_;
   const ScopePlace place_;
   int num_groups_ = 0;
+  bool has_failed_ = false;  // to make one
 
   std::mutex mutex_;  // of all below
   bool has_ended_ = false;

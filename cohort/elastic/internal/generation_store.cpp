@@ -1,13 +1,16 @@
-// Each request is one of NetStore's, with the generation's prefix before its keys. Always: an error of the
-// store is taken for news of the generation's end, and its owner says whether it is. So whoever waits in the
-// store throws what waits for another process throw.
+// Each request is one of NetStore's, with the generation's prefix before its keys. Always: where the store is
+// gone, or the generation's keys are, that is taken for news of the generation's end, and its owner says
+// whether it is. So whoever waits in the store throws what waits for another process throw. A wrong call
+// throws at once.
 #include "cohort/elastic/internal/generation_store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/text/format_list.h"
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/elastic/session.h"
 
 namespace cohort::elastic {
@@ -32,11 +35,16 @@ GenerationStore::GenerationStore(std::shared_ptr<membership::NetStore> client,
 // A store that fails is news of its agent's end, and so of the generation's.
 template <typename Body>
 auto GenerationStore::ask(Body body) {
+  // The store keeps the keys for a while.
+  if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
   try {
-    return body(*client_);
+    membership::NetStore client = client_->until(comm::StoreDeadline::current());
+    return body(client);
   } catch (const TimeoutError&) {
     if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
     throw;
+  } catch (const membership::MissingKey&) {
+    throw;  // the store has answered
   } catch (const membership::StaleGeneration& error) {
     if (const std::exception_ptr end = owner_->wait_for_end()) std::rethrow_exception(end);
     throw GenerationEnded("elastic.store", base::message_of(error), "Session::enter()");
@@ -95,23 +103,19 @@ void GenerationStore::wait(const std::vector<std::string>& keys) {
 void GenerationStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
   if (keys.empty()) return;
   ask([&](membership::NetStore& client) {
-    if (client.wait(full_keys(keys), base::Deadline(timeout))) return;
-    throw TimeoutError("elastic.store", base::concat("timed out: waited ", timeout.count(),
+    const bool is_endless = timeout == kNoTimeout;
+    const base::Deadline deadline = is_endless ? base::Deadline::never() : base::Deadline(timeout);
+    if (client.wait(full_keys(keys), deadline)) return;
+    // A deadline of the caller's may come before.
+    const auto elapsed = std::chrono::duration_cast<milliseconds>(deadline.elapsed());
+    const milliseconds waited = is_endless ? elapsed : std::min(elapsed, timeout);
+    throw TimeoutError("elastic.store", base::concat("timed out: waited ", waited.count(),
                                                      " ms for the keys ", base::join(keys)));
   });
 }
 
 void GenerationStore::append(const std::string& key, const std::vector<std::uint8_t>& value) {
-  const base::Deadline deadline(getTimeout());
-  for (std::vector<std::uint8_t> before;;) {
-    std::vector<std::uint8_t> after = before;
-    after.insert(after.end(), value.begin(), value.end());
-    std::vector<std::uint8_t> found = compareSet(key, before, after);
-    if (found == after) return;
-    deadline.check("elastic.store", base::concat("an append to key ", key), "a longer timeout");
-    // A key that somebody has removed has what was expected.
-    before = found == before ? std::vector<std::uint8_t>{} : std::move(found);
-  }
+  ask([&](membership::NetStore& client) { client.append(prefix_ + key, text_of_bytes(value)); });
 }
 
 std::vector<std::vector<std::uint8_t>> GenerationStore::multiGet(const std::vector<std::string>& keys) {

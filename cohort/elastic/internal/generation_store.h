@@ -12,7 +12,8 @@
 
 namespace cohort::elastic {
 
-/// The store of a generation, as c10d sees it. Its waits have the store's timeout. Ownership: shares the
+/// The store of a generation, as c10d sees it. Its waits have the store's timeout; c10d's kNoTimeout, 0, is
+/// none. All requests end at comm's StoreDeadline of the calling thread, too. Ownership: shares the
 /// client, whose close() ends all requests. Threads: any; a request that waits delays no other one. Throws:
 /// what `owner` throws, where the generation has ended; TimeoutError; CommError where the store is gone.
 class GenerationStore : public c10d::Store {

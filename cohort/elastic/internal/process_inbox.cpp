@@ -156,6 +156,7 @@ void ProcessInbox::lose_process(std::uint64_t generation, int process, const std
 void ProcessInbox::lose(int process, const std::string& why) {
   if (!change_.process() || !lost_.emplace(process, why).second) return;
   change_.on_link_lost(process);
+  notify_all();
   if (change_.has_left(process)) return;
   // It may have died at any time since. One row has one span of a generation at a time.
   const auto heard = heard_.find(process);

@@ -30,6 +30,11 @@ std::vector<std::string> texts_of(const net::Message& message) {
   return texts;
 }
 
+bool has_bytes(StoreRequest::Type type) {
+  using Type = StoreRequest::Type;
+  return type == Type::kSet || type == Type::kCompareSet || type == Type::kAppend;
+}
+
 std::int64_t value_of(const Fields& fields, const json& value) {
   if (!value.is_number_integer()) fields.reject_field("value", "a whole number");
   return value.get<std::int64_t>();
@@ -45,9 +50,8 @@ net::Message message_of(const StoreRequest& request) {
                          {"value", request.value}})
                        .dump();
   for (const std::string& key : request.keys) append(message, key);
-  const bool compares = request.type == StoreRequest::Type::kCompareSet;
-  if (compares || request.type == StoreRequest::Type::kSet) append(message, request.bytes);
-  if (compares) append(message, request.expected);
+  if (has_bytes(request.type)) append(message, request.bytes);
+  if (request.type == StoreRequest::Type::kCompareSet) append(message, request.expected);
   return message;
 }
 
@@ -68,8 +72,7 @@ StoreRequest parse_store_request(const net::Message& message) {
   Fields fields(object, "a request to the store");
   StoreRequest request;
   const int type = fields.integer("type", 0);
-  if (type > static_cast<int>(Type::kCompareSet))
-    fields.reject_field("type", "a type that this version knows");
+  if (type > static_cast<int>(Type::kAppend)) fields.reject_field("type", "a type that this version knows");
   request.type = static_cast<Type>(type);
   request.number = fields.count("number");
   request.value = value_of(fields, fields.field("value"));
@@ -80,7 +83,7 @@ StoreRequest parse_store_request(const net::Message& message) {
     request.expected = std::move(request.keys.back());
     request.keys.pop_back();
   }
-  if (request.type == Type::kSet || request.type == Type::kCompareSet) {
+  if (has_bytes(request.type)) {
     if (request.keys.size() != 2) reject_text("a request to set has no key and value");
     request.bytes = std::move(request.keys.back());
     request.keys.pop_back();

@@ -11,12 +11,12 @@ namespace cohort::membership {
 
 /// Numbers of requests are the client's own. kCancel has that of the wait that it ends, and is not answered.
 struct StoreRequest {
-  enum class Type : std::uint8_t { kSet, kHas, kGet, kAdd, kWait, kRemove, kCancel, kCompareSet };
+  enum class Type : std::uint8_t { kSet, kHas, kGet, kAdd, kWait, kRemove, kCancel, kCompareSet, kAppend };
   Type type = Type::kHas;
   std::uint64_t number = 0;
   std::int64_t value = 0;              ///< of kAdd
   std::vector<std::string> keys = {};  ///< all of one generation, or of none
-  std::string bytes = {};              ///< of kSet and kCompareSet
+  std::string bytes = {};              ///< of kSet, kCompareSet and kAppend
   std::string expected = {};           ///< of kCompareSet: what the key has; empty: nothing
 
   bool operator==(const StoreRequest&) const = default;
@@ -26,7 +26,7 @@ struct StoreReply {
   enum class Status : std::uint8_t {
     kOk,       ///< of kHas and kWait: all keys are there
     kMissing,  ///< one of the keys is not there; of kRemove: it was not
-    kStale,    ///< the keys are of a generation before the newest
+    kStale,    ///< the keys are of a generation G, and there was one of G + 2 or later
     kInvalid,  ///< of kAdd: the key has a value that is no count
   };
   Status status = Status::kOk;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/elastic/session.h"
 #include "tests/support/throws.h"
 
@@ -21,8 +23,12 @@ using std::chrono::milliseconds;
 /// A generation that ends as the test says.
 struct EndOfTest : comm::GroupOwner {
   std::exception_ptr end() const override { return error; }
-  std::exception_ptr wait_for_end() const override { return error; }
+  std::exception_ptr wait_for_end() const override {
+    ++num_waits;
+    return error;
+  }
   std::exception_ptr error;
+  mutable std::atomic<int> num_waits{0};
 };
 
 struct StoreOfGeneration {
@@ -57,8 +63,9 @@ TEST(GenerationStoreTest, ItDoesWhatBackendsAskOfAStore) {
   EXPECT_EQ(store->get_to_str("word"), "b");
   store->append("word", Bytes{'c'});
   store->append("new", Bytes{'d'});
+  clone->append("new", Bytes{'d'});
   EXPECT_TRUE(store->hasExtendedApi());
-  EXPECT_EQ(store->multiGet({"new", "word"}), (std::vector<Bytes>{{'d'}, {'b', 'c'}}));
+  EXPECT_EQ(store->multiGet({"new", "word"}), (std::vector<Bytes>{{'d', 'd'}, {'b', 'c'}}));
   store->multiSet({"x", "y"}, {{1}, {2}});
   EXPECT_EQ(store->get("y"), Bytes{2});
   EXPECT_TRUE(store->deleteKey("x"));
@@ -78,9 +85,33 @@ TEST(GenerationStoreTest, AWaitEndsWithTheKeyAndAtItsTimeout) {
   waiter.join();
 }
 
+TEST(GenerationStoreTest, ATimeoutOfZeroIsNone) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7, c10d::Store::kNoTimeout);
+  std::thread waiter([&] {
+    EXPECT_NO_THROW(store->wait({"key"}));
+    EXPECT_NO_THROW(store->wait({"key"}, milliseconds(0)));
+  });
+  store->set("key", Bytes{1});
+  waiter.join();
+}
+
+// comm's calls have deadlines of their own, which are sooner than the store's timeout.
+TEST(GenerationStoreTest, RequestsEndAtTheDeadlineOfTheCallThatMakesThem) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7);
+  {
+    const comm::StoreDeadline until(base::Deadline(milliseconds(2)));
+    COHORT_EXPECT_THROW_WITH(store->wait({"never"}), TimeoutError, " ms for the keys never");
+    COHORT_EXPECT_THROW_WITH(store->wait({"never"}, milliseconds(0)), TimeoutError, "the keys never");
+    COHORT_EXPECT_THROW_WITH(store->set("key", Bytes{1}), TimeoutError, "before the store at");
+  }
+  EXPECT_FALSE(store->check({"key"}));
+}
+
 TEST(GenerationStoreTest, KeysGoWithTheirGeneration) {
   StoreOfGeneration of_test;
-  const auto before = of_test.at(7), after = of_test.at(8);
+  const auto before = of_test.at(7), after = of_test.at(9);
   before->set("key", Bytes{1});
   std::thread waiter([&] {
     COHORT_EXPECT_THROW_WITH(before->wait({"never"}), GenerationEnded, "of a generation that has ended");
@@ -89,6 +120,29 @@ TEST(GenerationStoreTest, KeysGoWithTheirGeneration) {
   waiter.join();
   EXPECT_EQ(of_test.server.num_keys(), 0U);
   COHORT_EXPECT_THROW_WITH(before->set("key", Bytes{1}), GenerationEnded, "of a generation that has ended");
+}
+
+// The owner may take seconds to say whether its generation has ended.
+TEST(GenerationStoreTest, AWrongCallAsksForNoNewsOfTheEnd) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7);
+  store->set("key", Bytes{'x'});
+  COHORT_EXPECT_THROW_WITH(store->add("key", 1), UsageError, "cannot be added");
+  COHORT_EXPECT_THROW_WITH(store->multiSet({"key"}, {}), UsageError, "1 keys and 0 values");
+  EXPECT_EQ(of_test.owner->num_waits, 0);
+  of_test.client->close();
+  EXPECT_THROW(store->get("key"), CommError);
+  EXPECT_EQ(of_test.owner->num_waits, 1);
+}
+
+TEST(GenerationStoreTest, AfterTheEndNothingIsAskedOfTheStore) {
+  StoreOfGeneration of_test;
+  const auto store = of_test.at(7);
+  store->set("key", Bytes{1});
+  of_test.owner->error = std::make_exception_ptr(GenerationEnded("test", "it has ended"));
+  COHORT_EXPECT_THROW_WITH(store->get("key"), GenerationEnded, "it has ended");
+  COHORT_EXPECT_THROW_WITH(store->set("key", Bytes{2}), GenerationEnded, "it has ended");
+  EXPECT_EQ(of_test.client->get("generation/7/key"), "\x01");
 }
 
 TEST(GenerationStoreTest, AStoreThatFailsSaysThatTheGenerationHasEnded) {
