@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -213,12 +214,15 @@ TEST(GroupOwnerTest, AGroupThatHasLostAPeerWaitsForTheNewsOnce) {
 
 // The others learn of it, and wait.
 TEST(GroupOwnerTest, ARankThatFailsByItselfDoesNotWaitForTheNews) {
-  register_backend("fails on rank 0", {.make = [](const BackendOptions& options) {
-                     if (options.rank == 0) throw SystemError("test", "no space left");
-                     BackendInstance made = make_backend("fake", options);
-                     made.is_distributed = true;
-                     return made;
-                   }});
+  static std::once_flag is_registered;  // where the test is repeated
+  std::call_once(is_registered, [&] {
+    register_backend("fails on rank 0", {.make = [](const BackendOptions& options) {
+                       if (options.rank == 0) throw SystemError("test", "no space left");
+                       BackendInstance made = make_backend("fake", options);
+                       made.is_distributed = true;
+                       return made;
+                     }});
+  });
   OwnedGroups ranks;
   std::thread other([&] {
     COHORT_EXPECT_THROW_WITH(ranks.make(1, "fails on rank 0"), PeerError, "rank 0: [test] no space");

@@ -175,12 +175,15 @@ TEST(ElasticSessionGroupsTest, TheMakingOfAGroupEndsWithTheGeneration) {
 // What fails in a process alone is no sign of the generation's end, for which it would wait.
 TEST(ElasticSessionGroupsTest, AProcessThatCannotMakeAGroupThrowsAtOnce) {
   const char* const name = "fails in process 0";
-  comm::register_backend(name, {.make = [](const comm::BackendOptions& options) {
-                           if (options.rank == 0) throw SystemError("test", "no space left");
-                           auto made = comm::backend_type("fake").make(options);
-                           made.is_distributed = true;
-                           return made;
-                         }});
+  static std::once_flag is_registered;  // where the test is repeated
+  std::call_once(is_registered, [&] {
+    comm::register_backend(name, {.make = [](const comm::BackendOptions& options) {
+                             if (options.rank == 0) throw SystemError("test", "no space left");
+                             auto made = comm::backend_type("fake").make(options);
+                             made.is_distributed = true;
+                             return made;
+                           }});
+  });
   GroupRun run(2);
   std::atomic<bool> has_failed{false};
   run.start([&](Session& session, GenerationInfo info) {
