@@ -59,8 +59,7 @@ ProcessEntry parse_entry(const std::string& text, int process) {
 /// this host to itself. By that name or address the others have reached the agent. Returns the address for
 /// them.
 std::string listen_beside_agent(net::Node& node, const std::string& agent_address) {
-  std::string host = agent_address.substr(0, agent_address.rfind(':'));
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  const std::string host = host_of(agent_address);
   const bool is_ipv6 = host.find(':') != std::string::npos;
   // By its text: a name that leads this host to 127.0.1.1 leads others here.
   if (base::is_this_host(host) || host.starts_with("127."))
@@ -69,6 +68,12 @@ std::string listen_beside_agent(net::Node& node, const std::string& agent_addres
 }
 
 }  // namespace
+
+std::string host_of(const std::string& address) {
+  std::string host = address.substr(0, address.rfind(':'));
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  return host;
+}
 
 /// The client of the newest generation's store, which is mostly that of the generation before.
 class StoreClient {

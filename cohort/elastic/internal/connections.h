@@ -23,6 +23,9 @@ struct ConnectAttempt;
 /// agent was given as `silence` (COHORT_SILENCE_MS), where that is more. Throws: ConfigError.
 std::chrono::milliseconds link_silence_of_process();
 
+/// Returns the host of "n1:29400" and "[::1]:29400", without brackets.
+std::string host_of(const std::string& address);
+
 /// How the processes of a generation find and reach each other. Links last from one generation to the next,
 /// as long as both processes live. Threads: one.
 class Connections {

@@ -17,6 +17,7 @@
 #include "cohort/base/threads/run_detached.h"
 #include "cohort/comm/failed_call.h"
 #include "cohort/comm/init.h"
+#include "cohort/elastic/internal/connections.h"
 #include "cohort/elastic/internal/generation_store.h"
 #include "cohort/net/tls_options.h"
 
@@ -28,12 +29,9 @@ using base::concat;
 // A process that has lost another one hears so from its agent, or loses its own link to it, by then.
 constexpr std::chrono::seconds kNewsTime(5);
 
-// "[::1]:29400", "n1:29400", "unix:@name": the store is on the way to processes of other hosts.
+// The store is on the way to processes of other hosts.
 std::string host_to_reach(const std::string& address) {
-  if (address.starts_with("unix:")) return "";
-  std::string host = address.substr(0, address.rfind(':'));
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  return host;
+  return address.starts_with("unix:") ? "" : host_of(address);
 }
 
 }  // namespace
