@@ -1,7 +1,6 @@
 #include "cohort/net/internal/socket.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -32,6 +31,7 @@
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
+#include "tests/support/net/name_lookup.h"
 #include "tests/support/patience.h"
 #include "tests/support/throws.h"
 
@@ -51,15 +51,14 @@ cohort::test::Gate& gate_of_names() {
 // Stands before that of the C library.
 extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* name, const char* service,
                                                                   const addrinfo* hints, addrinfo** found) {
-  static const auto real = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
-  const bool asks = name != nullptr && (hints == nullptr || (hints->ai_flags & AI_NUMERICHOST) == 0);
+  const bool asks = cohort::test::asks_name_server(name, hints);
   if (asks && name == kSilentName) gate_of_names().wait();
   if (asks && name == kEmptyName) return EAI_NODATA;
   if (asks && name == kFailingName) {
     if (num_failures_left-- > 0) return EAI_AGAIN;
     name = "127.0.0.1";
   }
-  return real(asks && name == kIpv6Name ? "::1" : name, service, hints, found);
+  return cohort::test::real_getaddrinfo(asks && name == kIpv6Name ? "::1" : name, service, hints, found);
 }
 
 namespace cohort::net {

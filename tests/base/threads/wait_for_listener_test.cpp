@@ -1,6 +1,5 @@
 #include "cohort/base/threads/wait_for_listener.h"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <netdb.h>
 
@@ -12,6 +11,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/files/fd.h"
 #include "cohort/base/log.h"
+#include "tests/support/net/name_lookup.h"
 #include "tests/support/net/port.h"
 #include "tests/support/throws.h"
 
@@ -19,11 +19,10 @@
 // of silent.test do not answer for 3 s, and nobody.test is unknown at once.
 extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* name, const char* service,
                                                                   const addrinfo* hints, addrinfo** found) {
-  static const auto real = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
-  const bool asks = hints == nullptr || (hints->ai_flags & AI_NUMERICHOST) == 0;
+  const bool asks = cohort::test::asks_name_server(name, hints);
   if (asks && std::string_view(name) == "silent.test") std::this_thread::sleep_for(std::chrono::seconds(3));
   if (asks && std::string_view(name) == "nobody.test") return EAI_NONAME;
-  return real(name, service, hints, found);
+  return cohort::test::real_getaddrinfo(name, service, hints, found);
 }
 
 namespace cohort::base {

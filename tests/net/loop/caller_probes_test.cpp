@@ -146,6 +146,13 @@ void expect_probe(const base::Fd& listener) {
   ASSERT_EQ(::poll(&ended, 1, 20'000), 1) << "the other side knows that it was accepted";
 }
 
+// Of a caller that listens there.
+Hello hello_with(const base::Fd& listener) {
+  Hello hello = test::hello_of("who");
+  hello.port = own_end(listener.get()).port();
+  return hello;
+}
+
 // A process that dies may close its listener after its link.
 TEST(CallerProbesTest, AProbeThatIsAcceptedWithoutALinkIsRepeated) {
   NodeOptions options;
@@ -153,8 +160,7 @@ TEST(CallerProbesTest, AProbeThatIsAcceptedWithoutALinkIsRepeated) {
   Worker a("a", options);
   std::string listened;
   base::Fd listener = listen_at(resolve("127.0.0.1:0"), listened);
-  Hello hello = test::hello_of("who");
-  hello.port = own_end(listener.get()).port();
+  Hello hello = hello_with(listener);
   test::RawCaller caller(resolve(a.node->listen("127.0.0.1:0")), hello);
   ASSERT_TRUE(caller.is_done());
   expect_probe(listener);
@@ -173,8 +179,7 @@ TEST(CallerProbesTest, AProbeOfAnEarlierLinkSaysNothingOfTheNextOne) {
   const SocketAddress address = resolve(a.node->listen("127.0.0.1:0"));
   std::string listened;
   base::Fd listener = listen_at(resolve("127.0.0.1:0"), listened);
-  Hello hello = test::hello_of("who");
-  hello.port = own_end(listener.get()).port();
+  Hello hello = hello_with(listener);
   test::RawCaller first(address, hello);
   ASSERT_TRUE(first.is_done());
   expect_probe(listener);
@@ -198,8 +203,7 @@ TEST(CallerProbesTest, TheFirstProbeIsRepeatedUntilItIsAnsweredAndThenTheLinkAlo
   const SocketAddress address = resolve(a.node->listen("127.0.0.1:0"));
   std::string listened;
   base::Fd listener = listen_at(resolve("127.0.0.1:0"), listened);
-  Hello hello = test::hello_of("who");
-  hello.port = own_end(listener.get()).port();
+  Hello hello = hello_with(listener);
   std::optional<test::FewDescriptors> few(2);  // the two ends of the link
   test::RawCaller caller(address, hello);
   ASSERT_TRUE(caller.is_done());

@@ -1,6 +1,5 @@
 // A worker that joins a dynamic group, where the address of the one that is there has a name: what name
 // servers say, or do not say, of its host.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <netdb.h>
 
@@ -20,6 +19,7 @@
 #include "cohort/rpc/agent.h"
 #include "tests/rpc/members/fake_member.h"
 #include "tests/support/gate.h"
+#include "tests/support/net/name_lookup.h"
 #include "tests/support/slowdown.h"
 #include "tests/support/stores/map_store.h"
 #include "tests/support/throws.h"
@@ -73,11 +73,12 @@ NameServer& name_server() {
 // Stands before that of the C library.
 extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* name, const char* service,
                                                                   const addrinfo* hints, addrinfo** found) {
-  static const auto real = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
-  const bool asks = name != nullptr && (hints == nullptr || (hints->ai_flags & AI_NUMERICHOST) == 0);
-  if (!asks || name != kNameOfHost) return real(name, service, hints, found);
+  if (!cohort::test::asks_name_server(name, hints) || name != kNameOfHost)
+    return cohort::test::real_getaddrinfo(name, service, hints, found);
   const NameAnswer answer = name_server().next();
-  if (answer == NameAnswer::kLoopback) return real("127.0.0.1", service, hints, found);
+  if (answer == NameAnswer::kLoopback) {
+    return cohort::test::real_getaddrinfo("127.0.0.1", service, hints, found);
+  }
   return answer == NameAnswer::kUnknown ? EAI_NONAME : EAI_AGAIN;
 }
 
