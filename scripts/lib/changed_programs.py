@@ -33,8 +33,12 @@ QUOTED = re.compile(r'"([A-Za-z0-9_./-]+)"')
 class Files:
     def __init__(self, root):
         self.root = root
+        self.made = (root / "build", root / ".cohort")  # no checkout has them
         self.hashes = {}
         self.mentions = {}
+
+    def is_source(self, path):
+        return path.is_relative_to(self.root) and path != self.root and not any(map(path.is_relative_to, self.made))
 
     def below(self, folder):
         """Files of `folder` and of its folders, without what Python keeps there."""
@@ -48,14 +52,14 @@ class Files:
             for name in INCLUDE.findall(text):
                 for folder in (self.root, path.parent):
                     file = (folder / name).resolve()
-                    if file.is_file() and file.is_relative_to(self.root):
+                    if file.is_file() and self.is_source(file):
                         found.add(file)
             for line in text.splitlines():
                 for name in QUOTED.findall(line):
                     # A word alone may be anything, but for where the line says that it is a path.
                     if name.strip("./") and ("/" in name or "source_dir()" in line):
                         file = (self.root / name).resolve()
-                        if file.is_relative_to(self.root) and file != self.root:
+                        if self.is_source(file):
                             found.update([file] if file.is_file() else self.below(file))
             self.mentions[path] = found
         return self.mentions[path]
@@ -97,7 +101,7 @@ def fingerprints(root, sources):
     for line in sources.read_text().splitlines():
         program, name = line.split("\t")
         path = pathlib.Path(name).resolve()
-        if not path.is_relative_to(root) or path.is_relative_to(root / "build"):
+        if not files.is_source(path):
             continue  # made by CMake: from a declaration, or a file of COMMON
         if path.is_dir():
             paths.setdefault(program, set()).update(p for p in files.below(path) if p.suffix not in CPP)
