@@ -261,6 +261,7 @@ base::Future<void> GroupState::enqueue(std::function<void()> task) {
 void GroupState::share_with_c10d() {
   // First: calls that are made from now on do not queue, so the queue only becomes shorter.
   is_shared_with_c10d_.store(true);
+  if (is_queue_empty()) return;
   wait_until_begun(base::Deadline(timeout), base::concat("process_group() of group '", name, "'"));
 }
 
