@@ -18,7 +18,7 @@
 #include "cohort/elastic/session.h"
 #include "cohort/parallel/virtual_ranks/virtual_rank_sync.h"
 #include "cohort/train/internal/elastic/elastic_fit.h"
-#include "cohort/train/internal/elastic/run_writer.h"
+#include "cohort/train/internal/elastic/run_files.h"
 #include "cohort/train/internal/fit/compatibility.h"
 #include "cohort/train/internal/fit/evaluation.h"
 #include "cohort/train/internal/fit/fit_control.h"
@@ -54,6 +54,7 @@ class FitLoop {
         evaluation_(options, task, options.eval_every() > 0 ? eval : nullptr, gradient_sync(), ranks_),
         saver_(options, ranks_),
         reports_(options, callbacks, ranks_),
+        files_(saver_, reports_, progress_),
         control_(options, ranks_) {
     check_share(gradient_sync(), train_, "training");
     check_has_batch(train_, "training");
@@ -135,11 +136,11 @@ class FitLoop {
     evaluation_.try_it();
     describe_run(data);
     elastic_->begin();
-    if (saver_.saves()) writer_.emplace(options_.run_dir(), *fit_ranks_.elastic());
+    files_.begin_elastic(options_.run_dir(), *elastic_, *fit_ranks_.elastic(), num_virtual_ranks());
     for (bool is_first_time = true; true;) {
       try {
         elastic_->enter();
-        if (writer_) writer_->enter();
+        files_.enter();
         control_.begin();  // a process that waits to enter ends by a signal
         if (elastic_->is_at_start()) start_together(data);
         begin_generation(std::exchange(is_first_time, false));
@@ -183,9 +184,7 @@ class FitLoop {
     }
     if (!elastic_->take_opening()) return;
     if (!is_first_time) reports_.start_anew(elastic_->describe_opening(start_info(false)));
-    owes_opening_ = false;
-    saver_.forget_written();
-    if (writer_) writer_->close_ledger();
+    files_.forget_opened();
   }
 
   /// Nothing was written so far, so that a run whose start is rejected, or fails in its first step, stays
@@ -193,45 +192,7 @@ class FitLoop {
   void count_start(data::Batch* batch = nullptr) {
     if (reports_.counts()) return;
     take_pending_step(batch);
-    owes_opening_ = true;
-    as_writer("the files of the run are not opened", [] {});
-  }
-
-  void open_files() {
-    owes_opening_ = false;
-    // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
-    saver_.start_counts(resumed_from());
-    reports_.start_counts();
-    // Lines of an earlier start, which a checkpoint has gone back before, are cut.
-    if (is_writer()) writer_->open_ledger(elastic_->start().step, !reports_.start().continues);
-    if (elastic_ && ranks_.is_first()) fit_ranks_.elastic()->set_opened();
-  }
-
-  /// This process writes to the folder of an elastic run.
-  bool is_writer() const { return writer_ && saver_.writes(); }
-
-  /// Calls `write`, which writes to the run's folder, after what had to be written before it. Returns whether
-  /// it did: of an elastic run a process that was stopped while it wrote may keep this one out. `lost`: what
-  /// is not done then. Throws: elastic::GenerationEnded where another process writes now.
-  template <typename Write>
-  bool as_writer(const char* lost, const Write& write) {
-    const auto write_all = [&] { write_after_owed(write); };
-    if (is_writer()) return writer_->write(lost, progress_.state.step, write_all);
-    write_all();
-    return true;
-  }
-
-  template <typename Write>
-  void write_after_owed(const Write& write) {
-    if (owes_opening_) open_files();
-    if (is_writer()) writer_->write_lines(elastic_->state().unlisted, num_virtual_ranks());
-    write();
-  }
-
-  /// The checkpoint that `last` goes back to when the start counts; empty: it stays.
-  std::filesystem::path resumed_from() const {
-    if (!elastic_) return saver_.last();
-    return reports_.start().continues ? "" : elastic_->start().resumed_from;
+    files_.open();
   }
 
   /// `data`: what this start trains with. Returns whether there was a checkpoint to resume from.
@@ -319,7 +280,7 @@ class FitLoop {
 
   /// What follows a step, which took `seconds`.
   void end_step(double seconds) {
-    as_writer("a step is not reported", [&] { report_step(seconds); });
+    files_.write("a step is not reported", [&] { report_step(seconds); });
     poll_control_requests();
     save_if_due();
   }
@@ -364,7 +325,7 @@ class FitLoop {
     if (elastic_) elastic_->commit(reports_.last_metrics());
     count_start(&batch);
     if (reports_.trace.is_over(progress_.steps_made())) {
-      as_writer("the trace is not written", [&] { reports_.trace.end(); });
+      files_.write("the trace is not written", [&] { reports_.trace.end(); });
     }
     return seconds;
   }
@@ -415,7 +376,7 @@ class FitLoop {
     }
     count_start();
     reports_.set_last_metrics(report.metrics);  // on each process alike, whether it may write or not
-    as_writer("an epoch is not reported", [&] { reports_.epoch_ended(report); });
+    files_.write("an epoch is not reported", [&] { reports_.epoch_ended(report); });
     // Before the save: a run that resumes from it must not report this epoch again.
     state.reported_step = state.step;
     if (complete) progress_.complete_epoch();
@@ -444,13 +405,13 @@ class FitLoop {
     // All ranks give their sums, also those that do not write.
     progress_.total_meters();
     const bool is_saved =
-        !saver_.writes() || as_writer("no checkpoint is saved", [&] { write_checkpoint(is_best); });
+        !saver_.writes() || files_.write("no checkpoint is saved", [&] { write_checkpoint(is_best); });
     owed_checkpoint_ = is_saved ? std::nullopt : std::optional(is_best);
     if (is_saved) saver_.policy.saved(progress_.state.step);
   }
 
   void write_checkpoint(bool is_best) {
-    if (is_writer()) writer_->sync_ledger();  // it must not be older than the checkpoint
+    files_.sync_ledger();  // it must not be older than the checkpoint
     reports_.saving(progress_.state.step);
     saver_.write(task_, progress_.state, is_best);
   }
@@ -468,16 +429,11 @@ class FitLoop {
         write_checkpoint(*std::exchange(owed_checkpoint_, std::nullopt));
         saver_.policy.saved(state.step);
       }
-      if (is_writer()) writer_->sync_ledger();
+      files_.sync_ledger();
       result.last_checkpoint = saver_.last();
       result = reports_.fit_ends(std::move(result));
     };
-    // Nobody else would write what is missing at the end.
-    if (is_writer() && !elastic_->is_done()) {
-      writer_->write_last(state.step, [&] { write_after_owed(write_end); });
-    } else {
-      as_writer("the end is not reported", write_end);
-    }
+    files_.write_last("the end is not reported", write_end);
     return result;
   }
 
@@ -491,13 +447,12 @@ class FitLoop {
   FitEvaluation evaluation_;
   RunSaver saver_;
   FitReports reports_;
+  RunFiles files_;
   FitControl control_;
   std::optional<ElasticFit> elastic_;  // of an elastic run
-  std::optional<RunWriter> writer_;    // likewise, where it has a folder
   bool owes_step_ = false;             // what follows the last step is to be made, maybe once more
-  bool owes_opening_ = false;          // the start counts, and the files of the run are not open yet
-  std::optional<bool>
-      owed_checkpoint_;  // of this state, which save() could not write: whether it is the best
+  // Of this state, which save() could not write: whether it is the best.
+  std::optional<bool> owed_checkpoint_;
 };
 
 }  // namespace
