@@ -15,6 +15,8 @@
 // later waits for them, and takes them, whether it knows how many steps were made or not.
 #include "cohort/membership/internal/lost_state.h"
 
+#include <algorithm>
+
 #include "cohort/membership/internal/seen_members.h"
 
 namespace cohort::membership {
@@ -110,6 +112,27 @@ bool may_make_steps(const RendezvousRecord& record, const Observations& seen,
   return std::ranges::any_of(members, [&](const MemberInfo& member) {
     return is_in(holders, member.id) && seen.find(member.incarnation) != nullptr;
   });
+}
+
+bool has_state_now(const RendezvousRecord& record, const Observations& seen,
+                   const std::vector<MemberId>& holders, const MemberInfo& member) {
+  const AgentView* const agent = seen.find(member.incarnation);
+  return is_in(holders, member.id) && agent != nullptr && agent->report.failure.empty() &&
+         agent->report.recovered == record.generation.number;
+}
+
+void let_leavers_go(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next) {
+  const SeenMembers agents(record, seen);
+  const auto stays = [&](const MemberInfo& member) { return !agents.is_leaving(member); };
+  const auto may_give_state = [&](const MemberInfo& member) {
+    return stays(member) && !agents.is_silent(member, 1) &&
+           has_state_now(record, seen, next.holders, member) && agents.view(member)->report.is_ready;
+  };
+  if (!agents.is_elastic() || std::ranges::any_of(next.waiting, may_give_state) ||
+      std::ranges::none_of(next.waiting, stays)) {
+    std::erase_if(next.waiting, [&](const MemberInfo& member) { return !stays(member); });
+    keep_holders(next.holders, next.waiting);
+  }
 }
 
 std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& seen) {

@@ -27,6 +27,14 @@ void keep_holders(std::vector<MemberId>& holders, const std::vector<MemberInfo>&
 bool may_make_steps(const RendezvousRecord& record, const Observations& seen,
                     const std::vector<MemberId>& holders, const std::vector<MemberInfo>& members);
 
+/// Whether a holder's ranks surely have the state: all of them have begun a step of the newest generation,
+/// and none has failed since. A rank that died within a step has none, and its agent is a holder all the
+/// same.
+bool has_state_now(const RendezvousRecord& record, const Observations& seen,
+                   const std::vector<MemberId>& holders, const MemberInfo& member);
+/// While the run forms. One that leaves with the state waits on until another one has it that stays.
+void let_leavers_go(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next);
+
 /// The most steps that any agent has said to be committed.
 std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& seen);
 
