@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "rendezvous.h"
+#include "tests/support/contains.h"
 
 namespace cohort::membership {
 namespace {
@@ -89,6 +90,29 @@ TEST(LeavingHoldersTest, WhileTheRunFormsWhoMayHaveLostTheStatePushesNobodyOut) 
     EXPECT_EQ(run.record.waiting.size(), has_lost ? 2U : 1U) << what;
     EXPECT_EQ(run.record.holders, (has_lost ? std::vector<MemberId>{1, 2} : std::vector<MemberId>{2}))
         << what;
+  }
+}
+
+// Its host is gone, or its time to leave is over.
+TEST(LeavingHoldersTest, WhileTheRunFormsWhoCannotGiveItsStateAnyMoreIsNotWaitedFor) {
+  for (const bool is_silent : {true, false}) {
+    Rendezvous run(2, 2);
+    run.record.settings.is_embedded = false;
+    run.form({"b", "c"});
+    run.seen.agents.at("c").is_dead = true;
+    EXPECT_TRUE(run.step());
+    run.hear("b", give_notice);
+    run.step();
+    ASSERT_EQ(run.record.state, RunState::kForming);
+    if (is_silent) {
+      run.wait(std::chrono::milliseconds(2'100));
+    } else {
+      run.hear("b", [](Report& report) { report.is_ready = false; });
+    }
+    EXPECT_TRUE(run.step());
+    EXPECT_EQ(run.record.state, RunState::kFailed);
+    EXPECT_TRUE(test::contains(run.record.end_cause, "agent 2 at host-c:1 died; no agent is left that had"))
+        << run.record.end_cause;
   }
 }
 

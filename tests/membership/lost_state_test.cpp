@@ -99,6 +99,9 @@ TEST(LostStateTest, WhileTheRunFormsWhoLeavesWithTheStateIsStillThere) {
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kForming);
   run.hear("b", leave);
+  run.step();
+  EXPECT_EQ(run.record.state, RunState::kForming) << "another one may come: " << run.record.end_cause;
+  EXPECT_EQ(run.record.holders, (std::vector<MemberId>{1}));
   run.hear("a", lack_state);
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;

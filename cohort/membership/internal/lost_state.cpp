@@ -128,8 +128,13 @@ void let_leavers_go(const RendezvousRecord& record, const Observations& seen, Re
     return stays(member) && !agents.is_silent(member, 1) &&
            has_state_now(record, seen, next.holders, member) && agents.view(member)->report.is_ready;
   };
+  // One whose time to leave is over is not ready any more.
+  const auto waits = [&](const MemberInfo& member) {
+    return stays(member) || (is_in(next.holders, member.id) && agents.view(member)->report.is_ready &&
+                             !agents.is_silent(member, kAloneFactor));
+  };
   if (!agents.is_elastic() || std::ranges::any_of(next.waiting, may_give_state) ||
-      std::ranges::none_of(next.waiting, stays)) {
+      std::ranges::none_of(next.waiting, waits)) {
     std::erase_if(next.waiting, [&](const MemberInfo& member) { return !stays(member); });
     keep_holders(next.holders, next.waiting);
   }

@@ -32,7 +32,8 @@ bool may_make_steps(const RendezvousRecord& record, const Observations& seen,
 /// same.
 bool has_state_now(const RendezvousRecord& record, const Observations& seen,
                    const std::vector<MemberId>& holders, const MemberInfo& member);
-/// While the run forms. One that leaves with the state waits on until another one has it that stays.
+/// While the run forms. One that leaves with the state waits until another one has it that stays, as long as
+/// it is ready to give it.
 void let_leavers_go(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next);
 
 /// The most steps that any agent has said to be committed.
