@@ -267,7 +267,11 @@ class Decider : private SeenMembers {
       } else if (gone.count(member.id) > 0) {
         is_planned = false;
         causes.add(name_of(member), is_dead(member) ? " died" : " is silent");
-        const Time::duration unheard = seen_.now - last_heard(member);
+        // Whoever decided before has heard a member that died now.
+        const Time heard = is_dead(member)
+                               ? std::max(view(member)->last_heard, seen_.since - old_.settings.silence)
+                               : last_heard(member);
+        const Time::duration unheard = seen_.now - heard;
         detect_ms_ = std::max(detect_ms_, std::chrono::ceil<std::chrono::milliseconds>(unheard).count());
       } else if (!stuck_rank(member).empty()) {
         is_planned = false;

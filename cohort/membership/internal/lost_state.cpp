@@ -67,9 +67,12 @@ bool waits_for_unknown(const RendezvousRecord& record, const Observations& seen)
   });
 }
 
-// An agent that hears nobody who had the state does not know whom the one that wrote the record waits for.
+// An agent that hears nobody who had the state does not know whom the one that wrote the record waits for. A
+// member of the newest generation may say it, while one lives.
 bool waits_for_others(const RendezvousRecord& record, const Observations& seen) {
+  const auto is_dead = [&](const MemberInfo& member) { return SeenMembers(record, seen).is_dead(member); };
   return record.state == RunState::kForming && record.holders.empty() &&
+         !std::ranges::all_of(record.generation.members, is_dead) &&
          std::ranges::none_of(seen.agents, [&](const auto& entry) {
            const std::uint64_t steps = entry.second.most_steps;
            return steps > 0 && steps + 1 >= record.generation.committed_steps;

@@ -13,8 +13,6 @@
 #include "cohort/membership/internal/member_protocol.h"
 
 #include <algorithm>
-#include <iterator>
-#include <string_view>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -252,6 +250,7 @@ std::optional<RendezvousRecord> MemberProtocol::next_record(Time now) {
   own.note(report_, now);
   own.report.known = record_ ? record_->generation.number : 0;
   own.last_heard = now;
+  if (record_) note_deaths(views_, *record_, heard_);
   const Observations seen{now,
                           options_.incarnation,
                           views_,
@@ -414,25 +413,6 @@ void MemberProtocol::note_drops(const RendezvousRecord& next, Time now) {
   }
 }
 
-// Who begins to wait, or to be a spare, or ends it, is to know. Others hear of their place with a generation.
-void MemberProtocol::note_places(const RendezvousRecord& next, std::uint64_t revision) {
-  if (!is_deciding_) return;
-  const auto places_of = [](const RendezvousRecord& record) {
-    std::set<std::pair<std::string_view, bool>> places;  // and whether it is a spare
-    for (const MemberInfo& agent : record.waiting) places.emplace(agent.incarnation, false);
-    for (const MemberInfo& agent : record.spares) places.emplace(agent.incarnation, true);
-    return places;
-  };
-  const RendezvousRecord none;
-  const auto before = places_of(record_ ? *record_ : none), after = places_of(next);
-  std::vector<std::pair<std::string_view, bool>> changed;
-  std::ranges::set_symmetric_difference(before, after, std::back_inserter(changed));
-  for (const auto& place : changed) {
-    const auto view = views_.find(std::string(place.first));
-    if (view != views_.end()) view->second.place_revision = revision;
-  }
-}
-
 void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time now, Effects& effects) {
   if (revision <= revision_ || !failure_.empty()) return;
   RendezvousRecord next = parse_record(text);
@@ -447,7 +427,7 @@ void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time
     if (!other.empty()) return fail("the run has other settings: " + other);
   }
   note_drops(next, now);
-  note_places(next, revision);
+  if (is_deciding_) note_places(views_, record_.value_or(RendezvousRecord()), next, revision);
   blocked_since_.reset();
   const bool is_generation = !record_ || record_->generation.number != next.generation.number;
   const bool is_state = !record_ || record_->state != next.state;
