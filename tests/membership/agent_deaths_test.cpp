@@ -47,5 +47,37 @@ TEST(AgentDeathsTest, ARunEndsWhereItsOnlyMemberDiesThatHasDecided) {
       << spare.record().end_cause;
 }
 
+// "a" has made 900 steps in a generation of its own, and nobody is left that knows it. What "c" has is the
+// state from before that.
+TEST(AgentDeathsTest, WhoDidNotMakeTheNewestGenerationDoesNotContinueFromItsOwnSteps) {
+  for (const bool is_late : {true, false}) {
+    AgentNetwork network;
+    AgentInStore& a = network.add("a", "n1:1", run_of(1, 2), "");
+    AgentInStore& c = network.add("c", "n2:1", run_of(1, 2), "");
+    ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && c.is_member(); }));
+    for (AgentInStore* const agent : {&a, &c}) {
+      agent->report.committed_steps = 100;
+      network.report(*agent);
+    }
+    network.run(milliseconds(500));
+    c.is_stopped = true;  // its host is cut off
+    ASSERT_TRUE(network.run_until(seconds(4), [&] { return a.record().generation.number == 2; }));
+    ASSERT_EQ(a.record().generation.committed_steps, 100U);
+    a.report.committed_steps = 1'000;
+    network.report(a);
+    network.tells_closed_ports = true;
+    network.lose("n1:1");
+    c.is_stopped = false;
+    // It begins to decide, and then reads of the generation that "a" has made.
+    network.is_store_away = !is_late;
+    network.run(seconds(1));
+    network.is_store_away = false;
+    if (is_late) network.stop(milliseconds(400));  // a busy host
+    network.run(seconds(14));
+    EXPECT_EQ(c.record().generation.number, 2U);
+    EXPECT_EQ(c.record().state, RunState::kFailed) << c.record().end_cause;
+  }
+}
+
 }  // namespace
 }  // namespace cohort::membership

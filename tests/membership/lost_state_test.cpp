@@ -220,7 +220,7 @@ TEST(LostStateTest, NobodyWaitsForAnAgentThatIsDeadOrHasFewerSteps) {
 TEST(LostStateTest, WhoHasJustBegunToDecideWaitsForReports) {
   Rendezvous run = run_without_state();
   run.seen.agents.erase("c");
-  run.seen.decides_since = run.seen.generation_since = run.seen.now;
+  run.begin_to_decide();
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kForming);
   run.wait(seconds(3));
@@ -258,7 +258,7 @@ TEST(LostStateTest, AnotherAgentThatDecidesKnowsWhomTheRunWaitsFor) {
       run.seen.agents.clear();
       if (is_member_heard) run.seen.agents["a"] = member;
       run.seen.self = "d";
-      run.seen.decides_since = run.seen.state_since = run.seen.now;
+      run.begin_to_decide();
       run.wait(seconds(3));
       run.hear("d", lack_state);
       if (is_member_heard) run.hear("a", lack_state);
@@ -294,7 +294,7 @@ TEST(LostStateTest, WhomARunAwaitsIsKeptUntilAMemberHasTheState) {
   run.record.awaited.push_back({"e", 16});
   run.seen.agents.clear();
   run.seen.self = "d";
-  run.seen.decides_since = run.seen.state_since = run.seen.now;
+  run.begin_to_decide();
   run.wait(seconds(3));
   run.hear("d", lack_state);
   run.hear("c", lack_state);
@@ -317,7 +317,7 @@ TEST(LostStateTest, WhoComesBackWhileTheRunFormsIsAwaitedByAllThatDecideLater) {
   const AgentView dropped = run.seen.agents.at("c");
   run.record.settings.min_nodes = 3;
   run.seen.agents.erase("c");
-  run.seen.decides_since = run.seen.generation_since = run.seen.now;
+  run.begin_to_decide();
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kForming);
   EXPECT_TRUE(run.record.awaited.empty());
@@ -334,7 +334,7 @@ TEST(LostStateTest, AnAgentThatIsAwaitedIsWaitedForByOneThatHasHeardNothingOfIt)
   EXPECT_TRUE(run.step());
   run.seen.agents.clear();
   run.seen.self = "d";
-  run.seen.decides_since = run.seen.state_since = run.seen.now;
+  run.begin_to_decide();
   run.seen.agents["c"].last_heard = run.seen.now;
   run.seen.agents["b"].most_steps = 16;  // so it is not unknown who had the state
   run.seen.agents["b"].is_dead = true;

@@ -52,9 +52,9 @@ void MemberProtocol::note_time(Time now) {
   const Time::duration gap = now - std::exchange(last_time_, now);
   if (gap <= 3 * beat_) return;
   since_ = now;
-  generation_since_ = std::max(generation_since_, now);
   heard_.on_gap(now);
-  for (Time* const time : {&start_, &decides_since_, &state_since_, &endpoint_heard_}) *time += gap;
+  for (Time* const time : {&start_, &decides_since_, &state_since_, &generation_since_, &endpoint_heard_})
+    *time += gap;
   if (blocked_since_) *blocked_since_ += gap;
   for (auto& [incarnation, agent] : views_) agent.last_heard += gap;
 }
@@ -143,6 +143,7 @@ void MemberProtocol::choose_targets(Time now) {
   if (decides && !is_deciding_) {
     since_ = decides_since_ = now;
     generation_since_ = std::max(generation_since_, now);
+    made_generation_ = false;
     decide_at_ = now;
   }
   is_deciding_ = decides;
@@ -240,7 +241,8 @@ void MemberProtocol::make_decision(Time now, Effects& effects) {
   if (!next) return;
   is_swapping_ = true;
   asked_store_ = now;
-  effects.commands.push_back({true, revision_, to_text(*next)});
+  swapped_text_ = to_text(*next);
+  effects.commands.push_back({true, revision_, swapped_text_});
 }
 
 std::optional<RendezvousRecord> MemberProtocol::next_record(Time now) {
@@ -257,7 +259,8 @@ std::optional<RendezvousRecord> MemberProtocol::next_record(Time now) {
                           since_,
                           std::max(decides_since_, state_since_),
                           generation_since_,
-                          decides_since_};
+                          decides_since_,
+                          made_generation_};
   RendezvousRecord record = record_ ? *record_ : first_record(options_.settings);
   if (!record_) record.origin = options_.incarnation;
   return decide(record, seen);
@@ -431,7 +434,10 @@ void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time
   blocked_since_.reset();
   const bool is_generation = !record_ || record_->generation.number != next.generation.number;
   const bool is_state = !record_ || record_->state != next.state;
-  if (is_generation) generation_since_ = now;
+  if (is_generation) {
+    generation_since_ = now;
+    made_generation_ = is_deciding_ && text == swapped_text_;
+  }
   if (is_state) state_since_ = now;
   if (is_generation || is_state) news_revision_ = revision;
   if (is_deciding_ && (is_generation || is_state)) {

@@ -101,6 +101,8 @@ class MemberProtocol {
   std::uint64_t news_revision_ = 0;  // of the newest generation or state of the run
   bool has_read_ = false;            // the store has said whether there is a record
   bool is_deciding_ = false, is_swapping_ = false;
+  std::string swapped_text_;      // what this agent has wanted to write last
+  bool made_generation_ = false;  // Observations::made_generation
   Time asked_store_, since_, decides_since_, state_since_, generation_since_, endpoint_heard_;
   std::optional<Time> blocked_since_;  // a generation that the run needs is not written, as the store is away
   Time last_time_, next_beat_, decide_at_ = Time::max();
