@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "agent_network.h"
@@ -168,6 +169,30 @@ TEST(MemberProtocolTest, AnAgentThatWaitsNoLongerKnowsIt) {
   second.report.is_leaving = true;
   network.report(second);
   EXPECT_TRUE(network.run_until(seconds(1), [&] { return second.record().find("b") == nullptr; }));
+}
+
+// A node that leaves stays while it may be the only one that has the state.
+TEST(MemberProtocolTest, WhileTheRunFormsWhoHasTheStateKnowsIt) {
+  AgentNetwork network;
+  const RunSettings settings = run_of(3, 4);
+  Agent& a = network.add("a", "a:1", settings, "a:1");
+  network.add("b", "b:1", settings, "a:1");
+  network.add("d", "d:1", settings, "a:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member(); }));
+  Agent& c = network.add("c", "c:1", settings, "a:1");
+  c.report.is_finished = true;  // it does not enter by itself
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return c.is_member(); }));
+  network.kill("b:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return c.record().generation.number == 3; }));
+  network.kill("d:1");
+  ASSERT_TRUE(network.run_until(seconds(2), [&] { return c.record().state == RunState::kForming; }));
+  const auto has_state = [&] { return std::ranges::count(c.record().holders, c.record().find("c")->id) > 0; };
+  ASSERT_FALSE(has_state());
+  // Its ranks had begun a step.
+  c.report.is_finished = false;
+  c.report.entered = c.report.recovered = 3;
+  network.report(c);
+  EXPECT_TRUE(network.run_until(seconds(1), has_state));
 }
 
 TEST(MemberProtocolTest, AfterARunThatHasFailedANewAgentBeginsAnotherOne) {

@@ -10,12 +10,16 @@
 namespace cohort::membership {
 namespace {
 
-using Place = std::pair<std::string_view, bool>;  // by incarnation, and whether it is a spare
+enum class PlaceKind : std::uint8_t { kWaiting, kWaitingHolder, kSpare };
+using Place = std::pair<std::string_view, PlaceKind>;  // by incarnation
 
 std::set<Place> places_of(const RendezvousRecord& record) {
   std::set<Place> places;
-  for (const MemberInfo& agent : record.waiting) places.emplace(agent.incarnation, false);
-  for (const MemberInfo& agent : record.spares) places.emplace(agent.incarnation, true);
+  for (const MemberInfo& agent : record.waiting) {
+    const bool is_holder = std::ranges::find(record.holders, agent.id) != record.holders.end();
+    places.emplace(agent.incarnation, is_holder ? PlaceKind::kWaitingHolder : PlaceKind::kWaiting);
+  }
+  for (const MemberInfo& agent : record.spares) places.emplace(agent.incarnation, PlaceKind::kSpare);
   return places;
 }
 

@@ -13,8 +13,8 @@ namespace cohort::membership {
 /// What an agent keeps of the others for the time in which it decides: Observations::agents.
 using AgentViews = std::map<std::string, AgentView>;
 
-/// Who begins to wait, or to be a spare, or ends it, is to have the record of this revision. Others hear of
-/// their place with a generation.
+/// Who begins to wait, or to be a spare, or ends it, is to have the record of this revision; also one that
+/// waits, and begins to have the state or ends it. Others hear of their place with a generation.
 void note_places(AgentViews& views, const RendezvousRecord& before, const RendezvousRecord& next,
                  std::uint64_t revision);
 
