@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "rendezvous.h"
 #include "tests/support/contains.h"
 
@@ -280,7 +282,9 @@ TEST(LostStateTest, AnotherAgentThatDecidesKnowsWhomTheRunWaitsFor) {
       ASSERT_EQ(run.record.holders.size(), 1U);
       EXPECT_EQ(run.record.generation.find(run.record.holders[0])->incarnation, "c");
       EXPECT_EQ(run.record.awaited.size(), 1U) << "it may have lost its state";
-      run.hear("c");
+      for (const std::string& agent : run.members()) {
+        run.hear(agent, [](Report& report) { report.is_state_lost = false; });
+      }
       run.step();
       EXPECT_TRUE(run.record.awaited.empty()) << "it has not";
     }
@@ -310,6 +314,59 @@ TEST(LostStateTest, WhomARunAwaitsIsKeptUntilAMemberHasTheState) {
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
   EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"e", 16}}));
+}
+
+// An agent that knows of more steps than another one misses the state where the other one begins a step.
+TEST(LostStateTest, WhomARunAwaitsIsKeptWhereOneMemberMissesTheState) {
+  Rendezvous run = run_without_state();
+  EXPECT_TRUE(run.step());
+  run.record.awaited.push_back({"e", 16});
+  run.wait(seconds(3));
+  run.hear("a", lack_state);
+  run.hear("c");
+  while (run.step()) {
+  }
+  ASSERT_EQ(run.members(), (Members{"a", "c"})) << run.record.end_cause;
+  run.hear("c");
+  run.step();
+  run.hear("a", [](Report& report) { report.recovered = 0; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming) << "it says that the state is lost";
+  EXPECT_EQ(std::ranges::count(run.record.awaited, std::string("e"), &AwaitedAgent::incarnation), 1);
+}
+
+// The generation may have run for long, with a member that could not enter it.
+TEST(LostStateTest, TheTimeToWaitBeginsWithTheLossOfTheState) {
+  Rendezvous run = run_without_state();
+  EXPECT_TRUE(run.step());
+  run.record.awaited.push_back({"e", 16});
+  run.wait(seconds(3));
+  run.hear("a", lack_state);
+  run.hear("c");
+  while (run.step()) {
+  }
+  ASSERT_EQ(run.members(), (Members{"a", "c"})) << run.record.end_cause;
+  run.wait(run.settings.join_timeout + seconds(1));
+  for (const char* const agent : {"a", "c"}) {
+    run.hear(agent, [](Report& report) {
+      report.recovered = 0;
+      report.is_state_lost = true;
+    });
+  }
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+  EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"e", 16}}));
+}
+
+// Its rank may get on, and then it has the state for whoever decides.
+TEST(LostStateTest, WhoIsAwaitedMayBeStuckForAWhile) {
+  Rendezvous run = run_without_state();
+  run.hear("e");
+  run.seen.agents.at("e").most_steps = 16;
+  run.hear("c", [](Report& report) { report.stuck = "local rank 0 has not entered it"; });
+  EXPECT_TRUE(run.step());
+  ASSERT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+  EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"c", 16}, {"e", 16}}));
 }
 
 TEST(LostStateTest, WhoComesBackWhileTheRunFormsIsAwaitedByAllThatDecideLater) {

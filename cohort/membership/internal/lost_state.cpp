@@ -30,6 +30,15 @@ bool is_lost(const RendezvousRecord& record, const Observations& seen) {
   });
 }
 
+// Processes of one generation may differ: one whose agent knows of more steps misses a state with them, where
+// another one begins a step.
+bool have_all_recovered(const RendezvousRecord& record, const Observations& seen) {
+  return std::ranges::all_of(record.generation.members, [&](const MemberInfo& member) {
+    const Report* const report = SeenMembers(record, seen).report_of_generation(member);
+    return report != nullptr && !report->is_state_lost && report->recovered == record.generation.number;
+  });
+}
+
 bool knows_steps(const RendezvousRecord& record, const Observations& seen) {
   return seen.made_generation ||
          std::ranges::any_of(record.generation.members, [&](const MemberInfo& member) {
@@ -60,7 +69,9 @@ std::uint64_t most_steps_of(const RendezvousRecord& record, const Observations& 
 
 // Those of which this agent knows are asked for by what it knows.
 bool waits_for_unknown(const RendezvousRecord& record, const Observations& seen) {
-  if (seen.now - seen.state_since > record.settings.join_timeout) return false;
+  // While the run forms. A generation that loses the state has not waited for anybody.
+  const bool is_forming = record.state == RunState::kForming;
+  if (is_forming && seen.now - seen.state_since > record.settings.join_timeout) return false;
   return std::ranges::any_of(record.awaited, [&](const AwaitedAgent& agent) {
     return !is_known(seen, agent.incarnation) &&
            most_steps_of(record, seen, agent.incarnation) + 1 >= newest_steps(record, seen);
@@ -79,17 +90,31 @@ bool waits_for_others(const RendezvousRecord& record, const Observations& seen) 
          });
 }
 
+// Also one that is stuck, as it may get on.
+bool may_be_awaited(const RendezvousRecord& record, const Observations& seen,
+                    const std::string& incarnation) {
+  const AgentView* const agent = seen.find(incarnation);
+  const std::uint64_t steps = most_steps_of(record, seen, incarnation);
+  if (agent == nullptr || agent->is_dead || steps == 0) return false;
+  const Report& report = agent->report;
+  if (report.is_leaving || report.is_state_lost || report.ends_run) return false;
+  const bool was_member = std::ranges::find(record.generation.members, incarnation,
+                                            &MemberInfo::incarnation) != record.generation.members.end();
+  const bool may_ask = find_awaited(record, incarnation) != nullptr || knows_steps(record, seen);
+  if (was_member ? is_lost(record, seen) : !may_ask) return false;
+  return steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
+}
+
 }  // namespace
 
 void note_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next) {
   for (const MemberInfo& member : record.generation.members) {
     const AgentView* const agent = seen.find(member.incarnation);
     const bool has_recovered = agent != nullptr && agent->report.recovered == record.generation.number;
-    if (!has_recovered) continue;
-    if (!is_in(next.holders, member.id)) next.holders.push_back(member.id);
-    if (record.state == RunState::kRunning) next.awaited.clear();
+    if (has_recovered && !is_in(next.holders, member.id)) next.holders.push_back(member.id);
   }
   std::ranges::sort(next.holders);
+  if (record.state == RunState::kRunning && have_all_recovered(record, seen)) next.awaited.clear();
 }
 
 void note_returned_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next) {
@@ -152,15 +177,7 @@ std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& s
 bool may_have_state(const RendezvousRecord& record, const Observations& seen,
                     const std::string& incarnation) {
   const AgentView* const agent = seen.find(incarnation);
-  const std::uint64_t steps = most_steps_of(record, seen, incarnation);
-  if (agent == nullptr || agent->is_dead || steps == 0) return false;
-  const Report& report = agent->report;
-  if (report.is_leaving || report.is_state_lost || report.ends_run || !report.stuck.empty()) return false;
-  const bool was_member = std::ranges::find(record.generation.members, incarnation,
-                                            &MemberInfo::incarnation) != record.generation.members.end();
-  const bool may_ask = find_awaited(record, incarnation) != nullptr || knows_steps(record, seen);
-  if (was_member ? is_lost(record, seen) : !may_ask) return false;
-  return steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
+  return may_be_awaited(record, seen, incarnation) && agent->report.stuck.empty();
 }
 
 std::vector<MemberId> may_have_state(const RendezvousRecord& record, const Observations& seen,
@@ -179,7 +196,7 @@ std::vector<AwaitedAgent> awaited_agents(const RendezvousRecord& record, const O
   }
   for (const auto& [incarnation, agent] : seen.agents) {
     const bool is_new = std::ranges::find(agents, incarnation, &AwaitedAgent::incarnation) == agents.end();
-    if (is_new && may_have_state(record, seen, incarnation))
+    if (is_new && may_be_awaited(record, seen, incarnation))
       agents.push_back({incarnation, most_steps_of(record, seen, incarnation)});
   }
   std::ranges::sort(agents, {}, &AwaitedAgent::incarnation);

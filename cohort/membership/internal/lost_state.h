@@ -13,7 +13,8 @@ namespace cohort::membership {
 inline bool is_in(const std::vector<MemberId>& ids, MemberId id) {
   return std::ranges::find(ids, id) != ids.end();
 }
-/// Who has said so has the state, also where the record does not say it yet. Then nobody is awaited any more.
+/// Who has said so has the state, also where the record does not say it yet. Once all members have it nobody
+/// is awaited any more.
 void note_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next);
 /// Those of them that wait by another id, as they were dropped as silent: the newest generation makes no step
 /// without them either. Where that generation has made none, its steps are those of the one before.
