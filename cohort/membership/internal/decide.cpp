@@ -381,7 +381,9 @@ class Decider : private SeenMembers {
       const AgentView* const agent = view(member);
       const Time heard =
           agent == nullptr ? seen_.decides_since : std::max(agent->last_heard, seen_.decides_since);
-      if (seen_.now - heard <= old_.settings.join_timeout) return;
+      // One that does not hear of the generation may be heard for ever.
+      const bool is_deaf = agent != nullptr && agent->report.known < old_.generation.number;
+      if (seen_.now - (is_deaf ? seen_.generation_since : heard) <= old_.settings.join_timeout) return;
     }
     if (std::ranges::all_of(members, is_lost) && form_without_state(cause)) return;
     next_.exit_status = failure_status_;
