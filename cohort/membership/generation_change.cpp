@@ -1,7 +1,8 @@
-// A planned change waits for the step that is under way, as all its processes are there. A process learns by
-// another one's hello that the step will not be finished: the other one was in this generation, and has
-// entered the next one without the step. A process that is new to the run says hello too, and means nothing
-// by it.
+// A planned change waits for the step that is under way, as all its processes are there, also those that
+// leave. A process learns by another one's hello or goodbye that the step will not be finished: the other one
+// was in this generation, and has entered the next one without the step. A process that is new to the run
+// says hello too, and means nothing by it. One that leaves gets no hello, so whoever enters says goodbye
+// first.
 #include "cohort/membership/generation_change.h"
 
 #include <algorithm>
@@ -21,11 +22,14 @@ const MemberInfo* member_of(const Generation& generation, int process) {
 
 bool GenerationChange::announce(const Generation& generation, std::optional<int> process) {
   if (generation.number < newest() || (generation.number == newest() && process.has_value())) return false;
-  if (generation.number == newest() && !next_ && !process_) return false;  // it knows that it is out
+  const bool knows_to_be_out = !(next_ ? next_->process : process_).has_value();
+  if (generation.number == newest() && knows_to_be_out) return false;
   const bool was_finishing = next_ ? next_->may_finish_step : true;
   const bool is_next = generation.number <= newest() + 1;
-  const bool may_finish =
-      process_.has_value() && generation.is_planned && is_next && was_finishing && !has_lost_link_;
+  // One that leaves has no process in the generation without it. One that has none in a generation that it
+  // knows was given up.
+  const bool is_planned = generation.is_planned && (process.has_value() || generation.number > newest());
+  const bool may_finish = is_planned && is_next && was_finishing && !has_lost_link_;
   next_ = Next{generation, process, may_finish};
   return true;
 }

@@ -392,6 +392,26 @@ TEST(DecideTest, WhileNoAgentThatHasTheStateIsHeardNothingIsDecided) {
   EXPECT_EQ(run.record.state, RunState::kFailed);
 }
 
+// It is heard all the time, and hears of nothing.
+TEST(DecideTest, AnAgentThatHasTheStateAndHearsOfNoGenerationIsNotWaitedForWithoutEnd) {
+  Rendezvous run(1, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"b"});
+  const auto has_no_state = [](Report& report) { report.recovered = 0; };
+  run.hear("a", has_no_state);
+  run.step();
+  ASSERT_EQ(run.members(), (Names{"b", "a"}));
+  for (const seconds time : {seconds(3), std::chrono::duration_cast<seconds>(run.settings.join_timeout)}) {
+    EXPECT_EQ(run.record.state, RunState::kRunning);
+    run.wait(time);
+    run.hear("a", has_no_state);
+    run.hear("b", [](Report& report) { report.known = report.recovered = 1; });
+    run.step();
+  }
+  EXPECT_EQ(run.record.state, RunState::kFailed);
+  EXPECT_EQ(run.record.generation.number, 2U);
+}
+
 // The host of an agent that was given notice may go before its ranks have left.
 TEST(DecideTest, AnAgentThatLeavesWithTheStateAndIsNotHeardAnyMoreIsNotWaitedForWithoutEnd) {
   Rendezvous run(1, 2);

@@ -47,6 +47,25 @@ TEST(GenerationChangeTest, AGoodbyeEndsAStepThatItsSenderHasNotFinished) {
   EXPECT_TRUE(change.drops_step(4));
 }
 
+TEST(GenerationChangeTest, WhoLeavesMayFinishTheStep) {
+  GenerationChange change = in_first_generation();
+  EXPECT_TRUE(change.announce(planned_generation(2, {2}), std::nullopt));
+  EXPECT_FALSE(change.announce(planned_generation(2, {2}), std::nullopt)) << "its agent says it again";
+  EXPECT_FALSE(change.drops_step(5));
+  change.on_goodbye(1, 6);
+  EXPECT_FALSE(change.drops_step(5));
+  EXPECT_TRUE(change.drops_step(6)) << "the other one has left after six steps";
+  Generation unplanned = planned_generation(2, {2});
+  unplanned.is_planned = false;
+  change = in_first_generation();
+  change.announce(unplanned, std::nullopt);
+  EXPECT_TRUE(change.drops_step(5));
+  change = in_first_generation();
+  change.announce(planned_generation(2, {1, 2}), 0);
+  change.announce(planned_generation(2, {1, 2}), std::nullopt);
+  EXPECT_TRUE(change.drops_step(5)) << "it was given up";
+}
+
 TEST(GenerationChangeTest, AHelloCountsOfWhoWasHere) {
   GenerationChange change = in_first_generation();
   change.announce(planned_generation(2, {1, 2, 3}), 0);

@@ -190,9 +190,13 @@ TEST(HopelessRanksTest, TooFewThatAreLeftWaitForOthers) {
   EXPECT_EQ(run.record.state, RunState::kForming);
   ASSERT_EQ(run.record.waiting.size(), 2U);
   EXPECT_EQ(run.record.exit_status, 3);
-  // They leave too, and say so.
-  for (const char* const agent : {"a", "b", "c"})
-    run.hear(agent, [](Report& report) { report.is_leaving = true; });
+  // They leave too, and say so. Nobody has come until their time is over.
+  for (const char* const agent : {"a", "b", "c"}) {
+    run.hear(agent, [](Report& report) {
+      report.is_leaving = true;
+      report.is_ready = false;
+    });
+  }
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kFailed);
   EXPECT_EQ(run.record.exit_status, 3);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "rendezvous.h"
 #include "tests/support/contains.h"
 
@@ -99,6 +101,9 @@ TEST(LostStateTest, WhileTheRunFormsWhoLeavesWithTheStateIsStillThere) {
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kForming);
   run.hear("b", leave);
+  run.step();
+  EXPECT_EQ(run.record.state, RunState::kForming) << "another one may come: " << run.record.end_cause;
+  EXPECT_EQ(run.record.holders, (std::vector<MemberId>{1}));
   run.hear("a", lack_state);
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kRunning) << run.record.end_cause;
@@ -217,7 +222,7 @@ TEST(LostStateTest, NobodyWaitsForAnAgentThatIsDeadOrHasFewerSteps) {
 TEST(LostStateTest, WhoHasJustBegunToDecideWaitsForReports) {
   Rendezvous run = run_without_state();
   run.seen.agents.erase("c");
-  run.seen.decides_since = run.seen.generation_since = run.seen.now;
+  run.begin_to_decide();
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kForming);
   run.wait(seconds(3));
@@ -255,7 +260,7 @@ TEST(LostStateTest, AnotherAgentThatDecidesKnowsWhomTheRunWaitsFor) {
       run.seen.agents.clear();
       if (is_member_heard) run.seen.agents["a"] = member;
       run.seen.self = "d";
-      run.seen.decides_since = run.seen.state_since = run.seen.now;
+      run.begin_to_decide();
       run.wait(seconds(3));
       run.hear("d", lack_state);
       if (is_member_heard) run.hear("a", lack_state);
@@ -277,7 +282,9 @@ TEST(LostStateTest, AnotherAgentThatDecidesKnowsWhomTheRunWaitsFor) {
       ASSERT_EQ(run.record.holders.size(), 1U);
       EXPECT_EQ(run.record.generation.find(run.record.holders[0])->incarnation, "c");
       EXPECT_EQ(run.record.awaited.size(), 1U) << "it may have lost its state";
-      run.hear("c");
+      for (const std::string& agent : run.members()) {
+        run.hear(agent, [](Report& report) { report.is_state_lost = false; });
+      }
       run.step();
       EXPECT_TRUE(run.record.awaited.empty()) << "it has not";
     }
@@ -291,7 +298,7 @@ TEST(LostStateTest, WhomARunAwaitsIsKeptUntilAMemberHasTheState) {
   run.record.awaited.push_back({"e", 16});
   run.seen.agents.clear();
   run.seen.self = "d";
-  run.seen.decides_since = run.seen.state_since = run.seen.now;
+  run.begin_to_decide();
   run.wait(seconds(3));
   run.hear("d", lack_state);
   run.hear("c", lack_state);
@@ -309,12 +316,65 @@ TEST(LostStateTest, WhomARunAwaitsIsKeptUntilAMemberHasTheState) {
   EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"e", 16}}));
 }
 
+// An agent that knows of more steps than another one misses the state where the other one begins a step.
+TEST(LostStateTest, WhomARunAwaitsIsKeptWhereOneMemberMissesTheState) {
+  Rendezvous run = run_without_state();
+  EXPECT_TRUE(run.step());
+  run.record.awaited.push_back({"e", 16});
+  run.wait(seconds(3));
+  run.hear("a", lack_state);
+  run.hear("c");
+  while (run.step()) {
+  }
+  ASSERT_EQ(run.members(), (Members{"a", "c"})) << run.record.end_cause;
+  run.hear("c");
+  run.step();
+  run.hear("a", [](Report& report) { report.recovered = 0; });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming) << "it says that the state is lost";
+  EXPECT_EQ(std::ranges::count(run.record.awaited, std::string("e"), &AwaitedAgent::incarnation), 1);
+}
+
+// The generation may have run for long, with a member that could not enter it.
+TEST(LostStateTest, TheTimeToWaitBeginsWithTheLossOfTheState) {
+  Rendezvous run = run_without_state();
+  EXPECT_TRUE(run.step());
+  run.record.awaited.push_back({"e", 16});
+  run.wait(seconds(3));
+  run.hear("a", lack_state);
+  run.hear("c");
+  while (run.step()) {
+  }
+  ASSERT_EQ(run.members(), (Members{"a", "c"})) << run.record.end_cause;
+  run.wait(run.settings.join_timeout + seconds(1));
+  for (const char* const agent : {"a", "c"}) {
+    run.hear(agent, [](Report& report) {
+      report.recovered = 0;
+      report.is_state_lost = true;
+    });
+  }
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+  EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"e", 16}}));
+}
+
+// Its rank may get on, and then it has the state for whoever decides.
+TEST(LostStateTest, WhoIsAwaitedMayBeStuckForAWhile) {
+  Rendezvous run = run_without_state();
+  run.hear("e");
+  run.seen.agents.at("e").most_steps = 16;
+  run.hear("c", [](Report& report) { report.stuck = "local rank 0 has not entered it"; });
+  EXPECT_TRUE(run.step());
+  ASSERT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+  EXPECT_EQ(run.record.awaited, (std::vector<AwaitedAgent>{{"c", 16}, {"e", 16}}));
+}
+
 TEST(LostStateTest, WhoComesBackWhileTheRunFormsIsAwaitedByAllThatDecideLater) {
   Rendezvous run = run_without_state();
   const AgentView dropped = run.seen.agents.at("c");
   run.record.settings.min_nodes = 3;
   run.seen.agents.erase("c");
-  run.seen.decides_since = run.seen.generation_since = run.seen.now;
+  run.begin_to_decide();
   EXPECT_TRUE(run.step());
   EXPECT_EQ(run.record.state, RunState::kForming);
   EXPECT_TRUE(run.record.awaited.empty());
@@ -331,7 +391,7 @@ TEST(LostStateTest, AnAgentThatIsAwaitedIsWaitedForByOneThatHasHeardNothingOfIt)
   EXPECT_TRUE(run.step());
   run.seen.agents.clear();
   run.seen.self = "d";
-  run.seen.decides_since = run.seen.state_since = run.seen.now;
+  run.begin_to_decide();
   run.seen.agents["c"].last_heard = run.seen.now;
   run.seen.agents["b"].most_steps = 16;  // so it is not unknown who had the state
   run.seen.agents["b"].is_dead = true;

@@ -36,9 +36,17 @@ struct Rendezvous {
     const std::optional<membership::RendezvousRecord> next = membership::decide(record, seen);
     if (!next) return false;
     if (next->state != record.state) seen.state_since = seen.now;
-    if (next->generation.number != record.generation.number) seen.generation_since = seen.now;
+    if (next->generation.number != record.generation.number) {
+      seen.generation_since = seen.now;
+      seen.made_generation = true;
+    }
     record = *next;
     return true;
+  }
+  // Another agent has decided until now.
+  void begin_to_decide() {
+    seen.decides_since = seen.generation_since = seen.state_since = seen.now;
+    seen.made_generation = false;
   }
   void wait(std::chrono::milliseconds time) { seen.now += time; }
   std::vector<std::string> members() const {

@@ -244,12 +244,52 @@ TEST(StepProtocolTest, AStepThatALeaverHasFinishedIsFinished) {
   group.deliver();
   group.apply(1);
   group.processes[1]->steps.announce(generation_of(2, 1, true), std::nullopt);
-  group.deliver();  // its goodbye, with one step
+  group.deliver();
   group.announce(0, generation_of(2, 1, true));
   EXPECT_TRUE(group.processes[0]->steps.is_applying());
   group.apply(0);
+  group.deliver();  // its goodbye, with one step
   EXPECT_EQ(group.processes[0]->steps.generation(), 2U);
   EXPECT_EQ(group.processes[0]->value, 4);
+  EXPECT_EQ(group.processes[1]->num_left, 1);
+}
+
+TEST(StepProtocolTest, WhoLeavesMakesTheStepThatIsUnderWay) {
+  Group group;
+  group.begin(2);
+  for (int i = 0; i < 2; ++i) {  // agents tell their ranks again
+    group.announce(0, generation_of(2, 1, true));
+    group.processes[1]->steps.announce(generation_of(2, 1, true), std::nullopt);
+  }
+  EXPECT_EQ(group.processes[1]->steps.generation(), 1U);
+  group.make_step();
+  for (const auto& process : group.processes) {
+    EXPECT_EQ(process->value, 4);
+    EXPECT_EQ(process->steps.committed_steps(), 1U);
+  }
+  EXPECT_EQ(group.processes[0]->num_computed, 2) << "no step was computed twice";
+  EXPECT_EQ(group.processes[0]->steps.generation(), 2U);
+  EXPECT_EQ(group.processes[1]->num_left, 1);
+}
+
+// It hears of the generation last, or another one has lost a link.
+TEST(StepProtocolTest, WhoLeavesDropsAStepThatTheOthersDoNotMake) {
+  for (const bool is_late : {true, false}) {
+    Group group;
+    group.begin(2);
+    if (!is_late) group.processes[1]->steps.announce(generation_of(2, 1, true), std::nullopt);
+    group.announce(0, generation_of(2, 1, true));
+    if (is_late) {
+      group.make_step();  // the last one in which both are
+    } else {
+      group.processes[0]->steps.on_link_lost();
+    }
+    group.deliver();
+    EXPECT_EQ(group.processes[0]->steps.generation(), 2U);
+    if (is_late) group.processes[1]->steps.announce(generation_of(2, 1, true), std::nullopt);
+    EXPECT_EQ(group.processes[1]->num_left, 1);
+    EXPECT_EQ(group.processes[1]->steps.committed_steps(), is_late ? 1U : 0U);
+  }
 }
 
 TEST(StepProtocolTest, AStepWithALostLinkIsNotWaitedFor) {

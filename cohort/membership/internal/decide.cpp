@@ -145,7 +145,7 @@ class Decider : private SeenMembers {
     note_holders(old_, seen_, next_);
     note_returned_holders(old_, seen_, next_);
     keep_holders(next_.holders, next_.waiting);
-    remove_leaving();
+    let_leavers_go(old_, seen_, next_);
     std::vector<MemberInfo> available;
     std::vector<Time> arrivals;
     const auto is_available = [&](const MemberInfo& member) {
@@ -189,18 +189,6 @@ class Decider : private SeenMembers {
     take_places(members, next_.waiting, is_available);
     make_generation(std::move(members), false,
                     old_.generation.number == 0 ? "the run begins" : "enough agents are there again");
-  }
-
-  // Who leaves, and has the state, stays while nobody else has it that is heard and does not leave.
-  void remove_leaving() {
-    const auto stays = [&](const MemberInfo& member) { return !is_leaving(member); };
-    const auto has_state = [&](const MemberInfo& member) {
-      return stays(member) && !is_silent(member, 1) && is_in(next_.holders, member.id);
-    };
-    if (std::ranges::any_of(next_.waiting, has_state) || std::ranges::none_of(next_.waiting, stays)) {
-      std::erase_if(next_.waiting, [&](const MemberInfo& member) { return !stays(member); });
-      keep_holders(next_.holders, next_.waiting);
-    }
   }
 
   bool has_end() {
@@ -279,7 +267,11 @@ class Decider : private SeenMembers {
       } else if (gone.count(member.id) > 0) {
         is_planned = false;
         causes.add(name_of(member), is_dead(member) ? " died" : " is silent");
-        const Time::duration unheard = seen_.now - last_heard(member);
+        // Whoever decided before has heard a member that died now.
+        const Time heard = is_dead(member)
+                               ? std::max(view(member)->last_heard, seen_.since - old_.settings.silence)
+                               : last_heard(member);
+        const Time::duration unheard = seen_.now - heard;
         detect_ms_ = std::max(detect_ms_, std::chrono::ceil<std::chrono::milliseconds>(unheard).count());
       } else if (!stuck_rank(member).empty()) {
         is_planned = false;
@@ -314,7 +306,11 @@ class Decider : private SeenMembers {
     if (!is_ending && (!causes.empty() || has_recovered(survivors))) add_entrants(survivors, causes);
     if (causes.empty()) return keep_spares();
     const std::string& cause = causes.text();
-    const bool has_state = may_make_steps(old_, seen_, next_.holders, survivors);
+    // Beside one that leaves with the state a survivor must have it by now.
+    const bool has_state = givers.empty() ? may_make_steps(old_, seen_, next_.holders, survivors)
+                                          : std::ranges::any_of(survivors, [&](const MemberInfo& member) {
+                                              return has_state_now(old_, seen_, next_.holders, member);
+                                            });
     if (!has_state) {
       // Those that are members get the state in this generation, if it continues.
       const bool is_copied = is_planned && num_survivors > 0;
@@ -385,7 +381,9 @@ class Decider : private SeenMembers {
       const AgentView* const agent = view(member);
       const Time heard =
           agent == nullptr ? seen_.decides_since : std::max(agent->last_heard, seen_.decides_since);
-      if (seen_.now - heard <= old_.settings.join_timeout) return;
+      // One that does not hear of the generation may be heard for ever.
+      const bool is_deaf = agent != nullptr && agent->report.known < old_.generation.number;
+      if (seen_.now - (is_deaf ? seen_.generation_since : heard) <= old_.settings.join_timeout) return;
     }
     if (std::ranges::all_of(members, is_lost) && form_without_state(cause)) return;
     next_.exit_status = failure_status_;

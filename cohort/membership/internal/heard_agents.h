@@ -19,6 +19,11 @@ class HeardAgents {
   void on_message(const std::string& incarnation, Time now);
   void on_death(const std::string& incarnation) { dead_.insert(incarnation); }
   bool is_dead(const std::string& incarnation) const { return dead_.contains(incarnation); }
+  /// When it has said something last; Time() where it has not, or long ago.
+  Time last_heard(const std::string& incarnation) const {
+    const auto heard = heard_.find(incarnation);
+    return heard == heard_.end() ? Time() : heard->second;
+  }
   /// Its port is closed. Returns since when; a message of it ends that.
   Time on_closed_port(const std::string& incarnation, Time now);
 

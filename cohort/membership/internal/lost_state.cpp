@@ -15,6 +15,8 @@
 // later waits for them, and takes them, whether it knows how many steps were made or not.
 #include "cohort/membership/internal/lost_state.h"
 
+#include <algorithm>
+
 #include "cohort/membership/internal/seen_members.h"
 
 namespace cohort::membership {
@@ -28,8 +30,17 @@ bool is_lost(const RendezvousRecord& record, const Observations& seen) {
   });
 }
 
+// Processes of one generation may differ: one whose agent knows of more steps misses a state with them, where
+// another one begins a step.
+bool have_all_recovered(const RendezvousRecord& record, const Observations& seen) {
+  return std::ranges::all_of(record.generation.members, [&](const MemberInfo& member) {
+    const Report* const report = SeenMembers(record, seen).report_of_generation(member);
+    return report != nullptr && !report->is_state_lost && report->recovered == record.generation.number;
+  });
+}
+
 bool knows_steps(const RendezvousRecord& record, const Observations& seen) {
-  return seen.decides_since < seen.generation_since ||
+  return seen.made_generation ||
          std::ranges::any_of(record.generation.members, [&](const MemberInfo& member) {
            return SeenMembers(record, seen).report_of_generation(member) != nullptr;
          });
@@ -58,20 +69,40 @@ std::uint64_t most_steps_of(const RendezvousRecord& record, const Observations& 
 
 // Those of which this agent knows are asked for by what it knows.
 bool waits_for_unknown(const RendezvousRecord& record, const Observations& seen) {
-  if (seen.now - seen.state_since > record.settings.join_timeout) return false;
+  // While the run forms. A generation that loses the state has not waited for anybody.
+  const bool is_forming = record.state == RunState::kForming;
+  if (is_forming && seen.now - seen.state_since > record.settings.join_timeout) return false;
   return std::ranges::any_of(record.awaited, [&](const AwaitedAgent& agent) {
     return !is_known(seen, agent.incarnation) &&
            most_steps_of(record, seen, agent.incarnation) + 1 >= newest_steps(record, seen);
   });
 }
 
-// An agent that hears nobody who had the state does not know whom the one that wrote the record waits for.
+// An agent that hears nobody who had the state does not know whom the one that wrote the record waits for. A
+// member of the newest generation may say it, while one lives.
 bool waits_for_others(const RendezvousRecord& record, const Observations& seen) {
+  const auto is_dead = [&](const MemberInfo& member) { return SeenMembers(record, seen).is_dead(member); };
   return record.state == RunState::kForming && record.holders.empty() &&
+         !std::ranges::all_of(record.generation.members, is_dead) &&
          std::ranges::none_of(seen.agents, [&](const auto& entry) {
            const std::uint64_t steps = entry.second.most_steps;
            return steps > 0 && steps + 1 >= record.generation.committed_steps;
          });
+}
+
+// Also one that is stuck, as it may get on.
+bool may_be_awaited(const RendezvousRecord& record, const Observations& seen,
+                    const std::string& incarnation) {
+  const AgentView* const agent = seen.find(incarnation);
+  const std::uint64_t steps = most_steps_of(record, seen, incarnation);
+  if (agent == nullptr || agent->is_dead || steps == 0) return false;
+  const Report& report = agent->report;
+  if (report.is_leaving || report.is_state_lost || report.ends_run) return false;
+  const bool was_member = std::ranges::find(record.generation.members, incarnation,
+                                            &MemberInfo::incarnation) != record.generation.members.end();
+  const bool may_ask = find_awaited(record, incarnation) != nullptr || knows_steps(record, seen);
+  if (was_member ? is_lost(record, seen) : !may_ask) return false;
+  return steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
 }
 
 }  // namespace
@@ -80,11 +111,10 @@ void note_holders(const RendezvousRecord& record, const Observations& seen, Rend
   for (const MemberInfo& member : record.generation.members) {
     const AgentView* const agent = seen.find(member.incarnation);
     const bool has_recovered = agent != nullptr && agent->report.recovered == record.generation.number;
-    if (!has_recovered) continue;
-    if (!is_in(next.holders, member.id)) next.holders.push_back(member.id);
-    if (record.state == RunState::kRunning) next.awaited.clear();
+    if (has_recovered && !is_in(next.holders, member.id)) next.holders.push_back(member.id);
   }
   std::ranges::sort(next.holders);
+  if (record.state == RunState::kRunning && have_all_recovered(record, seen)) next.awaited.clear();
 }
 
 void note_returned_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next) {
@@ -112,6 +142,32 @@ bool may_make_steps(const RendezvousRecord& record, const Observations& seen,
   });
 }
 
+bool has_state_now(const RendezvousRecord& record, const Observations& seen,
+                   const std::vector<MemberId>& holders, const MemberInfo& member) {
+  const AgentView* const agent = seen.find(member.incarnation);
+  return is_in(holders, member.id) && agent != nullptr && agent->report.failure.empty() &&
+         agent->report.recovered == record.generation.number;
+}
+
+void let_leavers_go(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next) {
+  const SeenMembers agents(record, seen);
+  const auto stays = [&](const MemberInfo& member) { return !agents.is_leaving(member); };
+  const auto may_give_state = [&](const MemberInfo& member) {
+    return stays(member) && !agents.is_silent(member, 1) &&
+           has_state_now(record, seen, next.holders, member) && agents.view(member)->report.is_ready;
+  };
+  // One whose time to leave is over is not ready any more.
+  const auto waits = [&](const MemberInfo& member) {
+    return stays(member) || (is_in(next.holders, member.id) && agents.view(member)->report.is_ready &&
+                             !agents.is_silent(member, kAloneFactor));
+  };
+  if (!agents.is_elastic() || std::ranges::any_of(next.waiting, may_give_state) ||
+      std::ranges::none_of(next.waiting, waits)) {
+    std::erase_if(next.waiting, [&](const MemberInfo& member) { return !stays(member); });
+    keep_holders(next.holders, next.waiting);
+  }
+}
+
 std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& seen) {
   std::uint64_t steps = record.generation.committed_steps;
   for (const auto& [incarnation, agent] : seen.agents) steps = std::max(steps, agent.most_steps);
@@ -121,15 +177,7 @@ std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& s
 bool may_have_state(const RendezvousRecord& record, const Observations& seen,
                     const std::string& incarnation) {
   const AgentView* const agent = seen.find(incarnation);
-  const std::uint64_t steps = most_steps_of(record, seen, incarnation);
-  if (agent == nullptr || agent->is_dead || steps == 0) return false;
-  const Report& report = agent->report;
-  if (report.is_leaving || report.is_state_lost || report.ends_run || !report.stuck.empty()) return false;
-  const bool was_member = std::ranges::find(record.generation.members, incarnation,
-                                            &MemberInfo::incarnation) != record.generation.members.end();
-  const bool may_ask = find_awaited(record, incarnation) != nullptr || knows_steps(record, seen);
-  if (was_member ? is_lost(record, seen) : !may_ask) return false;
-  return steps + 1 >= newest_steps(record, seen);  // as Recovery takes it
+  return may_be_awaited(record, seen, incarnation) && agent->report.stuck.empty();
 }
 
 std::vector<MemberId> may_have_state(const RendezvousRecord& record, const Observations& seen,
@@ -148,7 +196,7 @@ std::vector<AwaitedAgent> awaited_agents(const RendezvousRecord& record, const O
   }
   for (const auto& [incarnation, agent] : seen.agents) {
     const bool is_new = std::ranges::find(agents, incarnation, &AwaitedAgent::incarnation) == agents.end();
-    if (is_new && may_have_state(record, seen, incarnation))
+    if (is_new && may_be_awaited(record, seen, incarnation))
       agents.push_back({incarnation, most_steps_of(record, seen, incarnation)});
   }
   std::ranges::sort(agents, {}, &AwaitedAgent::incarnation);
@@ -157,8 +205,8 @@ std::vector<AwaitedAgent> awaited_agents(const RendezvousRecord& record, const O
 
 bool may_state_come_back(const RendezvousRecord& record, const Observations& seen) {
   // It was another one that dropped an agent: this one hears of it by its next report.
-  const bool is_new = seen.decides_since >= seen.generation_since &&
-                      seen.now - seen.decides_since <= kAloneFactor * record.settings.silence;
+  const bool is_new =
+      !seen.made_generation && seen.now - seen.decides_since <= kAloneFactor * record.settings.silence;
   if (is_new || waits_for_others(record, seen) || waits_for_unknown(record, seen)) return true;
   return std::ranges::any_of(seen.agents, [&](const auto& entry) {
     return seen.now - entry.second.last_heard <= record.settings.join_timeout &&

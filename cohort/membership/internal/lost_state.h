@@ -13,7 +13,8 @@ namespace cohort::membership {
 inline bool is_in(const std::vector<MemberId>& ids, MemberId id) {
   return std::ranges::find(ids, id) != ids.end();
 }
-/// Who has said so has the state, also where the record does not say it yet. Then nobody is awaited any more.
+/// Who has said so has the state, also where the record does not say it yet. Once all members have it nobody
+/// is awaited any more.
 void note_holders(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next);
 /// Those of them that wait by another id, as they were dropped as silent: the newest generation makes no step
 /// without them either. Where that generation has made none, its steps are those of the one before.
@@ -26,6 +27,15 @@ void keep_holders(std::vector<MemberId>& holders, const std::vector<MemberInfo>&
 /// record may have been written long before.
 bool may_make_steps(const RendezvousRecord& record, const Observations& seen,
                     const std::vector<MemberId>& holders, const std::vector<MemberInfo>& members);
+
+/// Whether a holder's ranks surely have the state: all of them have begun a step of the newest generation,
+/// and none has failed since. A rank that died within a step has none, and its agent is a holder all the
+/// same.
+bool has_state_now(const RendezvousRecord& record, const Observations& seen,
+                   const std::vector<MemberId>& holders, const MemberInfo& member);
+/// While the run forms. One that leaves with the state waits until another one has it that stays, as long as
+/// it is ready to give it.
+void let_leavers_go(const RendezvousRecord& record, const Observations& seen, RendezvousRecord& next);
 
 /// The most steps that any agent has said to be committed.
 std::uint64_t newest_steps(const RendezvousRecord& record, const Observations& seen);

@@ -13,8 +13,6 @@
 #include "cohort/membership/internal/member_protocol.h"
 
 #include <algorithm>
-#include <iterator>
-#include <string_view>
 #include <utility>
 
 #include "cohort/base/error.h"
@@ -54,9 +52,9 @@ void MemberProtocol::note_time(Time now) {
   const Time::duration gap = now - std::exchange(last_time_, now);
   if (gap <= 3 * beat_) return;
   since_ = now;
-  generation_since_ = std::max(generation_since_, now);
   heard_.on_gap(now);
-  for (Time* const time : {&start_, &decides_since_, &state_since_, &endpoint_heard_}) *time += gap;
+  for (Time* const time : {&start_, &decides_since_, &state_since_, &generation_since_, &endpoint_heard_})
+    *time += gap;
   if (blocked_since_) *blocked_since_ += gap;
   for (auto& [incarnation, agent] : views_) agent.last_heard += gap;
 }
@@ -145,6 +143,7 @@ void MemberProtocol::choose_targets(Time now) {
   if (decides && !is_deciding_) {
     since_ = decides_since_ = now;
     generation_since_ = std::max(generation_since_, now);
+    made_generation_ = false;
     decide_at_ = now;
   }
   is_deciding_ = decides;
@@ -227,22 +226,24 @@ void MemberProtocol::make_decision(Time now, Effects& effects) {
   if (!is_deciding_) return;
   decide_at_ = now + beat_;
   if (is_swapping_ || (record_ && record_->has_ended())) return;
-  if (!has_read_) {
-    if (now - asked_store_ <= kAloneFactor * silence_) return;
-    asked_store_ = now;
-    effects.commands.emplace_back();
-    return;
-  }
+  // Also while the store does not answer.
   const std::optional<RendezvousRecord> next = next_record(now);
   if (!is_needed(next)) {
     blocked_since_.reset();
   } else if (!blocked_since_) {
     blocked_since_ = now;
   }
+  if (!has_read_) {
+    if (now - asked_store_ <= kAloneFactor * silence_) return;
+    asked_store_ = now;
+    effects.commands.emplace_back();
+    return;
+  }
   if (!next) return;
   is_swapping_ = true;
   asked_store_ = now;
-  effects.commands.push_back({true, revision_, to_text(*next)});
+  swapped_text_ = to_text(*next);
+  effects.commands.push_back({true, revision_, swapped_text_});
 }
 
 std::optional<RendezvousRecord> MemberProtocol::next_record(Time now) {
@@ -252,13 +253,15 @@ std::optional<RendezvousRecord> MemberProtocol::next_record(Time now) {
   own.note(report_, now);
   own.report.known = record_ ? record_->generation.number : 0;
   own.last_heard = now;
+  if (record_) note_deaths(views_, *record_, heard_);
   const Observations seen{now,
                           options_.incarnation,
                           views_,
                           since_,
                           std::max(decides_since_, state_since_),
                           generation_since_,
-                          decides_since_};
+                          decides_since_,
+                          made_generation_};
   RendezvousRecord record = record_ ? *record_ : first_record(options_.settings);
   if (!record_) record.origin = options_.incarnation;
   return decide(record, seen);
@@ -414,25 +417,6 @@ void MemberProtocol::note_drops(const RendezvousRecord& next, Time now) {
   }
 }
 
-// Who begins to wait, or to be a spare, or ends it, is to know. Others hear of their place with a generation.
-void MemberProtocol::note_places(const RendezvousRecord& next, std::uint64_t revision) {
-  if (!is_deciding_) return;
-  const auto places_of = [](const RendezvousRecord& record) {
-    std::set<std::pair<std::string_view, bool>> places;  // and whether it is a spare
-    for (const MemberInfo& agent : record.waiting) places.emplace(agent.incarnation, false);
-    for (const MemberInfo& agent : record.spares) places.emplace(agent.incarnation, true);
-    return places;
-  };
-  const RendezvousRecord none;
-  const auto before = places_of(record_ ? *record_ : none), after = places_of(next);
-  std::vector<std::pair<std::string_view, bool>> changed;
-  std::ranges::set_symmetric_difference(before, after, std::back_inserter(changed));
-  for (const auto& place : changed) {
-    const auto view = views_.find(std::string(place.first));
-    if (view != views_.end()) view->second.place_revision = revision;
-  }
-}
-
 void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time now, Effects& effects) {
   if (revision <= revision_ || !failure_.empty()) return;
   RendezvousRecord next = parse_record(text);
@@ -447,11 +431,14 @@ void MemberProtocol::adopt(std::uint64_t revision, const std::string& text, Time
     if (!other.empty()) return fail("the run has other settings: " + other);
   }
   note_drops(next, now);
-  note_places(next, revision);
+  if (is_deciding_) note_places(views_, record_.value_or(RendezvousRecord()), next, revision);
   blocked_since_.reset();
   const bool is_generation = !record_ || record_->generation.number != next.generation.number;
   const bool is_state = !record_ || record_->state != next.state;
-  if (is_generation) generation_since_ = now;
+  if (is_generation) {
+    generation_since_ = now;
+    made_generation_ = is_deciding_ && text == swapped_text_;
+  }
   if (is_state) state_since_ = now;
   if (is_generation || is_state) news_revision_ = revision;
   if (is_deciding_ && (is_generation || is_state)) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/membership/internal/agent_views.h"
 #include "cohort/membership/internal/decide.h"
 #include "cohort/membership/internal/heard_agents.h"
 #include "cohort/membership/record_store.h"
@@ -81,7 +82,6 @@ class MemberProtocol {
   void send_report(Time now, Effects& effects);
   void on_report(const AgentMessage& message, Time now, Effects& effects);
   void note_drops(const RendezvousRecord& next, Time now);
-  void note_places(const RendezvousRecord& next, std::uint64_t revision);
   std::optional<RendezvousRecord> next_record(Time now);
   bool is_needed(const std::optional<RendezvousRecord>& next) const;
   void adopt(std::uint64_t revision, const std::string& text, Time now, Effects& effects);
@@ -101,10 +101,12 @@ class MemberProtocol {
   std::uint64_t news_revision_ = 0;  // of the newest generation or state of the run
   bool has_read_ = false;            // the store has said whether there is a record
   bool is_deciding_ = false, is_swapping_ = false;
+  std::string swapped_text_;      // what this agent has wanted to write last
+  bool made_generation_ = false;  // Observations::made_generation
   Time asked_store_, since_, decides_since_, state_since_, generation_since_, endpoint_heard_;
   std::optional<Time> blocked_since_;  // a generation that the run needs is not written, as the store is away
   Time last_time_, next_beat_, decide_at_ = Time::max();
-  std::map<std::string, AgentView> views_;  // by incarnation, of those that have reported
+  AgentViews views_;  // by incarnation, of those that have reported or died
   HeardAgents heard_;
   std::vector<std::string> report_targets_, ping_targets_;  // addresses
   std::string failure_;

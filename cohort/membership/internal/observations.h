@@ -58,6 +58,8 @@ struct Observations {
   Time state_since;                         ///< when it saw the state of the run first
   Time generation_since;  ///< when it saw the newest generation first, or began to decide later
   Time decides_since;  ///< when it began to decide; the time for which it was stopped itself does not count
+  /// It made the newest generation, and has decided since: members of it have reported to it alone.
+  bool made_generation = false;
 
   /// Null: that agent has not reported.
   const AgentView* find(const std::string& incarnation) const {

@@ -23,9 +23,8 @@ void StepProtocol::enter_if_due() {
 }
 
 void StepProtocol::enter_next() {
-  const bool was_in = is_in();
   // While generation_ is still the one that it leaves.
-  if (was_in && !change_.has_process_next()) send_to_all(StepMessage::Type::kGoodbye, committed_, "");
+  if (is_in()) send_to_all(StepMessage::Type::kGoodbye, committed_, "");
   change_.enter();
   covers_.clear();
   sums_.clear();

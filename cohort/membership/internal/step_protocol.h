@@ -19,7 +19,7 @@ struct StepMessage {
     kState,    ///< the state after `step` steps, to a process that lacks it
     kCover,    ///< the receiver's slice of what the sender's virtual ranks give
     kSum,      ///< the sender's slice of the sum over all virtual ranks
-    kGoodbye,  ///< the sender is in no generation any more, with `step` steps committed
+    kGoodbye,  ///< the sender leaves the generation, with `step` steps committed
   };
   Type type = Type::kHello;
   std::uint64_t generation = 0;

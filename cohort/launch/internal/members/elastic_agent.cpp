@@ -206,7 +206,7 @@ void ElasticAgent::report_ranks(const std::vector<ObservedRank>& ranks) {
   }
   membership::MemberStatus status = fold_ranks(member_.status(), statuses, loss_);
   status.stuck = watch_.stuck();
-  status.is_ready = status.is_ready && status.stuck.empty();
+  status.is_ready = status.is_ready && status.stuck.empty() && !leave_.is_late();
   member_.set_status(status);
   // While a change is under way, to start a process would hold it up.
   if (!loss_ && recovered == generation) ranks_.fill_reserve();

@@ -42,6 +42,8 @@ class LeaveRequest {
   /// The run forms again, and may get its state from this node alone: so its ranks wait for a generation.
   /// False once its time to leave is over.
   bool keeps_state() const;
+  /// Its time to leave is over: it gives its state to nobody any more.
+  bool is_late() const { return has_begun() && !ends_run_ && out_by_.expired(); }
   /// Nobody waits for this node any more, or its time to say so is over. For one that has begun.
   bool is_out() const;
 

@@ -128,7 +128,8 @@ void MemberLink::set_status(const membership::MemberStatus& status) {
 bool MemberLink::is_needed() const {
   if (!view_.is_member()) return false;
   const membership::RendezvousRecord& record = *view_.record;
-  if (record.settings.is_embedded && view_.is_deciding) return true;
+  // The agent that has the record decides: members do not hear who waits.
+  if (record.settings.is_embedded) return view_.is_deciding;
   return record.generation.members.size() == 1 && record.waiting.empty() && record.spares.empty();
 }
 

@@ -52,7 +52,8 @@ class MemberLink {
   /// The record is in an agent, and not in etcd.
   bool is_embedded() const { return is_embedded_; }
   bool has_ended() const { return view_.record && view_.record->has_ended(); }
-  /// Whether the run ends where this member leaves: it has the only record, or there is no other node.
+  /// Whether the run ends where this member leaves: it has the only record, or etcd has it and there is no
+  /// other node.
   bool is_needed() const;
   /// Whether the run forms again, and this node's ranks have its state: who comes gets it from them.
   bool has_state_of_forming_run() const;
