@@ -424,7 +424,10 @@ std::string FakeAgents::run() {
   } catch (const std::exception& error) {
     return error.what();
   }
-  if (!failure_.empty()) return failure_;
+  return failure_.empty() ? missing_step() : failure_;
+}
+
+std::string FakeAgents::missing_step() const {
   std::vector<bool> steps(options_.total_steps + 1, false);
   steps[0] = true;
   std::istringstream lines(read_file(folder_ / "ledger"));

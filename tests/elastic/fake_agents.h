@@ -70,6 +70,8 @@ class FakeAgents {
   std::vector<std::string> results() const;
   /// What children wrote, and what was done.
   std::string story() const;
+  /// The first step that no process 0 has committed; empty: each step of the run was.
+  std::string missing_step() const;
   /// Processes that have entered a generation without the state that lay in their region; empty: none.
   std::string find_forgotten() const;
 

@@ -15,8 +15,8 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/random.h"
-#include "cohort/elastic/internal/fault_points.h"
 #include "cohort/elastic/run.h"
 #include "cohort/elastic/state_of.h"
 #include "cohort/optim/sgd.h"
@@ -150,7 +150,7 @@ std::string run_mlp(const MlpRun& run) {
         }
         context.begin_changes();
         optimizer->step();
-        elastic::reach_fault_point("stepped");
+        base::reach_fault_point("stepped");
       });
   if (!last) return "";  // it was in no generation at the end
   return bytes_of(*net, *optimizer);

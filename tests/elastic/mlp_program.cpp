@@ -6,11 +6,10 @@
 //   ended/          a file "HOST PID" with the hash of the last state
 //   fast            once it is there steps take no longer than they must; before, 40 ms at least, and the
 //                   last third 400 ms: a test that is held up finds the run still there
-//   points/         a file "HOST POINT": the first rank of that host at that point removes it, and does what
-//                   it says: "kill rank", "stop rank", "kill agent", "stop agent"
+//   begun/          a file HOST with 1,000,000 and the step that the rank of that host has begun last
+//   points/         what the ranks of a host do at a point (tests/elastic/act_at_point.h)
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -20,25 +19,29 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 
 #include "cohort/base/error.h"
-#include "cohort/elastic/internal/fault_points.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/elastic/session.h"
+#include "tests/elastic/act_at_point.h"
 #include "tests/elastic/mlp.h"
 
 namespace {
 
 using namespace cohort;
 using base::concat;
+using test::act_at_point;
 
 constexpr int kStepMs = 40, kLateStepMs = 400;
 
 class Notes {
  public:
-  explicit Notes(std::string host) : folder_(std::getenv("FOLDER")), host_(std::move(host)) {}
+  explicit Notes(std::string host) : folder_(std::getenv("FOLDER")), host_(std::move(host)) {
+    std::filesystem::create_directories(folder_ / "begun");
+    begun_ = ::open((folder_ / "begun" / host_).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  }
 
   void add_step(std::uint64_t steps, const std::string& bytes) const {
     const std::string line = concat(steps, " ", hash_of(bytes), "\n");
@@ -59,16 +62,11 @@ class Notes {
   }
   bool is_fast() const { return ::access((folder_ / "fast").c_str(), F_OK) == 0; }
 
-  void act_at(const char* point) const {
-    const std::filesystem::path file = folder_ / "points" / concat(host_, " ", point);
-    if (::access(file.c_str(), F_OK) != 0) return;
-    std::ifstream stream(file);
-    const std::string action{std::istreambuf_iterator<char>(stream), {}};
-    if (::unlink(file.c_str()) != 0) return;  // another rank does it
-    const int signal = action.starts_with("kill") ? SIGKILL : SIGSTOP;
-    ::kill(action.ends_with("agent") ? ::getppid() : ::getpid(), signal);
-    // An agent's end is this process's.
-    if (action == "kill agent") ::poll(nullptr, 0, 10'000);
+  void act_at(const char* point) const { act_at_point(folder_, host_, point, ::getppid()); }
+  // With few digits and one write it is always whole.
+  void note_begin(std::uint64_t step) const {
+    const std::string text = std::to_string(1'000'000 + step);
+    [[maybe_unused]] const ssize_t count = ::pwrite(begun_, text.data(), text.size(), 0);
   }
 
  private:
@@ -85,6 +83,7 @@ class Notes {
 
   const std::filesystem::path folder_;
   const std::string host_;
+  int begun_ = -1;  // until the process ends
 };
 
 }  // namespace
@@ -93,7 +92,7 @@ int main(int argc, char** argv) {
   try {
     if (argc != 4) throw std::runtime_error("got other arguments than STEPS VIRTUAL_RANKS HOST");
     const Notes notes(argv[3]);
-    elastic::set_fault_hook([&](const char* point) { notes.act_at(point); });
+    base::set_fault_hook([&](const char* point) { notes.act_at(point); });
     test::MlpRun run;
     run.session = elastic::session_of_process();
     run.total_steps = std::stoull(argv[1]);
@@ -102,6 +101,7 @@ int main(int argc, char** argv) {
     run.on_enter = [&](const elastic::GenerationInfo& info) { notes.add_entry(info); };
     run.on_commit = [&](std::uint64_t steps, const auto& bytes) { notes.add_step(steps, bytes()); };
     run.before_step = [&](std::uint64_t step) {
+      notes.note_begin(step);
       if (run.session == nullptr || notes.is_fast()) return;
       ::poll(nullptr, 0, step * 3 < run.total_steps * 2 ? kStepMs : kLateStepMs);
     };

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cohort/base/env.h"
-#include "cohort/elastic/internal/fault_points.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/elastic/session.h"
 #include "cohort/parallel/virtual_ranks/text_gather.h"
 #include "fake_agents.h"
@@ -63,7 +63,7 @@ int run_group_child() {
     result << count();
     session->commit(++info.steps);
     try {
-      if (info.process == 2) reach_fault_point("waits");
+      if (info.process == 2) base::reach_fault_point("waits");
       count();
       throw std::runtime_error("a call without process 2 has ended");
     } catch (const GenerationEnded&) {

@@ -15,7 +15,7 @@
 #include <stdexcept>
 
 #include "cohort/base/env.h"
-#include "cohort/elastic/internal/fault_points.h"
+#include "cohort/base/internal/fault_points.h"
 
 namespace cohort::test {
 namespace {
@@ -127,8 +127,8 @@ void stop_at_test_point() {
   const std::size_t colon = point.find(':');
   if (colon == std::string::npos) return;
   const int control = static_cast<int>(*base::env_int("TEST_CONTROL_FD"));
-  elastic::set_fault_hook([control, name = point.substr(0, colon),
-                           left = std::stoi(point.substr(colon + 1))](const char* reached) mutable {
+  base::set_fault_hook([control, name = point.substr(0, colon),
+                        left = std::stoi(point.substr(colon + 1))](const char* reached) mutable {
     if (name != reached || --left != 0) return;
     char answer = 0;
     // It is killed, or continues.

@@ -18,11 +18,11 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/timeline.h"
 #include "cohort/elastic/internal/arithmetic.h"
-#include "cohort/elastic/internal/fault_points.h"
 
 namespace cohort::elastic {
 namespace {
@@ -150,11 +150,11 @@ c10::intrusive_ptr<c10d::Store> NetSession::store() {
 void NetSession::begin_changes() {
   is_changing_ = true;
   if (region_ != nullptr) region_->mark_changing(committed_ + 1);
-  reach_fault_point("changes");
+  base::reach_fault_point("changes");
 }
 
 void NetSession::commit(std::uint64_t steps) {
-  reach_fault_point("commit");
+  base::reach_fault_point("commit");
   if (region_ != nullptr) {
     const base::TimelineScope scope("elastic commit");
     region_->commit(steps, state_to_keep());
@@ -274,7 +274,7 @@ bool NetSession::take_over() {
   has_state_of_run_ = true;  // the agent has the memory for this run alone
   committed_ = found.steps;
   inbox_->set_committed(committed_);
-  reach_fault_point("taken over");
+  base::reach_fault_point("taken over");
   agent_->update([&](RankStatus& status) { status.committed_steps = committed_; });
   base::log_info(concat("has the state after ", committed_, " steps of the process before it, in ",
                         ms_between(begin, Clock::now()), " ms"));
@@ -327,7 +327,7 @@ void NetSession::enter_generation(Times& times) {
         "COHORT_VIRTUAL_RANKS as the agent sets it");
   }
   const base::Deadline until = deadline();
-  reach_fault_point("entered");
+  base::reach_fault_point("entered");
   connections_->connect_all(generation, process, until);
   times.connected = Clock::now();
   mark_part("rebuild", times.heard);
@@ -374,7 +374,7 @@ Recovery NetSession::exchange_hellos(const Generation& generation, int process, 
     if (const auto peer = inbox_->peer_of(to); to != process && peer) peer->send(std::move(message));
   };
   for (int to = 0; to < generation.num_processes(); ++to) send_hello(to);
-  reach_fault_point("hello");
+  base::reach_fault_point("hello");
   std::map<int, Wire> hellos{{process, hello}};
   while (hellos.size() < static_cast<std::size_t>(generation.num_processes())) {
     std::vector<int> missing;
@@ -440,7 +440,7 @@ bool NetSession::recover(const Generation& generation, const Recovery& recovery,
     if (region_ != nullptr) region_->mark_changing(recovery.newest());
   });
   state_.load(pulled.state);
-  reach_fault_point("copied");
+  base::reach_fault_point("copied");
   is_changing_ = false;
   committed_ = recovery.newest();
   times.bytes = pulled.bytes;
@@ -477,7 +477,7 @@ GenerationInfo NetSession::finish() {
   };
   say_finished();
   exchange_.reset();  // no step is made again from here on
-  reach_fault_point("finished");
+  base::reach_fault_point("finished");
   while (!inbox_->wait_for_end()) {
     try {
       enter(committed_);

@@ -25,8 +25,8 @@
 #include <string>
 
 #include "cohort/base/error.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/text/format_list.h"
-#include "cohort/elastic/internal/fault_points.h"
 
 namespace cohort::elastic {
 namespace {
@@ -189,7 +189,7 @@ void NetSliceExchange::finish(Operation& operation) {
   static const std::set<WireType> kTypes = {WireType::kSlice, WireType::kTaken};
   const auto is_pending = [&] { return pending_.contains(operation.number); };
   if (!is_pending()) return;  // a second call
-  reach_fault_point("exchange");
+  base::reach_fault_point("exchange");
   const base::Deadline deadline(place_.timeout);
   // Those that came before their operation began here.
   while (!early_.empty() && early_.begin()->first.first < num_begun_) {

@@ -24,10 +24,10 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/threads/deadline.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/checkpoint/file_writer.h"
-#include "cohort/elastic/internal/fault_points.h"
 
 namespace cohort::elastic {
 namespace {
@@ -263,16 +263,16 @@ void RegionFile::commit(std::uint64_t steps, std::span<const std::span<const std
     if (part.empty()) continue;
     std::memcpy(place, part.data(), part.size());
     place += part.size();
-    reach_fault_point("record");
+    base::reach_fault_point("record");
   }
   Slot& slot = header().slots[i];
   slot.bytes = bytes;
   slot.checksum = checkpoint::checksum({begin, bytes});
   slot.steps = steps;
-  reach_fault_point("before word");
+  base::reach_fault_point("before word");
   std::atomic_ref(header().word)
       .store(steps << 2 | (i == 0 ? kFirstSlot : kSecondSlot), std::memory_order_release);
-  reach_fault_point("committed");
+  base::reach_fault_point("committed");
 }
 
 }  // namespace cohort::elastic

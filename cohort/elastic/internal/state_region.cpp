@@ -26,9 +26,9 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/log.h"
 #include "cohort/base/text/bounded_json.h"
-#include "cohort/elastic/internal/fault_points.h"
 
 namespace cohort::elastic {
 namespace {
@@ -344,7 +344,7 @@ void StateRegion::move_in(const StateSnapshot& state) {
     memory->reserve(place.begin, place.bytes);
     std::memcpy(place.data(), layout.storages[s]->data(), place.bytes);
     layout.storages[s]->set_data_ptr(pointer_into(memory, place.begin));
-    reach_fault_point("moved");
+    base::reach_fault_point("moved");
   }
   table->write_text();
   if (table_ != nullptr) replaced_.push_back(std::move(table_));

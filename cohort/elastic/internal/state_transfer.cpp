@@ -25,10 +25,10 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/text/bounded_json.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/checkpoint/file_writer.h"
-#include "cohort/elastic/internal/fault_points.h"
 
 namespace cohort::elastic {
 namespace {
@@ -176,7 +176,7 @@ class Puller {
           inbox_.take({WireType::kChunk},
                       wait_end(place_, needed, concat("the state from process ", base::join(needed))));
       for (const Letter& letter : letters) {
-        reach_fault_point("state copy");
+        base::reach_fault_point("state copy");
         accept(letter);
       }
     }

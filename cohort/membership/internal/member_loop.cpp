@@ -13,6 +13,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/log.h"
 #include "cohort/membership/internal/fields.h"
 
@@ -229,6 +230,7 @@ void MemberLoop::handle(const Event& event, Time now, MemberProtocol::Effects& e
       const std::vector<std::string> texts = std::move(to_be_sent_.extract(event.text).mapped());
       if (event.peer->is_down()) break;  // its end was handled before
       peers_[event.text] = event.peer;
+      base::reach_fault_point("connected");
       for (const std::string& text : texts) event.peer->send(net_message_of(text));
       break;
     }
@@ -252,10 +254,14 @@ void MemberLoop::handle(const Event& event, Time now, MemberProtocol::Effects& e
 }
 
 void MemberLoop::apply(const MemberProtocol::Effects& effects) {
+  if (effects.is_changed) base::reach_fault_point("adopted");
   for (const auto& [address, message] : effects.messages) send(address, message);
+  if (effects.is_changed) base::reach_fault_point("record sent");
   for (const MemberProtocol::Command& command : effects.commands) {
     if (command.is_swap) {
+      base::reach_fault_point("before swap");
       store_->compare_and_swap(command.expected, command.text);
+      base::reach_fault_point("swap asked");
     } else {
       store_->read();
     }

@@ -62,6 +62,25 @@ TEST_F(NetnsFaultsTest, AHostThatIsCutOffInOneDirectionIsLeftOutAndComesBack) {
   EXPECT_EQ(run->finish({0, 1, 2}), "") << run->story();
 }
 
+// The others have no record, and it has one. There is never a second one that trains.
+TEST_F(NetnsFaultsTest, TheHostWithTheOnlyRecordContinuesAloneWhereItIsCutOff) {
+  const auto run = three_hosts({.silence_ms = 150});
+  const VirtualRun::Generation before = run->newest();
+  run->hosts().isolate(0);
+  const std::uint64_t steps[] = {run->step_begun_by(1), run->step_begun_by(2)};
+  for (const int host : {1, 2}) {
+    EXPECT_EQ(run->agent(host).wait(), 1) << run->story();
+    expect_in(run->agent(host).err(), {"was silent for 3000 ms, and it has the run's only record"});
+    EXPECT_TRUE(ends_within(before.ranks.at(host), seconds(10)));
+    EXPECT_LE(run->step_begun_by(host), steps[host - 1] + 1) << "no more than what was under way";
+  }
+  ASSERT_TRUE(run->come_to_train({0})) << run->story();
+  EXPECT_EQ(run->newest().ranks.at(0), before.ranks.at(0)) << "it lived on";
+  run->hosts().heal();
+  EXPECT_EQ(run->finish({0}), "") << run->story();
+  EXPECT_EQ(run->newest().ranks.size(), 1U);
+}
+
 // The agent that decides hears both. Their ranks do not reach each other.
 TEST_F(NetnsFaultsTest, OfTwoHostsThatDoNotReachEachOtherOneIsLeftOut) {
   const auto run = three_hosts();

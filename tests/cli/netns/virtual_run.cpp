@@ -77,7 +77,10 @@ void VirtualRun::start(int host) {
     agent->wait();
     ended_.emplace_back(host, std::move(agent));
   }
-  hosts_.enter(host, [&] { agent = std::make_unique<Job>(folder_.path(), command(host)); });
+  const ScopedEnv name("POINTS_HOST", std::to_string(host));
+  std::vector<std::string> before;
+  if (options_.has_agent_points) before.emplace_back(COHORT_POINTS_LAUNCHER);
+  hosts_.enter(host, [&] { agent = std::make_unique<Job>(folder_.path(), command(host), before); });
 }
 
 void VirtualRun::fail_host(int host) {
@@ -108,6 +111,7 @@ VirtualRun::Generation VirtualRun::newest() const {
   Generation newest{generations.rbegin()->first};
   for (const auto& [process, rank] : generations.rbegin()->second.ranks)
     newest.ranks[rank.first] = rank.second;
+  newest.first_host = generations.rbegin()->second.ranks.begin()->second.first;
   return newest;
 }
 
@@ -128,17 +132,37 @@ std::uint64_t VirtualRun::steps() const {
   return newest;
 }
 
+std::uint64_t VirtualRun::step_begun_by(int host) const {
+  return std::stoull(read_file(folder_ / "begun" / std::to_string(host))) - 1'000'000;
+}
+
+bool VirtualRun::does_train(const Hosts& hosts, std::uint64_t& number, std::uint64_t& steps_before) const {
+  const Generation generation = newest();
+  Hosts found;
+  for (const auto& [host, pid] : generation.ranks) found.insert(host);
+  if (found != hosts) return false;
+  // What was under way is not a step of this generation for sure.
+  if (std::exchange(number, generation.number) != generation.number) steps_before = steps();
+  return steps() >= steps_before + 2;
+}
+
 bool VirtualRun::come_to_train(const Hosts& hosts) const {
   std::uint64_t number = 0, steps_before = 0;
-  return comes_to_be([&] {
-    const Generation generation = newest();
-    Hosts found;
-    for (const auto& [host, pid] : generation.ranks) found.insert(host);
-    if (found != hosts) return false;
-    // What was under way is not a step of this generation for sure.
-    if (std::exchange(number, generation.number) != generation.number) steps_before = steps();
-    return steps() >= steps_before + 2;
+  return comes_to_be([&] { return does_train(hosts, number, steps_before); });
+}
+
+VirtualRun::Outcome VirtualRun::outcome_of(const Hosts& hosts) {
+  std::uint64_t number = 0, steps_before = 0;
+  Outcome outcome = Outcome::kNeither;
+  comes_to_be([&] {
+    if (std::ranges::all_of(hosts, [&](int host) { return agent(host).worker().reap(); })) {
+      outcome = Outcome::kEnds;
+    } else if (does_train(hosts, number, steps_before)) {
+      outcome = Outcome::kTrains;
+    }
+    return outcome != Outcome::kNeither;
   });
+  return outcome;
 }
 
 bool VirtualRun::make_steps(std::uint64_t more) const {
@@ -160,6 +184,14 @@ bool VirtualRun::has_acted(int host, const std::string& point) const {
 void VirtualRun::forget_points() {
   for (const std::string& name : names_in(folder_ / "points"))
     std::filesystem::remove(folder_ / "points" / name);
+}
+
+std::string VirtualRun::begin_anew() {
+  std::string wrong = wrong_bits();
+  for (const char* const name : {"steps", "entered", "begun", "ended", "fast"})
+    std::filesystem::remove_all(folder_ / name);
+  forget_points();
+  return wrong;
 }
 
 std::string VirtualRun::finish(const Hosts& hosts) {

@@ -36,6 +36,7 @@ class VirtualRun {
     std::string rdzv_conf = "join_timeout=60";
     int silence_ms = 300;
     std::vector<std::string> flags = {};  ///< of each agent, further ones
+    bool has_agent_points = false;        ///< act_at() is for points of agents too
   };
   using Hosts = std::set<int>;
 
@@ -57,23 +58,33 @@ class VirtualRun {
   struct Generation {
     std::uint64_t number = 0;
     std::map<int, pid_t> ranks = {};  ///< by host
+    int first_host = 0;               ///< of process 0, and so of the agent that decides where all may
   };
   Generation newest() const;
   /// When the rank of this host entered it, in seconds since 1970, as it saw them.
   std::int64_t time_of_entry(int host) const;
   /// Committed steps so far.
   std::uint64_t steps() const;
+  /// The step that the rank of this host has begun last, so the number of those that it has committed.
+  std::uint64_t step_begun_by(int host) const;
   /// Whether a rank of each of these hosts trains, and no others: a step is committed in a generation of
   /// them. Within a minute.
   bool come_to_train(const Hosts& hosts) const;
+  /// What becomes of these hosts within a minute: they train as come_to_train() says, or their agents end.
+  enum class Outcome { kTrains, kEnds, kNeither };
+  Outcome outcome_of(const Hosts& hosts);
   /// Whether so many more steps are committed, within a minute.
   bool make_steps(std::uint64_t more) const;
-  /// The rank of the host at this point (elastic/internal/fault_points.h) does it: "kill rank", "kill agent",
-  /// "stop rank" or "stop agent".
+  /// The rank of the host, or its agent, does it at this point (base/internal/fault_points.h): "kill rank",
+  /// "kill agent", "stop rank" or "stop agent".
   void act_at(int host, const std::string& point, const std::string& action);
   bool has_acted(int host, const std::string& point) const;
   /// Nobody does anything at a point any more.
   void forget_points();
+
+  /// All agents have ended, or will have nothing to do with those that start from here on: theirs is another
+  /// run, whose generations and steps count from the first one. Returns what was wrong with the bits so far.
+  std::string begin_anew();
 
   /// Lets the run end, and waits for the agents of these hosts. Returns what does not hold; empty: they end
   /// with status 0, each step was committed, and all bits are those of one process alone.
@@ -85,6 +96,7 @@ class VirtualRun {
 
  private:
   std::vector<std::string> command(int host) const;
+  bool does_train(const Hosts& hosts, std::uint64_t& number, std::uint64_t& steps_before) const;
 
   const Options options_;
   const ScopedEnv threads_{"OMP_NUM_THREADS", "1"};

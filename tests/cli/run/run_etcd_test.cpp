@@ -11,6 +11,7 @@
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
 #include "tests/support/net/etcd.h"
+#include "tests/support/net/http.h"
 
 namespace cohort::test {
 namespace {
@@ -54,7 +55,7 @@ class ElasticRunInEtcdTest : public ::testing::Test {
   }
   const ScopedEnv threads{"OMP_NUM_THREADS", "1"};
   const TempDir dir;
-  const EtcdCluster etcd;
+  const EtcdCluster etcd{1, {"--quota-backend-bytes=2000000"}};
 };
 
 // The record stays for a minute, and must not be taken for that of the next run.
@@ -104,6 +105,47 @@ TEST_F(ElasticRunInEtcdTest, ARunWhoseAgentsWereKilledIsEndedByTheNextOne) {
   EXPECT_TRUE(enters("in_1_0_of_1")) << third.err();
   write_file(dir / "go", "");
   EXPECT_EQ(third.wait(), 0) << third.err();
+}
+
+// What an administrator asks of etcd. Returns the answer.
+std::string ask_etcd(const EtcdCluster& etcd, const std::string& path, const std::string& body) {
+  return http_post(etcd.port(0), "/v3" + path, body);
+}
+
+// It cannot be written down that a member is gone. The run continues as long as none is.
+TEST_F(ElasticRunInEtcdTest, AFullEtcdEndsARunThatNeedsAnotherGeneration) {
+  const std::vector<std::string> flags{"--nnodes=1:2", "--rdzv-conf=join_timeout=2"};
+  Job first = agent(flags);
+  ASSERT_TRUE(enters("in_1_0_of_1")) << first.err();
+  Job second = agent(flags);
+  ASSERT_TRUE(enters("in_2_0_of_2") && enters("in_2_1_of_2")) << second.err();
+  std::string put = R"({"key":"L3g=","value":")";  // the key "/x"
+  for (int i = 0; i < 200'000; ++i) put += "eHh4";
+  put += "\"}";
+  std::string answer;
+  for (int i = 0; i < 10 && answer.find("space exceeded") == std::string::npos; ++i)
+    answer = ask_etcd(etcd, "/kv/put", put);
+  expect_in(answer, {"space exceeded"});
+  second.worker().signal(SIGKILL);
+  EXPECT_EQ(first.wait(), 1) << first.err();
+  expect_in(first.err(), {"database space exceeded. Try: etcd is full",
+                          "the store of the record has taken no other generation for 2000 ms"});
+
+  const std::string deleted = ask_etcd(etcd, "/kv/deleterange", R"({"key":"L3g="})");
+  const std::string name = R"("revision":")";
+  const std::size_t begin = deleted.find(name) + name.size();
+  const std::string revision = deleted.substr(begin, deleted.find('"', begin) - begin);
+  ask_etcd(etcd, "/kv/compaction", R"({"revision":")" + revision + R"(","physical":true})");
+  ask_etcd(etcd, "/maintenance/defragment", "{}");
+  ask_etcd(etcd, "/maintenance/alarm", R"({"action":"DEACTIVATE","alarm":"NOSPACE"})");
+  // The record says that a run continues whose agents are gone: the same command ends it, and then begins.
+  Job third = agent(flags);
+  EXPECT_EQ(third.wait(), 1);
+  expect_in(third.err(), {"no agent is left that had the state of generation 2"});
+  Job fourth = agent(flags);
+  EXPECT_TRUE(enters("in_1_0_of_1")) << fourth.err();
+  write_file(dir / "go", "");
+  EXPECT_EQ(fourth.wait(), 0) << fourth.err();
 }
 
 }  // namespace

@@ -23,7 +23,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/files/memory_file.h"
-#include "cohort/elastic/internal/fault_points.h"
+#include "cohort/base/internal/fault_points.h"
 #include "tests/support/throws.h"
 
 namespace cohort::elastic {
@@ -132,7 +132,7 @@ TEST(RegionFileTest, AKillLeavesAWholeRecordOrNone) {
       texts.emplace_back(random() % (i % 4 == 3 ? 300'000 : 3'000), static_cast<char>('a' + i));
     }
     const int status = run_child([&] {
-      set_fault_hook([left = point](const char*) mutable {
+      base::set_fault_hook([left = point](const char*) mutable {
         if (--left == 0) ::kill(::getpid(), SIGKILL);
       });
       RegionFile region(duplicate(file));

@@ -13,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/elastic/internal/fault_points.h"
 #include "tests/elastic/ring.h"
 #include "tests/support/throws.h"
 

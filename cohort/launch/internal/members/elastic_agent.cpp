@@ -14,6 +14,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/launch/internal/members/run_end.h"
@@ -89,6 +90,7 @@ void ElasticAgent::note_end(const ElasticRanks::End& end) {
   if (generation != 0) times_.note_cause(Clock::now(), end.alive_at);
   note_failure(failure, end.place, std::max(member_.status().committed_steps, end.committed_steps));
   report_ranks(ranks_.observe());  // before a successor starts, which takes milliseconds
+  base::reach_fault_point("loss reported");
   start_successors();
 }
 
@@ -287,6 +289,7 @@ void ElasticAgent::announce_leave() {
 }
 
 int ElasticAgent::finish() {
+  base::reach_fault_point("agent ends");
   if (end_.has_given_up) {
     announce_leave();
     return end_.status;

@@ -19,6 +19,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/files/memory_file.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/launch/internal/cpu_affinity.h"
@@ -100,7 +101,9 @@ std::unique_ptr<LinkedRank> ElasticRanks::start(int local_rank, const Fd& region
   }
   if (parts_.secret_fd >= 0) spec.keep = {parts_.secret_fd};
   auto rank = std::make_unique<LinkedRank>(options_, std::move(spec), display_, parts_.watchdog);
+  base::reach_fault_point("rank started");
   if (region.is_open()) rank->give_region(region);
+  base::reach_fault_point("region given");
   RankOrder order = order_;
   order.process.reset();
   rank->send(order);
@@ -152,6 +155,7 @@ std::vector<ElasticRanks::End> ElasticRanks::step(std::chrono::milliseconds most
   for (std::size_t i = 0; i < places_.size(); ++i) {
     std::unique_ptr<LinkedRank>& rank = places_[i].rank;
     if (!rank || !rank->process().reap()) continue;
+    base::reach_fault_point("reaped");
     End& end = ends.emplace_back();
     end.place = i;
     end.alive_at = alive_at;
@@ -200,6 +204,7 @@ void ElasticRanks::replace(std::size_t number) {
     place.rank->process().take_place(static_cast<int>(number), prefix);
     if (!cores_.empty()) bind_process(place.rank->process().worker().pid(), cores_[number]);
   }
+  base::reach_fault_point("successor");
   publish_to(number);
 }
 
@@ -225,6 +230,7 @@ void ElasticRanks::publish_to(std::size_t number) {
     order.process.reset();
   }
   place.rank->send(order);
+  if (order.process) base::reach_fault_point("order sent");
 }
 
 void ElasticRanks::drop_unfinished() {

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "cohort/base/error.h"
+#include "cohort/base/internal/fault_points.h"
 #include "cohort/base/process.h"
 
 namespace cohort::launch {
@@ -58,6 +59,7 @@ void LeaveRequest::extend() {
 }
 
 void LeaveRequest::begin(const std::string& cause) {
+  base::reach_fault_point("notice");
   if (is_elastic_ && member_.is_needed()) {
     ends_run_ = true;
     output_.log(
@@ -69,6 +71,7 @@ void LeaveRequest::begin(const std::string& cause) {
   membership::MemberStatus status = member_.status();
   status.is_leaving = true;
   member_.set_status(status);
+  base::reach_fault_point("notice said");
   out_by_ = base::Deadline(patience_);
   output_.log(base::LogLevel::kInfo,
               concat(cause, ": this node leaves the run; a second signal kills its ranks"));

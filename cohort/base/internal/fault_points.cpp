@@ -1,8 +1,8 @@
-#include "cohort/elastic/internal/fault_points.h"
+#include "cohort/base/internal/fault_points.h"
 
 #include <utility>
 
-namespace cohort::elastic {
+namespace cohort::base {
 namespace {
 
 std::function<void(const char*)>& fault_hook() {
@@ -20,4 +20,4 @@ void reach_fault_point(const char* point) {
   if (fault_hook()) fault_hook()(point);
 }
 
-}  // namespace cohort::elastic
+}  // namespace cohort::base
