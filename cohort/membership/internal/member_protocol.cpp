@@ -227,17 +227,17 @@ void MemberProtocol::make_decision(Time now, Effects& effects) {
   if (!is_deciding_) return;
   decide_at_ = now + beat_;
   if (is_swapping_ || (record_ && record_->has_ended())) return;
+  const std::optional<RendezvousRecord> next = next_record(now);
+  if (!is_needed(next)) {
+    blocked_since_.reset();
+  } else if (!blocked_since_) {
+    blocked_since_ = now;  // also where the store has not answered since
+  }
   if (!has_read_) {
     if (now - asked_store_ <= kAloneFactor * silence_) return;
     asked_store_ = now;
     effects.commands.emplace_back();
     return;
-  }
-  const std::optional<RendezvousRecord> next = next_record(now);
-  if (!is_needed(next)) {
-    blocked_since_.reset();
-  } else if (!blocked_since_) {
-    blocked_since_ = now;
   }
   if (!next) return;
   is_swapping_ = true;
