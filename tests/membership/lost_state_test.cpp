@@ -437,5 +437,21 @@ TEST(LostStateTest, WhileTheRunFormsTheLastFailureIsKept) {
             "status 5; agent 2 at host-b:1 died");
 }
 
+// It was another one that dropped an agent a moment before, which may have the state.
+TEST(LostStateTest, WhoHasJustBegunToDecideWaitsForReportsAlsoAfterAGenerationOfItsOwn) {
+  Rendezvous run(1, 2);
+  run.record.settings.is_embedded = false;
+  run.form({"a", "b"});
+  run.seen.decides_since = run.seen.now;
+  run.wait(milliseconds(300));
+  run.seen.generation_since = run.seen.now;
+  run.hear("b", [](Report& report) {
+    report.committed_steps = 7;
+    report.is_state_lost = true;
+  });
+  EXPECT_TRUE(run.step());
+  EXPECT_EQ(run.record.state, RunState::kForming) << run.record.end_cause;
+}
+
 }  // namespace
 }  // namespace cohort::membership

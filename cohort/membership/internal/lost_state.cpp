@@ -205,8 +205,7 @@ std::vector<AwaitedAgent> awaited_agents(const RendezvousRecord& record, const O
 
 bool may_state_come_back(const RendezvousRecord& record, const Observations& seen) {
   // It was another one that dropped an agent: this one hears of it by its next report.
-  const bool is_new =
-      !seen.made_generation && seen.now - seen.decides_since <= kAloneFactor * record.settings.silence;
+  const bool is_new = seen.now - seen.decides_since <= kAloneFactor * record.settings.silence;
   if (is_new || waits_for_others(record, seen) || waits_for_unknown(record, seen)) return true;
   return std::ranges::any_of(seen.agents, [&](const auto& entry) {
     return seen.now - entry.second.last_heard <= record.settings.join_timeout &&

@@ -143,7 +143,7 @@ void SimulatedRun::Process::apply(std::uint64_t step, const std::vector<std::str
     if (here == nullptr || !here->is_alive || !is_alive) return;
     state_ = next;
     sums_ = all;
-    run_.check_commit(generation, step, next);
+    run_.check_commit(*this, generation, step, next);
     if (run_.options_.planted == Planted::kLateLedger && number_ == 0) run_.write_ledger(step, all);
     steps.on_applied();
     run_.report(here);

@@ -33,6 +33,7 @@ struct SimulatedRun::Agent {
   std::vector<std::unique_ptr<Process>> processes;
   bool is_alive = true, has_stopped = false;
   bool is_host_lost = false;
+  SimTime endpoint_heard;
   SimTime armed = SimTime::max();
   std::uint64_t last_generation = 0;
   std::uint64_t known_steps = 0;  ///< committed by its processes, also by those that died

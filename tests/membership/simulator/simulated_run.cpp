@@ -36,7 +36,7 @@ int hosts_of(const SimulationOptions& options) {
 SimulatedRun::SimulatedRun(const SimulationOptions& options)
     : options_(options),
       world_(options.seed, hosts_of(options)),
-      store_(world_, options.is_embedded, options.planted == Planted::kBlindSwap) {
+      store_(world_, options.is_embedded, options.planted) {
   const int hosts = num_hosts();
   settings_.is_embedded = options.is_embedded;
   settings_.max_nodes =
@@ -45,9 +45,14 @@ SimulatedRun::SimulatedRun(const SimulationOptions& options)
       options.has_faults ? 1 + static_cast<int>(world_.pick(static_cast<std::uint64_t>(settings_.max_nodes)))
                          : hosts;
   settings_.num_spares = static_cast<int>(world_.pick(3));
-  settings_.max_restarts = 100;
   settings_.virtual_ranks = 1 + static_cast<int>(world_.pick(8));
-  settings_.join_timeout = seconds(world_.chance(50) ? 35 : 70);
+  settings_.max_restarts = 100;
+  if (options.has_faults && world_.chance(15)) settings_.max_restarts = world_.chance(50) ? 0 : 2;
+  const std::uint64_t pace = options.has_faults ? world_.pick(10) : 5;
+  settings_.silence = milliseconds(pace == 0 ? 100 : (pace == 1 ? 3'000 : 500));
+  // Who was dropped may have to wait for 32 times the silence.
+  settings_.join_timeout = seconds(world_.chance(50) ? 35 : 70) * (pace == 1 ? 6 : 1);
+  world_.set_give_up(std::max(milliseconds(2'000), membership::kAloneFactor * settings_.silence));
   settings_.last_call_timeout = milliseconds(world_.chance(50) ? 0 : world_.pick(2'000));
   total_steps_ = 15 + world_.pick(30);
   states_.push_back(0);
@@ -71,6 +76,9 @@ SimulatedRun::Agent* SimulatedRun::agent_of(const std::string& incarnation) cons
   const std::size_t number = std::stoul(incarnation);
   return number < agents_.size() ? agents_[number].get() : nullptr;
 }
+bool SimulatedRun::is_reachable(const std::shared_ptr<Agent>& agent) const {
+  return agent->is_alive && agent->host != cut_host_;
+}
 SimulatedRun::Agent* SimulatedRun::agent_on(int host) {
   for (const auto& agent : agents_) {
     if (agent->is_alive && agent->host == host) return agent.get();
@@ -90,6 +98,8 @@ void SimulatedRun::start_agent(int host) {
   agent->address = address_of(host);
   agent->report.store = concat("store of ", agent->incarnation);
   agent->report.num_processes = 1 + static_cast<int>(world_.chance(25));
+  agent->report.is_ready = !options_.has_faults || !world_.chance(25);
+  agent->endpoint_heard = world_.now();
   const std::string endpoint = options_.is_embedded ? address_of(0) : "";
   agent->protocol.emplace(
       membership::ProtocolOptions{agent->incarnation, agent->address, settings_, endpoint}, world_.now());
@@ -112,6 +122,11 @@ void SimulatedRun::start_agent(int host) {
   agent->protocol->set_report(agent->report, world_.now(), effects);
   agent->protocol->tick(world_.now(), effects);
   apply(agent, effects);
+  if (agent->report.is_ready) return;
+  world_.on_host(host, world_.now() + world_.between(0, 3'000), [this, agent] {
+    agent->report.is_ready = true;
+    report(agent);
+  });
 }
 
 void SimulatedRun::arm(const std::shared_ptr<Agent>& agent) {
@@ -130,6 +145,12 @@ void SimulatedRun::arm(const std::shared_ptr<Agent>& agent) {
 void SimulatedRun::apply(const std::shared_ptr<Agent>& agent, MemberProtocol::Effects& effects) {
   for (const auto& [address, message] : effects.messages) send(agent, address, message);
   for (const MemberProtocol::Command& command : effects.commands) {
+    const bool begins_next_run =
+        command.is_swap && !agent->protocol->record() && store_.record() && store_.record()->has_ended();
+    if (begins_next_run) {  // as it has never known this one
+      ++counts.next_runs;
+      return kill_agent(agent, false);
+    }
     world_.trace([&] {
       return concat("agent ", agent->incarnation,
                     command.is_swap ? " swaps from revision " : " reads, not from ", command.expected);
@@ -144,11 +165,35 @@ void SimulatedRun::apply(const std::shared_ptr<Agent>& agent, MemberProtocol::Ef
   if (effects.is_changed) on_record(agent);
   if (!agent->is_alive) return;
   if (!agent->protocol->failure().empty()) {
-    if (!options_.is_embedded) world_.fail("an agent gave up: " + agent->protocol->failure());
-    is_endpoint_lost_ = true;
+    check_failure(*agent);
     return kill_agent(agent, false);
   }
   arm(agent);
+}
+
+// An agent may give up where the agent that has the only record is dead, or was not heard for long, as its
+// network was cut. With a store that all reach only one that is cut off from it for ever, and one that never
+// knew a run that has succeeded.
+void SimulatedRun::check_failure(const Agent& agent) {
+  const std::string& why = agent.protocol->failure();
+  const auto has = [&](const char* piece) { return why.find(piece) != std::string::npos; };
+  const bool has_record = agent.protocol->record().has_value();
+  bool may_fail = false;
+  if (!options_.is_embedded) {
+    may_fail = (store_.is_cut_off(agent.host) && has("the store of the record")) ||
+               (!has_record && has("has succeeded already"));
+  } else if (is_endpoint_lost_) {
+    may_fail = has_record ? has("the rendezvous endpoint") : has("no agent of the run answered");
+  } else {
+    const SimTime::duration most = 20 * settings_.silence;
+    const SimTime end_of_trouble =
+        std::max({world_.end_of_trouble(0, agent.host), rejects_until_[0], rejects_until_[agent.host]});
+    may_fail = has_record ? has("was silent for") && world_.now() - agent.endpoint_heard >= most &&
+                                end_of_trouble > world_.now() - most
+                          : agent.host == cut_host_;
+    ++counts.unheard;
+  }
+  if (!may_fail) world_.fail("an agent gave up: " + why);
 }
 
 void SimulatedRun::send(const std::shared_ptr<Agent>& from, const std::string& address,
@@ -161,7 +206,8 @@ void SimulatedRun::send(const std::shared_ptr<Agent>& from, const std::string& a
   }
   const auto deliver = [this, from, host, sent = std::move(sent)] {
     Agent* const there = agent_on(host);
-    if (there == nullptr) return tell_closed_port(from, host);
+    if (there == nullptr || world_.now() < rejects_until_[host]) return tell_closed_port(from, host);
+    if (options_.is_embedded && from->host == 0) there->endpoint_heard = world_.now();
     world_.trace([&] {
       return concat("agent ", there->incarnation, " hears ", membership::to_text(sent).substr(0, 400));
     });
@@ -173,7 +219,12 @@ void SimulatedRun::send(const std::shared_ptr<Agent>& from, const std::string& a
     }
   };
   ++num_agent_messages_;
-  world_.carry(from->host, host, concat(from->incarnation, '>', address), deliver, nullptr);
+  // A session that is made again may lose a message, or bring it twice.
+  if (may_disturb() && world_.pick(100) < lost_percent_) return;
+  const int count = may_disturb() && world_.chance(3) ? 2 : 1;
+  for (int i = 0; i < count; ++i) {
+    world_.carry(from->host, host, concat(from->incarnation, '>', address), deliver, nullptr);
+  }
 }
 
 // A host whose agent is gone says so; one that is gone itself is silent.
@@ -196,6 +247,7 @@ void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {
   if (!is_new && !(known->second == generation))
     world_.fail(concat("generation ", generation.number, " has two contents"));
   if (record.has_ended()) {
+    if (options_.planted == Planted::kUnheardEnd && agent->host == 1) return;
     agent->has_stopped = true;
     for (const auto& process : agent->processes) process->is_alive = false;
     return;
@@ -217,8 +269,10 @@ void SimulatedRun::on_record(const std::shared_ptr<Agent>& agent) {
   for (std::size_t i = 0; i < agent->processes.size(); ++i) {
     Process& process = *agent->processes[i];
     if (generation.number <= process.not_before) continue;
+    Generation told = generation.for_ranks(agent->known_steps);
+    if (options_.planted == Planted::kLossUnnoticed) told.committed_steps = 0;
     tell_process(
-        agent, i, generation.for_ranks(agent->known_steps),
+        agent, i, told,
         is_member ? std::optional(generation.first_process(member->id) + static_cast<int>(i)) : std::nullopt);
   }
 }
@@ -294,7 +348,7 @@ void SimulatedRun::tell_links(const std::shared_ptr<Agent>& dead, std::optional<
   for (const auto& agent : agents_) {
     if (!agent->is_alive && agent != dead) continue;
     const bool is_quick = !is_host_lost && !world_.is_cut(dead->host, agent->host);
-    const auto delay = is_quick ? world_.between(0, 5) : SimulatedWorld::kGiveUp;
+    const auto delay = is_quick ? world_.between(0, 5) : world_.give_up();
     for (std::size_t k = 0; k < agent->processes.size(); ++k) {
       if (agent == dead && (!index || *index == k)) continue;
       world_.on_host(agent->host, world_.now() + delay, [this, agent, k, incarnation = dead->incarnation] {
@@ -343,7 +397,9 @@ void SimulatedRun::tell_process(const std::shared_ptr<Agent>& agent, std::size_t
                                 const Generation& told, std::optional<int> number) {
   Process& process = *agent->processes[index];
   const auto tell = [&process, told, number] { process.steps.announce(told, number); };
-  if (process.stopped_until <= world_.now()) {
+  if (options_.planted == Planted::kLateEntry) {
+    on_process(agent, process, world_.now() + seconds(3), tell);
+  } else if (process.stopped_until <= world_.now()) {
     tell();
   } else {
     on_process(agent, process, process.stopped_until, tell);
@@ -352,10 +408,10 @@ void SimulatedRun::tell_process(const std::shared_ptr<Agent>& agent, std::size_t
 }
 
 // An agent asks a process in each silence until it has entered the generation, and kills one that does not
-// answer ten times.
+// answer ten times, for 2 s at least.
 void SimulatedRun::ask_process(const std::shared_ptr<Agent>& agent, std::size_t index, Process& process,
                                std::uint64_t generation, int unanswered) {
-  world_.on_host(agent->host, world_.now() + settings_.silence,
+  world_.on_host(agent->host, world_.now() + std::max(settings_.silence, milliseconds(200)),
                  [this, agent, index, &process, generation, unanswered] {
                    const bool is_there = agent->is_alive && process.is_alive && !agent->has_stopped;
                    if (!is_there || process.steps.generation() >= generation) return;
@@ -366,7 +422,7 @@ void SimulatedRun::ask_process(const std::shared_ptr<Agent>& agent, std::size_t 
                  });
 }
 
-// As SIGSTOP does. After kGiveUp the others have lost it, and it has lost them.
+// As SIGSTOP does. After give_up() the others have lost it, and it has lost them.
 void SimulatedRun::stop_process(const std::shared_ptr<Agent>& agent, std::size_t index, milliseconds time) {
   Process& process = *agent->processes[index];
   const std::uint64_t number = process.steps.generation();
@@ -379,7 +435,7 @@ void SimulatedRun::stop_process(const std::shared_ptr<Agent>& agent, std::size_t
 void SimulatedRun::give_up_stopped(const std::shared_ptr<Agent>& agent, std::size_t index,
                                    std::uint64_t number) {
   Process& process = *agent->processes[index];
-  world_.at(world_.now() + SimulatedWorld::kGiveUp, [this, agent, index, &process, number] {
+  world_.at(world_.now() + world_.give_up(), [this, agent, index, &process, number] {
     if (!process.is_alive || process.stopped_until <= world_.now() || process.steps.generation() != number)
       return;
     tell_links(agent, index, false);

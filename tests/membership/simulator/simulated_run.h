@@ -15,17 +15,6 @@
 
 namespace cohort::test {
 
-/// Faults of the code under test, which the simulator must find.
-enum class Planted {
-  kNothing,
-  kBlindSwap,        ///< the store does not compare before it swaps
-  kMixedSteps,       ///< what processes send each other does not say of which generation it is
-  kNoStateCopy,      ///< a process that lacks the state says that it has copied it
-  kNoEarlyMessages,  ///< what comes before a process has entered a generation is dropped
-  kLateLedger,  ///< the first process writes a step to the ledger after it has committed it, and only then
-  kDirtyState,  ///< the state of a process that died while it changed the state is used
-};
-
 struct SimulationOptions {
   std::uint64_t seed = 1;
   bool is_embedded = true;
@@ -50,10 +39,17 @@ class SimulatedRun {
     std::uint64_t unexplained = 0;
     /// Steps that a generation makes while a process of another one is two ahead.
     std::uint64_t side_by_side = 0;
+    /// Commits in a generation of which all agents have heard that it is over.
+    std::uint64_t late_commits = 0;
     std::uint64_t handovers = 0;          ///< generations in which a member that leaves gives its state away
     std::uint64_t lost_states = 0;        ///< times that a run waited for an agent that may have the state
     std::uint64_t stopped = 0, hung = 0;  ///< processes, and those of them that their agent has killed
     std::uint64_t gave_up = 0;            ///< agents whose ranks failed again and again
+    std::uint64_t lost_endpoints = 0;     ///< runs that end with the agent that has their only record
+    std::uint64_t cut_off = 0;            ///< runs that continue while one host is cut off for ever
+    std::uint64_t unheard = 0;            ///< agents that gave up while the one at the endpoint lived
+    std::uint64_t quick_runs = 0;         ///< of one fault, after which the next step must come soon
+    std::uint64_t next_runs = 0;          ///< agents that begin another run, as this one has failed
     void add(const Counts& other);
     std::string text() const;
   };
@@ -75,12 +71,14 @@ class SimulatedRun {
 
   Agent* agent_of(const std::string& incarnation) const;
   Agent* agent_on(int host);
-  bool is_alive(const std::shared_ptr<Agent>& agent) const;
+  /// It lives, and its host is not cut off for ever.
+  bool is_reachable(const std::shared_ptr<Agent>& agent) const;
   void start_agent(int host);
   void apply(const std::shared_ptr<Agent>& agent, membership::MemberProtocol::Effects& effects);
   void send(const std::shared_ptr<Agent>& from, const std::string& address,
             const membership::AgentMessage& message);
   void tell_closed_port(const std::shared_ptr<Agent>& from, int host);
+  void check_failure(const Agent& agent);
   void arm(const std::shared_ptr<Agent>& agent);
   void on_record(const std::shared_ptr<Agent>& agent);
   bool may_leave_forming_run(const Agent& agent) const;
@@ -102,6 +100,8 @@ class SimulatedRun {
                    std::uint64_t generation, int unanswered);
   void make_faults();
   void make_fault();
+  void cut_off_a_host();
+  bool may_disturb() const { return options_.has_faults && !is_healed_; }
   void heal();
   void link_lost(const std::string& incarnation, std::size_t process, membership::MemberId other,
                  std::uint64_t generation);
@@ -109,18 +109,28 @@ class SimulatedRun {
   void watch_deciders();
   void tell_links(const std::shared_ptr<Agent>& agent, std::optional<std::size_t> process, bool is_host_lost);
 
-  void check_commit(std::uint64_t generation, std::uint64_t step, std::uint64_t state);
+  void check_commit(const Process& process, std::uint64_t generation, std::uint64_t step,
+                    std::uint64_t state);
+  void check_late_commit(const Process& process, std::uint64_t generation);
+  /// How far behind the newest step a generation may begin.
+  std::uint64_t most_steps_again() const;
   bool has_state(std::uint64_t steps, bool is_any_asked = true) const;
   void write_ledger(std::uint64_t step, const std::string& sums);
   std::uint64_t expected_state(std::uint64_t steps);
   std::string expected_sums(std::uint64_t step) const;
   std::uint64_t leaf(std::uint64_t step, int virtual_rank, int element) const;
+  bool can_continue() const;
+  milliseconds most_time_to_step();
   void check_end();
+  void hear_of_end();
   bool may_fail_with_state(const membership::RendezvousRecord& record) const;
   bool is_over() const;
 
+  static constexpr std::chrono::seconds kFaultTime{10};
+
   const SimulationOptions options_;
   SimulatedWorld world_;
+  const SimTime begin_ = world_.now();
   membership::RunSettings settings_;
   SimulatedStore store_;
   std::vector<std::shared_ptr<Agent>> agents_;  // all that ever were
@@ -136,6 +146,13 @@ class SimulatedRun {
   int num_incarnations_ = 0;
   std::uint64_t num_agent_messages_ = 0;
   bool is_endpoint_lost_ = false, is_healed_ = false;
+  std::uint64_t num_faults_ = 0;
+  bool is_any_hung_ = false;  // a process, until its agent ends it
+  int cut_host_ = -1;         // for ever
+  std::uint64_t lost_percent_ = 0;
+  std::map<int, SimTime> rejects_until_;  // hosts that say that nobody listens there
+  // Steps of a process in a generation of which all agents had heard that it is over.
+  std::map<std::pair<const Process*, std::uint64_t>, int> late_;
 };
 
 }  // namespace cohort::test

@@ -78,16 +78,24 @@ class SimulatedWorld {
     end = std::max(end, until);
   }
   bool is_cut(int from, int to) const { return cut_end(from, to) > now_; }
+  /// When the last cut between two hosts, or stop of one of them, ended or ends.
+  SimTime end_of_trouble(int a, int b) const {
+    return std::max({cut_end(a, b), cut_end(b, a), stopped_until_[static_cast<std::size_t>(a)],
+                     stopped_until_[static_cast<std::size_t>(b)]});
+  }
   void set_slow(int percent) { slow_percent_ = percent; }
 
-  /// A message of a stream, which arrives in order. A cut that lasts longer than kGiveUp ends the stream:
+  /// After so long without a sign of life a stream ends.
+  void set_give_up(milliseconds time) { give_up_ = time; }
+  milliseconds give_up() const { return give_up_; }
+  /// A message of a stream, which arrives in order. A cut that lasts longer than give_up() ends the stream:
   /// `lost` runs on both sides then.
   void carry(int from, int to, const std::string& stream, std::function<void()> deliver,
              const std::function<void()>& lost) {
     ++num_messages;
     const SimTime open = from == to ? now_ : std::max(now_, cut_end(from, to));
-    if (open - now_ > kGiveUp) {
-      if (lost) at(now_ + kGiveUp, lost);
+    if (open - now_ > give_up_) {
+      if (lost) at(now_ + give_up_, lost);
       return;
     }
     const auto delay = from == to
@@ -99,7 +107,6 @@ class SimulatedWorld {
   }
 
   std::uint64_t num_messages = 0;
-  static constexpr milliseconds kGiveUp{2'000};
 
  private:
   struct Event {
@@ -123,6 +130,7 @@ class SimulatedWorld {
   std::vector<SimTime> stopped_until_, cut_until_;
   std::map<std::string, SimTime> last_arrival_;
   int slow_percent_ = 0;
+  milliseconds give_up_{2'000};
   std::string error_;
 };
 

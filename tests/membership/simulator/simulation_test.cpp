@@ -4,9 +4,12 @@
 //   one number of a generation has one content; an id has one agent, and a survivor keeps it;
 //   the state after a step is the same wherever it is committed, so no virtual rank is counted twice or left
 //     out;
-//   no generation makes a step that a later one has left;
+//   no generation makes a step that a later one has left, and none makes steps again but the newest few;
 //   the ledger has each step once;
-//   after the last fault a step is committed within join_timeout and 15 s, and the run ends;
+//   after the last fault a step is committed within 36 times the silence and 5 s where agents enough live,
+//     and one of those that have the state; else within join_timeout and 15 s. In some runs one host stays
+//     cut off;
+//   the run ends, and each agent hears of that, or finds that nobody can tell it;
 //   a run fails only where no process that lives has the newest state, or too few agents live that do not
 //     leave; but for the exceptions of may_fail_with_state().
 #include <gtest/gtest.h>
@@ -63,10 +66,22 @@ void expect_enough(const SimulatedRun::Counts& counts) {
   EXPECT_GT(counts.stopped, num_seeds() / 10);
   EXPECT_GT(counts.hung, 0U);
   EXPECT_GT(counts.gave_up, 0U);
-  EXPECT_EQ(counts.unexplained, 0U);
+  EXPECT_GT(counts.lost_states, 0U);
+  EXPECT_GT(counts.late_commits, 0U);
+  EXPECT_GT(counts.cut_off, num_seeds() / 40);
+  EXPECT_GT(counts.quick_runs, num_seeds() / 50);
+  EXPECT_LE(counts.unexplained, num_seeds() / 2000);
   EXPECT_LT(counts.side_by_side, 1 + num_seeds() / 500);
   EXPECT_LT(counts.failed_runs, num_seeds() * 3 / 10)
       << "a run fails where no process has its state any more";
+}
+
+void run_with_an_embedded_record(std::uint64_t part) {
+  const SimulatedRun::Counts counts = run_seeds(true, part);
+  expect_enough(counts);
+  if (num_seeds() < 500) return;
+  EXPECT_GT(counts.lost_endpoints, 0U);
+  EXPECT_LT(counts.lost_endpoints, num_seeds() / 20) << "such a run shows little";
 }
 
 void run_with_a_common_store(std::uint64_t part) {
@@ -78,10 +93,10 @@ void run_with_a_common_store(std::uint64_t part) {
 }
 
 TEST(MembershipSimulationTest, RunsWithAnEmbeddedRecordKeepTheirPromises) {
-  expect_enough(run_seeds(true, 0));
+  run_with_an_embedded_record(0);
 }
 TEST(MembershipSimulationTest, RunsWithAnEmbeddedRecordKeepTheirPromisesToo) {
-  expect_enough(run_seeds(true, 1));
+  run_with_an_embedded_record(1);
 }
 TEST(MembershipSimulationTest, RunsWithAStoreThatAllReachKeepTheirPromises) {
   run_with_a_common_store(0);
@@ -107,9 +122,17 @@ TEST(MembershipSimulationTest, PlantedFaultsAreFound) {
     const char* found;  // a piece of the message
   };
   const Fault faults[] = {
-      {Planted::kBlindSwap, false, "given to two agents"},   {Planted::kMixedSteps, true, ""},
-      {Planted::kNoStateCopy, true, "is another one"},       {Planted::kNoEarlyMessages, true, ""},
-      {Planted::kLateLedger, true, "the ledger lacks step"}, {Planted::kDirtyState, true, "is another one"},
+      {Planted::kBlindSwap, false, "given to two agents"},
+      {Planted::kMixedSteps, true, ""},
+      {Planted::kNoStateCopy, true, "other"},
+      {Planted::kNoEarlyMessages, true, ""},
+      {Planted::kLateLedger, true, "the ledger lacks step"},
+      {Planted::kDirtyState, true, "is another one"},
+      {Planted::kLossUnnoticed, true, "are made again"},
+      {Planted::kNoHolders, false, "side by side"},
+      {Planted::kTwoContents, false, "has two contents"},
+      {Planted::kUnheardEnd, true, "has not heard of the end"},
+      {Planted::kLateEntry, true, "have left"},
   };
   for (const Fault& fault : faults) {
     std::string error;
