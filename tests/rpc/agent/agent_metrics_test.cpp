@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cohort/base/error.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "cohort/rpc/init.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/gate.h"
@@ -38,6 +40,9 @@ test::Gate* gate_of_counted = nullptr;
 void wait_counted(const at::Tensor&) {
   gate_of_counted->wait();
 }
+void run_until_stopped() {
+  test::wait_until([] { return stop_token().stop_requested(); });
+}
 Promise<int>* promise_of_counted = nullptr;
 Future<int> answer_counted() {
   return promise_of_counted->future();
@@ -64,6 +69,7 @@ at::Tensor twice_counted(const at::Tensor& x) {
 COHORT_REMOTE(twice_counted);
 COHORT_REMOTE(take_ms);
 COHORT_REMOTE(wait_counted);
+COHORT_REMOTE(run_until_stopped);
 COHORT_REMOTE(answer_counted);
 COHORT_REMOTE(make_counted);
 COHORT_REMOTE(keep_counted);
@@ -146,6 +152,21 @@ TEST(AgentMetricsTest, HandlersWaitRunOrAnswerLater) {
   })) << to_string(job[1].metrics());
   EXPECT_EQ(job[0].metrics().calls_pending, 0U);
   job.shutdown();
+}
+
+TEST(AgentMetricsTest, NoHandlerIsQueuedOnceTheAgentHasStopped) {
+  Job job(2);
+  const std::shared_ptr<AgentState> there = job[1].state();
+  const Target channel = to("w1").in_order("a");
+  const std::vector<Future<void>> calls{job[0].rpc_async<run_until_stopped>(channel),
+                                        job[0].rpc_async<run_until_stopped>(channel)};
+  EXPECT_TRUE(comes_true([&] {
+    const AgentMetrics metrics = there->metrics();
+    return metrics.handlers_queued == 1 && metrics.handlers_on_threads == 1;
+  })) << to_string(there->metrics());
+  job.drop(1);
+  const AgentMetrics left = there->metrics();
+  EXPECT_EQ(left.handlers_queued + left.handlers_on_threads + left.calls_unanswered, 0U) << to_string(left);
 }
 
 TEST(AgentMetricsTest, BytesAreCountedForEachWorker) {
