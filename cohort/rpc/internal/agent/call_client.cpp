@@ -147,6 +147,7 @@ CallClient::BegunCall CallClient::begin(const Target& target, const char* functi
         return false;
       },
       target.channel);
+  core_.trace_counters();
   return {id, std::move(future)};
 }
 
@@ -352,6 +353,7 @@ void CallClient::finish(std::uint64_t id, Encoded result, const std::exception_p
     tables_.pending.on_finished();
   }
   call = {};
+  core_.trace_counters();
   core_.free_later(std::move(left));  // this is the node's thread, as a rule: a graph is freed elsewhere
 }
 

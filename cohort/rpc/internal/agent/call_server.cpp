@@ -265,6 +265,7 @@ void CallServer::run(const Job& job) {
     fail_job(job, std::current_exception());
   }
   threads_.note_run(job.function, timer.elapsed());
+  core_.trace_counters();
 }
 
 // A part whose caller gives it up, or is gone, belongs to a backward that has failed: Note [Failed
