@@ -7,7 +7,9 @@
 // its place. The second claim has no effect: its maker skips the id, or takes another one.
 //
 // What messages lead to: MemberProtocol. The join is over when all have said that they list this worker.
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -16,6 +18,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/host.h"
+#include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/net/lookup_timeout.h"
@@ -41,6 +44,7 @@ constexpr const char* kLocal = "unix:";
 constexpr milliseconds kBetweenLookups(100);
 // Of a worker that has not answered for the silence.
 constexpr milliseconds kLastTry(100);
+constexpr const char* kCure = "set AgentOptions::host on that worker, or open its port";
 // One that does not hear it sees a silence.
 constexpr milliseconds kGoodbyeTime(200);
 
@@ -210,10 +214,37 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
   }
   for (const std::int32_t id : skipped) add_gone(id, base::concat("worker ", id));
   for (const auto& [id, worker] : unreached_) {
+    // It may run all the same: under a name that this host's name servers do not know, or behind a firewall.
+    base::log_warning(
+        base::concat(core_.self.name, ": ", describe_unreached(id, worker), ". If it runs, ", kCure));
     store.set(member_key(id, "gone"), "1");
     add_gone(id, worker.name);
   }
   return "";
+}
+
+std::string AgentMembers::describe_unreached(std::int32_t id, const Unreached& worker) {
+  return base::concat(worker.name, " (worker ", id, ") is taken for dead: ", worker.why);
+}
+
+void AgentMembers::wait_for_workers(base::Deadline deadline) {
+  const auto wanted = static_cast<std::size_t>(std::max(core_.options.min_workers, 1));
+  std::unique_lock lock(tables_.mutex);
+  const auto all_are_there = [&] { return tables_.workers.infos().size() >= wanted; };
+  while (!base::wait(tables_.changed, lock, all_are_there, base::Deadline(kLookAtPeers).sooner(deadline))) {
+    if (!deadline.expired()) continue;
+    std::vector<std::string> here, gone;
+    for (const WorkerInfo& info : tables_.workers.infos()) here.push_back(info.name);
+    for (const auto& [id, worker] : unreached_) gone.push_back(describe_unreached(id, worker));
+    if (const std::size_t num_others = gone_.size() - unreached_.size(); num_others > 0) {
+      gone.push_back(base::concat(num_others, " were gone before this worker joined"));
+    }
+    throw RendezvousError(
+        "rpc.join",
+        base::concat(here.size(), " of ", wanted, " workers came within ", core_.options.join_timeout.count(),
+                     " ms: ", base::join(here), gone.empty() ? "" : "; ", base::join(gone)),
+        gone.empty() ? "a longer AgentOptions::join_timeout" : kCure);
+  }
 }
 
 bool AgentMembers::answers_now(std::int32_t id, Unreached unreached, base::KeyValueStore& store,
