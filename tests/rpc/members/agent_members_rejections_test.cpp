@@ -193,5 +193,27 @@ COHORT_ROOT_TEST_F(AgentMembersRejectionsTest, ByAProcessOfAnotherUser) {
   expect_to_be_kept_out(address, "a process of another user listens there");
 }
 
+TEST_F(AgentMembersRejectionsTest, AWorkerOfAnotherVersionIsNamedInTheLogOfBothSides) {
+  MapStore store;
+  const Agent first("w0", store, options);
+  std::map<std::string, std::string> functions = all_signatures();
+  functions.begin()->second = "() -> other";
+  FakeMember second("w1", store, functions);
+  const test::LogLines log;
+  second.join();
+  EXPECT_TRUE(log.come_to_have("w0: w1 runs another version of the program")) << log.text();
+  std::future<std::size_t> third =
+      std::async(std::launch::async, [&] { return Agent("w2", store, options).workers().size(); });
+  second.wait_for_message();
+  MemberMessage accepted = second.message_of(MemberMessageType::kAccepted);
+  accepted.is_ready = true;
+  second.answer(accepted);
+  second.wait_for_message();
+  second.answer(second.message_of(MemberMessageType::kKnown));
+  EXPECT_EQ(third.get(), 3U);
+  EXPECT_EQ(log.count("w2: w1 runs another version of the program"), 1U) << log.text();
+  EXPECT_EQ(log.count("runs another version of the program"), 2U) << log.text();
+}
+
 }  // namespace
 }  // namespace cohort::rpc

@@ -77,6 +77,7 @@ class AgentMembers {
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   MemberMessage ask_to_join(const Peer& peer, const PublishedWorker& entry, base::Deadline deadline);
   void add_gone(std::int32_t id, const std::string& name);
+  void compare_functions(const Peer& peer);
   bool may_leave() const;
   void become_ready(base::Deadline deadline);
   void send(const MemberProtocol::Messages& messages) const;

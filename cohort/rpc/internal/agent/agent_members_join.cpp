@@ -147,6 +147,7 @@ void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base
   Peer peer = connect(*entry, deadline, unreached);
   if (peer != nullptr) {
     if (is_accepted_by(peer, *entry, store, deadline)) {
+      warn_of_differences(core_, name, entry->worker.signatures);
       is_accepted_ = true;
       return;
     }
@@ -279,6 +280,18 @@ std::optional<AgentMembers::PublishedWorker> AgentMembers::read_entry(std::int32
   const bool is_local = fields.at("host") == base::machine_id() && fields.at("local") != "";
   entry.address = fields.at(is_local ? "local" : "address").get<std::string>();
   return entry;
+}
+
+// Of a worker that has joined.
+void AgentMembers::compare_functions(const Peer& peer) {
+  std::map<std::string, std::string> signatures;
+  {
+    const std::lock_guard lock(tables_.mutex);
+    const KnownWorker* const worker = tables_.workers.find_by_peer(peer);
+    if (worker == nullptr) return;
+    signatures = worker->signatures;
+  }
+  warn_of_differences(core_, peer->name(), signatures);
 }
 
 // Null without `why`: its process is not there. Null with it: it could not be reached, which proves nothing.
