@@ -18,6 +18,7 @@
 #include "tests/support/gate.h"
 #include "tests/support/patience.h"
 #include "tests/support/processes.h"
+#include "tests/support/processes/log_lines.h"
 #include "tests/support/throws.h"
 
 namespace cohort::rpc {
@@ -285,6 +286,12 @@ TEST(AgentMetricsTest, TheTransportOfEachPairIsNamed) {
   EXPECT_EQ(job[0].metrics().traffic.at(0).transport, "TCP");
   EXPECT_EQ(describe_transports(job[1].metrics().traffic), "1 worker over TCP (w0)");
   job.shutdown();
+  const test::LogLines log;
+  Job on_one_host(2);  // auto
+  EXPECT_EQ(log.count(" reaches "), 2U) << log.text();
+  EXPECT_EQ(log.count("w0 reaches 1 worker over shared memory (w1)"), 1U) << log.text();
+  EXPECT_EQ(log.count("w1 reaches 1 worker over shared memory (w0)"), 1U) << log.text();
+  on_one_host.shutdown();
   std::vector<WorkerTraffic> traffic(12);
   for (std::size_t i = 0; i < traffic.size(); ++i) {
     traffic[i].worker = base::concat('w', i);
