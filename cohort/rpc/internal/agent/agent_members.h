@@ -61,6 +61,7 @@ class AgentMembers {
     std::exception_ptr error;     // a process may be there, and there is no connection with it
     bool was_unknown = false;     // its host, to the last name server that has answered
     bool is_lookup_late = false;  // no name server has answered in time
+    bool is_rejected = false;     // by its host: it has ended, as a rule
   };
   void listen_and_publish(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler);
   bool may_be_gone(std::int32_t id, base::KeyValueStore& store) const;

@@ -216,8 +216,8 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
   for (const std::int32_t id : skipped) add_gone(id, base::concat("worker ", id));
   for (const auto& [id, worker] : unreached_) {
     // It may run all the same: under a name that this host's name servers do not know, or behind a firewall.
-    base::log_warning(
-        base::concat(core_.self.name, ": ", describe_unreached(id, worker), ". If it runs, ", kCure));
+    base::log(worker.is_rejected ? base::LogLevel::kInfo : base::LogLevel::kWarning,
+              base::concat(core_.self.name, ": ", describe_unreached(id, worker), ". If it runs, ", kCure));
     store.set(member_key(id, "gone"), "1");
     add_gone(id, worker.name);
   }
@@ -310,7 +310,7 @@ AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Dea
   const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
   std::string& why = unreached.why;
   unreached.error = nullptr;
-  unreached.is_lookup_late = false;
+  unreached.is_lookup_late = unreached.is_rejected = false;
   while (true) {
     try {
       why.clear();
@@ -320,6 +320,7 @@ AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Dea
         why = base::concat(peer == nullptr ? "nobody listens at " : "another process listens at ",
                            entry.address);
       }
+      unreached.is_rejected = true;
       return nullptr;
     } catch (const net::UnknownHost& error) {
       why = base::message_of(error);
