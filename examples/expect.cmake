@@ -1,11 +1,15 @@
 # Runs an example, and fails unless it prints what the comment at its top promises after "Expect:": every text in
-# quotes, and, where a loss is said to be falling, losses of which the last is below the first.
+# quotes, and, where a loss is said to be falling, losses of which the last is below the first. An example that prints
+# one line for each of several runs says "NOT those" in the line of a run that differs: that fails too.
 #
 #   cmake -DPROGRAM=... "-DARGUMENTS=a;b" -DSOURCE=.../main.cpp -P expect.cmake
 execute_process(COMMAND ${PROGRAM} ${ARGUMENTS} RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE err)
 set(seen "it printed\n${out}\nand on stderr\n${err}")
 if(NOT status EQUAL 0)
   message(FATAL_ERROR "${PROGRAM} ended with ${status}; ${seen}")
+endif()
+if(out MATCHES "NOT those")
+  message(FATAL_ERROR "${PROGRAM} has other numbers than one process; ${seen}")
 endif()
 
 file(READ "${SOURCE}" text)

@@ -46,10 +46,11 @@ class Node {
 
   /// Listens at "host:port" (port 0: any), "unix:/path" or "unix:@name", and returns the address for others.
   /// With "0.0.0.0:port" or "[::]:port" it listens at all addresses of this host: `host` is the name or
-  /// address by which others reach it, by IPv6 where it has no other; empty: the host's name, which others
-  /// need not know. Throws: UsageError for an address that strangers can reach where there is no secret, and
-  /// after close(); RendezvousError where it cannot listen there, or
-  /// its address has a name of which no name server says anything within 15 s.
+  /// address by which others reach it, by IPv6 where it has no other, and by IPv4 and IPv6 where no name
+  /// server says within 5 s which it has; empty: the host's name, which others need not know. Throws:
+  /// UsageError for an address that strangers can reach where there is no secret, and after close();
+  /// RendezvousError where it cannot listen there, or its address has a name of which no name server says
+  /// anything within 15 s.
   std::string listen(const std::string& address, const std::string& host = "");
 
   /// What peers see as Peer::incarnation() of this process.

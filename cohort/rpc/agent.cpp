@@ -92,6 +92,12 @@ Agent::Agent(std::string name, base::KeyValueStore& store, AgentOptions options)
     state_->stop();
     if (deadline.expired()) throw RendezvousError("rpc.join", why_again, kHint);
   }
+  try {
+    state_->wait_for_workers(deadline);
+  } catch (...) {
+    state_->stop();
+    throw;
+  }
   const std::vector<WorkerTraffic> traffic = metrics().traffic;
   base::log_info(base::concat(self().name, " has joined as worker ", self().id,
                               traffic.empty() ? "" : ", and reaches ", describe_transports(traffic)));

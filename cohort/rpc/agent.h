@@ -40,7 +40,8 @@ class Agent {
   /// group has had. A name is free again once its worker is gone. The store is not used afterwards. Blocking:
   /// one round trip for each worker that is there, and AgentOptions::silence for each whose host has just
   /// died. Throws: UsageError for a name that a worker has, or that Agent() above rejects, and where the
-  /// store has a static group; RendezvousError that names who does not answer.
+  /// store has a static group; RendezvousError that names who does not answer, or where fewer than
+  /// AgentOptions::min_workers come.
   Agent(std::string name, base::KeyValueStore& store, AgentOptions options = {});
   /// Without shutdown() the other workers see a death.
   ~Agent();

@@ -95,6 +95,10 @@ struct AgentOptions {
   /// they are copied twice.
   std::size_t shared_cache = std::size_t{256} << 20;
   std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< for all workers to come
+  /// Of a dynamic group: a join ends once so many workers are there, this one included. After join_timeout it
+  /// throws, and names whom it has taken for dead. So two parts of a job that cannot reach each other do not
+  /// begin a group each.
+  int min_workers = 1;
 };
 
 /// The calls of one function that a worker made and that have ended.

@@ -38,7 +38,7 @@ std::map<std::string, std::string> all_signatures() {
 
 std::string differences(const std::map<std::string, std::string>& here,
                         const std::map<std::string, std::string>& there) {
-  base::TextList lines("\n");
+  base::TextList lines("; ");
   for (const auto& [name, signature] : here) {
     const auto found = there.find(name);
     if (found == there.end() || found->second == signature) continue;

@@ -111,8 +111,8 @@ const RemoteFunction& find_function(const std::string& name);
 /// Returns the signatures by name: what workers compare when they join.
 std::map<std::string, std::string> all_signatures();
 
-/// Where the functions of `here` and `there` differ, a line each: "embed: here (Tensor) -> Tensor, there
-/// (int64) -> Tensor". A function that one has and the other has not is no difference: it may never be
+/// Where the functions of `here` and `there` differ, with "; " between them: "embed: here (Tensor) -> Tensor,
+/// there (int64) -> Tensor". A function that one has and the other has not is no difference: it may never be
 /// called.
 std::string differences(const std::map<std::string, std::string>& here,
                         const std::map<std::string, std::string>& there);

@@ -23,7 +23,6 @@ namespace {
 namespace optim = cohort::optim;
 namespace rpc = cohort::rpc;
 using Tensors = std::vector<at::Tensor>;
-
 constexpr std::int64_t kFeatures = 8, kClasses = 4, kBatch = 8, kTrainers = 3;
 
 torch::nn::Linear make_model() {
@@ -128,6 +127,7 @@ void serve(std::int64_t steps) {
               at::equal(outcome.second.at(1), alone.model->bias);
   }
   std::printf("losses and parameters are %sthose of one process, bit for bit\n", is_same ? "" : "NOT ");
+  TORCH_CHECK(is_same, "the numbers are not those of one process");
 }
 
 void work(std::int64_t steps) {

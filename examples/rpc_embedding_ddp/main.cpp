@@ -24,7 +24,6 @@ namespace comm = cohort::comm;
 namespace nn = torch::nn;
 namespace optim = cohort::optim;
 namespace rpc = cohort::rpc;
-
 constexpr std::int64_t kTokens = 60, kWidth = 16, kClasses = 8, kBatch = 8, kTrainers = 2;
 
 struct TableImpl : nn::Module {
@@ -125,6 +124,7 @@ void serve(std::int64_t steps) {
   bool is_same = together.size() == alone.size();
   for (std::size_t i = 0; is_same && i < alone.size(); ++i) is_same = at::equal(together[i], alone[i]);
   std::printf("losses and parameters are %sthose of one process, bit for bit\n", is_same ? "" : "NOT ");
+  TORCH_CHECK(is_same, "the numbers are not those of one process");
 }
 
 void work(std::int64_t steps) {

@@ -88,6 +88,7 @@ void train(std::int64_t episodes) {
   for (std::size_t i = 0; i < expected.size(); ++i) is_same = is_same && at::equal(learned[i], expected[i]);
   std::printf("the poles stand %slonger than in the beginning\n", last > first ? "" : "no ");
   std::printf("steps and parameters are %sthose of one process, bit for bit\n", is_same ? "" : "NOT ");
+  TORCH_CHECK(is_same, "the numbers are not those of one process");
 }
 
 void work(std::int64_t episodes) {

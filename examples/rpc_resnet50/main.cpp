@@ -5,9 +5,9 @@
 //   Run:      rpc_resnet50 [IMAGES [SIZE [STEPS [SPLITS]]]]
 //             or: cohort run --nproc-per-node 3 -- rpc_resnet50
 //   Expect:   a line for "splits 1", "splits 2", "splits 4" and "splits 8" with the seconds of a step and the
-//             losses of the first and the last step; each ends with "parameters are those of one process, bit
-//             for bit". The first step is not timed. With SPLITS: only these, to measure, and nothing is
-//             compared
+//             losses of the first and the last step; each ends with "numbers are those of one process, bit
+//             for bit": losses, parameters, and the running statistics of batch norm. The first step is not
+//             timed. With SPLITS: only these, to measure, and nothing is compared
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -16,61 +16,26 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <string>
 
 #include "cohort/comm/job.h"
 #include "cohort/launch/spawn.h"
-#include "cohort/optim/factory.h"
-#include "cohort/rpc/dist_optimizer.h"
 #include "cohort/rpc/remote_module.h"
-#include "shard.h"
+#include "trainers.h"
 
 namespace {
 
-namespace optim = cohort::optim;
 namespace rpc = cohort::rpc;
 
 COHORT_REMOTE(make_shard);
 COHORT_REMOTE_MODULE(ShardImpl);
-const optim::OptimizerOptions kOptimizer{.name = "sgd", .lr = 0.05};
+COHORT_REMOTE(ShardImpl::statistics);
 
-struct Batch {
-  at::Tensor images, labels;  // [N, 3, size, size]; [N, kClasses], of which one is 1
-};
 Batch make_batch(std::int64_t images, std::int64_t size, std::int64_t step) {
   torch::manual_seed(static_cast<std::uint64_t>(100 + step));
   return {at::randn({images, 3, size, size}),
           at::one_hot(at::randint(kClasses, {images}, at::kLong), kClasses).to(at::kFloat)};
 }
-
-class Remote {
- public:
-  // The loss before the step.
-  double step(const Batch& batch, std::int64_t splits) {
-    rpc::dist_autograd::Context context;
-    std::vector<rpc::Future<at::Tensor>> futures;
-    for (const at::Tensor& images : batch.images.chunk(splits)) {
-      // The first shard's result goes straight from it to the second shard.
-      const auto hidden = first_.rref().remote<&ShardImpl::forward>(rpc::make_rref(images));
-      futures.push_back(second_.forward_async(hidden));
-    }
-    std::vector<at::Tensor> outputs;
-    for (auto& future : futures) outputs.push_back(future.get());
-    const at::Tensor loss = at::mse_loss(at::cat(outputs), batch.labels);
-    rpc::dist_autograd::backward(context, {loss});
-    optimizer_.step(context);
-    return loss.item<double>();
-  }
-  std::vector<rpc::RRef<at::Tensor>> parameters() const {
-    std::vector<rpc::RRef<at::Tensor>> all = first_.parameters();
-    for (auto& parameter : second_.parameters()) all.push_back(parameter);
-    return all;
-  }
-
- private:
-  rpc::RemoteModule<ShardImpl> first_ = rpc::remote_module<make_shard>("shard/1", true),
-                               second_ = rpc::remote_module<make_shard>("shard/2", false);
-  rpc::DistributedOptimizer optimizer_{parameters(), kOptimizer};
-};
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) {
@@ -83,29 +48,21 @@ using Numbers = std::array<std::int64_t, 4>;
 void train(const Numbers& numbers) {
   const auto& [images, size, steps, only] = numbers;
   Remote remote;
-  const std::vector<rpc::RRef<at::Tensor>> there = remote.parameters();
-  const auto first = make_shard(true), second = make_shard(false);  // the same in this process alone
-  std::vector<at::Tensor> here = first->parameters();
-  for (const at::Tensor& parameter : second->parameters()) here.push_back(parameter);
-  const auto optimizer = optim::make_optimizer(kOptimizer, {{.params = here}});
+  Alone alone;
+  bool all_same = true;
   for (const std::int64_t splits : {1, 2, 4, 8}) {
     if (only != 0 && splits != only) continue;
     double seconds = 0, seconds_alone = 0, losses[2]{};  // losses of the first step and of the last
+    bool is_same = true;
     for (std::int64_t step = 0; step < steps; ++step) {
       const Batch batch = make_batch(images, size, step);
       const auto begin = Clock::now();
-      losses[step > 0] = remote.step(batch, splits);
+      const double loss = losses[step > 0] = remote.step(batch, splits);
       const bool is_timed = step > 0 || steps == 1;
       if (is_timed) seconds += seconds_since(begin);
       if (only != 0) continue;
       const auto begin_alone = Clock::now();
-      std::vector<at::Tensor> outputs;
-      for (const at::Tensor& part : batch.images.chunk(splits)) {
-        outputs.push_back(second->run(first->run(part)));
-      }
-      optimizer->zero_grad();
-      at::mse_loss(at::cat(outputs), batch.labels).backward();
-      optimizer->step();
+      is_same = alone.step(batch, splits) == loss && is_same;
       if (is_timed) seconds_alone += seconds_since(begin_alone);
     }
     const double timed = double(std::max<std::int64_t>(steps - 1, 1));
@@ -115,11 +72,14 @@ void train(const Numbers& numbers) {
       std::printf("\n");
       continue;
     }
-    bool is_same = true;
-    for (std::size_t i = 0; i < here.size(); ++i) is_same = is_same && at::equal(there[i].to_here(), here[i]);
-    std::printf("; in one process %.3f s; parameters are %sthose of one process, bit for bit\n",
+    const State there = remote.state(), here = alone.state();
+    is_same = is_same && there.size() == here.size();
+    for (std::size_t i = 0; is_same && i < here.size(); ++i) is_same = at::equal(there[i], here[i]);
+    std::printf("; in one process %.3f s; numbers are %sthose of one process, bit for bit\n",
                 seconds_alone / timed, is_same ? "" : "NOT ");
+    all_same = all_same && is_same;
   }
+  TORCH_CHECK(all_same, "the numbers are not those of one process");
 }
 
 void work(const Numbers& numbers) {

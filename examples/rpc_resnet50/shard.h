@@ -36,6 +36,8 @@ struct ShardImpl : torch::nn::Module {
     const std::lock_guard lock(mutex);
     return run(x);
   }
+  // Of batch norm: its running means and variances, and how many micro-batches they have seen.
+  std::vector<at::Tensor> statistics() const { return buffers(); }
   std::vector<cohort::core::AnyLayer> layers;
   std::mutex mutex;
 };

@@ -126,6 +126,7 @@ void train(std::int64_t steps) {
   }
   std::printf("%.0f steps a second; losses and parameters are %sthose of one process, bit for bit\n",
               static_cast<double>(steps - warm_up) / seconds, is_same ? "" : "NOT ");
+  TORCH_CHECK(is_same, "the numbers are not those of one process");
 }
 
 void work(std::int64_t steps) {

@@ -9,11 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/membership/etcd_store.h"
-#include "tests/support/comes_true.h"
 #include "tests/support/patience.h"
+#include "tests/support/processes/log_lines.h"
 
 namespace cohort::test {
 
@@ -81,37 +80,6 @@ class StoreUser {
   std::condition_variable changed_;
   std::deque<membership::StoreAnswer> answers_;
   std::shared_ptr<membership::RecordStore> store_;
-};
-
-/// The lines that are logged while it lives.
-class LogLines {
- public:
-  LogLines() {
-    base::set_log_sink([this](base::LogLevel, std::string_view line) {
-      const std::lock_guard lock(mutex_);
-      lines_.emplace_back(line);
-    });
-  }
-  ~LogLines() { base::set_log_sink(nullptr); }
-  std::size_t count(const std::string& part) const {
-    const std::lock_guard lock(mutex_);
-    std::size_t count = 0;
-    for (const std::string& line : lines_) count += line.find(part) != std::string::npos ? 1 : 0;
-    return count;
-  }
-  bool come_to_have(const std::string& part) const {
-    return comes_true([&] { return count(part) > 0; });
-  }
-  std::string text() const {
-    const std::lock_guard lock(mutex_);
-    std::string text;
-    for (const std::string& line : lines_) text += line + "\n";
-    return text;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<std::string> lines_;
 };
 
 }  // namespace cohort::test

@@ -40,16 +40,16 @@ inline ::testing::AssertionResult has_nothing_left(const rpc::Agent& agent) {
   rpc::AgentMetrics left;
   const bool is_empty = comes_true([&] {
     left = agent.metrics();
-    return left.calls_pending + left.calls_unanswered + left.references + left.objects.size() +
-               left.contexts + left.bytes_on_the_way + left.messages_queued ==
+    return left.calls_pending + left.calls_unanswered + left.handlers_queued + left.references +
+               left.objects.size() + left.contexts + left.bytes_on_the_way + left.messages_queued ==
            0;
   });
   if (is_empty) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
          << agent.self().name << " has " << left.calls_pending << " calls, " << left.calls_unanswered
-         << " handlers, " << left.references << " references, " << left.objects.size() << " objects, "
-         << left.contexts << " contexts; " << left.bytes_on_the_way << " bytes are on the way and "
-         << left.messages_queued << " messages wait";
+         << " handlers, of which " << left.handlers_queued << " are queued, " << left.references
+         << " references, " << left.objects.size() << " objects, " << left.contexts << " contexts; "
+         << left.bytes_on_the_way << " bytes are on the way and " << left.messages_queued << " messages wait";
 }
 
 /// The store of a job whose workers are processes of this host: a file for each key. Takes no descriptor

@@ -148,9 +148,9 @@ TEST(FunctionTest, AFunctionStaysWhereItIs) {
 }
 
 TEST(FunctionTest, DifferencesShowBothSignatures) {
-  EXPECT_EQ(differences({{"a", "() -> void"}, {"b", "(int32) -> void"}, {"c", "() -> void"}},
-                        {{"a", "() -> void"}, {"b", "(int64) -> void"}, {"d", "() -> void"}}),
-            "b: here (int32) -> void, there (int64) -> void");
+  EXPECT_EQ(differences({{"a", "() -> void"}, {"b", "(int32) -> void"}, {"c", "() -> void"}, {"e", "()"}},
+                        {{"a", "() -> void"}, {"b", "(int64) -> void"}, {"d", "() -> void"}, {"e", "(e)"}}),
+            "b: here (int32) -> void, there (int64) -> void; e: here (), there (e)");
   EXPECT_EQ(differences(all_signatures(), all_signatures()), "");
 }
 

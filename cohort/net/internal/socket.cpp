@@ -236,14 +236,14 @@ std::string parse_host(const std::string& text) {
                    "one without a port: node-1, 10.0.0.2, fd00::2");
 }
 
-bool has_ipv6_alone(const std::string& host) {
+std::optional<bool> has_ipv6_alone(const std::string& host) {
   try {
     const auto addresses =
         wait_for_addresses(base::concat('[', host, "]:0"), base::Deadline(kPatienceWithFamily));
     return std::ranges::none_of(
         addresses, [](const SocketAddress& address) { return address.storage.ss_family == AF_INET; });
   } catch (const RendezvousError&) {
-    return false;
+    return std::nullopt;
   }
 }
 
@@ -258,6 +258,8 @@ base::Fd listen_at(const SocketAddress& address, std::string& bound, const std::
   // A restarted process can listen at its port while old connections are in TIME_WAIT.
   const int on = 1;
   static_cast<void>(::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+  const int off = 0;  // whatever net.ipv6.bindv6only says; other families have no such option
+  static_cast<void>(::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off));
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0 ||
       ::listen(fd.get(), 1024) != 0) {
     throw RendezvousError("net.listen",

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,12 +49,12 @@ base::Future<std::vector<SocketAddress>> begin_to_resolve(const std::string& tex
 /// The name or address of "name", "10.0.0.2", "fd00::2" or "[fd00::2]", by which others reach a host: without
 /// brackets. Throws: UsageError.
 std::string parse_host(const std::string& text);
-/// Whether only IPv6 leads to this host. A name that no server knows, or not soon, counts as no.
-bool has_ipv6_alone(const std::string& host);
+/// Whether only IPv6 leads to this host. None: no name server knows the name, or says so soon.
+std::optional<bool> has_ipv6_alone(const std::string& host);
 
 /// A socket that listens and does not block; `bound` gets its address, with the port that it was given. Where
-/// that is all addresses of this host, `bound` has `host` in its place; empty: the host's name. Throws:
-/// RendezvousError.
+/// that is all addresses of this host, `bound` has `host` in its place; empty: the host's name. At all of
+/// IPv6 it listens at all of IPv4 too, where the host has both. Throws: RendezvousError.
 base::Fd listen_at(const SocketAddress& address, std::string& bound, const std::string& host = "");
 
 /// The next connection, which does not block. Empty, with an errno, where there is none now, or it is of a

@@ -71,9 +71,11 @@ BackwardScope::BackwardScope(std::shared_ptr<BackwardFailures> failures, std::ui
     : failures_(std::move(failures)), backward_(backward), outer_(current_backward_scope) {
   const BackwardScope* const around = current();
   if (around != nullptr && (around->failures_ != failures_ || around->backward_ != backward_)) {
-    around->on_failure([weak = std::weak_ptr(failures_), backward](const std::exception_ptr& error) {
-      if (const auto inner = weak.lock()) inner->fail(backward, error);
-    });
+    around_ = around->failures_;
+    in_around_ =
+        around->on_failure([weak = std::weak_ptr(failures_), backward](const std::exception_ptr& error) {
+          if (const auto inner = weak.lock()) inner->fail(backward, error);
+        });
   }
   current_backward_scope = this;
 }
@@ -83,6 +85,7 @@ BackwardScope::BackwardScope(std::nullptr_t) : outer_(current_backward_scope) {
 }
 
 BackwardScope::~BackwardScope() {
+  if (around_ != nullptr) around_->remove(in_around_);
   current_backward_scope = outer_;
 }
 

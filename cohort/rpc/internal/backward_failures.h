@@ -30,6 +30,16 @@ class BackwardFailures {
   Key on_failure(std::uint64_t backward, OnFailure fn);
   /// Drops it, unless it has been called, or is called at this moment.
   void remove(Key key);
+  /// on_failure() until `result` is there: a backward may last, and make any number of calls.
+  template <typename T>
+  static void on_failure_until(const base::Future<T>& result,
+                               const std::shared_ptr<BackwardFailures>& failures, std::uint64_t backward,
+                               OnFailure fn) {
+    const Key key = failures->on_failure(backward, std::move(fn));
+    result.on_ready([weak = std::weak_ptr(failures), key] {
+      if (const auto alive = weak.lock()) alive->remove(key);
+    });
+  }
   /// Null where the backward has not failed. An earlier one than the last that failed is over, and nobody
   /// waits for its parts.
   std::exception_ptr error_of(std::uint64_t backward) const;
@@ -66,11 +76,17 @@ class BackwardScope {
     return failures_->on_failure(backward_, std::move(fn));
   }
   void remove(BackwardFailures::Key key) const { failures_->remove(key); }
+  template <typename T>
+  void on_failure_until(const base::Future<T>& result, BackwardFailures::OnFailure fn) const {
+    BackwardFailures::on_failure_until(result, failures_, backward_, std::move(fn));
+  }
 
  private:
   const std::shared_ptr<BackwardFailures> failures_;  // null: none
   const std::uint64_t backward_ = 0;
   const BackwardScope* const outer_;
+  std::shared_ptr<BackwardFailures> around_;  // of the backward that the thread goes already; null: of none
+  BackwardFailures::Key in_around_;
 };
 
 /// Returns once the result is there, the deadline has passed, or the backward that this thread goes has

@@ -96,7 +96,9 @@ class ContextState {
   void fail(std::uint64_t backward, const std::exception_ptr& error) { failures_->fail(backward, error); }
   /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has
   /// failed.
-  void on_failure(std::uint64_t backward, OnFailure fn) { failures_->on_failure(backward, std::move(fn)); }
+  BackwardFailures::Key on_failure(std::uint64_t backward, OnFailure fn) {
+    return failures_->on_failure(backward, std::move(fn));
+  }
   const std::shared_ptr<BackwardFailures>& failures() const { return failures_; }
 
   /// Adds what an answer says of the backward with this number.

@@ -31,6 +31,7 @@
 #include "tests/support/gate.h"
 #include "tests/support/net/certificates.h"
 #include "tests/support/patience.h"
+#include "tests/support/processes/log_lines.h"
 #include "tests/support/ranks.h"
 #include "tests/support/stores/map_store.h"
 #include "tests/support/throws.h"
@@ -288,7 +289,14 @@ TEST_P(AgentFaultsTest, AnExceptionInAHandlerNamesWorkerAndCallAndLeavesNothing)
 
 TEST_P(AgentFaultsTest, AnotherVersionOfTheProgramIsAnErrorAtTheCall) {
   for (int fault = 0; fault < test::num_faults(); ++fault) {
+    const test::LogLines log;
     Job job(2, options(), std::make_unique<OtherProgramStore>());
+    // w1 has read the same words of itself. A function that it lacks may never be called.
+    EXPECT_EQ(log.count("runs another version of the program"), 1U) << log.text();
+    EXPECT_EQ(log.count("w0: w1 runs another version of the program, and calls of these functions will fail: "
+                        "scaled_by: here (Tensor, float64) -> Tensor, there (Tensor, int64) -> Tensor"),
+              1U)
+        << log.text();
     COHORT_EXPECT_THROW_WITH(job[0].rpc_async<one_more>("w1", 1), UsageError,
                              "w1 has no function one_more: here (int32) -> int32");
     const char* const other =

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -11,11 +12,13 @@
 #include "cohort/base/error.h"
 #include "cohort/rpc/dist_autograd.h"
 #include "cohort/rpc/init.h"
+#include "cohort/rpc/internal/agent/agent_state.h"
 #include "tests/rpc/job.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/gate.h"
 #include "tests/support/patience.h"
 #include "tests/support/processes.h"
+#include "tests/support/processes/log_lines.h"
 #include "tests/support/throws.h"
 
 namespace cohort::rpc {
@@ -37,6 +40,9 @@ std::int64_t take_ms(std::int64_t ms) {
 test::Gate* gate_of_counted = nullptr;
 void wait_counted(const at::Tensor&) {
   gate_of_counted->wait();
+}
+void run_until_stopped() {
+  test::wait_until([] { return stop_token().stop_requested(); });
 }
 Promise<int>* promise_of_counted = nullptr;
 Future<int> answer_counted() {
@@ -64,6 +70,7 @@ at::Tensor twice_counted(const at::Tensor& x) {
 COHORT_REMOTE(twice_counted);
 COHORT_REMOTE(take_ms);
 COHORT_REMOTE(wait_counted);
+COHORT_REMOTE(run_until_stopped);
 COHORT_REMOTE(answer_counted);
 COHORT_REMOTE(make_counted);
 COHORT_REMOTE(keep_counted);
@@ -146,6 +153,21 @@ TEST(AgentMetricsTest, HandlersWaitRunOrAnswerLater) {
   })) << to_string(job[1].metrics());
   EXPECT_EQ(job[0].metrics().calls_pending, 0U);
   job.shutdown();
+}
+
+TEST(AgentMetricsTest, NoHandlerIsQueuedOnceTheAgentHasStopped) {
+  Job job(2);
+  const std::shared_ptr<AgentState> there = job[1].state();
+  const Target channel = to("w1").in_order("a");
+  const std::vector<Future<void>> calls{job[0].rpc_async<run_until_stopped>(channel),
+                                        job[0].rpc_async<run_until_stopped>(channel)};
+  EXPECT_TRUE(comes_true([&] {
+    const AgentMetrics metrics = there->metrics();
+    return metrics.handlers_queued == 1 && metrics.handlers_on_threads == 1;
+  })) << to_string(there->metrics());
+  job.drop(1);
+  const AgentMetrics left = there->metrics();
+  EXPECT_EQ(left.handlers_queued + left.handlers_on_threads + left.calls_unanswered, 0U) << to_string(left);
 }
 
 TEST(AgentMetricsTest, BytesAreCountedForEachWorker) {
@@ -264,6 +286,12 @@ TEST(AgentMetricsTest, TheTransportOfEachPairIsNamed) {
   EXPECT_EQ(job[0].metrics().traffic.at(0).transport, "TCP");
   EXPECT_EQ(describe_transports(job[1].metrics().traffic), "1 worker over TCP (w0)");
   job.shutdown();
+  const test::LogLines log;
+  Job on_one_host(2);  // auto
+  EXPECT_EQ(log.count(" reaches "), 2U) << log.text();
+  EXPECT_EQ(log.count("w0 reaches 1 worker over shared memory (w1)"), 1U) << log.text();
+  EXPECT_EQ(log.count("w1 reaches 1 worker over shared memory (w0)"), 1U) << log.text();
+  on_one_host.shutdown();
   std::vector<WorkerTraffic> traffic(12);
   for (std::size_t i = 0; i < traffic.size(); ++i) {
     traffic[i].worker = base::concat('w', i);

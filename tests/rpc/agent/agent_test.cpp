@@ -5,8 +5,10 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <list>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -349,9 +351,34 @@ TEST(AgentTest, AKilledProcessEndsTheCallsToIt) {
       << ranks.output(0);
 }
 
+// In place of torchrun's variables those that another launcher gives two ranks of one host.
+void take_variables_of(const std::string& launcher, const std::string& rank) {
+  std::vector<std::pair<const char*, std::string>> variables;
+  if (launcher == "srun") {
+    variables = {{"SLURM_PROCID", rank},          {"SLURM_NTASKS", "2"},
+                 {"SLURM_LOCALID", rank},         {"SLURM_NODEID", "0"},
+                 {"SLURM_STEP_ID", "0"},          {"SLURM_JOB_ID", "77"},
+                 {"SLURM_STEP_NODELIST", "gpu7"}, {"SLURM_STEP_TASKS_PER_NODE", "2"}};
+  } else if (launcher == "mpirun") {
+    variables = {{"OMPI_COMM_WORLD_RANK", rank},
+                 {"OMPI_COMM_WORLD_SIZE", "2"},
+                 {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
+                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                 {"PMIX_NAMESPACE", "12345"}};
+  } else {
+    return;
+  }
+  // MASTER_PORT stays: other jobs of this host may have the launcher's port.
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}) {
+    ::unsetenv(name);
+  }
+  for (const auto& [name, value] : variables) ::setenv(name, value.c_str(), 1);
+}
+
 // The same, to the end.
 TEST(InitChild, DISABLED_Rank) {
   const std::string rank = std::getenv("RANK");
+  take_variables_of(std::getenv("TEST_LAUNCHER"), rank);
   init_rpc("rank/" + rank);
   EXPECT_EQ(rpc_sync<whoami>(rank == "0" ? "rank/1" : "rank/0"), "rank/" + rank);
   const RRef<std::string> name = remote<blob>("rank/1", "text");
@@ -361,8 +388,14 @@ TEST(InitChild, DISABLED_Rank) {
 }
 
 TEST(AgentTest, AProcessHasAnAgent) {
-  test::RankProcesses ranks("InitChild", 2);
-  EXPECT_EQ(ranks.wait(), (std::vector<int>{0, 0})) << ranks.output(0) << ranks.output(1);
+  std::list<test::RankProcesses> jobs;
+  for (const char* launcher : {"torchrun", "srun", "mpirun"}) {
+    jobs.emplace_back("InitChild", 2,
+                      std::vector<std::pair<std::string, std::string>>{{"TEST_LAUNCHER", launcher}});
+  }
+  for (test::RankProcesses& ranks : jobs) {
+    EXPECT_EQ(ranks.wait(), (std::vector<int>{0, 0})) << ranks.output(0) << ranks.output(1);
+  }
 }
 
 // Handlers may wait for these answers, so without them the calls would never end.

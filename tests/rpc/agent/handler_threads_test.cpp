@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 
 namespace cohort::rpc {
 namespace {
@@ -29,18 +30,19 @@ TEST(HandlerThreadsTest, ALongRunSendsTheNext100ToThePool) {
 }
 
 TEST(HandlerThreadsTest, HandlersCountInTheQueueOrOnAThread) {
-  HandlerThreads threads;
-  threads.on_queued();
-  threads.on_queued();
-  EXPECT_EQ(threads.num_queued(), 2U);
+  const auto threads = std::make_shared<HandlerThreads>();
+  HandlerThreads::Queued begins(threads);
+  auto dropped = std::make_unique<HandlerThreads::Queued>(threads);
+  EXPECT_EQ(threads->num_queued(), 2U);
   {
-    const HandlerThreads::OnThread running(threads);
-    EXPECT_EQ(threads.num_queued(), 1U);
-    EXPECT_EQ(threads.num_on_threads(), 1U);
+    const HandlerThreads::OnThread running(*threads);
+    begins.begin();
+    EXPECT_EQ(threads->num_queued(), 1U);
+    EXPECT_EQ(threads->num_on_threads(), 1U);
   }
-  threads.on_dropped();
-  EXPECT_EQ(threads.num_queued(), 0U);
-  EXPECT_EQ(threads.num_on_threads(), 0U);
+  dropped = nullptr;
+  EXPECT_EQ(threads->num_queued(), 0U);
+  EXPECT_EQ(threads->num_on_threads(), 0U);
 }
 
 TEST(HandlerThreadsTest, AHandlerIsOnTheNodesThreadWhileItRunsThere) {

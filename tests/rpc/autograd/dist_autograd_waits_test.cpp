@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <map>
@@ -236,6 +237,31 @@ TEST(BackwardWaitTest, AWaitThatEndsWithoutAResultLeavesNothing) {
     wait_in_backward(result, base::Deadline(std::chrono::milliseconds(milliseconds)));
     EXPECT_EQ(failures->num_waiting(), 0U) << milliseconds;
   }
+}
+
+// As a program does whose hook asks another worker again and again: its backward may last.
+TEST_F(DistAutogradWaitTest, AnsweredCallsOfABackwardLeaveNothing) {
+  const auto failures = std::make_shared<BackwardFailures>(), inner = std::make_shared<BackwardFailures>();
+  const BackwardScope scope(failures, 1);
+  for (int i = 0; i < 3; ++i) job_[0].rpc_sync<held_call>("w2", at::ones({1}));
+  EXPECT_TRUE(comes_true([&] { return failures->num_waiting() == 0; })) << failures->num_waiting();
+  {
+    const BackwardScope within(inner, 1);
+    EXPECT_EQ(failures->num_waiting(), 1U);
+  }
+  EXPECT_EQ(failures->num_waiting(), 0U);
+  job_.shutdown();
+}
+
+TEST_F(DistAutogradWaitTest, AnsweredGradientsOfABackwardLeaveNothing) {
+  Context context(job_[0]);
+  const std::shared_ptr<ContextState> here = job_[0].state()->contexts().find(context.id());
+  const at::Tensor y = job_[0].rpc_sync<held_call>("w1", at::ones({1}).requires_grad_());
+  std::size_t num_waiting = 1;
+  y.register_hook([&](const at::Tensor& /*gradient*/) { num_waiting = here->failures()->num_waiting(); });
+  dist_autograd::backward(context, {job_[0].rpc_sync<held_call>("w2", y).sum()});
+  EXPECT_EQ(num_waiting, 0U);
+  job_.shutdown();
 }
 
 TEST_F(DistAutogradWaitTest, NoCallBeginsAfterTheFailure) {

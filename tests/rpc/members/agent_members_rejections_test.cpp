@@ -1,4 +1,4 @@
-// A worker that joins a dynamic group, and is kept out by the one that is there: it takes nobody for dead.
+// A worker that joins a dynamic group, and cannot reach the one that is there: it says so, or is kept out.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -8,6 +8,9 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -19,7 +22,9 @@
 #include "cohort/net/internal/socket.h"
 #include "cohort/rpc/agent.h"
 #include "tests/rpc/members/fake_member.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/net/certificates.h"
+#include "tests/support/processes/log_lines.h"
 #include "tests/support/root_test.h"
 #include "tests/support/slowdown.h"
 #include "tests/support/stores/map_store.h"
@@ -34,6 +39,7 @@ using test::MapStore;
 
 // Of a join that lasts as long.
 constexpr milliseconds kShortSilence(200 * test::kSlowdown);
+constexpr milliseconds kNoPatience(50);  // with a name that is not known
 
 // Answers what each caller says first with the same bytes, and closes.
 class RejectingListener {
@@ -135,6 +141,46 @@ TEST_F(AgentMembersRejectionsTest, ByAProcessOfThisHostThatIsStopped) {
   expect_to_be_kept_out(address, "cannot connect to " + address);
 }
 
+// As a pod whose host's name no name server of this host knows: a second group begins, and the log says why.
+TEST_F(AgentMembersRejectionsTest, AWorkerThatIsTakenForDeadIsNamedInTheLog) {
+  options.silence = kNoPatience;
+  MapStore store;
+  FakeMember unknown("ps/0", store);
+  unknown.publish("no..host:1");
+  const test::LogLines log;
+  EXPECT_EQ(Agent("trainer/0", store, options).workers().size(), 1U);
+  EXPECT_EQ(Agent("trainer/1", store, options).workers().size(), 1U) << "which need not say it again";
+  EXPECT_EQ(log.count(" is taken for dead: "), 1U) << log.text();
+  EXPECT_EQ(log.count("trainer/0: ps/0 (worker 0) is taken for dead: "), 1U) << log.text();
+  EXPECT_EQ(log.count("no..host:1"), 1U) << log.text();
+  EXPECT_EQ(log.count(". If it runs, set AgentOptions::host on that worker, or open its port"), 1U)
+      << log.text();
+}
+
+TEST_F(AgentMembersRejectionsTest, WhereFewerThanMinWorkersComeTheErrorNamesWhoWasTakenForDead) {
+  options.silence = kNoPatience;
+  options.min_workers = 2;
+  options.join_timeout = kShortSilence;
+  MapStore store;
+  FakeMember unknown("ps/0", store);
+  unknown.publish("no..host:1");
+  COHORT_EXPECT_THROW_WITH(Agent("trainer/0", store, options), RendezvousError,
+                           "1 of 2 workers came within " + std::to_string(options.join_timeout.count()) +
+                               " ms: trainer/0; ps/0 (worker 0) is taken for dead: ");
+}
+
+TEST_F(AgentMembersRejectionsTest, AJoinWaitsForMinWorkers) {
+  options.min_workers = 2;
+  MapStore store;
+  std::future<std::unique_ptr<Agent>> joins =
+      std::async(std::launch::async, [&] { return std::make_unique<Agent>("w0", store, options); });
+  test::wait_until([&] { return store.has("rpc/dynamic/0/entry"); });
+  const Agent second("w1", store, options);
+  const std::unique_ptr<Agent> first = joins.get();
+  EXPECT_EQ(first->workers().size(), 2U);
+  EXPECT_EQ(second.workers().size(), 2U);
+}
+
 // The system call changes this thread alone.
 COHORT_ROOT_TEST_F(AgentMembersRejectionsTest, ByAProcessOfAnotherUser) {
   std::string address;
@@ -145,6 +191,28 @@ COHORT_ROOT_TEST_F(AgentMembersRejectionsTest, ByAProcessOfAnotherUser) {
     listener = net::listen_at(net::resolve("unix:@cohort-" + base::random_word()), address);
   }).join();
   expect_to_be_kept_out(address, "a process of another user listens there");
+}
+
+TEST_F(AgentMembersRejectionsTest, AWorkerOfAnotherVersionIsNamedInTheLogOfBothSides) {
+  MapStore store;
+  const Agent first("w0", store, options);
+  std::map<std::string, std::string> functions = all_signatures();
+  functions.begin()->second = "() -> other";
+  FakeMember second("w1", store, functions);
+  const test::LogLines log;
+  second.join();
+  EXPECT_TRUE(log.come_to_have("w0: w1 runs another version of the program")) << log.text();
+  std::future<std::size_t> third =
+      std::async(std::launch::async, [&] { return Agent("w2", store, options).workers().size(); });
+  second.wait_for_message();
+  MemberMessage accepted = second.message_of(MemberMessageType::kAccepted);
+  accepted.is_ready = true;
+  second.answer(accepted);
+  second.wait_for_message();
+  second.answer(second.message_of(MemberMessageType::kKnown));
+  EXPECT_EQ(third.get(), 3U);
+  EXPECT_EQ(log.count("w2: w1 runs another version of the program"), 1U) << log.text();
+  EXPECT_EQ(log.count("runs another version of the program"), 2U) << log.text();
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -152,6 +153,37 @@ TEST(CallTraceTest, CallsThatOverlapHaveRowsOfTheirOwn) {
   ASSERT_EQ(spans.size(), 4U) << "three that wait, and those that come one after the other";
   EXPECT_EQ(spans.begin()->first, "calls of w0");
   EXPECT_EQ(std::next(spans.begin())->first, "calls of w0 (2)");
+  job.shutdown();
+}
+
+std::vector<double> counter_values(const json& trace, const std::string& counter) {
+  std::vector<double> values;
+  for (const json& event : trace.at("traceEvents")) {
+    if (event.at("ph") == "C" && event.at("name") == counter)
+      values.push_back(number_of(event.at("args"), "value"));
+  }
+  return values;
+}
+
+TEST(CallTraceTest, CountersShowWhatIsUnderWayAtMostTenTimesASecond) {
+  test::Job job(2);
+  test::Gate gate;
+  gate_of_traced = &gate;
+  const RRef<at::Tensor> object = job[0].make_rref(at::ones({1}));
+  Timeline::start();
+  const auto begin = Timeline::Clock::now();
+  Future<void> call = job[0].rpc_async<traced_wait>("w1");
+  for (int i = 0; i < 200; ++i) job[0].rpc_sync<traced_ones>("w1", 1);
+  gate.open();
+  call.get();
+  const json trace = trace_of_all(job, 2);
+  const std::chrono::duration<double> seconds = Timeline::Clock::now() - begin;
+  const std::vector<double> pending = counter_values(trace, "pending calls of w0");
+  ASSERT_FALSE(pending.empty());
+  EXPECT_EQ(pending.front(), 1) << "it was recorded as the call began";
+  EXPECT_LE(static_cast<double>(pending.size()), 1 + 10 * seconds.count());
+  EXPECT_EQ(counter_values(trace, "references of w0").front(), 1);
+  EXPECT_EQ(counter_values(trace, "bytes on the way of w0").size(), pending.size());
   job.shutdown();
 }
 

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -26,21 +27,32 @@ constexpr int kMaxPerTurn = 64;
 constexpr std::string_view kAllOfIpv4 = "0.0.0.0:";
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
 
+// At IPv4's addresses nobody would hear who has only an IPv6 address to come to. Where no name server says
+// which families lead to this host, it listens at both: the name may be known when others look it up.
+base::Fd listen_for(const SocketAddress& address, const std::string& host, std::string& bound) {
+  const bool is_at_all = address.text.starts_with(kAllOfIpv4) && !host.empty();
+  const std::optional<bool> needs_ipv6 = is_at_all ? has_ipv6_alone(host) : false;
+  if (needs_ipv6 == false) return listen_at(address, bound, host);
+  try {
+    return listen_at(resolve(base::concat("[::]:", address.text.substr(kAllOfIpv4.size()))), bound, host);
+  } catch (const Error&) {
+    if (needs_ipv6.has_value()) throw;
+    return listen_at(address, bound, host);  // this host has no IPv6
+  }
+}
+
 }  // namespace
 
-// At IPv4's addresses nobody would hear who has only an IPv6 address to come to.
 std::string Listeners::listen(const std::string& text, const std::string& host) {
   const std::string name = parse_host(host);
-  const bool has_other_family = text.starts_with(kAllOfIpv4) && !name.empty() && has_ipv6_alone(name);
-  const SocketAddress address =
-      resolve(has_other_family ? base::concat("[::]:", text.substr(kAllOfIpv4.size())) : text);
+  const SocketAddress address = resolve(text);
   if (!core_.options.secret && !address.is_unix() && !address.is_loopback()) {
     throw UsageError("net.listen",
                      base::concat("strangers can reach ", text, ", and this process has no secret"),
                      "COHORT_SECRET_FILE, or a loopback address");
   }
   std::string bound;
-  base::Fd fd = listen_at(address, bound, name);
+  base::Fd fd = listen_for(address, name, bound);
   const std::lock_guard lock(core_.lock.mutex);
   if (core_.lock.is_closing) throw UsageError("net.listen", "this node has been closed");
   core_.listened.push_back(own_end(fd.get()));

@@ -17,7 +17,8 @@ AgentCore::AgentCore(WorkerInfo self, AgentOptions options)
       options(std::move(options)),
       timeout(this->options.timeout),
       contexts(this->self.id),
-      tables(this->self.id) {}
+      tables(this->self.id),
+      counters(this->self.name) {}
 
 void AgentCore::start(const std::shared_ptr<AgentState>& agent, std::shared_ptr<References> its_references) {
   owner = agent;
@@ -35,6 +36,20 @@ std::int32_t AgentCore::id_of(const std::string& worker) const {
 WorkerInfo AgentCore::worker(std::int32_t id) const {
   const std::lock_guard lock(tables.mutex);
   return tables.workers.received(id);
+}
+
+void AgentCore::trace_counters() {
+  if (!counters.is_due()) return;
+  CounterTrace::Values values;
+  values.references = references->num_holds();
+  {
+    const std::lock_guard lock(tables.mutex);
+    values.pending_calls = tables.pending.size();
+    for (const auto& [name, worker] : tables.workers.by_name()) {
+      if (worker.peer != nullptr) values.bytes_on_the_way += worker.peer->metrics().bytes_on_the_way;
+    }
+  }
+  counters.record(values);
 }
 
 // The node's thread must not wait: what is freed may have destructors that take long.

@@ -19,6 +19,7 @@
 #include "cohort/rpc/internal/contexts.h"
 #include "cohort/rpc/internal/references.h"
 #include "cohort/rpc/internal/telemetry/call_statistics.h"
+#include "cohort/rpc/internal/telemetry/call_trace.h"
 #include "cohort/rpc/internal/timers.h"
 
 /// What the parts of an agent have in common. AgentState owns it and them.
@@ -80,6 +81,8 @@ struct AgentCore {
   std::int32_t id_of(const std::string& worker) const;
   /// Throws: CommError for an unknown one.
   WorkerInfo worker(std::int32_t id) const;
+  /// Records how much is under way, where the timeline records and it is time. Without the mutex.
+  void trace_counters();
   /// Frees it on the pool.
   void free_later(std::shared_ptr<void> what) const;
 
@@ -93,6 +96,7 @@ struct AgentCore {
   std::shared_ptr<References> references;
   Contexts contexts;
   CallTables tables;
+  CounterTrace counters;
 };
 
 }  // namespace cohort::rpc

@@ -15,6 +15,7 @@
 #include "cohort/base/cpu.h"
 #include "cohort/base/error.h"
 #include "cohort/base/host.h"
+#include "cohort/base/log.h"
 #include "cohort/base/secret.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
@@ -65,6 +66,16 @@ std::string listen_beyond_host(AgentCore& core) {
   return core.node->listen("0.0.0.0:0", core.options.host);
 }
 
+void warn_of_differences(const AgentCore& core, const std::string& worker,
+                         const std::map<std::string, std::string>& signatures) {
+  const std::string differ = differences(all_signatures(), signatures);
+  if (differ.empty()) return;
+  base::log_warning(base::concat(core.self.name, ": ", worker,
+                                 " runs another version of the program, and calls of these functions will "
+                                 "fail: ",
+                                 differ));
+}
+
 void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
                   const std::shared_ptr<net::Handler>& handler) {
   const base::Deadline deadline(core.options.join_timeout);
@@ -97,6 +108,7 @@ void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
                     {"functions", signatures}};
   const std::vector<std::string> words = gather("join", own.dump());
   std::vector<std::string> addresses;
+  std::vector<std::pair<std::string, std::map<std::string, std::string>>> functions_of_others;
   {
     CallTables& tables = core.tables;
     const std::lock_guard lock(tables.mutex);
@@ -111,9 +123,11 @@ void join_workers(AgentCore& core, int world_size, base::KeyValueStore& store,
       worker.info = {word.at("name"), id};
       worker.incarnation = word.at("incarnation").get<std::string>();
       worker.signatures = word.at("functions").get<std::map<std::string, std::string>>();
+      if (id != core.self.id) functions_of_others.emplace_back(worker.info.name, worker.signatures);
     }
     tables.workers.set(std::move(workers));
   }
+  for (const auto& [name, functions] : functions_of_others) warn_of_differences(core, name, functions);
   connect_to_workers(core, addresses, deadline);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -14,6 +15,10 @@ void make_node(AgentCore& core, int workers_of_host, const std::shared_ptr<net::
 
 /// Listens for workers of other hosts too. Returns the address for them.
 std::string listen_beyond_host(AgentCore& core);
+
+/// Logs which functions `worker` has with other signatures than this program: a call of one is an error.
+void warn_of_differences(const AgentCore& core, const std::string& worker,
+                         const std::map<std::string, std::string>& signatures);
 
 /// Fills the table of workers, and connects to all of them. Makes the node, which calls `handler` from then
 /// on. Blocking: until all have come. Throws: RendezvousError that names who is missing; UsageError for two

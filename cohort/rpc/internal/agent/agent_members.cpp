@@ -29,6 +29,7 @@ void AgentMembers::on_message(const Peer& peer, net::Message message) {
     const MemberMessage decoded = decode<MemberMessage>(in);
     in.finish();
     run([&] { return protocol_.on_message(peer, decoded); });
+    if (decoded.type == MemberMessageType::kReady) compare_functions(peer);
   } catch (const std::exception& error) {
     base::log_error(
         base::concat("a message of ", peer->name(), " about joins is dropped: ", base::message_of(error)));

@@ -37,6 +37,9 @@ class AgentMembers {
   /// does not answer.
   std::string join(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler,
                    base::Deadline deadline);
+  /// After join(): returns once AgentOptions::min_workers are there. Blocking. Throws: RendezvousError that
+  /// names those that are there, and those that were taken for dead.
+  void wait_for_workers(base::Deadline deadline);
   /// After a join that has failed: those that have accepted this worker know at once that it does not come.
   void say_goodbye();
   /// Ids of workers that were gone before this one knew them, and why. After join().
@@ -58,6 +61,7 @@ class AgentMembers {
     std::exception_ptr error;     // a process may be there, and there is no connection with it
     bool was_unknown = false;     // its host, to the last name server that has answered
     bool is_lookup_late = false;  // no name server has answered in time
+    bool is_rejected = false;     // by its host: it has ended, as a rule
   };
   void listen_and_publish(base::KeyValueStore& store, const std::shared_ptr<net::Handler>& handler);
   bool may_be_gone(std::int32_t id, base::KeyValueStore& store) const;
@@ -65,6 +69,7 @@ class AgentMembers {
   bool is_accepted_by(const Peer& peer, const PublishedWorker& entry, base::KeyValueStore& store,
                       base::Deadline deadline);
   std::string give_up_missing(base::KeyValueStore& store, base::Deadline deadline);
+  static std::string describe_unreached(std::int32_t id, const Unreached& worker);
   std::optional<PublishedWorker> read_entry(std::int32_t id, base::KeyValueStore& store,
                                             base::Deadline deadline) const;
   Peer connect(const PublishedWorker& entry, base::Deadline deadline, Unreached& unreached) const;
@@ -73,6 +78,7 @@ class AgentMembers {
   bool is_dead(std::int32_t id, base::KeyValueStore& store, base::Deadline deadline) const;
   MemberMessage ask_to_join(const Peer& peer, const PublishedWorker& entry, base::Deadline deadline);
   void add_gone(std::int32_t id, const std::string& name);
+  void compare_functions(const Peer& peer);
   bool may_leave() const;
   void become_ready(base::Deadline deadline);
   void send(const MemberProtocol::Messages& messages) const;

@@ -7,7 +7,9 @@
 // its place. The second claim has no effect: its maker skips the id, or takes another one.
 //
 // What messages lead to: MemberProtocol. The join is over when all have said that they list this worker.
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -16,6 +18,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/host.h"
+#include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/net/lookup_timeout.h"
@@ -41,6 +44,7 @@ constexpr const char* kLocal = "unix:";
 constexpr milliseconds kBetweenLookups(100);
 // Of a worker that has not answered for the silence.
 constexpr milliseconds kLastTry(100);
+constexpr const char* kCure = "set AgentOptions::host on that worker, or open its port";
 // One that does not hear it sees a silence.
 constexpr milliseconds kGoodbyeTime(200);
 
@@ -143,6 +147,7 @@ void AgentMembers::join_worker(std::int32_t id, base::KeyValueStore& store, base
   Peer peer = connect(*entry, deadline, unreached);
   if (peer != nullptr) {
     if (is_accepted_by(peer, *entry, store, deadline)) {
+      warn_of_differences(core_, name, entry->worker.signatures);
       is_accepted_ = true;
       return;
     }
@@ -210,10 +215,37 @@ std::string AgentMembers::give_up_missing(base::KeyValueStore& store, base::Dead
   }
   for (const std::int32_t id : skipped) add_gone(id, base::concat("worker ", id));
   for (const auto& [id, worker] : unreached_) {
+    // It may run all the same: under a name that this host's name servers do not know, or behind a firewall.
+    base::log(worker.is_rejected ? base::LogLevel::kInfo : base::LogLevel::kWarning,
+              base::concat(core_.self.name, ": ", describe_unreached(id, worker), ". If it runs, ", kCure));
     store.set(member_key(id, "gone"), "1");
     add_gone(id, worker.name);
   }
   return "";
+}
+
+std::string AgentMembers::describe_unreached(std::int32_t id, const Unreached& worker) {
+  return base::concat(worker.name, " (worker ", id, ") is taken for dead: ", worker.why);
+}
+
+void AgentMembers::wait_for_workers(base::Deadline deadline) {
+  const auto wanted = static_cast<std::size_t>(std::max(core_.options.min_workers, 1));
+  std::unique_lock lock(tables_.mutex);
+  const auto all_are_there = [&] { return tables_.workers.infos().size() >= wanted; };
+  while (!base::wait(tables_.changed, lock, all_are_there, base::Deadline(kLookAtPeers).sooner(deadline))) {
+    if (!deadline.expired()) continue;
+    std::vector<std::string> here, gone;
+    for (const WorkerInfo& info : tables_.workers.infos()) here.push_back(info.name);
+    for (const auto& [id, worker] : unreached_) gone.push_back(describe_unreached(id, worker));
+    if (const std::size_t num_others = gone_.size() - unreached_.size(); num_others > 0) {
+      gone.push_back(base::concat(num_others, " were gone before this worker joined"));
+    }
+    throw RendezvousError(
+        "rpc.join",
+        base::concat(here.size(), " of ", wanted, " workers came within ", core_.options.join_timeout.count(),
+                     " ms: ", base::join(here), gone.empty() ? "" : "; ", base::join(gone)),
+        gone.empty() ? "a longer AgentOptions::join_timeout" : kCure);
+  }
 }
 
 bool AgentMembers::answers_now(std::int32_t id, Unreached unreached, base::KeyValueStore& store,
@@ -250,6 +282,18 @@ std::optional<AgentMembers::PublishedWorker> AgentMembers::read_entry(std::int32
   return entry;
 }
 
+// Of a worker that has joined.
+void AgentMembers::compare_functions(const Peer& peer) {
+  std::map<std::string, std::string> signatures;
+  {
+    const std::lock_guard lock(tables_.mutex);
+    const KnownWorker* const worker = tables_.workers.find_by_peer(peer);
+    if (worker == nullptr) return;
+    signatures = worker->signatures;
+  }
+  warn_of_differences(core_, peer->name(), signatures);
+}
+
 // Null without `why`: its process is not there. Null with it: it could not be reached, which proves nothing.
 // An address of TCP may lead elsewhere, or be closed to this host alone. What does not answer, or has no
 // address any more, is tried for AgentOptions::silence. With `error`: a process is there, as one with another
@@ -266,7 +310,7 @@ AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Dea
   const base::Deadline attempt = base::Deadline(core_.options.silence).sooner(deadline);
   std::string& why = unreached.why;
   unreached.error = nullptr;
-  unreached.is_lookup_late = false;
+  unreached.is_lookup_late = unreached.is_rejected = false;
   while (true) {
     try {
       why.clear();
@@ -276,6 +320,7 @@ AgentMembers::Peer AgentMembers::connect(const PublishedWorker& entry, base::Dea
         why = base::concat(peer == nullptr ? "nobody listens at " : "another process listens at ",
                            entry.address);
       }
+      unreached.is_rejected = true;
       return nullptr;
     } catch (const net::UnknownHost& error) {
       why = base::message_of(error);

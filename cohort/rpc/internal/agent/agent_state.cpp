@@ -83,6 +83,15 @@ std::string AgentState::join_group(base::KeyValueStore& store, base::Deadline de
   return "";
 }
 
+void AgentState::wait_for_workers(base::Deadline deadline) {
+  try {
+    members_.wait_for_workers(deadline);
+  } catch (...) {
+    members_.say_goodbye();
+    throw;
+  }
+}
+
 // What waits for events ends first, since a handler that waits may have a thread of the node; then the
 // sources of events, what came meanwhile, and the threads that handlers run on.
 void AgentState::stop() {

@@ -29,6 +29,8 @@ class AgentState : public ReferenceHost, public std::enable_shared_from_this<Age
   void join(int world_size, base::KeyValueStore& store);
   /// Joins a dynamic group. Returns "", or why it has to join again under another id.
   std::string join_group(base::KeyValueStore& store, base::Deadline deadline);
+  /// After join_group(): AgentMembers::wait_for_workers().
+  void wait_for_workers(base::Deadline deadline);
   base::Future<Encoded> call(const Target& target, const char* function, Encoded arguments) override {
     return client_.call(target, function, std::move(arguments));
   }

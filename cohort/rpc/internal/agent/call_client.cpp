@@ -62,7 +62,7 @@ base::Future<Encoded> CallClient::call(const Target& target, const char* functio
     return none.future();
   }
   const BegunCall call = begin(target, function, std::move(arguments));
-  backward->on_failure(giving_up(call.id));
+  backward->on_failure_until(call.result, giving_up(call.id));
   return call.result;
 }
 
@@ -147,6 +147,7 @@ CallClient::BegunCall CallClient::begin(const Target& target, const char* functi
         return false;
       },
       target.channel);
+  core_.trace_counters();
   return {id, std::move(future)};
 }
 
@@ -352,6 +353,7 @@ void CallClient::finish(std::uint64_t id, Encoded result, const std::exception_p
     tables_.pending.on_finished();
   }
   call = {};
+  core_.trace_counters();
   core_.free_later(std::move(left));  // this is the node's thread, as a rule: a graph is freed elsewhere
 }
 
@@ -378,8 +380,8 @@ std::function<base::Future<void>()> CallClient::answer_or_failure(
     if (client == nullptr || known == nullptr || answer.ready()) return answer;
     const auto either =
         std::make_shared<base::Promise<void>>("the answer to a late call", client->helper_of(worker));
-    known->on_failure(known->current_backward().number,
-                      [either](const std::exception_ptr& /*error*/) { either->try_set(); });
+    BackwardFailures::on_failure_until(answer, known->failures(), known->current_backward().number,
+                                       [either](const std::exception_ptr& /*error*/) { either->try_set(); });
     answer.on_ready([either, answer] {
       std::exception_ptr error;
       try {
@@ -416,12 +418,13 @@ base::Future<Encoded> CallClient::send_gradients(const std::string& worker, std:
   out.number(backward.keep_graph);
   out.append(encode_gradients(gradients));
   const BegunCall call = begin(Target(worker), kBackwardPart, out.take());
-  context->on_failure(backward.number, giving_up(call.id));
+  const BackwardFailures::Key failure = context->on_failure(backward.number, giving_up(call.id));
   const auto of_arguments =
       std::make_shared<base::Promise<Encoded>>("the gradients of a call's arguments", helper_of(worker));
-  call.result.on_ready([answer = call.result, of_arguments, number = backward.number,
+  call.result.on_ready([answer = call.result, of_arguments, number = backward.number, failure,
                         context = std::weak_ptr(context)]() mutable {
     const auto known = context.lock();
+    if (known != nullptr) known->failures()->remove(failure);
     of_arguments->run([&] {
       try {
         const Encoded encoded = answer.get(base::Deadline::never());

@@ -192,13 +192,12 @@ void CallServer::begin(Job job, std::int64_t nanoseconds_left, Encoded arguments
     }
     tables_.running.add(job.key, std::move(running));
     tables_.statistics.count_handled(now);
-    threads_.on_queued();
     tables_.shutdown.count_received(caller);
   }
   if (!job.channel) return start(job);
   const KeyedAsyncMutex::Key key(job.key.first, *job.channel);
   channels_->lock(key, [self = core_.share(this),
-                        job = std::move(job)](std::shared_ptr<KeyedAsyncMutex::Lock> lock) mutable {
+                        job = queue(std::move(job))](std::shared_ptr<KeyedAsyncMutex::Lock> lock) mutable {
     job.channel_lock = std::move(lock);
     self->start(job);
   });
@@ -216,13 +215,20 @@ void CallServer::start(const Job& job) {
   const References::List references = job.arguments->references();
   if (references.empty()) return may_run_here(job.function) ? run_here(job) : run_on_pool(job);
   // What their owners answer needs no room of the window.
-  core_.references->when_resolved(references,
-                                  [self = core_.share(this), job, references] { self->run_on_pool(job); });
+  core_.references->when_resolved(
+      references, [self = core_.share(this), job = queue(job), references] { self->run_on_pool(job); });
+}
+
+// The same job, which counts as one that waits until it begins, or nobody has it any more.
+CallServer::Job CallServer::queue(Job job) {
+  if (job.queued == nullptr) job.queued = std::make_shared<HandlerThreads::Queued>(core_.share(&threads_));
+  return job;
 }
 
 void CallServer::run(const Job& job) {
   const auto self = core_.share(this);
   const HandlerThreads::OnThread on_thread(threads_);
+  if (job.queued != nullptr) job.queued->begin();
   std::optional<Encoded> waiting = job.arguments->take();
   if (!waiting || job.call.stop.stop_requested()) {  // nobody waits any more: it does not begin
     if (job.result == nullptr) return unlock_channel(job.channel_lock);
@@ -259,6 +265,7 @@ void CallServer::run(const Job& job) {
     fail_job(job, std::current_exception());
   }
   threads_.note_run(job.function, timer.elapsed());
+  core_.trace_counters();
 }
 
 // A part whose caller gives it up, or is gone, belongs to a backward that has failed: Note [Failed
@@ -287,12 +294,10 @@ bool CallServer::waits_for_maker(const Job& job, const Encoded& arguments) {
   const BackwardCall asked(arguments);
   if (!asked.gradients.empty()) return false;
   Job again = job;
+  again.queued = nullptr;
   again.arguments = std::make_shared<WaitingArguments>(arguments, nullptr);
   auto run_again = [self = core_.share_weakly(this), again = std::move(again)] {
-    const auto server = self.lock();
-    if (server == nullptr) return;
-    server->threads_.on_queued();
-    server->run_on_pool(again);
+    if (const auto server = self.lock()) server->run_on_pool(again);
   };
   const RunningCalls::Key maker{job.key.first, asked.call};
   const std::lock_guard lock(tables_.mutex);
@@ -449,9 +454,8 @@ void CallServer::run_here(const Job& job) {
 
 void CallServer::run_on_pool(const Job& job) {
   try {
-    core_.pool->submit("remote call", [self = core_.share(this), job] { self->run(job); });
+    core_.pool->submit("remote call", [self = core_.share(this), job = queue(job)] { self->run(job); });
   } catch (...) {  // no thread can be had
-    threads_.on_dropped();
     fail_job(job, std::current_exception());
   }
 }

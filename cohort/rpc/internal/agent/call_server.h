@@ -51,6 +51,7 @@ class CallServer {
     std::optional<std::string> channel;                       // of calls that have an order
     bool is_cancelled = false;                                // before it came
     std::shared_ptr<KeyedAsyncMutex::Lock> channel_lock;      // from start() on
+    std::shared_ptr<HandlerThreads::Queued> queued;           // where it waits before it begins
     std::shared_ptr<WaitingArguments> arguments;              // until it begins
     std::shared_ptr<const RemoteException> why_cancelled;     // RunningCalls::RunningCall; under the mutex
   };
@@ -61,6 +62,7 @@ class CallServer {
   void begin(Job job, std::int64_t nanoseconds_left, Encoded arguments, std::shared_ptr<void> credit);
   void skip(const Job& job);
   void start(const Job& job);
+  Job queue(Job job);
   bool may_run_here(const std::string& function) const;
   void run_here(const Job& job);
   void run_on_pool(const Job& job);

@@ -3,8 +3,10 @@
 #include <atomic>
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "cohort/base/threads/deadline.h"
 
@@ -13,13 +15,27 @@ namespace cohort::rpc {
 /// Which handlers wait and run, and which functions are quick enough for the node's thread. Threads: any.
 class HandlerThreads {
  public:
-  /// A handler that runs: it is no longer queued, and counts while it lives.
+  /// A handler that waits until it begins, or is dropped: the queues of an agent that stops drop all.
+  class Queued {
+   public:
+    explicit Queued(std::shared_ptr<HandlerThreads> threads) : threads_(std::move(threads)) {
+      ++threads_->num_queued_;
+    }
+    ~Queued() { begin(); }
+    Queued(const Queued&) = delete;
+    Queued& operator=(const Queued&) = delete;
+    /// Its wait is over.
+    void begin() {
+      if (const auto threads = std::exchange(threads_, nullptr)) --threads->num_queued_;
+    }
+
+   private:
+    std::shared_ptr<HandlerThreads> threads_;
+  };
+  /// A handler that runs, while it lives.
   class OnThread {
    public:
-    explicit OnThread(HandlerThreads& threads) : threads_(threads) {
-      ++threads_.num_on_threads_;
-      --threads_.num_queued_;
-    }
+    explicit OnThread(HandlerThreads& threads) : threads_(threads) { ++threads_.num_on_threads_; }
     ~OnThread() { --threads_.num_on_threads_; }
     OnThread(const OnThread&) = delete;
     OnThread& operator=(const OnThread&) = delete;
@@ -39,9 +55,6 @@ class HandlerThreads {
     HandlerThreads& threads_;
   };
 
-  void on_queued() { ++num_queued_; }
-  /// A handler that was queued will not run.
-  void on_dropped() { --num_queued_; }
   std::size_t num_queued() const { return num_queued_; }
   std::size_t num_on_threads() const { return num_on_threads_; }
   bool is_on_node_thread() const { return is_on_node_thread_; }

@@ -18,6 +18,7 @@ using PointType = Timeline::ArrowPoint::Type;
 
 constexpr const char* kArrowName = "rpc";
 constexpr std::size_t kMaxRows = 256;  // calls beyond are left out
+constexpr std::chrono::milliseconds kBetweenCounters(100);
 
 std::uint64_t arrow_of(std::string_view caller, std::uint64_t call) {
   std::uint32_t hash = 2166136261;  // FNV-1a
@@ -48,6 +49,23 @@ void CallTrace::add(std::string_view function, std::string_view callee, std::uin
                                .id = arrow_of(worker_, call),
                                .track = row->track,
                                .time = begun + std::chrono::nanoseconds(1)});
+}
+
+bool CounterTrace::is_due() {
+  if (!Timeline::enabled()) return false;
+  const Time now = Timeline::Clock::now();
+  Time::rep last = last_.load();
+  if (last != 0 && now < Time(Time::duration(last)) + kBetweenCounters) return false;
+  return last_.compare_exchange_strong(last, now.time_since_epoch().count());  // else another thread does
+}
+
+void CounterTrace::record(const Values& values) const {
+  const auto add = [&](const char* what, auto value) {
+    Timeline::counter(Timeline::intern(base::concat(what, " of ", worker_)), static_cast<double>(value));
+  };
+  add("pending calls", values.pending_calls);
+  add("bytes on the way", values.bytes_on_the_way);
+  add("references", values.references);
 }
 
 MakeTrace::MakeTrace(std::string_view function, std::string_view caller, std::string_view callee,

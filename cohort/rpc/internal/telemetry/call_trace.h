@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -31,6 +33,24 @@ class CallTrace {
   const std::string worker_;
   std::mutex mutex_;
   std::vector<Row> rows_;
+};
+
+/// Numbers of a worker that change over time, each a row: "pending calls of w0". Threads: any.
+class CounterTrace {
+ public:
+  using Time = base::Timeline::Clock::time_point;
+  struct Values {
+    std::size_t pending_calls = 0, references = 0;
+    std::uint64_t bytes_on_the_way = 0;
+  };
+  explicit CounterTrace(std::string worker) : worker_(std::move(worker)) {}
+  /// Whether the caller is to record values: while the timeline records, once in 100 ms.
+  bool is_due();
+  void record(const Values& values) const;
+
+ private:
+  const std::string worker_;
+  std::atomic<Time::rep> last_{0};  // 0: never
 };
 
 /// A call that has no answer, on this thread while it lives.
