@@ -313,6 +313,36 @@ struct LeftArithmetic {
   std::string text, warning;
 };
 
+// All wait for a process that joins from the generation's begin on.
+TEST(ElasticSessionTest, AProcessHashesAndMovesItsTensorsBeforeItHasAGeneration) {
+  PlayedAgents agents;
+  Rank &member = agents.add(), &joining = agents.add();
+  const base::Fd file = base::make_memory_file("test");
+  joining.link.send_file(file, base::Deadline(milliseconds(1000)));
+  Counted state, other;
+  const void* const before = other.value.const_data_ptr();
+  std::atomic<int> num_saved{0};
+  agents.start(member, [&](Session&) { run_counted(options_of(member, 3), state); });
+  agents.start(joining, [&](Session& session) {
+    StateAccess access = other.access();
+    access.save = [&] {
+      ++num_saved;
+      return StateSnapshot{"", {other.value.detach()}, {true}};
+    };
+    session.set_state(access);
+    COHORT_EXPECT_THROW_WITH(session.enter(0), RunEnded, "the run has ended");
+  });
+  agents.wait_until_ready();
+  agents.decide({&member});
+  agents.wait_until([&] { return joining.status.left == 1 && member.status.is_finished; });
+  EXPECT_EQ(num_saved, 2);
+  EXPECT_EQ(read_commit_word(file), CommitWord{});
+  agents.end_run();
+  agents.join(member);
+  agents.join(joining);
+  EXPECT_NE(other.value.const_data_ptr(), before);
+}
+
 using SpanCounts = std::map<std::string, int>;
 
 // By name, of a row of the timeline that is no thread.
