@@ -1,5 +1,6 @@
 """The worker of recovery.py under torchrun: DDP over Gloo. It keeps the number of steps in a file, and no checkpoint."""
 
+import datetime
 import os
 import pathlib
 import sys
@@ -12,9 +13,9 @@ BATCH = 16
 
 
 def main():
-    path, hidden = sys.argv[1], int(sys.argv[2])
+    path, hidden, timeout = sys.argv[1], int(sys.argv[2]), datetime.timedelta(seconds=int(sys.argv[3]))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timeout)
     rank, world = dist.get_rank(), dist.get_world_size()
     events = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 

@@ -1,5 +1,6 @@
-// A process of an elastic run that notes in a file when it enters a generation and when a step is committed.
-// recovery.py starts it under `cohort run --elastic`, kills it, and reads the file.
+// A process of an elastic run that notes in a file when it is ready, with the processor time that its start
+// has taken in ms, when it enters a generation, and when a step is committed. recovery.py starts it under
+// `cohort run --elastic`, kills it, and reads the file.
 //
 // Run: elastic_recovery_worker EVENTS STEPS HIDDEN      HIDDEN: width of an MLP with two hidden layers; 0:
 // ResNet-18, batch of 32
@@ -13,6 +14,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -115,6 +117,7 @@ void work(const char* events_path, std::uint64_t steps, int hidden) {
     context.begin_changes();
     optimizer->step();
   };
+  events.add("ready", 1000 * std::clock() / CLOCKS_PER_SEC);
   elastic::run({.total_steps = steps,
                 .session = session,
                 .sync = &sync,

@@ -10,7 +10,9 @@
 #include <chrono>
 #include <cstdint>
 #include <future>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +21,7 @@
 #include "cohort/base/files/memory_file.h"
 #include "cohort/base/log.h"
 #include "cohort/base/secret.h"
+#include "cohort/base/timeline.h"
 #include "cohort/elastic/internal/arithmetic.h"
 #include "cohort/elastic/internal/state_region.h"
 #include "cohort/elastic/run.h"
@@ -309,6 +312,81 @@ TEST(ElasticSessionTest, ProcessesThatResumeFromDifferentFilesHaveTheStateOfTheF
 struct LeftArithmetic {
   std::string text, warning;
 };
+
+// All wait for a process that joins from the generation's begin on.
+TEST(ElasticSessionTest, AProcessHashesAndMovesItsTensorsBeforeItHasAGeneration) {
+  PlayedAgents agents;
+  Rank &member = agents.add(), &joining = agents.add();
+  const base::Fd file = base::make_memory_file("test");
+  joining.link.send_file(file, base::Deadline(milliseconds(1000)));
+  Counted state, other;
+  const void* const before = other.value.const_data_ptr();
+  std::atomic<int> num_saved{0};
+  agents.start(member, [&](Session&) { run_counted(options_of(member, 3), state); });
+  agents.start(joining, [&](Session& session) {
+    StateAccess access = other.access();
+    access.save = [&] {
+      ++num_saved;
+      return StateSnapshot{"", {other.value.detach()}, {true}};
+    };
+    session.set_state(access);
+    COHORT_EXPECT_THROW_WITH(session.enter(0), RunEnded, "the run has ended");
+  });
+  agents.wait_until_ready();
+  agents.decide({&member});
+  agents.wait_until([&] { return joining.status.left == 1 && member.status.is_finished; });
+  EXPECT_EQ(num_saved, 2);
+  EXPECT_EQ(read_commit_word(file), CommitWord{});
+  agents.end_run();
+  agents.join(member);
+  agents.join(joining);
+  EXPECT_NE(other.value.const_data_ptr(), before);
+}
+
+using SpanCounts = std::map<std::string, int>;
+
+// By name, of a row of the timeline that is no thread.
+SpanCounts spans_on_row(const std::string& row) {
+  SpanCounts counts;
+  const auto trace = nlohmann::json::parse(base::Timeline::json());
+  for (const nlohmann::json& event : trace.at("traceEvents")) {
+    const bool is_on_row = base::Timeline::thread_name(event.at("tid").get<int>()) == row;
+    if (is_on_row && event.at("ph") == "X") ++counts[event.at("name").get<std::string>()];
+  }
+  return counts;
+}
+
+TEST(ElasticSessionTest, AChangeIsOnTheTimelineWithItsParts) {
+  base::Timeline::start();
+  PlayedAgents agents;
+  Rank &survivor = agents.add(), &lost = agents.add();
+  Counted state, other;
+  agents.start(survivor, [&](Session&) { run_counted(options_of(survivor, 3), state); });
+  agents.start(lost, [&](Session& session) {  // makes a step, and ends
+    session.set_state(other.access());
+    session.enter(0);
+    session.exchange()->begin_step();
+    parallel::all_gather_texts(session.exchange().get(), "a part of the step");
+    session.begin_changes();
+    other.value += 1;
+    session.commit(1);
+  });
+  agents.wait_until_ready();
+  agents.decide({&survivor, &lost});
+  agents.join(lost);
+  EXPECT_EQ(spans_on_row("elastic losses"), SpanCounts{});
+  lost.session.reset();
+  agents.wait_until([&] { return survivor.status.lost_links == std::vector{lost.id}; });
+  agents.decide({&survivor});
+  agents.wait_until([&] { return survivor.status.is_finished; });
+  base::Timeline::stop();
+  agents.end_run();
+  agents.join(survivor);
+  EXPECT_EQ(spans_on_row("elastic losses"), (SpanCounts{{"detect", 1}}));
+  // Of both in the first generation, and of the survivor in the second one.
+  EXPECT_EQ(spans_on_row("elastic changes"),
+            (SpanCounts{{"agree", 3}, {"rebuild", 3}, {"state", 3}, {"redo", 3}}));
+}
 
 // Four successors in a row would die of it, and the run with them.
 TEST(ElasticSessionTest, AProcessWhosePredecessorComputedInAnotherWayHasTheStateOfOthers) {

@@ -189,6 +189,7 @@ GenerationInfo NetSession::enter(std::uint64_t committed_steps) {
   const base::TimelineScope scope("elastic change");
   committed_ = committed_steps;
   if (!first_committed_) first_committed_ = committed_steps;
+  first_hash_.reset();
   inbox_->set_committed(committed_steps);
   say_ready();
   Times times;
@@ -197,7 +198,8 @@ GenerationInfo NetSession::enter(std::uint64_t committed_steps) {
   if (exchange_ != nullptr && exchange_->step_began())
     times.dropped_ms = ms_between(*exchange_->step_began(), times.begin);
   is_first_step_ = false;
-  for (bool has_taken_over = false;;) {
+  for (bool has_taken_over = take_region();;) {
+    hash_first_state();
     try {
       inbox_->wait_for_next();
     } catch (const RunEnded&) {
@@ -239,7 +241,10 @@ bool NetSession::take_region() {
     return false;
   }
   if (take_over()) return true;
+  const bool had_process = region_->found() != CommitWord{};
   region_->forget();
+  // Ahead of the first generation, where nobody waits. All wait for a successor.
+  if (!had_process && has_first_state() && !inbox_->has_process_next()) region_->prepare(state_.save());
   return false;
 }
 
@@ -262,6 +267,7 @@ bool NetSession::take_over() {
     const Arithmetic arithmetic = Arithmetic::parse(state->text.substr(0, end));
     state->text.erase(0, end + 1);
     is_changing_ = true;
+    first_hash_.reset();
     state_.load(*state);
     // Last: a process without the state computes as others, from which it copies the state.
     compute_as(arithmetic, "the process before it");
@@ -279,6 +285,11 @@ bool NetSession::take_over() {
   base::log_info(concat("has the state after ", committed_, " steps of the process before it, in ",
                         ms_between(begin, Clock::now()), " ms"));
   return true;
+}
+
+// Of the first hello: others wait for it from the generation's begin on.
+void NetSession::hash_first_state() {
+  if (has_first_state() && !first_hash_ && !inbox_->has_process_next()) first_hash_ = hash_of(state_.save());
 }
 
 // A successor computes with as many threads as this process, whatever it would begin with.
@@ -358,14 +369,15 @@ void NetSession::enter_generation(Times& times) {
 Recovery NetSession::exchange_hellos(const Generation& generation, int process, base::Deadline deadline) {
   // Initial states may differ, where a program draws its parameters without a seed, or reads another
   // checkpoint. Later ones cannot.
-  const bool is_initial = !is_changing_ && committed_ == first_committed_;
+  const bool is_initial = has_first_state();
+  if (is_initial && !first_hash_) first_hash_ = hash_of(state_.save());
   const auto self = static_cast<std::uint32_t>(process);
   const Wire hello{.type = WireType::kHello,
                    .from = self,
                    .generation = generation.number,
                    .number = committed_,
                    .value = (is_changing_ ? 0 : kIsWhole) | (has_state_of_run_ ? kIsOfRun : 0),
-                   .hash = is_initial ? hash_of(state_.save()) : 0,
+                   .hash = is_initial ? *first_hash_ : 0,
                    .text = Arithmetic::of_thread().to_text()};
   const auto send_hello = [&](int to) {
     net::Message message;
@@ -437,6 +449,7 @@ bool NetSession::recover(const Generation& generation, const Recovery& recovery,
   const base::TimelineScope scope("elastic state copy");
   const PulledState pulled = pull_state(*inbox_, place, state_.save(), [&] {
     is_changing_ = true;
+    first_hash_.reset();
     if (region_ != nullptr) region_->mark_changing(recovery.newest());
   });
   state_.load(pulled.state);

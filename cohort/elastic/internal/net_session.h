@@ -49,6 +49,8 @@ class NetSession : public Session {
   void say_goodbye();
   bool take_region();
   bool take_over();
+  bool has_first_state() const { return !is_changing_ && committed_ == first_committed_; }
+  void hash_first_state();
   StateSnapshot state_to_keep() const;
   void hold_state();
   void enter_generation(Times& times);
@@ -71,6 +73,7 @@ class NetSession : public Session {
   GenerationInfo info_;                     // of the generation that it is in, or was in last
   std::uint64_t committed_ = 0;
   std::optional<std::uint64_t> first_committed_;  // of the first enter()
+  std::optional<std::uint64_t> first_hash_;       // of that state, as long as enter() has not changed it
   bool has_state_of_run_ = false;                 // it had the newest state in some generation
   bool is_changing_ = false;                      // the state is of no use
   bool has_ended_ = false;                        // the run, and this process was told

@@ -351,6 +351,16 @@ void StateRegion::move_in(const StateSnapshot& state) {
   table_ = std::move(table);
 }
 
+void StateRegion::prepare(const StateSnapshot& state) {
+  if (file_ == nullptr || !reason_against(state).empty()) return;  // commit() says so
+  try {
+    move_in(state);
+  } catch (const SystemError& error) {
+    warn_of_memory(error);
+    give_up();
+  }
+}
+
 void StateRegion::commit(std::uint64_t steps, const StateSnapshot& state) {
   if (file_ == nullptr) return;
   if (const std::string reason = reason_against(state); !reason.empty()) {

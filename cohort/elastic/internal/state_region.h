@@ -30,6 +30,8 @@ class StateRegion {
   /// It is of no use.
   void forget();
 
+  /// Tensors move there ahead of the first commit. The region has no state all the same.
+  void prepare(const StateSnapshot& state);
   /// The state is that after so many steps, and stays so until mark_changing(). Tensors that are new to the
   /// region move there, and never again.
   void commit(std::uint64_t steps, const StateSnapshot& state);

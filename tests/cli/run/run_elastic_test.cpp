@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -13,6 +14,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/threads/wait.h"
+#include "cohort/launch/internal/members/start_priority.h"
 #include "tests/support/messages.h"
 
 namespace cohort::test {
@@ -62,9 +64,16 @@ TEST_F(RunElasticTest, AWarmRankTakesThePlaceOfOneThatDies) {
   ASSERT_TRUE(comes(dir / "pid_1"));
   const pid_t warm = std::stoi(read_file(dir / "pid_1"));
   ASSERT_NE(first, 0);
+  EXPECT_GE(std::filesystem::last_write_time(dir / "pid_1"),
+            std::filesystem::last_write_time(dir / "in_1_0_of_1"))
+      << "its start would have held up the generation";
+  const int own = ::getpriority(PRIO_PROCESS, 0);
+  const auto priority = [](pid_t process) { return ::getpriority(PRIO_PROCESS, static_cast<id_t>(process)); };
+  EXPECT_EQ(priority(warm), launch::may_restore_priority() ? std::min(own + 10, 19) : own);
   std::filesystem::remove(dir / "pid_1");
   ::kill(first, SIGKILL);
   EXPECT_EQ(process_in(2, 0, 1), warm);
+  EXPECT_EQ(priority(warm), own);
   EXPECT_EQ(region_of(warm), std::to_string(first)) << "it has no place, and no region, before";
   EXPECT_TRUE(comes(dir / "pid_1")) << "another one waits in its place";
   let_end();

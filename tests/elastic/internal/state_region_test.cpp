@@ -102,6 +102,21 @@ TEST(StateRegionTest, ParametersLiveInItAndBuffersAreCopied) {
   EXPECT_TRUE(at::equal(read_again(file)->tensors[0], before * 4));
 }
 
+TEST(StateRegionTest, WhatIsPreparedLiesThereBeforeTheFirstCommit) {
+  const base::Fd file = base::make_memory_file("test");
+  StateRegion region(copy_of_fd(file));
+  const at::Tensor weight = at::rand({300});
+  const void* const first = weight.const_data_ptr();
+  region.prepare(snapshot_of("early", {weight}, {true}));
+  const void* const place = weight.const_data_ptr();
+  EXPECT_NE(place, first);
+  EXPECT_EQ(read_commit_word(file), CommitWord{}) << "there is no state yet";
+  weight.fill_(3);
+  region.commit(4, snapshot_of("four", {weight}, {true}));
+  EXPECT_EQ(weight.const_data_ptr(), place);
+  expect_equal(read_again(file), {"four", {weight}, {}});
+}
+
 TEST(StateRegionTest, WhatComesLaterMovesThenAndNothingElse) {
   const base::Fd file = base::make_memory_file("test");
   StateRegion region(copy_of_fd(file));

@@ -210,8 +210,8 @@ void ElasticAgent::report_ranks(const std::vector<ObservedRank>& ranks) {
   status.stuck = watch_.stuck();
   status.is_ready = status.is_ready && status.stuck.empty() && !leave_.is_late();
   member_.set_status(status);
-  // While a change is under way, to start a process would hold it up.
-  if (!loss_ && recovered == generation) ranks_.fill_reserve();
+  // While a change is under way, to start a process would hold it up, with its first step.
+  if (!loss_ && generation != 0 && stepped == generation) ranks_.fill_reserve();
   log_change(times_.note_ranks(recovered, stepped, now));
   if (status.is_finished) log_change(times_.finish());
 }

@@ -1,5 +1,5 @@
 // A place is a rank's: with its number on this node and its cores. A process in reserve has neither until it
-// takes a place.
+// takes a place. It has a lower priority until then: all ranks wait for one whose core it takes as it starts.
 //
 // A successor may not enter a generation that the process before it was told of: others may hold links to
 // that process, and the store of the generation has its address. It waits for the next one, which the end of
@@ -23,6 +23,7 @@
 #include "cohort/base/log.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/launch/internal/cpu_affinity.h"
+#include "cohort/launch/internal/members/start_priority.h"
 
 namespace cohort::launch {
 namespace {
@@ -78,7 +79,6 @@ ElasticRanks::ElasticRanks(const RunOptions& options, const AgentParts& parts, D
     places_.back().region = make_region(local_rank);
     places_.back().rank = start(local_rank, places_.back().region);
   }
-  fill_reserve();
 }
 
 ElasticRanks::~ElasticRanks() {
@@ -117,6 +117,7 @@ void ElasticRanks::fill_reserve() {
       const auto has_number = [&](const auto& rank) { return rank->process().local_rank() == number; };
       while (std::ranges::any_of(reserve_, has_number)) ++number;
       reserve_.push_back(start(number, Fd()));
+      lower_priority(reserve_.back()->process().worker().pid());
     } catch (const SystemError& error) {
       // Ranks in their places need no reserve.
       base::log_warning(concat("no process is kept in reserve any more: ", base::message_of(error)));
@@ -199,6 +200,7 @@ void ElasticRanks::replace(std::size_t number) {
   } else {
     place.rank = std::move(*next);
     reserve_.erase(next);
+    restore_priority(place.rank->process().worker().pid());
     if (place.region.is_open()) place.rank->give_region(place.region);
     const std::string prefix = options_.prefix != Prefix::kOff ? concat("[local rank ", number, "] ") : "";
     place.rank->process().take_place(static_cast<int>(number), prefix);

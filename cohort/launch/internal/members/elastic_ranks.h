@@ -33,7 +33,8 @@ class ElasticRanks : public RankSet {
     std::uint64_t committed_steps = 0;                    ///< by its last word
   };
 
-  /// All ranks run. Ownership: refers to all. Throws: SystemError, and no rank is left.
+  /// All ranks run, and none is in reserve. Ownership: refers to all. Throws: SystemError, and no rank is
+  /// left.
   ElasticRanks(const RunOptions& options, const AgentParts& parts, Display& display);
   ~ElasticRanks() override;
 
@@ -42,7 +43,7 @@ class ElasticRanks : public RankSet {
   std::vector<End> step(std::chrono::milliseconds most, const std::vector<int>& wake);
   /// Fills a place whose rank has ended: by one in reserve, or by a new one.
   void replace(std::size_t place);
-  /// Starts what is missing in reserve.
+  /// Starts what is missing in reserve, with a lower priority until it takes a place.
   void fill_reserve();
   /// What all ranks are to know: `order` with the number of the first one of this node, or none where they
   /// wait.
