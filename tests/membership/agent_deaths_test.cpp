@@ -24,8 +24,9 @@ TEST(AgentDeathsTest, TheDeathOfTheOneThatDecidesIsSeenAtOnce) {
   ASSERT_TRUE(network.run_until(seconds(2), [&] { return a.is_member() && b.is_member(); }));
   network.run(seconds(1));
   ASSERT_TRUE(a.protocol.is_deciding());
+  const std::uint64_t number = b.record().generation.number;
   network.kill("n1:1");
-  EXPECT_TRUE(network.run_until(milliseconds(50), [&] { return b.record().generation.number == 2; }));
+  EXPECT_TRUE(network.run_until(milliseconds(50), [&] { return b.record().generation.number == number + 1; }));
   EXPECT_EQ(b.record().generation.cause, "agent 1 at n1:1 died");
   EXPECT_GT(b.record().generation.detect_ms, 0U);
   EXPECT_LE(b.record().generation.detect_ms, 150U) << "it answers each report";
@@ -43,8 +44,8 @@ TEST(AgentDeathsTest, ARunEndsWhereItsOnlyMemberDiesThatHasDecided) {
   network.kill("n1:1");
   network.run(seconds(3));
   EXPECT_EQ(spare.record().state, RunState::kFailed);
-  EXPECT_TRUE(contains(spare.record().end_cause, "agent 1 at n1:1 died; no agent is left that had the state"))
-      << spare.record().end_cause;
+  EXPECT_TRUE(contains(spare.record().end_cause, "agent 1 at n1:1 died")) << spare.record().end_cause;
+  EXPECT_TRUE(contains(spare.record().end_cause, "no agent is left that had the state"));
 }
 
 // "a" has made 900 steps in a generation of its own, and nobody is left that knows it. What "c" has is the
@@ -60,8 +61,9 @@ TEST(AgentDeathsTest, WhoDidNotMakeTheNewestGenerationDoesNotContinueFromItsOwnS
       network.report(*agent);
     }
     network.run(milliseconds(500));
+    const std::uint64_t number = a.record().generation.number;
     c.is_stopped = true;  // its host is cut off
-    ASSERT_TRUE(network.run_until(seconds(4), [&] { return a.record().generation.number == 2; }));
+    ASSERT_TRUE(network.run_until(seconds(4), [&] { return a.record().generation.number == number + 1; }));
     ASSERT_EQ(a.record().generation.committed_steps, 100U);
     a.report.committed_steps = 1'000;
     network.report(a);
@@ -74,7 +76,7 @@ TEST(AgentDeathsTest, WhoDidNotMakeTheNewestGenerationDoesNotContinueFromItsOwnS
     network.is_store_away = false;
     if (is_late) network.stop(milliseconds(400));  // a busy host
     network.run(seconds(14));
-    EXPECT_EQ(c.record().generation.number, 2U);
+    EXPECT_EQ(c.record().generation.number, number + 1);
     EXPECT_EQ(c.record().state, RunState::kFailed) << c.record().end_cause;
   }
 }

@@ -80,7 +80,7 @@ void run_with_an_embedded_record(std::uint64_t part) {
   const SimulatedRun::Counts counts = run_seeds(true, part);
   expect_enough(counts);
   if (num_seeds() < 500) return;
-  EXPECT_GT(counts.lost_endpoints, 0U);
+  EXPECT_GE(counts.lost_endpoints, num_seeds() / 2000);  // about one of 300
   EXPECT_LT(counts.lost_endpoints, num_seeds() / 20) << "such a run shows little";
 }
 
