@@ -1,12 +1,15 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cohort/base/threads/deadline.h"
 
 namespace cohort::comm {
+
+struct GroupState;
 
 /// What a group belongs to, and ends with: the generation of an elastic run. Once it has ended, calls of the
 /// group and of its subgroups throw its error, and not what the backend says. It has calls that are under way
@@ -26,6 +29,9 @@ class GroupOwner {
                                      const std::string& /*where*/) {
     return nullptr;
   }
+  /// c10d's process group was handed out, and may outlast `group`. An owner that ends keeps the latter until
+  /// then, as end_calls() needs it. Does not wait.
+  virtual void keep(std::shared_ptr<GroupState> /*group*/) {}
 };
 
 }  // namespace cohort::comm

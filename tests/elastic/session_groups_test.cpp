@@ -150,6 +150,34 @@ TEST(ElasticSessionGroupsTest, CallsThatWaitThrowWhenTheGenerationEnds) {
   }
 }
 
+// The user has c10d's group, and nothing else of it.
+TEST(ElasticSessionGroupsTest, AProcessGroupThatOutlivesItsGroupEndsWithTheGeneration) {
+  for (const char* const backend : {"shm", "gloo"}) {
+    SCOPED_TRACE(backend);
+    GroupRun run(2);
+    std::atomic<int> num_made{0};
+    std::atomic<Clock::time_point> decided{Clock::now()};
+    Delays delays;
+    run.start([&](Session& session, GenerationInfo info) {
+      const auto process_group = session.make_group({.backend = backend}).process_group();
+      ++num_made;
+      if (info.process == 0) {
+        std::vector<at::Tensor> ones{at::full({1000}, 1.0F)};
+        EXPECT_ANY_THROW(process_group->allreduce(ones)->wait());
+        delays.add(Clock::now() - decided.load());
+      } else {
+        test::wait_until([&] { return session.must_enter(); });
+      }
+      session.enter(0);
+    });
+    run.agents.wait_until([&] { return num_made == 2; });
+    decided = Clock::now();
+    run.agents.decide(run.ranks);
+    run.end(run.ranks);
+    EXPECT_LT(delays.median(), 100 * test::kSlowdown);
+  }
+}
+
 // One of three processes does not come.
 TEST(ElasticSessionGroupsTest, TheMakingOfAGroupEndsWithTheGeneration) {
   for (const char* const backend : {"shm", "gloo"}) {

@@ -261,6 +261,10 @@ base::Future<void> GroupState::enqueue(std::function<void()> task) {
 void GroupState::share_with_c10d() {
   // First: calls that are made from now on do not queue, so the queue only becomes shorter.
   is_shared_with_c10d_.store(true);
+  if (owner != nullptr) {
+    owner->keep(shared_from_this());
+    throw_if_ended();  // after keep(): where the owner ends between the two it ends the calls
+  }
   wait_until_begun(base::Deadline(timeout), base::concat("process_group() of group '", name, "'"));
 }
 

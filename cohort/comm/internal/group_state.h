@@ -49,7 +49,7 @@ class GroupRegistry {
 /// Of this process, those that live.
 std::vector<std::shared_ptr<GroupRegistry>> all_group_registries();
 
-struct GroupState {
+struct GroupState : std::enable_shared_from_this<GroupState> {
   std::string name;
   std::string backend;
   int rank = 0;
@@ -95,7 +95,8 @@ struct GroupState {
   /// are waited for.
   void wait_until_begun(base::Deadline deadline, const std::string& for_whom) const;
   /// From now on calls are begun by their callers, after those that have been made: others, who have the
-  /// process group, begin calls between them. Blocks until those have begun, at most the group's timeout.
+  /// process group, begin calls between them. Its owner keeps the group until it ends. Blocks until those
+  /// have begun, at most the group's timeout. Throws: what the owner throws, where it has ended.
   void share_with_c10d();
   bool is_shared_with_c10d() const { return is_shared_with_c10d_.load(); }
   /// Counts a call that is over. `call` is a literal.

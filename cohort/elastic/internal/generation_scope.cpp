@@ -9,6 +9,7 @@
 // Gloo does to connect with a process that has died ends after the group's timeout, on a thread of its own.
 #include "cohort/elastic/internal/generation_scope.h"
 
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
@@ -68,11 +69,13 @@ std::exception_ptr GenerationScope::give_up(const std::vector<int>& ranks, base:
 
 void GenerationScope::end_calls() {
   std::vector<std::weak_ptr<comm::Group::State>> groups;
+  std::vector<std::shared_ptr<comm::Group::State>> kept;
   std::shared_ptr<membership::NetStore> client;
   {
     const std::lock_guard lock(mutex_);
     has_ended_ = true;
     groups.swap(groups_);
+    kept.swap(kept_);
     client.swap(client_);
   }
   // The store first: a call that has lost its process asks it who else has.
@@ -80,6 +83,14 @@ void GenerationScope::end_calls() {
   for (const auto& group : groups) {
     if (auto state = group.lock()) comm::end_calls(comm::Group(std::move(state)));
   }
+  // A subgroup may have outlived the group that it was made of.
+  for (auto& state : kept) comm::end_calls(comm::Group(std::move(state)));
+}
+
+void GenerationScope::keep(std::shared_ptr<comm::Group::State> group) {
+  const std::lock_guard lock(mutex_);
+  if (has_ended_ || std::ranges::find(kept_, group) != kept_.end()) return;
+  kept_.push_back(std::move(group));
 }
 
 std::shared_ptr<membership::NetStore> GenerationScope::connect() {

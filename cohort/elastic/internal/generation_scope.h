@@ -45,6 +45,7 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   std::exception_ptr wait_for_end() const override;
   std::exception_ptr give_up(const std::vector<int>& ranks, base::Deadline deadline,
                              const std::string& where) override;
+  void keep(std::shared_ptr<comm::Group::State> group) override;
 
  private:
   std::shared_ptr<membership::NetStore> connect();
@@ -63,6 +64,8 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   bool has_ended_ = false;
   std::shared_ptr<membership::NetStore> client_;
   std::vector<std::weak_ptr<comm::Group::State>> groups_;
+  // Those whose c10d group the user has. They own this scope, so only the end of the generation lets go of both.
+  std::vector<std::shared_ptr<comm::Group::State>> kept_;
 };
 
 }  // namespace cohort::elastic
