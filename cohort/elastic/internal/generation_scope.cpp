@@ -18,9 +18,9 @@
 #include "cohort/base/threads/run_detached.h"
 #include "cohort/comm/failed_call.h"
 #include "cohort/comm/init.h"
+#include "cohort/comm/internal/deadline_store.h"
 #include "cohort/elastic/internal/connections.h"
 #include "cohort/elastic/internal/generation_store.h"
-#include "cohort/net/tls_options.h"
 
 namespace cohort::elastic {
 namespace {
@@ -28,7 +28,10 @@ namespace {
 using base::concat;
 
 // A process that has lost another one hears so from its agent, or loses its own link to it, by then.
-constexpr std::chrono::seconds kNewsTime(5);
+constexpr std::chrono::milliseconds kLeastNewsTime(5'000);
+constexpr int kSilencesUntilNews = 2;
+// Of a connection to the store, and of each request that does not wait for a key.
+constexpr std::chrono::milliseconds kStoreAnswerTime(30'000);
 
 // The store is on the way to processes of other hosts.
 std::string host_to_reach(const std::string& address) {
@@ -36,6 +39,12 @@ std::string host_to_reach(const std::string& address) {
 }
 
 }  // namespace
+
+GenerationScope::GenerationScope(std::shared_ptr<ProcessInbox> inbox, const ScopePlace& place)
+    : inbox_(std::move(inbox)),
+      place_(place),
+      link_silence_(link_silence_of_process()),
+      store_(std::make_shared<StoreClient>(kStoreAnswerTime, link_silence_)) {}
 
 std::shared_ptr<GenerationScope> GenerationScope::make(std::shared_ptr<ProcessInbox> inbox,
                                                        const ScopePlace& place) {
@@ -49,7 +58,8 @@ std::shared_ptr<GenerationScope> GenerationScope::make(std::shared_ptr<ProcessIn
 }
 
 std::exception_ptr GenerationScope::wait_for_end() const {
-  return inbox_->wait_for_end_of(place_.generation, base::Deadline(kNewsTime), /*is_lost=*/true);
+  const base::Deadline deadline(std::max(kLeastNewsTime, kSilencesUntilNews * link_silence_));
+  return inbox_->wait_for_end_of(place_.generation, deadline, /*is_lost=*/true);
 }
 
 // As the session's exchange does: these processes may be stuck for good, and this one continues without them.
@@ -70,16 +80,14 @@ std::exception_ptr GenerationScope::give_up(const std::vector<int>& ranks, base:
 void GenerationScope::end_calls() {
   std::vector<std::weak_ptr<comm::Group::State>> groups;
   std::vector<std::shared_ptr<comm::Group::State>> kept;
-  std::shared_ptr<membership::NetStore> client;
   {
     const std::lock_guard lock(mutex_);
     has_ended_ = true;
     groups.swap(groups_);
     kept.swap(kept_);
-    client.swap(client_);
   }
   // The store first: a call that has lost its process asks it who else has.
-  if (client != nullptr) client->close();
+  store_->close();
   for (const auto& group : groups) {
     if (auto state = group.lock()) comm::end_calls(comm::Group(std::move(state)));
   }
@@ -93,32 +101,25 @@ void GenerationScope::keep(std::shared_ptr<comm::Group::State> group) {
   kept_.push_back(std::move(group));
 }
 
-std::shared_ptr<membership::NetStore> GenerationScope::connect() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (client_ != nullptr) return client_;
-  }
-  std::shared_ptr<membership::NetStore> client;
+// At once, so that who asks for a store or a group hears what stands in the way. A time that is over is no
+// sign of an end that is yet to come.
+void GenerationScope::connect() {
+  const base::Deadline deadline = comm::StoreDeadline::current();
   try {
-    client = std::make_shared<membership::NetStore>(membership::NetStoreOptions{
-        .address = place_.store, .secret = base::Secret::of_process(), .tls = net::TlsOptions::of_process()});
+    store_->at(place_.store, deadline);
   } catch (const RendezvousError&) {
-    if (const std::exception_ptr end = wait_for_end()) std::rethrow_exception(end);
+    if (const std::exception_ptr end = deadline.expired() ? this->end() : wait_for_end())
+      std::rethrow_exception(end);
     throw;
   }
-  const std::lock_guard lock(mutex_);
-  if (has_ended_) {
-    client->close();
-  } else {
-    client_ = client;
-  }
-  return client;
 }
 
 c10::intrusive_ptr<c10d::Store> GenerationScope::store_at(const std::string& folder,
                                                           std::chrono::milliseconds timeout) {
+  connect();
   return c10::make_intrusive<GenerationStore>(
-      connect(), shared_from_this(), concat("generation/", place_.generation, "/", folder, "/"), timeout);
+      [store = store_, address = place_.store] { return store->at(address, comm::StoreDeadline::current()); },
+      shared_from_this(), concat("generation/", place_.generation, "/", folder, "/"), timeout);
 }
 
 // `body` runs on a thread that may be left behind. Whatever of it may notice an end before the inbox does has
@@ -171,8 +172,12 @@ comm::Group GenerationScope::make_group(const GroupOptions& options) {
 // Processes make their groups in the same order: so a number names the same group on each.
 comm::Group GenerationScope::make_group_now(const GroupOptions& options, int number) {
   const auto timeout = options.timeout.count() == 0 ? place_.timeout : options.timeout;
+  const auto store = [&] {
+    const comm::StoreDeadline until{base::Deadline(timeout)};
+    return store_at(concat("group/", number), timeout);
+  };
   comm::Group group =
-      comm::join_process_group({.store = store_at(concat("group/", number), timeout),
+      comm::join_process_group({.store = store(),
                                 .where = concat("the store of generation ", place_.generation),
                                 .rank = place_.process,
                                 .size = place_.num_processes,

@@ -9,13 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "cohort/base/secret.h"
 #include "cohort/base/threads/future.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/group_owner.h"
 #include "cohort/elastic/internal/process_inbox.h"
+#include "cohort/elastic/internal/store_client.h"
 #include "cohort/elastic/session.h"
-#include "cohort/membership/net_store.h"
 
 namespace cohort::elastic {
 
@@ -33,8 +32,7 @@ struct ScopePlace {
 class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_this<GenerationScope> {
  public:
   static std::shared_ptr<GenerationScope> make(std::shared_ptr<ProcessInbox> inbox, const ScopePlace& place);
-  explicit GenerationScope(std::shared_ptr<ProcessInbox> inbox, const ScopePlace& place)
-      : inbox_(std::move(inbox)), place_(place) {}
+  GenerationScope(std::shared_ptr<ProcessInbox> inbox, const ScopePlace& place);
 
   /// As Session::store().
   c10::intrusive_ptr<c10d::Store> store();
@@ -48,7 +46,7 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   void keep(std::shared_ptr<comm::Group::State> group) override;
 
  private:
-  std::shared_ptr<membership::NetStore> connect();
+  void connect();
   c10::intrusive_ptr<c10d::Store> store_at(const std::string& folder, std::chrono::milliseconds timeout);
   comm::Group make_group_now(const GroupOptions& options, int number);
   void end_calls();
@@ -57,14 +55,15 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
 
   const std::shared_ptr<ProcessInbox> inbox_;
   const ScopePlace place_;
+  const std::chrono::milliseconds link_silence_;
+  const std::shared_ptr<StoreClient> store_;
   int num_groups_ = 0;
   bool has_failed_ = false;  // to make one
 
   std::mutex mutex_;  // of all below
   bool has_ended_ = false;
-  std::shared_ptr<membership::NetStore> client_;
   std::vector<std::weak_ptr<comm::Group::State>> groups_;
-  // Those whose c10d group the user has. They own this scope, so only the end of the generation lets go of both.
+  // Those whose c10d group the user has. They own this scope: the generation's end lets go of both.
   std::vector<std::shared_ptr<comm::Group::State>> kept_;
 };
 

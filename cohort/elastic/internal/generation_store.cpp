@@ -27,10 +27,9 @@ std::vector<std::uint8_t> bytes_of_text(const std::string& text) {
 
 }  // namespace
 
-GenerationStore::GenerationStore(std::shared_ptr<membership::NetStore> client,
-                                 std::shared_ptr<comm::GroupOwner> owner, std::string prefix,
+GenerationStore::GenerationStore(Connect connect, std::shared_ptr<comm::GroupOwner> owner, std::string prefix,
                                  milliseconds timeout)
-    : Store(timeout), client_(std::move(client)), owner_(std::move(owner)), prefix_(std::move(prefix)) {}
+    : Store(timeout), connect_(std::move(connect)), owner_(std::move(owner)), prefix_(std::move(prefix)) {}
 
 // A store that fails is news of its agent's end, and so of the generation's.
 template <typename Body>
@@ -38,7 +37,7 @@ auto GenerationStore::ask(Body body) {
   // The store keeps the keys for a while.
   if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
   try {
-    membership::NetStore client = client_->until(comm::StoreDeadline::current());
+    membership::NetStore client = connect_()->until(comm::StoreDeadline::current());
     return body(client);
   } catch (const TimeoutError&) {
     if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
@@ -61,7 +60,7 @@ std::vector<std::string> GenerationStore::full_keys(const std::vector<std::strin
 }
 
 c10::intrusive_ptr<c10d::Store> GenerationStore::clone() {
-  return c10::make_intrusive<GenerationStore>(client_, owner_, prefix_, getTimeout());
+  return c10::make_intrusive<GenerationStore>(connect_, owner_, prefix_, getTimeout());
 }
 
 void GenerationStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
