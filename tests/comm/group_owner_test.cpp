@@ -184,6 +184,20 @@ TEST(GroupOwnerTest, ItGivesUpRanksThatACallHasWaitedForUntilTheTimeoutOfTheGrou
   EXPECT_TRUE(ranks.owners[0]->given_up.empty());
 }
 
+// The first one that is late ends both. Somebody waits for the other one, whose time is not over.
+TEST(GroupOwnerTest, OfTwoCallsTheSoonerDeadlineCounts) {
+  OwnedGroups ranks("shm");
+  GroupState& state = *ranks.groups[0].shared_state();
+  at::Tensor first = at::ones({100}), second = at::ones({100});
+  state.timeout = milliseconds(20);
+  Pending sooner = ranks.groups[0].all_reduce(first);
+  state.timeout = milliseconds(20'000);
+  Pending later = ranks.groups[0].all_reduce(second);
+  COHORT_EXPECT_THROW_WITH(later.wait(), EndOfOwner, "the owner has ended");
+  EXPECT_EQ(ranks.owners[0]->given_up, std::vector<int>{1});
+  COHORT_EXPECT_THROW_WITH(sooner.wait(), EndOfOwner, "the owner has ended");
+}
+
 struct DetectorOfTest : HangDetector {
   void failed(const std::string&) override { has_begun = true; }
   void wait_for_table(base::Deadline) override {}

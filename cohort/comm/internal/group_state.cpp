@@ -120,11 +120,26 @@ void GroupState::throw_if_ending(const std::exception& error) {
   throw_if_ended();
 }
 
+GroupState::OwnTime::OwnTime(GroupState& group, base::Deadline deadline) : group_(group) {
+  const std::lock_guard lock(group_.mutex_);
+  place_ = group_.own_deadlines_.insert(group_.own_deadlines_.end(), deadline);
+}
+
+GroupState::OwnTime::~OwnTime() {
+  const std::lock_guard lock(group_.mutex_);
+  group_.own_deadlines_.erase(place_);
+}
+
 // Without them the owner may continue, and this rank with it. Where no rank is silent, all make different
-// calls: they would do so again.
+// calls: they would do so again. The first call that is late ends all, and somebody may wait for a later one.
 void GroupState::give_up(const std::vector<int>& ranks, base::Deadline deadline,
                          const std::string& where) const {
-  if (owner == nullptr || ranks.empty() || !deadline.expired()) return;
+  if (owner == nullptr || ranks.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const base::Deadline& other : own_deadlines_) deadline = deadline.sooner(other);
+  }
+  if (!deadline.expired()) return;
   std::vector<int> ranks_of_job;
   for (const int silent : ranks) ranks_of_job.push_back(job_ranks[static_cast<std::size_t>(silent)]);
   if (const auto end = owner->give_up(ranks_of_job, deadline, where)) std::rethrow_exception(end);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -116,8 +117,20 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   /// A call has failed. Throws: the same, also where the owner ends now, if `error` may come of its end. The
   /// first such call waits for that, and those that fail meanwhile wait with it. Later ones do not wait.
   void throw_if_ending(const std::exception& error);
-  /// Where the group's own time is over: the call `where` has waited for these ranks of the group. Throws:
-  /// what the owner makes of that, if anything.
+  /// While it exists a call is under way whose time is the group's own.
+  class OwnTime {
+   public:
+    OwnTime(GroupState& group, base::Deadline deadline);
+    ~OwnTime();
+    OwnTime(const OwnTime&) = delete;
+    OwnTime& operator=(const OwnTime&) = delete;
+
+   private:
+    GroupState& group_;
+    std::list<base::Deadline>::iterator place_;
+  };
+  /// The call `where` has waited for these ranks of the group, up to `deadline` or that of another call under
+  /// way, which ended both. Throws: where the group's own time is over, what the owner makes of that.
   void give_up(const std::vector<int>& ranks, base::Deadline deadline, const std::string& where) const;
   /// Throws: UsageError where the backend has no tensors of this kind of device.
   void check_carries(c10::Device device) const;
@@ -146,7 +159,8 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   std::once_flag silence_asked_;
   Silence silence_;
   std::once_flag end_awaited_;
-  std::exception_ptr end_;  // that the owner told of then; null: none
+  std::exception_ptr end_;                   // that the owner told of then; null: none
+  std::list<base::Deadline> own_deadlines_;  // of calls under way
   std::map<std::string, CallCounters, std::less<>> counters_;
   std::vector<bool> rows_;
   // The tasks share it: the last one may be what holds the group, which goes within it.

@@ -74,6 +74,7 @@ PendingState::PendingState(std::shared_ptr<GroupState> of, const char* call, mil
   signature.call = call;
   if (timeout.count() < 0) reject(base::concat(call, ": timeout is ", timeout.count(), " ms"));
   group->check_usable();
+  if (is_groups_deadline && group->owner != nullptr) own_time.emplace(*group, deadline);
   if (base::Timeline::enabled()) row = group->take_row();
 }
 
@@ -271,6 +272,7 @@ void PendingState::finish() {
   for (auto& [view, copy] : returns) view.copy_(copy);
   returns.clear();
   held += FlightEntry::Clock::now() - since;
+  own_time.reset();
   group->flight.set(ticket, CallState::kDone);
   count();
 }
