@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -224,6 +225,29 @@ TEST(GroupOwnerTest, AGroupThatHasLostAPeerWaitsForTheNewsOnce) {
     EXPECT_EQ(ranks.owners[0]->num_waits, 1);
     EXPECT_TRUE(had_begun);
   }
+}
+
+// A group may be used by several threads in turn, and the first one waits.
+TEST(GroupOwnerTest, ACallThatBeginsWhileAnotherOneWaitsForTheNewsWaitsToo) {
+  OwnedGroups ranks("shm");
+  OwnerOfTest& owner = *ranks.owners[0];
+  std::promise<void> news;
+  owner.on_wait = [&, has_come = news.get_future().share()] { has_come.wait(); };
+  const auto call = [&] {
+    COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[0]), EndOfOwner, "the owner has ended");
+  };
+  GroupState& peer = *ranks.groups[1].shared_state();
+  peer.mark_broken("it is gone", base::Deadline(std::chrono::seconds(20)));
+  peer.end_calls(ErrorCause::kPeer);
+  std::thread first(call);
+  test::wait_until([&] { return owner.num_waits == 1; });
+  std::thread second(call);
+  test::wait_until([&] { return ranks.groups[0].shared_state()->calls_under_way == 2; });
+  owner.has_ended = true;
+  news.set_value();
+  first.join();
+  second.join();
+  EXPECT_EQ(owner.num_waits, 1);
 }
 
 // The others learn of it, and wait.

@@ -28,6 +28,14 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have joined and may have died
 
+// A time that is over, a wrong call, and what failed on this rank alone are no signs of an owner's end that
+// is yet to come. Other words of a backend may be: it has many for a peer that is gone.
+bool may_come_of_end(const std::exception& error) {
+  const ErrorCause cause = cause_of(error);
+  const bool is_unknown = cause == ErrorCause::kOther && dynamic_cast<const Error*>(&error) == nullptr;
+  return cause == ErrorCause::kPeer || is_unknown;
+}
+
 }  // namespace
 
 StoreAdapter store_adapter_of(const GroupState& state) {
@@ -93,10 +101,17 @@ std::string GroupState::row_name(int row) const {
   return row == 0 ? name : base::concat(name, " (", row + 1, ")");
 }
 
-void GroupState::check_usable() const {
+// A call may begin while another one that has failed still waits for the news.
+void GroupState::check_usable() {
   throw_if_ended();
+  bool may_be_end = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_.empty()) return;
+    may_be_end = may_be_end_;
+  }
+  if (may_be_end) await_end();
   const std::lock_guard lock(mutex_);
-  if (broken_.empty()) return;
   throw CommError("comm.group",
                   base::concat("group '", name, "' failed before and cannot be used: ", broken_),
                   "end the process and resume from a checkpoint");
@@ -107,17 +122,20 @@ void GroupState::throw_if_ended() const {
   if (end != nullptr) std::rethrow_exception(end);
 }
 
-// A time that is over, a wrong call, and what failed on this rank alone are no signs of an end that is yet to
-// come. Other words of a backend may be: it has many for a peer that is gone.
 void GroupState::throw_if_ending(const std::exception& error) {
-  if (owner == nullptr) return;
-  const ErrorCause cause = cause_of(error);
-  const bool is_unknown = cause == ErrorCause::kOther && dynamic_cast<const Error*>(&error) == nullptr;
-  if (cause == ErrorCause::kPeer || is_unknown) {
-    std::call_once(end_awaited_, [&] { end_ = owner->wait_for_end(); });
-    if (end_ != nullptr) std::rethrow_exception(end_);
-  }
+  if (may_come_of_end(error)) await_end();
   throw_if_ended();
+}
+
+// Throws the end, if it has come.
+void GroupState::await_end() {
+  if (owner == nullptr) return;
+  std::call_once(end_awaited_, [&] { end_ = owner->wait_for_end(); });
+  if (end_ != nullptr) std::rethrow_exception(end_);
+}
+
+void GroupState::mark_broken(const std::string& what, const std::exception& error, base::Deadline until) {
+  mark_broken(base::concat(what, ": ", base::message_of(error)), until, may_come_of_end(error));
 }
 
 GroupState::OwnTime::OwnTime(GroupState& group, base::Deadline deadline) : group_(group) {

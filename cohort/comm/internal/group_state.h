@@ -109,9 +109,12 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   /// "world", "world (2)": the name of a row.
   std::string row_name(int row) const;
   /// Marks the group as broken by `what`, once; others who ask the store learn of it, if it answers by then.
-  void mark_broken(const std::string& what, base::Deadline until);
+  void mark_broken(const std::string& what, base::Deadline until) { mark_broken(what, until, false); }
+  /// The same: `error` is what befell the call `what`.
+  void mark_broken(const std::string& what, const std::exception& error, base::Deadline until);
   /// Throws CommError with the first failure, if there was one; what its owner throws, where that has ended.
-  void check_usable() const;
+  /// Waits for the news of that as throw_if_ending(), where the failure may come of it.
+  void check_usable();
   /// Throws: what its owner throws, where that has ended.
   void throw_if_ended() const;
   /// A call has failed. Throws: the same, also where the owner ends now, if `error` may come of its end. The
@@ -153,8 +156,12 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   base::Deadline end_of_failure(base::Deadline deadline) const;
 
  private:
+  void mark_broken(const std::string& what, base::Deadline until, bool may_be_end);
+  void await_end();
+
   mutable std::mutex mutex_;
   std::string broken_;
+  bool may_be_end_ = false;  // of the owner, that has broken it; set with broken_
   base::Deadline failure_end_ = base::Deadline::never();  // of the first one; set with broken_
   std::once_flag silence_asked_;
   Silence silence_;

@@ -240,7 +240,7 @@ bool PendingState::is_on_gpu() const {
 void PendingState::end_work(c10d::Work& running, const std::exception& error, base::Deadline until) {
   if (is_on_gpu() || running.isCompleted()) return;
   // First, as the store is asked until then, and what follows may take longer.
-  group->mark_broken(base::concat(describe(), ": ", base::message_of(error)), until);
+  group->mark_broken(describe(), error, until);
   try {
     running.abort();
   } catch (const std::exception&) {  // it cannot
