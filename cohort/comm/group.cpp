@@ -385,6 +385,7 @@ BarrierResult run_barrier(GroupState& state, std::int64_t number, base::Deadline
 // Over the store and not over the backend: the store knows who came, and works in a group that is broken.
 void Group::barrier(CallOptions options) const {
   State& group_state = state();
+  group_state.check_owner();
   Signature signature("barrier", {});
   signature.number = group_state.barriers.fetch_add(1);
   // A barrier has a position, as every rank makes it: it shows who is behind.

@@ -29,6 +29,9 @@ class GroupOwner {
                                      const std::string& /*where*/) {
     return nullptr;
   }
+  /// A call of the group, or a request to its store, begins on this thread. Throws: UsageError where the
+  /// owner allows none now.
+  virtual void check_call() const {}
   /// c10d's process group was handed out, and may outlast `group`. An owner that ends keeps the latter until
   /// then, as end_calls() needs it. Does not wait.
   virtual void keep(std::shared_ptr<GroupState> /*group*/) {}

@@ -310,6 +310,26 @@ TEST(ElasticSessionGroupsTest, APlannedChangeLetsAStepEnd) {
   run.end(run.ranks);
 }
 
+// Where a process died then, no process would have the state any more.
+TEST(ElasticSessionGroupsTest, AGroupIsNotCalledWhileTheStateChanges) {
+  GroupRun run(1);
+  run.start([&](Session& session, GenerationInfo) {
+    const comm::Group group = session.make_group({});
+    const auto store = session.store();
+    session.begin_changes();
+    const std::string words = "after begin_changes() in generation 1";
+    COHORT_EXPECT_THROW_WITH(count_calls(group), UsageError, words);
+    COHORT_EXPECT_THROW_WITH(group.barrier(), UsageError, words);
+    COHORT_EXPECT_THROW_WITH(group.subgroup({0}), UsageError, words);
+    COHORT_EXPECT_THROW_WITH(store->check({"key"}), UsageError, words);
+    COHORT_EXPECT_THROW_WITH(session.make_group({}), UsageError, words);
+    session.commit(1);
+    EXPECT_EQ(count_calls(group), 1);
+    EXPECT_EQ(count_calls(session.make_group({})), 1) << "no attempt has failed";
+  });
+  run.end(run.ranks);
+}
+
 // As where the session's own exchange waits for one: others continue without it, or with new links.
 TEST(ElasticSessionGroupsTest, AProcessThatIsStuckIsLostForWhoeverWaitsForIt) {
   const milliseconds timeout = test::kSlowdown * milliseconds(50);

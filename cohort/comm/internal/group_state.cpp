@@ -103,7 +103,7 @@ std::string GroupState::row_name(int row) const {
 
 // A call may begin while another one that has failed still waits for the news.
 void GroupState::check_usable() {
-  throw_if_ended();
+  check_owner();
   bool may_be_end = false;
   {
     const std::lock_guard lock(mutex_);
@@ -115,6 +115,11 @@ void GroupState::check_usable() {
   throw CommError("comm.group",
                   base::concat("group '", name, "' failed before and cannot be used: ", broken_),
                   "end the process and resume from a checkpoint");
+}
+
+void GroupState::check_owner() const {
+  throw_if_ended();
+  if (owner != nullptr) owner->check_call();
 }
 
 void GroupState::throw_if_ended() const {

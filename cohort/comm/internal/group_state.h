@@ -117,6 +117,8 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   void check_usable();
   /// Throws: what its owner throws, where that has ended.
   void throw_if_ended() const;
+  /// The same for a call that begins on this thread. Throws: UsageError where the owner allows none, too.
+  void check_owner() const;
   /// A call has failed. Throws: the same, also where the owner ends now, if `error` may come of its end. The
   /// first such call waits for that, and those that fail meanwhile wait with it. Later ones do not wait.
   void throw_if_ending(const std::exception& error);

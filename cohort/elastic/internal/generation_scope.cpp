@@ -62,6 +62,15 @@ std::exception_ptr GenerationScope::wait_for_end() const {
   return inbox_->wait_for_end_of(place_.generation, deadline, /*is_lost=*/true);
 }
 
+// Where a process is gone nobody could make the step again: its state is half changed on all.
+void GenerationScope::check_call() const {
+  if (!is_changing_ || std::this_thread::get_id() != thread_) return;
+  throw UsageError(
+      "elastic.session",
+      concat("a group's call, or one of the store, after begin_changes() in generation ", place_.generation),
+      "the call before begin_changes(): a failure there repeats the step");
+}
+
 // As the session's exchange does: these processes may be stuck for good, and this one continues without them.
 std::exception_ptr GenerationScope::give_up(const std::vector<int>& ranks, base::Deadline deadline,
                                             const std::string& where) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -7,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cohort/base/threads/future.h"
@@ -34,6 +36,9 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   static std::shared_ptr<GenerationScope> make(std::shared_ptr<ProcessInbox> inbox, const ScopePlace& place);
   GenerationScope(std::shared_ptr<ProcessInbox> inbox, const ScopePlace& place);
 
+  /// The thread that has made the scope changes the state, and makes no call until that is done. Another
+  /// thread may finish what began before.
+  void set_changing(bool is_changing) { is_changing_ = is_changing; }
   /// As Session::store().
   c10::intrusive_ptr<c10d::Store> store();
   /// As Session::make_group().
@@ -43,6 +48,7 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   std::exception_ptr wait_for_end() const override;
   std::exception_ptr give_up(const std::vector<int>& ranks, base::Deadline deadline,
                              const std::string& where) override;
+  void check_call() const override;
   void keep(std::shared_ptr<comm::Group::State> group) override;
 
  private:
@@ -57,6 +63,8 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   const ScopePlace place_;
   const std::chrono::milliseconds link_silence_;
   const std::shared_ptr<StoreClient> store_;
+  const std::thread::id thread_ = std::this_thread::get_id();  // the session's caller
+  std::atomic<bool> is_changing_{false};
   int num_groups_ = 0;
   bool has_failed_ = false;  // to make one
 

@@ -135,7 +135,9 @@ GenerationScope& NetSession::scope(const char* wanted) {
                                             .num_processes = info_.num_processes,
                                             .store = inbox_->generation().store,
                                             .timeout = options_.timeout});
+    scope_->set_changing(is_changing_);
   }
+  scope_->check_call();
   return *scope_;
 }
 
@@ -149,6 +151,7 @@ c10::intrusive_ptr<c10d::Store> NetSession::store() {
 
 void NetSession::begin_changes() {
   is_changing_ = true;
+  if (scope_ != nullptr) scope_->set_changing(true);
   if (region_ != nullptr) region_->mark_changing(committed_ + 1);
   reach_fault_point("changes");
 }
@@ -160,6 +163,7 @@ void NetSession::commit(std::uint64_t steps) {
     region_->commit(steps, state_to_keep());
   }
   is_changing_ = false;
+  if (scope_ != nullptr) scope_->set_changing(false);
   committed_ = steps;
   end_step();
   inbox_->set_committed(steps);
