@@ -35,6 +35,26 @@ class GroupOwner {
   /// c10d's process group was handed out, and may outlast `group`. An owner that ends keeps the latter until
   /// then, as end_calls() needs it. Does not wait.
   virtual void keep(std::shared_ptr<GroupState> /*group*/) {}
+  /// This thread waits for other ranks, in calls or in the store, until end_wait(). There may be such waits
+  /// within it.
+  virtual void begin_wait() {}
+  virtual void end_wait() {}
+};
+
+/// While it exists, its thread waits. Null: for a group without an owner.
+class OwnerWait {
+ public:
+  explicit OwnerWait(GroupOwner* owner) : owner_(owner) {
+    if (owner_ != nullptr) owner_->begin_wait();
+  }
+  ~OwnerWait() {
+    if (owner_ != nullptr) owner_->end_wait();
+  }
+  OwnerWait(const OwnerWait&) = delete;
+  OwnerWait& operator=(const OwnerWait&) = delete;
+
+ private:
+  GroupOwner* const owner_;
 };
 
 }  // namespace cohort::comm

@@ -18,8 +18,10 @@
 
 #include "cohort/comm/backend.h"
 #include "cohort/comm/internal/group_state.h"
+#include "cohort/elastic/internal/net_slice_exchange.h"
 #include "cohort/elastic/run.h"
 #include "cohort/elastic/session.h"
+#include "cohort/parallel/virtual_ranks/text_gather.h"
 #include "played_agents.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/header_examples.h"
@@ -326,6 +328,28 @@ TEST(ElasticSessionGroupsTest, AGroupIsNotCalledWhileTheStateChanges) {
     session.commit(1);
     EXPECT_EQ(count_calls(group), 1);
     EXPECT_EQ(count_calls(session.make_group({})), 1) << "no attempt has failed";
+  });
+  run.end(run.ranks);
+}
+
+// A slow process is named by the time that each one works in a step.
+TEST(ElasticSessionGroupsTest, WaitsInAGroupAreNoWork) {
+  constexpr std::chrono::duration<double> kLate = milliseconds(60) * test::kSlowdown;
+  GroupRun run(2);
+  run.start([&](Session& session, GenerationInfo info) {
+    const comm::Group group = session.make_group({});
+    const auto exchange = std::dynamic_pointer_cast<NetSliceExchange>(session.exchange());
+    group.barrier();
+    session.commit(1);  // what came before is no part of the step
+    const base::Deadline works(kLate);
+    test::wait_until([&] { return info.process == 0 || works.expired(); });
+    EXPECT_EQ(count_calls(group), 2);
+    group.barrier();
+    session.commit(2);
+    parallel::all_gather_texts(exchange.get(), "the times of step 2");
+    const std::vector<double> seconds = exchange->end_step({});
+    EXPECT_LT(seconds[0], kLate.count());
+    EXPECT_GE(seconds[1], kLate.count());
   });
   run.end(run.ranks);
 }

@@ -141,6 +141,7 @@ void PendingState::begin(const CallDetails& details, const Body& body) {
   if (group->is_shared_with_c10d() || (!fingerprint && group->is_queue_empty())) {
     if (fingerprint) {
       const auto since = FlightEntry::Clock::now();
+      const OwnerWait waiting(group->owner.get());
       compare(*fingerprint);
       held += FlightEntry::Clock::now() - since;
     }
@@ -256,6 +257,7 @@ void PendingState::end_work(c10d::Work& running, const std::exception& error, ba
 
 void PendingState::finish() {
   const auto since = FlightEntry::Clock::now();
+  const OwnerWait waiting(group->owner.get());
   wait_until_begun();
   const WorkPtr running = work;
   group->flight.set(ticket, CallState::kWaiting);

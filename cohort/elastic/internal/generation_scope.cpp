@@ -2,7 +2,9 @@
 // calls of the groups: so whatever waits in one of them throws, on the thread of whoever made the call. The
 // inbox says why, so each error is the same one, also of calls that come later.
 //
-// Always: that thread has the scope only while it ends calls. What nobody holds any more goes at once.
+// Once a second that thread looks whether the training thread waits in a call, and tells the agent, which
+// looks for processes that neither get on nor wait. Always: it has the scope only for that, and while it ends
+// calls. What nobody holds any more goes at once.
 //
 // To connect, and to make a group, may take as long as another process likes. So another thread does it, and
 // the caller waits in the inbox. After the generation's end that thread is left behind, and ends soon. What
@@ -10,6 +12,7 @@
 #include "cohort/elastic/internal/generation_scope.h"
 
 #include <algorithm>
+#include <functional>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
@@ -50,8 +53,12 @@ std::shared_ptr<GenerationScope> GenerationScope::make(std::shared_ptr<ProcessIn
                                                        const ScopePlace& place) {
   auto scope = std::make_shared<GenerationScope>(inbox, place);
   base::run_detached("the end of a generation",
-                     [inbox, number = place.generation, weak = std::weak_ptr(scope)] {
-                       inbox->wait_for_end_of(number, base::Deadline::never());
+                     [inbox, number = place.generation, look = place.long_wait, weak = std::weak_ptr(scope)] {
+                       while (!inbox->wait_for_end_of(number, base::Deadline(look))) {
+                         const auto waiting = weak.lock();
+                         if (waiting == nullptr) return;
+                         waiting->tell_long_wait();
+                       }
                        if (const auto ended = weak.lock()) ended->end_calls();
                      });
   return scope;
@@ -69,6 +76,30 @@ void GenerationScope::check_call() const {
       "elastic.session",
       concat("a group's call, or one of the store, after begin_changes() in generation ", place_.generation),
       "the call before begin_changes(): a failure there repeats the step");
+}
+
+// What other threads wait for does not hold the steps up.
+void GenerationScope::begin_wait() {
+  if (std::this_thread::get_id() != thread_) return;
+  const std::lock_guard lock(wait_mutex_);
+  if (num_waits_++ == 0) wait_began_ = base::Deadline::Clock::now();
+}
+
+void GenerationScope::end_wait() {
+  if (std::this_thread::get_id() != thread_) return;
+  const std::lock_guard lock(wait_mutex_);
+  if (--num_waits_ > 0) return;
+  if (const auto exchange = place_.exchange.lock()) {
+    exchange->add_wait(base::Deadline::Clock::now() - wait_began_);
+  }
+  if (std::exchange(is_wait_told_, false)) inbox_->tell_long_wait(false);
+}
+
+// Under the mutex: what is told last is that the wait has ended.
+void GenerationScope::tell_long_wait() {
+  const std::lock_guard lock(wait_mutex_);
+  const bool is_long = num_waits_ > 0 && base::Deadline::Clock::now() - wait_began_ >= place_.long_wait;
+  if (is_long && !std::exchange(is_wait_told_, true)) inbox_->tell_long_wait(true);
 }
 
 // As the session's exchange does: these processes may be stuck for good, and this one continues without them.
@@ -146,6 +177,11 @@ auto GenerationScope::run_until_end(const char* what, Body body) {
   result.on_ready([inbox = inbox_] { inbox->post([] {}); });
   std::vector<int> all;
   for (int process = 0; process < place_.num_processes; ++process) all.push_back(process);
+  const auto began = base::Deadline::Clock::now();
+  const std::unique_ptr<void, std::function<void(void*)>> guard(this, [&](void*) {
+    const auto exchange = place_.exchange.lock();
+    if (exchange != nullptr) exchange->add_wait(base::Deadline::Clock::now() - began);
+  });
   // The body has a deadline of its own, and says more than that it is late.
   inbox_->wait([&] { return result.ready(); }, {.generation = place_.generation,
                                                 .is_in_step = true,

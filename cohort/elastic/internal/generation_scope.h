@@ -14,6 +14,7 @@
 #include "cohort/base/threads/future.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/group_owner.h"
+#include "cohort/elastic/internal/net_slice_exchange.h"
 #include "cohort/elastic/internal/process_inbox.h"
 #include "cohort/elastic/internal/store_client.h"
 #include "cohort/elastic/session.h"
@@ -26,6 +27,8 @@ struct ScopePlace {
   int process = 0, num_processes = 1;
   std::string store;  ///< address
   std::chrono::milliseconds timeout{600'000};
+  std::weak_ptr<NetSliceExchange> exchange = {};  ///< whose steps take waits out of their work
+  std::chrono::milliseconds long_wait{1'000};     ///< after which a wait is told to the agent
 };
 
 /// What a user's own code has of a generation: its store, and groups of its processes. All of it ends with
@@ -49,6 +52,8 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   std::exception_ptr give_up(const std::vector<int>& ranks, base::Deadline deadline,
                              const std::string& where) override;
   void check_call() const override;
+  void begin_wait() override;
+  void end_wait() override;
   void keep(std::shared_ptr<comm::Group::State> group) override;
 
  private:
@@ -56,6 +61,7 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   c10::intrusive_ptr<c10d::Store> store_at(const std::string& folder, std::chrono::milliseconds timeout);
   comm::Group make_group_now(const GroupOptions& options, int number);
   void end_calls();
+  void tell_long_wait();
   template <typename Body>
   auto run_until_end(const char* what, Body body);
 
@@ -67,6 +73,11 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   std::atomic<bool> is_changing_{false};
   int num_groups_ = 0;
   bool has_failed_ = false;  // to make one
+
+  std::mutex wait_mutex_;  // of what follows
+  int num_waits_ = 0;      // of `thread_`, each within the one before
+  base::Deadline::Clock::time_point wait_began_;
+  bool is_wait_told_ = false;
 
   std::mutex mutex_;  // of all below
   bool has_ended_ = false;

@@ -37,6 +37,7 @@ auto GenerationStore::ask(Body body) {
   // The store keeps the keys for a while.
   if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
   owner_->check_call();
+  const comm::OwnerWait waiting(owner_.get());
   try {
     membership::NetStore client = connect_()->until(comm::StoreDeadline::current());
     return body(client);

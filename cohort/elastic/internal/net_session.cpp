@@ -134,7 +134,8 @@ GenerationScope& NetSession::scope(const char* wanted) {
                                             .process = info_.process,
                                             .num_processes = info_.num_processes,
                                             .store = inbox_->generation().store,
-                                            .timeout = options_.timeout});
+                                            .timeout = options_.timeout,
+                                            .exchange = exchange_});
     scope_->set_changing(is_changing_);
   }
   scope_->check_call();
