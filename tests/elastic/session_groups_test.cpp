@@ -488,6 +488,7 @@ TEST(ElasticSessionGroupsTest, AGroupNeedsAGeneration) {
   COHORT_EXPECT_THROW_WITH(rank.session->make_group({}), UsageError, "in no generation");
   COHORT_EXPECT_THROW_WITH(rank.session->store(), UsageError, "in no generation");
   EXPECT_EQ(count_calls(make_group(nullptr)), 1) << "alone";
+  COHORT_EXPECT_THROW_WITH(make_group(nullptr, {.backend = "nccl"}), UsageError, "nccl cannot be ended");
 }
 
 }  // namespace
