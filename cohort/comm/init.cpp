@@ -293,7 +293,8 @@ Group make_agreed_group(const Job& job, const std::string& where, base::Deadline
   if (is_automatic) {
     choice = choose_backend({.cuda = device.device.is_cuda(),
                              .one_host = agreement.is_one_machine && job.world_size <= kMaxShmRanks,
-                             .device_reason = device.reason});
+                             .device_reason = device.reason,
+                             .ends_calls = made.owner != nullptr});
     made.backend = choice.backend;
   }
   // What listens need not be reached from elsewhere.

@@ -150,12 +150,13 @@ TEST(GroupOwnerTest, GroupsAreForTensorsOnTheCpu) {
                            "no call on a GPU could be");
   COHORT_EXPECT_THROW_WITH(automatic.groups[0].subgroup({0}, {.backend = "nccl"}), UsageError,
                            "calls of backend nccl cannot be ended");
-  OwnedGroups ranks;
-  std::thread other([&] {
-    COHORT_EXPECT_THROW_WITH(ranks.make(1, "nccl"), UsageError, "calls of backend nccl cannot be ended");
-  });
-  COHORT_EXPECT_THROW_WITH(ranks.make(0, "nccl"), UsageError, "calls of backend nccl cannot be ended");
-  other.join();
+  for (const std::string backend : {"nccl", "mpi"}) {
+    OwnedGroups ranks;
+    const std::string words = base::concat("calls of backend ", backend, " cannot be ended");
+    std::thread other([&] { COHORT_EXPECT_THROW_WITH(ranks.make(1, backend), UsageError, words); });
+    COHORT_EXPECT_THROW_WITH(ranks.make(0, backend), UsageError, words);
+    other.join();
+  }
 }
 
 // A time that a caller gives to one call is that call's own.
@@ -254,12 +255,15 @@ TEST(GroupOwnerTest, ACallThatBeginsWhileAnotherOneWaitsForTheNewsWaitsToo) {
 TEST(GroupOwnerTest, ARankThatFailsByItselfDoesNotWaitForTheNews) {
   static std::once_flag is_registered;  // where the test is repeated
   std::call_once(is_registered, [&] {
-    register_backend("fails on rank 0", {.make = [](const BackendOptions& options) {
-                       if (options.rank == 0) throw SystemError("test", "no space left");
-                       BackendInstance made = make_backend("fake", options);
-                       made.is_distributed = true;
-                       return made;
-                     }});
+    register_backend("fails on rank 0", {.make =
+                                             [](const BackendOptions& options) {
+                                               if (options.rank == 0)
+                                                 throw SystemError("test", "no space left");
+                                               BackendInstance made = make_backend("fake", options);
+                                               made.is_distributed = true;
+                                               return made;
+                                             },
+                                         .ends_calls = true});
   });
   OwnedGroups ranks;
   std::thread other([&] {

@@ -207,12 +207,14 @@ TEST(ElasticSessionGroupsTest, AProcessThatCannotMakeAGroupThrowsAtOnce) {
   const char* const name = "fails in process 0";
   static std::once_flag is_registered;  // where the test is repeated
   std::call_once(is_registered, [&] {
-    comm::register_backend(name, {.make = [](const comm::BackendOptions& options) {
-                             if (options.rank == 0) throw SystemError("test", "no space left");
-                             auto made = comm::backend_type("fake").make(options);
-                             made.is_distributed = true;
-                             return made;
-                           }});
+    comm::register_backend(name, {.make =
+                                      [](const comm::BackendOptions& options) {
+                                        if (options.rank == 0) throw SystemError("test", "no space left");
+                                        auto made = comm::backend_type("fake").make(options);
+                                        made.is_distributed = true;
+                                        return made;
+                                      },
+                                  .ends_calls = true});
   });
   GroupRun run(2);
   std::atomic<bool> has_failed{false};

@@ -376,7 +376,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   if (options.rank < 0 || options.rank >= size) {
     throw UsageError("comm.group", base::concat("rank is ", options.rank, ", expected 0 to ", size - 1));
   }
-  if (options.owner != nullptr && backend_type(options.backend).device != c10::kCPU) {
+  if (options.owner != nullptr && !backend_type(options.backend).ends_calls) {
     throw UsageError("comm.group",
                      base::concat("group '", options.name, "' ends with its owner, and calls of backend ",
                                   options.backend, " cannot be ended"),
