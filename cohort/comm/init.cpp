@@ -350,6 +350,7 @@ Group join_process_group(const StoreInitOptions& options) {
   return make_agreed_group(job, options.where, base::Deadline(options.timeout),
                            {.store = options.store,
                             .name = options.name,
+                            .title = options.title,
                             .job_ranks = all_ranks(job.world_size),
                             .rank = job.rank,
                             .backend = options.backend,

@@ -275,6 +275,17 @@ TEST(GroupOwnerTest, ARankThatFailsByItselfDoesNotWaitForTheNews) {
   EXPECT_EQ(ranks.owners[1]->num_waits, 1);
 }
 
+// As those of generations, of which there may be hundreds.
+TEST(GroupOwnerTest, GroupsOfOneTitleShareTheRowsOfTheTimeline) {
+  const Group group = join_process_group({.store = c10::make_intrusive<c10d::HashStore>(),
+                                          .name = "generation 7 group 0",
+                                          .title = "group 0",
+                                          .backend = "fake"});
+  EXPECT_EQ(group.shared_state()->row_name(0), "group 0");
+  EXPECT_EQ(group.subgroup({0}).shared_state()->row_name(1), "group 0.0 (2)");
+  EXPECT_EQ(group.subgroup({0}).name(), "generation 7 group 0.1");
+}
+
 TEST(GroupOwnerTest, ARendezvousOverAStoreNamesWhoDidNotCome) {
   COHORT_EXPECT_THROW_WITH(join_process_group({.store = c10::make_intrusive<c10d::HashStore>(),
                                                .where = "a store of the test",

@@ -98,7 +98,7 @@ void GroupState::give_row(int row) {
 }
 
 std::string GroupState::row_name(int row) const {
-  return row == 0 ? name : base::concat(name, " (", row + 1, ")");
+  return row == 0 ? title : base::concat(title, " (", row + 1, ")");
 }
 
 // A call may begin while another one that has failed still waits for the news.
@@ -385,6 +385,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   use_numeric_names();  // the store may be one that the caller has opened
   auto state = std::make_shared<GroupState>();
   state->name = options.name;
+  state->title = options.title.empty() ? options.name : options.title;
   state->backend = options.backend;
   state->rank = options.rank;
   state->size = size;

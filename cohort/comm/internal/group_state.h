@@ -52,6 +52,7 @@ std::vector<std::shared_ptr<GroupRegistry>> all_group_registries();
 
 struct GroupState : std::enable_shared_from_this<GroupState> {
   std::string name;
+  std::string title;  ///< of its rows on the timeline, which groups that follow each other may share
   std::string backend;
   int rank = 0;
   int size = 1;
@@ -209,6 +210,7 @@ struct StateOptions {
   std::shared_ptr<StoreConnections> connections = nullptr;
   std::string prefix = "";
   std::string name = "world";
+  std::string title = "";      ///< empty: as `name`
   std::vector<int> job_ranks;  ///< of each rank of the group
   int rank = 0;
   std::string backend;

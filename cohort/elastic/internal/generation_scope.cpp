@@ -227,6 +227,7 @@ comm::Group GenerationScope::make_group_now(const GroupOptions& options, int num
                                 .rank = place_.process,
                                 .size = place_.num_processes,
                                 .name = concat("generation ", place_.generation, " group ", number),
+                                .title = concat("group ", number),  // the same rows in each generation
                                 .backend = options.backend,
                                 .reach = host_to_reach(place_.store),
                                 .timeout = timeout,
