@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/run_detached.h"
 #include "cohort/comm/failed_call.h"
@@ -24,6 +25,7 @@
 #include "cohort/comm/internal/deadline_store.h"
 #include "cohort/elastic/internal/connections.h"
 #include "cohort/elastic/internal/generation_store.h"
+#include "cohort/net/tls_options.h"
 
 namespace cohort::elastic {
 namespace {
@@ -233,6 +235,10 @@ comm::Group GenerationScope::make_group_now(const GroupOptions& options, int num
                                 .timeout = timeout,
                                 .check_consistency = options.check_consistency,
                                 .owner = shared_from_this()});
+  if (group.backend() == "gloo" && place_.is_over_hosts && net::TlsOptions::of_process()) {
+    base::warn_once("elastic.groups",
+                    "[elastic.groups] the links of this run are encrypted; what its groups send is not");
+  }
   const std::lock_guard lock(mutex_);
   std::erase_if(groups_, [](const auto& other) { return other.expired(); });
   groups_.push_back(group.shared_state());

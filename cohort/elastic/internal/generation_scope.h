@@ -25,7 +25,8 @@ namespace cohort::elastic {
 struct ScopePlace {
   std::uint64_t generation = 0;
   int process = 0, num_processes = 1;
-  std::string store;  ///< address
+  std::string store;           ///< address
+  bool is_over_hosts = false;  ///< its processes are of several agents
   std::chrono::milliseconds timeout{600'000};
   std::weak_ptr<NetSliceExchange> exchange = {};  ///< whose steps take waits out of their work
   std::chrono::milliseconds long_wait{1'000};     ///< after which a wait is told to the agent
@@ -82,7 +83,7 @@ class GenerationScope : public comm::GroupOwner, public std::enable_shared_from_
   std::mutex mutex_;  // of all below
   bool has_ended_ = false;
   std::vector<std::weak_ptr<comm::Group::State>> groups_;
-  // Those whose c10d group the user has. They own this scope: the generation's end lets go of both.
+  // Those whose c10d group the user has. They own this scope: the generation's end releases both.
   std::vector<std::shared_ptr<comm::Group::State>> kept_;
 };
 

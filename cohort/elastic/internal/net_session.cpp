@@ -134,6 +134,7 @@ GenerationScope& NetSession::scope(const char* wanted) {
                                             .process = info_.process,
                                             .num_processes = info_.num_processes,
                                             .store = inbox_->generation().store,
+                                            .is_over_hosts = inbox_->generation().members.size() > 1,
                                             .timeout = options_.timeout,
                                             .exchange = exchange_});
     scope_->set_changing(is_changing_);
