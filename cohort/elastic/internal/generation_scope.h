@@ -25,7 +25,7 @@ namespace cohort::elastic {
 struct ScopePlace {
   std::uint64_t generation = 0;
   int process = 0, num_processes = 1;
-  std::string store;           ///< address
+  std::string store = {};      ///< address
   bool is_over_hosts = false;  ///< its processes are of several agents
   std::chrono::milliseconds timeout{600'000};
   std::weak_ptr<NetSliceExchange> exchange = {};  ///< whose steps take waits out of their work

@@ -49,6 +49,12 @@ auto GenerationStore::ask(Body body) {
   } catch (const membership::StaleGeneration& error) {
     if (const std::exception_ptr end = owner_->wait_for_end()) std::rethrow_exception(end);
     throw GenerationEnded("elastic.store", base::message_of(error), "Session::enter()");
+  } catch (const RendezvousError&) {  // of another link, in the time that the call has
+    const bool is_late = comm::StoreDeadline::current().expired();
+    if (const std::exception_ptr end = is_late ? owner_->end() : owner_->wait_for_end()) {
+      std::rethrow_exception(end);
+    }
+    throw;
   } catch (const CommError&) {
     if (const std::exception_ptr end = owner_->wait_for_end()) std::rethrow_exception(end);
     throw;

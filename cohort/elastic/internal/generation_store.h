@@ -17,10 +17,10 @@ namespace cohort::elastic {
 /// none. All requests end at comm's StoreDeadline of the calling thread, too. Ownership: shares the
 /// client, whose close() ends all requests. Threads: any; a request that waits delays no other one. Throws:
 /// what `owner` throws, where the generation has ended; TimeoutError; CommError where the store is gone, or
-/// the link to it was lost: the next request has another link.
+/// the link to it was lost; the next request has another link; RendezvousError where there is none.
 class GenerationStore : public c10d::Store {
  public:
-  /// Gives the client for a request. Throws: CommError.
+  /// Gives the client for a request. Throws: CommError; RendezvousError.
   using Connect = std::function<std::shared_ptr<membership::NetStore>()>;
   /// `prefix`: of all keys, "generation/7/user/".
   GenerationStore(Connect connect, std::shared_ptr<comm::GroupOwner> owner, std::string prefix,
