@@ -70,6 +70,7 @@ struct BackendSituation {
   bool cuda = false;          ///< a CUDA device can be used
   bool one_host = false;      ///< all ranks share memory
   std::string device_reason;  ///< why a GPU is used, or why not
+  bool ends_calls = false;    ///< as of BackendType: only those that have it
 };
 
 /// How well a backend suits a situation.
@@ -88,8 +89,11 @@ struct BackendType {
   std::function<BackendFit(const BackendSituation&)> fit = nullptr;
   /// True: it carries nothing between ranks. `cohort doctor` does not list it.
   bool is_for_tests = false;
-  /// As that of BackendInstance. Calls on GPUs do not end with a group's owner.
+  /// As that of BackendInstance.
   c10::DeviceType device = c10::kCPU;
+  /// Calls under way end within milliseconds of abort(), or of ClosesConnections::close(). Only such backends
+  /// have groups that end with an owner (group_owner.h), as in elastic runs.
+  bool ends_calls = false;
 };
 
 /// Returns the backend of that name. Throws: UsageError for an unknown name, naming the nearest and all, or

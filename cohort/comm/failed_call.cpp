@@ -84,15 +84,15 @@ bool GroupState::end_calls(ErrorCause cause, Ends ends) const {
 
 void GroupState::fail(const std::exception& error, const std::string& what, base::Deadline until,
                       std::optional<base::Deadline> own_time) {
-  const std::string words = base::concat(what, ": ", base::message_of(error));
-  mark_broken(words, until);
+  mark_broken(what, error, until);
   // The ranks at the ends of a broken connection of Gloo's notice it. Other ranks notice it once these ranks
   // close their connections.
   const ErrorCause cause = cause_of(error);
   if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(cause, Ends::kOfConnections);
   throw_if_ended();
   const auto hang_detector = registry->hang_detector();
-  if (hang_detector) hang_detector->failed(words);  // before the wait: other ranks wait for its table
+  // Before the wait: other ranks wait for its table.
+  if (hang_detector) hang_detector->failed(base::concat(what, ": ", base::message_of(error)));
   throw_if_ending(error);
   // Comparisons over the store say who is missing, and shm.
   const auto* const named = dynamic_cast<const NamesRanks*>(&error);
@@ -109,7 +109,7 @@ void fail_call(const Group& group, const std::exception& error, const std::strin
   const std::string named =
       base::concat(what, " of group '", state.name, "' (rank ", state.rank, "/", state.size, ")");
   // First, as the store is asked until then, and the end of the call may take as long.
-  if (!is_over()) state.mark_broken(base::concat(named, ": ", base::message_of(error)), until);
+  if (!is_over()) state.mark_broken(named, error, until);
   if (state.end_calls(cause_of(error)) && !base::poll_until(is_over, until)) {
     base::log_warning(base::concat("[comm.group] ", named, " continues after its deadline"));
   }
@@ -133,11 +133,12 @@ base::Deadline GroupState::end_of_failure(base::Deadline deadline) const {
   return end.sooner(failure_end_.end() < least.end() ? least : failure_end_);
 }
 
-void GroupState::mark_broken(const std::string& what, base::Deadline until) {
+void GroupState::mark_broken(const std::string& what, base::Deadline until, bool may_be_end) {
   {
     const std::lock_guard lock(mutex_);
     if (!broken_.empty()) return;
     broken_ = what;
+    may_be_end_ = may_be_end;
     failure_end_ = until;
   }
   try {

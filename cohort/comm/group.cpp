@@ -130,7 +130,7 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
   check_rank("first rank of the subgroup", ranks.front(), parent.size);
   check_rank("last rank of the subgroup", ranks.back(), parent.size);
   // Before ranks outside leave: they count this subgroup too.
-  const std::string child = base::concat(parent.name, ".", parent.subgroups.fetch_add(1));
+  const std::string number = base::concat(".", parent.subgroups.fetch_add(1));
   const auto place = std::find(ranks.begin(), ranks.end(), parent.rank);
   if (place == ranks.end()) return {};
   std::vector<int> job_ranks;
@@ -139,7 +139,8 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
   return Group(make_state({.store = parent.store,
                            .connections = parent.connections,
                            .prefix = parent.prefix,
-                           .name = child,
+                           .name = parent.name + number,
+                           .title = parent.title + number,
                            .job_ranks = std::move(job_ranks),
                            .rank = static_cast<int>(place - ranks.begin()),
                            .backend = options.backend.empty() ? parent.backend : options.backend,
@@ -385,6 +386,7 @@ BarrierResult run_barrier(GroupState& state, std::int64_t number, base::Deadline
 // Over the store and not over the backend: the store knows who came, and works in a group that is broken.
 void Group::barrier(CallOptions options) const {
   State& group_state = state();
+  group_state.check_owner();
   Signature signature("barrier", {});
   signature.number = group_state.barriers.fetch_add(1);
   // A barrier has a position, as every rank makes it: it shows who is behind.

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cohort/base/threads/deadline.h"
 
 namespace cohort::comm {
+
+struct GroupState;
 
 /// What a group belongs to, and ends with: the generation of an elastic run. Once it has ended, calls of the
 /// group and of its subgroups throw its error, and not what the backend says. It has calls that are under way
@@ -26,6 +29,32 @@ class GroupOwner {
                                      const std::string& /*where*/) {
     return nullptr;
   }
+  /// A call of the group, or a request to its store, begins on this thread. Throws: UsageError where the
+  /// owner allows none now.
+  virtual void check_call() const {}
+  /// c10d's process group was handed out, and may outlast `group`. An owner that ends keeps the latter until
+  /// then, as end_calls() needs it. Does not wait.
+  virtual void keep(std::shared_ptr<GroupState> /*group*/) {}
+  /// This thread waits for other ranks, in calls or in the store, until end_wait(). There may be such waits
+  /// within it.
+  virtual void begin_wait() {}
+  virtual void end_wait() {}
+};
+
+/// While it exists, its thread waits. Null: for a group without an owner.
+class OwnerWait {
+ public:
+  explicit OwnerWait(GroupOwner* owner) : owner_(owner) {
+    if (owner_ != nullptr) owner_->begin_wait();
+  }
+  ~OwnerWait() {
+    if (owner_ != nullptr) owner_->end_wait();
+  }
+  OwnerWait(const OwnerWait&) = delete;
+  OwnerWait& operator=(const OwnerWait&) = delete;
+
+ private:
+  GroupOwner* const owner_;
 };
 
 }  // namespace cohort::comm

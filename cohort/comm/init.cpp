@@ -293,7 +293,8 @@ Group make_agreed_group(const Job& job, const std::string& where, base::Deadline
   if (is_automatic) {
     choice = choose_backend({.cuda = device.device.is_cuda(),
                              .one_host = agreement.is_one_machine && job.world_size <= kMaxShmRanks,
-                             .device_reason = device.reason});
+                             .device_reason = device.reason,
+                             .ends_calls = made.owner != nullptr});
     made.backend = choice.backend;
   }
   // What listens need not be reached from elsewhere.
@@ -349,6 +350,7 @@ Group join_process_group(const StoreInitOptions& options) {
   return make_agreed_group(job, options.where, base::Deadline(options.timeout),
                            {.store = options.store,
                             .name = options.name,
+                            .title = options.title,
                             .job_ranks = all_ranks(job.world_size),
                             .rank = job.rank,
                             .backend = options.backend,

@@ -37,6 +37,7 @@ struct StoreInitOptions {
   std::string where = {};  ///< where the store is, for messages
   int rank = 0, size = 1;
   std::string name = "world";    ///< of the group
+  std::string title = {};        ///< of its rows on the timeline; empty: its name
   std::string backend = "auto";  ///< as in InitOptions
   std::string reach = {};  ///< a host that connections must reach, where ranks are on several; empty: any
   /// For the rendezvous, and for each collective that names no other.

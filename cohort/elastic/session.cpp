@@ -2,9 +2,20 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "cohort/comm/group_owner.h"
 #include "cohort/comm/init.h"
 
 namespace cohort::elastic {
+
+namespace {
+
+/// So that a process that is alone gets a group as those of a generation are: for tensors on the CPU.
+struct OwnerOfAlone : comm::GroupOwner {
+  std::exception_ptr end() const override { return nullptr; }
+  std::exception_ptr wait_for_end() const override { return nullptr; }
+};
+
+}  // namespace
 
 comm::Group Session::make_group(const GroupOptions& /*options*/) {
   throw UsageError("elastic.session", "this session makes no groups");
@@ -21,7 +32,8 @@ comm::Group make_group(const std::shared_ptr<Session>& session, const GroupOptio
                                    .where = "this process",
                                    .backend = options.backend,
                                    .timeout = timeout,
-                                   .check_consistency = options.check_consistency});
+                                   .check_consistency = options.check_consistency,
+                                   .owner = std::make_shared<OwnerOfAlone>()});
 }
 
 }  // namespace cohort::elastic

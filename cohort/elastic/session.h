@@ -155,8 +155,8 @@ class Session {
   /// generation: others may have made that group, and number the next one in another way.
   virtual comm::Group make_group(const GroupOptions& options);
   /// Returns a key-value store of this generation. Its requests throw GenerationEnded once the generation has
-  /// ended. A c10d::ProcessGroup that is made over it does not: what waits in its connections lasts until its
-  /// own timeout. make_group(...).process_group() is one that ends. Blocks, and throws: as make_group().
+  /// ended. A c10d::ProcessGroup over it does not end. make_group(...).process_group() does, by errors of its
+  /// backend: comm::fail_call() throws GenerationEnded for one. Blocks, and throws: as make_group().
   virtual c10::intrusive_ptr<c10d::Store> store();
   /// The state is being changed from here on: it is of no use to others until commit().
   virtual void begin_changes() = 0;

@@ -34,6 +34,7 @@
 #include "cohort/launch/internal/store_agent_group.h"
 #include "cohort/launch/read_options.h"
 #include "cohort/membership/net_store.h"
+#include "cohort/membership/run_settings.h"
 
 namespace cohort::launch {
 namespace {
@@ -211,6 +212,9 @@ int run_elastic(const RunOptions& options, const AgentParts& parts,
                                                   .host = own_host(options)};
   if (secret) store_options.secret = secret->for_ranks();
   store_options.tls = net::TlsOptions::of_process();  // as its ranks have
+  // Later than ranks give it up, as agents do with each other.
+  store_options.silence =
+      std::max(store_options.silence, 2 * membership::kAloneFactor * options.rendezvous.silence);
   const membership::NetStoreServer store(std::move(store_options));
   membership::MemberStatus status;
   status.store = store.address();

@@ -50,11 +50,12 @@ std::optional<std::int64_t> count_of(std::string_view text) {
 }
 
 net::NodeOptions node_options(const char* name, std::optional<base::Secret> secret,
-                              std::optional<net::TlsOptions> tls) {
+                              std::optional<net::TlsOptions> tls, std::chrono::milliseconds silence) {
   net::NodeOptions options;
   options.name = name;
   options.secret = std::move(secret);
   options.tls = std::move(tls);
+  options.silence = silence;
   options.shared_memory = false;  // its messages are short
   return options;
 }
@@ -251,7 +252,8 @@ class Server {
  public:
   explicit Server(NetStoreServerOptions options)
       : table_(std::make_shared<ServerTable>()),
-        node_(node_options("store", std::move(options.secret), std::move(options.tls)), table_),
+        node_(node_options("store", std::move(options.secret), std::move(options.tls), options.silence),
+              table_),
         address_(node_.listen(options.listen, options.host)) {}
 
   const std::string& address() const { return address_; }
@@ -268,8 +270,8 @@ class Client {
   explicit Client(NetStoreOptions options)
       : options_(std::move(options)),
         table_(std::make_shared<ClientTable>()),
-        node_(node_options("a client of the store", options_.secret, options_.tls), table_),
-        peer_(node_.connect(options_.address, base::Deadline(options_.timeout))) {}
+        node_(node_options("a client of the store", options_.secret, options_.tls, options_.silence), table_),
+        peer_(node_.connect(options_.address, options_.deadline.sooner(base::Deadline(options_.timeout)))) {}
   ~Client() { close(); }
 
   bool is_down() const { return table_->has_ended(); }

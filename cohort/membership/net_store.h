@@ -43,6 +43,8 @@ struct NetStoreServerOptions {
   std::string host = {};                    ///< by which others reach this one
   std::optional<base::Secret> secret = {};  ///< that ranks have (base::Secret::for_ranks())
   std::optional<net::TlsOptions> tls = {};
+  /// After so long without a sign of life a client is given up: 500 ms or more, and the next.
+  std::chrono::milliseconds silence{2'000};
 };
 
 /// Keeps what ranks leave. Keys "generation/G/..." belong to generation G. The first one of G + 1 ends all
@@ -68,7 +70,10 @@ struct NetStoreOptions {
   std::string address;  ///< NetStoreServer::address()
   std::optional<base::Secret> secret = {};
   std::optional<net::TlsOptions> tls = {};
-  std::chrono::milliseconds timeout{30'000};  ///< of the connection and of each request but wait()
+  std::chrono::milliseconds timeout{30'000};          ///< of the connection and of each request but wait()
+  base::Deadline deadline = base::Deadline::never();  ///< of the connection too
+  /// After so long without a sign of life the store is given up.
+  std::chrono::milliseconds silence{2'000};
 };
 
 /// A client of the store. A call is one request, also for several keys. The server answers wait() when all

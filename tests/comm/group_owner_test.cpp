@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -149,12 +150,13 @@ TEST(GroupOwnerTest, GroupsAreForTensorsOnTheCpu) {
                            "no call on a GPU could be");
   COHORT_EXPECT_THROW_WITH(automatic.groups[0].subgroup({0}, {.backend = "nccl"}), UsageError,
                            "calls of backend nccl cannot be ended");
-  OwnedGroups ranks;
-  std::thread other([&] {
-    COHORT_EXPECT_THROW_WITH(ranks.make(1, "nccl"), UsageError, "calls of backend nccl cannot be ended");
-  });
-  COHORT_EXPECT_THROW_WITH(ranks.make(0, "nccl"), UsageError, "calls of backend nccl cannot be ended");
-  other.join();
+  for (const std::string backend : {"nccl", "mpi"}) {
+    OwnedGroups ranks;
+    const std::string words = base::concat("calls of backend ", backend, " cannot be ended");
+    std::thread other([&] { COHORT_EXPECT_THROW_WITH(ranks.make(1, backend), UsageError, words); });
+    COHORT_EXPECT_THROW_WITH(ranks.make(0, backend), UsageError, words);
+    other.join();
+  }
 }
 
 // A time that a caller gives to one call is that call's own.
@@ -182,6 +184,20 @@ TEST(GroupOwnerTest, ItGivesUpRanksThatACallHasWaitedForUntilTheTimeoutOfTheGrou
   COHORT_EXPECT_THROW_WITH(ranks.groups[0].barrier({.timeout = milliseconds(1)}), TimeoutError, "rank 1");
   COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[0], milliseconds(20)), TimeoutError, "rank 1");
   EXPECT_TRUE(ranks.owners[0]->given_up.empty());
+}
+
+// The first one that is late ends both. Somebody waits for the other one, whose time is not over.
+TEST(GroupOwnerTest, OfTwoCallsTheSoonerDeadlineCounts) {
+  OwnedGroups ranks("shm");
+  GroupState& state = *ranks.groups[0].shared_state();
+  at::Tensor first = at::ones({100}), second = at::ones({100});
+  state.timeout = milliseconds(20);
+  Pending sooner = ranks.groups[0].all_reduce(first);
+  state.timeout = milliseconds(20'000);
+  Pending later = ranks.groups[0].all_reduce(second);
+  COHORT_EXPECT_THROW_WITH(later.wait(), EndOfOwner, "the owner has ended");
+  EXPECT_EQ(ranks.owners[0]->given_up, std::vector<int>{1});
+  COHORT_EXPECT_THROW_WITH(sooner.wait(), EndOfOwner, "the owner has ended");
 }
 
 struct DetectorOfTest : HangDetector {
@@ -212,16 +228,42 @@ TEST(GroupOwnerTest, AGroupThatHasLostAPeerWaitsForTheNewsOnce) {
   }
 }
 
+// A group may be used by several threads in turn, and the first one waits.
+TEST(GroupOwnerTest, ACallThatBeginsWhileAnotherOneWaitsForTheNewsWaitsToo) {
+  OwnedGroups ranks("shm");
+  OwnerOfTest& owner = *ranks.owners[0];
+  std::promise<void> news;
+  owner.on_wait = [&, has_come = news.get_future().share()] { has_come.wait(); };
+  const auto call = [&] {
+    COHORT_EXPECT_THROW_WITH(sum_ones(ranks.groups[0]), EndOfOwner, "the owner has ended");
+  };
+  GroupState& peer = *ranks.groups[1].shared_state();
+  peer.mark_broken("it is gone", base::Deadline(std::chrono::seconds(20)));
+  peer.end_calls(ErrorCause::kPeer);
+  std::thread first(call);
+  test::wait_until([&] { return owner.num_waits == 1; });
+  std::thread second(call);
+  test::wait_until([&] { return ranks.groups[0].shared_state()->calls_under_way == 2; });
+  owner.has_ended = true;
+  news.set_value();
+  first.join();
+  second.join();
+  EXPECT_EQ(owner.num_waits, 1);
+}
+
 // The others learn of it, and wait.
 TEST(GroupOwnerTest, ARankThatFailsByItselfDoesNotWaitForTheNews) {
   static std::once_flag is_registered;  // where the test is repeated
   std::call_once(is_registered, [&] {
-    register_backend("fails on rank 0", {.make = [](const BackendOptions& options) {
-                       if (options.rank == 0) throw SystemError("test", "no space left");
-                       BackendInstance made = make_backend("fake", options);
-                       made.is_distributed = true;
-                       return made;
-                     }});
+    register_backend("fails on rank 0", {.make =
+                                             [](const BackendOptions& options) {
+                                               if (options.rank == 0)
+                                                 throw SystemError("test", "no space left");
+                                               BackendInstance made = make_backend("fake", options);
+                                               made.is_distributed = true;
+                                               return made;
+                                             },
+                                         .ends_calls = true});
   });
   OwnedGroups ranks;
   std::thread other([&] {
@@ -231,6 +273,17 @@ TEST(GroupOwnerTest, ARankThatFailsByItselfDoesNotWaitForTheNews) {
   other.join();
   EXPECT_EQ(ranks.owners[0]->num_waits, 0);
   EXPECT_EQ(ranks.owners[1]->num_waits, 1);
+}
+
+// As those of generations, of which there may be hundreds.
+TEST(GroupOwnerTest, GroupsOfOneTitleShareTheRowsOfTheTimeline) {
+  const Group group = join_process_group({.store = c10::make_intrusive<c10d::HashStore>(),
+                                          .name = "generation 7 group 0",
+                                          .title = "group 0",
+                                          .backend = "fake"});
+  EXPECT_EQ(group.shared_state()->row_name(0), "group 0");
+  EXPECT_EQ(group.subgroup({0}).shared_state()->row_name(1), "group 0.0 (2)");
+  EXPECT_EQ(group.subgroup({0}).name(), "generation 7 group 0.1");
 }
 
 TEST(GroupOwnerTest, ARendezvousOverAStoreNamesWhoDidNotCome) {

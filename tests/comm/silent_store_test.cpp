@@ -180,6 +180,27 @@ TEST(DeadlineStoreTest, AStoreIsMadeByTheDeadlineOfTheCaller) {
   EXPECT_EQ(kept.use_count(), 1);
 }
 
+struct CountingStore : c10d::HashStore {
+  bool check(const std::vector<std::string>& keys) override {
+    ++num_checks;
+    return HashStore::check(keys);
+  }
+  std::atomic<int> num_checks{0};
+};
+
+// As LibTorch's own wait, whichever store it is.
+TEST(DeadlineStoreTest, ATimeoutOfZeroIsNoneWhereTheStoreIsAsked) {
+  const auto counting = c10::make_intrusive<CountingStore>();
+  const auto store = c10::make_intrusive<DeadlineStore>(counting, "the store of the test",
+                                                        DeadlineStore::Waiting::kByAsking);
+  std::thread waiter([&] { EXPECT_NO_THROW(store->wait({"key"}, c10d::Store::kNoTimeout)); });
+  wait_until([&] { return counting->num_checks > 1; });
+  store->set("key", "value");
+  waiter.join();
+  const StoreDeadline until(base::Deadline(milliseconds(2)));
+  COHORT_EXPECT_THROW_WITH(store->wait({"never"}, c10d::Store::kNoTimeout), TimeoutError, "");
+}
+
 TEST(DeadlineStoreTest, LeavesNothingInTheTimeline) {
   base::Timeline::start();
   const auto store =

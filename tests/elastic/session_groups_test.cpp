@@ -18,6 +18,7 @@
 
 #include "cohort/comm/backend.h"
 #include "cohort/comm/internal/group_state.h"
+#include "cohort/elastic/internal/net_slice_exchange.h"
 #include "cohort/elastic/run.h"
 #include "cohort/elastic/session.h"
 #include "cohort/parallel/virtual_ranks/text_gather.h"
@@ -193,6 +194,34 @@ TEST(ElasticSessionGroupsTest, AnExchangeThatWaitsThrowsWhenTheGenerationEnds) {
   EXPECT_LT(delays.percentile(0.5), 10 * test::kSlowdown);
 }
 
+// The user has c10d's group, and nothing else of it.
+TEST(ElasticSessionGroupsTest, AProcessGroupThatOutlivesItsGroupEndsWithTheGeneration) {
+  for (const char* const backend : {"shm", "gloo"}) {
+    SCOPED_TRACE(backend);
+    GroupRun run(2);
+    std::atomic<int> num_made{0};
+    std::atomic<Clock::time_point> decided{Clock::now()};
+    Delays delays;
+    run.start([&](Session& session, GenerationInfo info) {
+      const auto process_group = session.make_group({.backend = backend}).process_group();
+      ++num_made;
+      if (info.process == 0) {
+        std::vector<at::Tensor> ones{at::full({1000}, 1.0F)};
+        EXPECT_ANY_THROW(process_group->allreduce(ones)->wait());
+        delays.add(Clock::now() - decided.load());
+      } else {
+        test::wait_until([&] { return session.must_enter(); });
+      }
+      session.enter(0);
+    });
+    run.agents.wait_until([&] { return num_made == 2; });
+    decided = Clock::now();
+    run.agents.decide(run.ranks);
+    run.end(run.ranks);
+    EXPECT_LT(delays.percentile(0.5), 100 * test::kSlowdown);
+  }
+}
+
 // One of three processes does not come.
 TEST(ElasticSessionGroupsTest, TheMakingOfAGroupEndsWithTheGeneration) {
   for (const char* const backend : {"shm", "gloo"}) {
@@ -220,12 +249,14 @@ TEST(ElasticSessionGroupsTest, AProcessThatCannotMakeAGroupThrowsAtOnce) {
   const char* const name = "fails in process 0";
   static std::once_flag is_registered;  // where the test is repeated
   std::call_once(is_registered, [&] {
-    comm::register_backend(name, {.make = [](const comm::BackendOptions& options) {
-                             if (options.rank == 0) throw SystemError("test", "no space left");
-                             auto made = comm::backend_type("fake").make(options);
-                             made.is_distributed = true;
-                             return made;
-                           }});
+    comm::register_backend(name, {.make =
+                                      [](const comm::BackendOptions& options) {
+                                        if (options.rank == 0) throw SystemError("test", "no space left");
+                                        auto made = comm::backend_type("fake").make(options);
+                                        made.is_distributed = true;
+                                        return made;
+                                      },
+                                  .ends_calls = true});
   });
   GroupRun run(2);
   std::atomic<bool> has_failed{false};
@@ -322,6 +353,48 @@ TEST(ElasticSessionGroupsTest, APlannedChangeLetsAStepEnd) {
   run.ranks.push_back(&joining);
   run.agents.wait_until([&] { return num_ready == 2; });
   run.agents.decide(run.ranks, /*is_planned=*/true);
+  run.end(run.ranks);
+}
+
+// Where a process died then, no process would have the state any more.
+TEST(ElasticSessionGroupsTest, AGroupIsNotCalledWhileTheStateChanges) {
+  GroupRun run(1);
+  run.start([&](Session& session, GenerationInfo) {
+    const comm::Group group = session.make_group({});
+    const auto store = session.store();
+    session.begin_changes();
+    const std::string words = "after begin_changes() in generation 1";
+    COHORT_EXPECT_THROW_WITH(count_calls(group), UsageError, words);
+    COHORT_EXPECT_THROW_WITH(group.barrier(), UsageError, words);
+    COHORT_EXPECT_THROW_WITH(group.subgroup({0}), UsageError, words);
+    COHORT_EXPECT_THROW_WITH(store->check({"key"}), UsageError, words);
+    COHORT_EXPECT_THROW_WITH(session.make_group({}), UsageError, words);
+    session.commit(1);
+    EXPECT_EQ(count_calls(group), 1);
+    EXPECT_EQ(count_calls(session.make_group({})), 1) << "no attempt has failed";
+  });
+  run.end(run.ranks);
+}
+
+// A slow process is named by the time that each one works in a step.
+TEST(ElasticSessionGroupsTest, WaitsInAGroupAreNoWork) {
+  constexpr std::chrono::duration<double> kLate = milliseconds(60) * test::kSlowdown;
+  GroupRun run(2);
+  run.start([&](Session& session, GenerationInfo info) {
+    const comm::Group group = session.make_group({});
+    const auto exchange = std::dynamic_pointer_cast<NetSliceExchange>(session.exchange());
+    group.barrier();
+    session.commit(1);  // what came before is no part of the step
+    const base::Deadline works(kLate);
+    test::wait_until([&] { return info.process == 0 || works.expired(); });
+    EXPECT_EQ(count_calls(group), 2);
+    group.barrier();
+    session.commit(2);
+    parallel::all_gather_texts(exchange.get(), "the times of step 2");
+    const std::vector<double> seconds = exchange->end_step({});
+    EXPECT_LT(seconds[0], kLate.count());
+    EXPECT_GE(seconds[1], kLate.count());
+  });
   run.end(run.ranks);
 }
 
@@ -459,6 +532,7 @@ TEST(ElasticSessionGroupsTest, AGroupNeedsAGeneration) {
   COHORT_EXPECT_THROW_WITH(rank.session->make_group({}), UsageError, "in no generation");
   COHORT_EXPECT_THROW_WITH(rank.session->store(), UsageError, "in no generation");
   EXPECT_EQ(count_calls(make_group(nullptr)), 1) << "alone";
+  COHORT_EXPECT_THROW_WITH(make_group(nullptr, {.backend = "nccl"}), UsageError, "nccl cannot be ended");
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
 #include <memory>
 #include <random>
 #include <thread>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "cohort/membership/internal/store_message.h"
+#include "cohort/net/node.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/patience.h"
 #include "tests/support/throws.h"
@@ -170,6 +173,29 @@ TEST(NetStoreTest, TheStoresEndEndsCalls) {
   waiter.join();
   EXPECT_TRUE(client.is_down());
   COHORT_EXPECT_THROW_WITH(client.has("key"), CommError, "is gone");
+}
+
+// Holds its node's thread, as a busy host does.
+struct HeldServer : net::Handler {
+  void on_message(const std::shared_ptr<net::Peer>&, net::Message) override { may_continue.wait(); }
+  std::promise<void> release;
+  std::shared_future<void> may_continue = release.get_future().share();
+};
+
+TEST(NetStoreTest, AStoreThatIsSilentIsGivenUpAfterTheClientsSilence) {
+  const auto held = std::make_shared<HeldServer>();
+  net::NodeOptions held_node;
+  held_node.name = "a held server";
+  net::Node node(held_node, held);
+  NetStoreOptions options{.address = node.listen("127.0.0.1:0"), .silence = std::chrono::milliseconds(500)};
+  NetStore impatient(options);
+  options.silence = std::chrono::seconds(60);
+  NetStore patient(options);
+  const base::Deadline less_than_the_default(std::chrono::milliseconds(1'500));
+  COHORT_EXPECT_THROW_WITH(impatient.set("key", ""), CommError, "the store is gone");
+  EXPECT_FALSE(less_than_the_default.expired());
+  EXPECT_FALSE(patient.is_down());
+  held->release.set_value();
 }
 
 TEST(NetStoreTest, CloseEndsAWait) {

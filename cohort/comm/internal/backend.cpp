@@ -32,11 +32,11 @@ base::Registry<BackendType>& registry() {
   // It is made on first use: plugins register while statics are being made.
   static auto* instance = new base::Registry<BackendType>(
       "backend", "comm.group",
-      {{"gloo", {.make = make_gloo, .fit = fit_of_gloo}},
-       {"shm", {.make = make_shm, .fit = fit_of_shm}},
+      {{"gloo", {.make = make_gloo, .fit = fit_of_gloo, .ends_calls = true}},
+       {"shm", {.make = make_shm, .fit = fit_of_shm, .ends_calls = true}},
        {"nccl", {.make = make_nccl, .absent = nccl_absent, .fit = fit_of_nccl, .device = c10::kCUDA}},
        {"mpi", {.make = make_mpi, .absent = mpi_absent}},
-       {"fake", {.make = make_fake, .is_for_tests = true}}},
+       {"fake", {.make = make_fake, .is_for_tests = true, .ends_calls = true}}},
       {"auto"});
   return *instance;
 }
@@ -95,7 +95,7 @@ BackendChoice choose_backend(const BackendSituation& situation,
   std::string missing;
   for (const auto& [name, type] : all) {
     const BackendFit fit = type.fit ? type.fit(situation) : BackendFit{};
-    if (fit.preference == 0) continue;
+    if (fit.preference == 0 || (situation.ends_calls && !type.ends_calls)) continue;
     const std::string absence = absence_of(type);
     if (!absence.empty() && fit.preference > best_absent.preference) {
       best_absent = fit;

@@ -219,7 +219,8 @@ void DeadlineStore::wait(const Keys& keys) {
 void DeadlineStore::wait(const Keys& keys, const milliseconds& timeout) {
   if (waiting_ == Waiting::kByAsking) {
     // A wait within the store would delay all other requests until the key comes.
-    if (base::poll_until([&] { return check(keys); }, base::Deadline(timeout))) return;
+    const base::Deadline deadline = timeout == kNoTimeout ? base::Deadline::never() : base::Deadline(timeout);
+    if (base::poll_until([&] { return check(keys); }, deadline)) return;
     throw TimeoutError("comm.store",
                        base::concat("timed out: ", worker_->name, " has no '", keys.front(), "'"));
   }

@@ -28,6 +28,14 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have joined and may have died
 
+// A time that is over, a wrong call, and what failed on this rank alone are no signs of an owner's end that
+// is yet to come. Other words of a backend may be: it has many for a peer that is gone.
+bool may_come_of_end(const std::exception& error) {
+  const ErrorCause cause = cause_of(error);
+  const bool is_unknown = cause == ErrorCause::kOther && dynamic_cast<const Error*>(&error) == nullptr;
+  return cause == ErrorCause::kPeer || is_unknown;
+}
+
 }  // namespace
 
 StoreAdapter store_adapter_of(const GroupState& state) {
@@ -90,16 +98,28 @@ void GroupState::give_row(int row) {
 }
 
 std::string GroupState::row_name(int row) const {
-  return row == 0 ? name : base::concat(name, " (", row + 1, ")");
+  return row == 0 ? title : base::concat(title, " (", row + 1, ")");
 }
 
-void GroupState::check_usable() const {
-  throw_if_ended();
+// A call may begin while another one that has failed still waits for the news.
+void GroupState::check_usable() {
+  check_owner();
+  bool may_be_end = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_.empty()) return;
+    may_be_end = may_be_end_;
+  }
+  if (may_be_end) await_end();
   const std::lock_guard lock(mutex_);
-  if (broken_.empty()) return;
   throw CommError("comm.group",
                   base::concat("group '", name, "' failed before and cannot be used: ", broken_),
                   "end the process and resume from a checkpoint");
+}
+
+void GroupState::check_owner() const {
+  throw_if_ended();
+  if (owner != nullptr) owner->check_call();
 }
 
 void GroupState::throw_if_ended() const {
@@ -107,24 +127,42 @@ void GroupState::throw_if_ended() const {
   if (end != nullptr) std::rethrow_exception(end);
 }
 
-// A time that is over, a wrong call, and what failed on this rank alone are no signs of an end that is yet to
-// come. Other words of a backend may be: it has many for a peer that is gone.
 void GroupState::throw_if_ending(const std::exception& error) {
-  if (owner == nullptr) return;
-  const ErrorCause cause = cause_of(error);
-  const bool is_unknown = cause == ErrorCause::kOther && dynamic_cast<const Error*>(&error) == nullptr;
-  if (cause == ErrorCause::kPeer || is_unknown) {
-    std::call_once(end_awaited_, [&] { end_ = owner->wait_for_end(); });
-    if (end_ != nullptr) std::rethrow_exception(end_);
-  }
+  if (may_come_of_end(error)) await_end();
   throw_if_ended();
 }
 
+// Throws the end, if it has come.
+void GroupState::await_end() {
+  if (owner == nullptr) return;
+  std::call_once(end_awaited_, [&] { end_ = owner->wait_for_end(); });
+  if (end_ != nullptr) std::rethrow_exception(end_);
+}
+
+void GroupState::mark_broken(const std::string& what, const std::exception& error, base::Deadline until) {
+  mark_broken(base::concat(what, ": ", base::message_of(error)), until, may_come_of_end(error));
+}
+
+GroupState::OwnTime::OwnTime(GroupState& group, base::Deadline deadline) : group_(group) {
+  const std::lock_guard lock(group_.mutex_);
+  place_ = group_.own_deadlines_.insert(group_.own_deadlines_.end(), deadline);
+}
+
+GroupState::OwnTime::~OwnTime() {
+  const std::lock_guard lock(group_.mutex_);
+  group_.own_deadlines_.erase(place_);
+}
+
 // Without them the owner may continue, and this rank with it. Where no rank is silent, all make different
-// calls: they would do so again.
+// calls: they would do so again. The first call that is late ends all, and somebody may wait for a later one.
 void GroupState::give_up(const std::vector<int>& ranks, base::Deadline deadline,
                          const std::string& where) const {
-  if (owner == nullptr || ranks.empty() || !deadline.expired()) return;
+  if (owner == nullptr || ranks.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const base::Deadline& other : own_deadlines_) deadline = deadline.sooner(other);
+  }
+  if (!deadline.expired()) return;
   std::vector<int> ranks_of_job;
   for (const int silent : ranks) ranks_of_job.push_back(job_ranks[static_cast<std::size_t>(silent)]);
   if (const auto end = owner->give_up(ranks_of_job, deadline, where)) std::rethrow_exception(end);
@@ -261,6 +299,10 @@ base::Future<void> GroupState::enqueue(std::function<void()> task) {
 void GroupState::share_with_c10d() {
   // First: calls that are made from now on do not queue, so the queue only becomes shorter.
   is_shared_with_c10d_.store(true);
+  if (owner != nullptr) {
+    owner->keep(shared_from_this());
+    throw_if_ended();  // after keep(): where the owner ends between the two it ends the calls
+  }
   if (is_queue_empty()) return;
   wait_until_begun(base::Deadline(timeout), base::concat("process_group() of group '", name, "'"));
 }
@@ -335,7 +377,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   if (options.rank < 0 || options.rank >= size) {
     throw UsageError("comm.group", base::concat("rank is ", options.rank, ", expected 0 to ", size - 1));
   }
-  if (options.owner != nullptr && backend_type(options.backend).device != c10::kCPU) {
+  if (options.owner != nullptr && !backend_type(options.backend).ends_calls) {
     throw UsageError("comm.group",
                      base::concat("group '", options.name, "' ends with its owner, and calls of backend ",
                                   options.backend, " cannot be ended"),
@@ -344,6 +386,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   use_numeric_names();  // the store may be one that the caller has opened
   auto state = std::make_shared<GroupState>();
   state->name = options.name;
+  state->title = options.title.empty() ? options.name : options.title;
   state->backend = options.backend;
   state->rank = options.rank;
   state->size = size;

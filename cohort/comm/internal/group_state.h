@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -49,8 +50,9 @@ class GroupRegistry {
 /// Of this process, those that live.
 std::vector<std::shared_ptr<GroupRegistry>> all_group_registries();
 
-struct GroupState {
+struct GroupState : std::enable_shared_from_this<GroupState> {
   std::string name;
+  std::string title;  ///< of its rows on the timeline, which groups that follow each other may share
   std::string backend;
   int rank = 0;
   int size = 1;
@@ -95,7 +97,8 @@ struct GroupState {
   /// are waited for.
   void wait_until_begun(base::Deadline deadline, const std::string& for_whom) const;
   /// From now on calls are begun by their callers, after those that have been made: others, who have the
-  /// process group, begin calls between them. Blocks until those have begun, at most the group's timeout.
+  /// process group, begin calls between them. Its owner keeps the group until it ends. Blocks until those
+  /// have begun, at most the group's timeout. Throws: what the owner throws, where it has ended.
   void share_with_c10d();
   bool is_shared_with_c10d() const { return is_shared_with_c10d_.load(); }
   /// Counts a call that is over. `call` is a literal.
@@ -107,16 +110,33 @@ struct GroupState {
   /// "world", "world (2)": the name of a row.
   std::string row_name(int row) const;
   /// Marks the group as broken by `what`, once; others who ask the store learn of it, if it answers by then.
-  void mark_broken(const std::string& what, base::Deadline until);
+  void mark_broken(const std::string& what, base::Deadline until) { mark_broken(what, until, false); }
+  /// The same: `error` is what befell the call `what`.
+  void mark_broken(const std::string& what, const std::exception& error, base::Deadline until);
   /// Throws CommError with the first failure, if there was one; what its owner throws, where that has ended.
-  void check_usable() const;
+  /// Waits for the news of that as throw_if_ending(), where the failure may come of it.
+  void check_usable();
   /// Throws: what its owner throws, where that has ended.
   void throw_if_ended() const;
+  /// The same for a call that begins on this thread. Throws: UsageError where the owner allows none, too.
+  void check_owner() const;
   /// A call has failed. Throws: the same, also where the owner ends now, if `error` may come of its end. The
   /// first such call waits for that, and those that fail meanwhile wait with it. Later ones do not wait.
   void throw_if_ending(const std::exception& error);
-  /// Where the group's own time is over: the call `where` has waited for these ranks of the group. Throws:
-  /// what the owner makes of that, if anything.
+  /// While it exists a call is under way whose time is the group's own.
+  class OwnTime {
+   public:
+    OwnTime(GroupState& group, base::Deadline deadline);
+    ~OwnTime();
+    OwnTime(const OwnTime&) = delete;
+    OwnTime& operator=(const OwnTime&) = delete;
+
+   private:
+    GroupState& group_;
+    std::list<base::Deadline>::iterator place_;
+  };
+  /// The call `where` has waited for these ranks of the group, up to `deadline` or that of another call under
+  /// way, which ended both. Throws: where the group's own time is over, what the owner makes of that.
   void give_up(const std::vector<int>& ranks, base::Deadline deadline, const std::string& where) const;
   /// Throws: UsageError where the backend has no tensors of this kind of device.
   void check_carries(c10::Device device) const;
@@ -139,13 +159,18 @@ struct GroupState {
   base::Deadline end_of_failure(base::Deadline deadline) const;
 
  private:
+  void mark_broken(const std::string& what, base::Deadline until, bool may_be_end);
+  void await_end();
+
   mutable std::mutex mutex_;
   std::string broken_;
+  bool may_be_end_ = false;  // of the owner, that has broken it; set with broken_
   base::Deadline failure_end_ = base::Deadline::never();  // of the first one; set with broken_
   std::once_flag silence_asked_;
   Silence silence_;
   std::once_flag end_awaited_;
-  std::exception_ptr end_;  // that the owner told of then; null: none
+  std::exception_ptr end_;                   // that the owner told of then; null: none
+  std::list<base::Deadline> own_deadlines_;  // of calls under way
   std::map<std::string, CallCounters, std::less<>> counters_;
   std::vector<bool> rows_;
   // The tasks share it: the last one may be what holds the group, which goes within it.
@@ -185,6 +210,7 @@ struct StateOptions {
   std::shared_ptr<StoreConnections> connections = nullptr;
   std::string prefix = "";
   std::string name = "world";
+  std::string title = "";      ///< empty: as `name`
   std::vector<int> job_ranks;  ///< of each rank of the group
   int rank = 0;
   std::string backend;

@@ -74,6 +74,7 @@ PendingState::PendingState(std::shared_ptr<GroupState> of, const char* call, mil
   signature.call = call;
   if (timeout.count() < 0) reject(base::concat(call, ": timeout is ", timeout.count(), " ms"));
   group->check_usable();
+  if (is_groups_deadline && group->owner != nullptr) own_time.emplace(*group, deadline);
   if (base::Timeline::enabled()) row = group->take_row();
 }
 
@@ -140,6 +141,7 @@ void PendingState::begin(const CallDetails& details, const Body& body) {
   if (group->is_shared_with_c10d() || (!fingerprint && group->is_queue_empty())) {
     if (fingerprint) {
       const auto since = FlightEntry::Clock::now();
+      const OwnerWait waiting(group->owner.get());
       compare(*fingerprint);
       held += FlightEntry::Clock::now() - since;
     }
@@ -239,7 +241,7 @@ bool PendingState::is_on_gpu() const {
 void PendingState::end_work(c10d::Work& running, const std::exception& error, base::Deadline until) {
   if (is_on_gpu() || running.isCompleted()) return;
   // First, as the store is asked until then, and what follows may take longer.
-  group->mark_broken(base::concat(describe(), ": ", base::message_of(error)), until);
+  group->mark_broken(describe(), error, until);
   try {
     running.abort();
   } catch (const std::exception&) {  // it cannot
@@ -255,6 +257,7 @@ void PendingState::end_work(c10d::Work& running, const std::exception& error, ba
 
 void PendingState::finish() {
   const auto since = FlightEntry::Clock::now();
+  const OwnerWait waiting(group->owner.get());
   wait_until_begun();
   const WorkPtr running = work;
   group->flight.set(ticket, CallState::kWaiting);
@@ -271,6 +274,7 @@ void PendingState::finish() {
   for (auto& [view, copy] : returns) view.copy_(copy);
   returns.clear();
   held += FlightEntry::Clock::now() - since;
+  own_time.reset();
   group->flight.set(ticket, CallState::kDone);
   count();
 }

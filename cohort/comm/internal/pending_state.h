@@ -39,7 +39,8 @@ struct PendingState : std::enable_shared_from_this<PendingState> {
   } under_way;
   Signature signature;
   base::Deadline deadline;
-  const bool is_groups_deadline;  // and not one that the caller gave for this call
+  const bool is_groups_deadline;                // and not one that the caller gave for this call
+  std::optional<GroupState::OwnTime> own_time;  // until it is done, where the group has an owner
   std::vector<at::Tensor> tensors;
   std::vector<std::pair<at::Tensor, at::Tensor>> returns;  // (view, its contiguous copy)
   WorkPtr work;

@@ -24,6 +24,7 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/threads/wait_for_listener.h"
+#include "cohort/elastic/internal/store_client.h"
 #include "cohort/membership/net_store.h"
 #include "cohort/membership/run_settings.h"
 
@@ -74,31 +75,6 @@ std::string host_of(const std::string& address) {
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
   return host;
 }
-
-/// The client of the newest generation's store, which is mostly that of the generation before.
-class StoreClient {
- public:
-  explicit StoreClient(std::optional<base::Secret> secret) : secret_(std::move(secret)) {}
-
-  std::shared_ptr<membership::NetStore> at(const std::string& address) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (store_ != nullptr && address_ == address && !store_->is_down()) return store_;
-    }
-    auto store = std::make_shared<membership::NetStore>(membership::NetStoreOptions{
-        .address = address, .secret = secret_, .tls = net::TlsOptions::of_process(), .timeout = kStoreTime});
-    const std::lock_guard lock(mutex_);
-    address_ = address;
-    store_ = store;
-    return store;
-  }
-
- private:
-  const std::optional<base::Secret> secret_;
-  std::mutex mutex_;
-  std::string address_;
-  std::shared_ptr<membership::NetStore> store_;
-};
 
 /// An attempt to connect, which may outlast the generation that it began for.
 struct ConnectAttempt {
@@ -154,7 +130,7 @@ Connections::Connections(std::shared_ptr<ProcessInbox> inbox)
     : inbox_(std::move(inbox)),
       secret_(base::Secret::of_process()),
       silence_(link_silence_of_process()),
-      store_(std::make_shared<StoreClient>(secret_)),
+      store_(std::make_shared<StoreClient>(kStoreTime, silence_)),
       store_thread_({.name = "elastic addresses"}),
       pool_({.name = "elastic connect", .max_threads = 8}) {
   net::NodeOptions options;

@@ -27,18 +27,19 @@ std::vector<std::uint8_t> bytes_of_text(const std::string& text) {
 
 }  // namespace
 
-GenerationStore::GenerationStore(std::shared_ptr<membership::NetStore> client,
-                                 std::shared_ptr<comm::GroupOwner> owner, std::string prefix,
+GenerationStore::GenerationStore(Connect connect, std::shared_ptr<comm::GroupOwner> owner, std::string prefix,
                                  milliseconds timeout)
-    : Store(timeout), client_(std::move(client)), owner_(std::move(owner)), prefix_(std::move(prefix)) {}
+    : Store(timeout), connect_(std::move(connect)), owner_(std::move(owner)), prefix_(std::move(prefix)) {}
 
 // A store that fails is news of its agent's end, and so of the generation's.
 template <typename Body>
 auto GenerationStore::ask(Body body) {
   // The store keeps the keys for a while.
   if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
+  owner_->check_call();
+  const comm::OwnerWait waiting(owner_.get());
   try {
-    membership::NetStore client = client_->until(comm::StoreDeadline::current());
+    membership::NetStore client = connect_()->until(comm::StoreDeadline::current());
     return body(client);
   } catch (const TimeoutError&) {
     if (const std::exception_ptr end = owner_->end()) std::rethrow_exception(end);
@@ -48,6 +49,12 @@ auto GenerationStore::ask(Body body) {
   } catch (const membership::StaleGeneration& error) {
     if (const std::exception_ptr end = owner_->wait_for_end()) std::rethrow_exception(end);
     throw GenerationEnded("elastic.store", base::message_of(error), "Session::enter()");
+  } catch (const RendezvousError&) {  // of another link, in the time that the call has
+    const bool is_late = comm::StoreDeadline::current().expired();
+    if (const std::exception_ptr end = is_late ? owner_->end() : owner_->wait_for_end()) {
+      std::rethrow_exception(end);
+    }
+    throw;
   } catch (const CommError&) {
     if (const std::exception_ptr end = owner_->wait_for_end()) std::rethrow_exception(end);
     throw;
@@ -61,7 +68,7 @@ std::vector<std::string> GenerationStore::full_keys(const std::vector<std::strin
 }
 
 c10::intrusive_ptr<c10d::Store> GenerationStore::clone() {
-  return c10::make_intrusive<GenerationStore>(client_, owner_, prefix_, getTimeout());
+  return c10::make_intrusive<GenerationStore>(connect_, owner_, prefix_, getTimeout());
 }
 
 void GenerationStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -15,12 +16,15 @@ namespace cohort::elastic {
 /// The store of a generation, as c10d sees it. Its waits have the store's timeout; c10d's kNoTimeout, 0, is
 /// none. All requests end at comm's StoreDeadline of the calling thread, too. Ownership: shares the
 /// client, whose close() ends all requests. Threads: any; a request that waits delays no other one. Throws:
-/// what `owner` throws, where the generation has ended; TimeoutError; CommError where the store is gone.
+/// what `owner` throws, where the generation has ended; TimeoutError; CommError where the store is gone, or
+/// the link to it was lost; the next request has another link; RendezvousError where there is none.
 class GenerationStore : public c10d::Store {
  public:
+  /// Gives the client for a request. Throws: CommError; RendezvousError.
+  using Connect = std::function<std::shared_ptr<membership::NetStore>()>;
   /// `prefix`: of all keys, "generation/7/user/".
-  GenerationStore(std::shared_ptr<membership::NetStore> client, std::shared_ptr<comm::GroupOwner> owner,
-                  std::string prefix, std::chrono::milliseconds timeout);
+  GenerationStore(Connect connect, std::shared_ptr<comm::GroupOwner> owner, std::string prefix,
+                  std::chrono::milliseconds timeout);
 
   using Store::compareSet;
   using Store::set;
@@ -47,7 +51,7 @@ class GenerationStore : public c10d::Store {
   auto ask(Body body);
   std::vector<std::string> full_keys(const std::vector<std::string>& keys) const;
 
-  const std::shared_ptr<membership::NetStore> client_;
+  const Connect connect_;
   const std::shared_ptr<comm::GroupOwner> owner_;
   const std::string prefix_;
 };

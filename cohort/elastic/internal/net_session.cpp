@@ -134,8 +134,12 @@ GenerationScope& NetSession::scope(const char* wanted) {
                                             .process = info_.process,
                                             .num_processes = info_.num_processes,
                                             .store = inbox_->generation().store,
-                                            .timeout = options_.timeout});
+                                            .is_over_hosts = inbox_->generation().members.size() > 1,
+                                            .timeout = options_.timeout,
+                                            .exchange = exchange_});
+    scope_->set_changing(is_changing_);
   }
+  scope_->check_call();
   return *scope_;
 }
 
@@ -149,6 +153,7 @@ c10::intrusive_ptr<c10d::Store> NetSession::store() {
 
 void NetSession::begin_changes() {
   is_changing_ = true;
+  if (scope_ != nullptr) scope_->set_changing(true);
   if (region_ != nullptr) region_->mark_changing(committed_ + 1);
   base::reach_fault_point("changes");
 }
@@ -160,6 +165,7 @@ void NetSession::commit(std::uint64_t steps) {
     region_->commit(steps, state_to_keep());
   }
   is_changing_ = false;
+  if (scope_ != nullptr) scope_->set_changing(false);
   committed_ = steps;
   end_step();
   inbox_->set_committed(steps);

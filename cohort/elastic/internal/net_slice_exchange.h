@@ -50,6 +50,8 @@ class NetSliceExchange : public parallel::SliceExchange,
   Transfer all_gather(at::Tensor output, const at::Tensor& input) override;
   Transfer broadcast(at::Tensor bytes) override;
 
+  /// This process has waited so long for others outside of transfers, as in a group's call: that is no work.
+  void add_wait(std::chrono::nanoseconds time) { waited_ += time; }
   /// A step that has taken `time` is committed. Returns how many seconds each process has worked in the step
   /// before it, its waits in transfers left out; 0 where this is not known. What this process has worked goes
   /// with the bytes of the next step.
@@ -78,7 +80,7 @@ class NetSliceExchange : public parallel::SliceExchange,
   std::optional<base::Deadline::Clock::time_point> step_began_;
   std::map<std::uint64_t, std::shared_ptr<Operation>> pending_;
   std::map<std::pair<std::uint64_t, int>, Letter> early_;  // of operations that have not begun here
-  std::chrono::nanoseconds waited_{0};                     // in transfers of this step
+  std::chrono::nanoseconds waited_{0};                     // in this step
   std::vector<std::uint32_t> work_us_;                     // by process, of the step before
 };
 

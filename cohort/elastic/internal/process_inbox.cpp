@@ -190,11 +190,8 @@ bool ProcessInbox::wait_long(std::unique_lock<std::mutex>& lock, const std::func
                              base::Deadline deadline) {
   const base::Deadline short_wait(kLongWait);
   if (base::wait(changed_, lock, condition, deadline.sooner(short_wait))) return true;
-  const auto notify = [&](bool is_waiting) {
-    if (notify_long_wait_) notify_long_wait_(is_waiting);
-  };
-  notify(true);
-  const std::unique_ptr<void, std::function<void(void*)>> guard(this, [&](void*) { notify(false); });
+  tell_long_wait(true);
+  const std::unique_ptr<void, std::function<void(void*)>> guard(this, [&](void*) { tell_long_wait(false); });
   return base::wait(changed_, lock, condition, deadline);
 }
 

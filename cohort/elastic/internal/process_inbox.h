@@ -38,6 +38,10 @@ class ProcessInbox : public net::Handler {
   /// `tell` is called where this process has waited for others for a second, and when that wait has ended.
   /// Must not wait. Before anything waits.
   void on_long_wait(std::function<void(bool is_waiting)> notify) { notify_long_wait_ = std::move(notify); }
+  /// The same for a wait that is not in the inbox.
+  void tell_long_wait(bool is_waiting) const {
+    if (notify_long_wait_) notify_long_wait_(is_waiting);
+  }
 
   // What other threads put in.
 

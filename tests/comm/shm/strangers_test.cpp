@@ -159,6 +159,17 @@ TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsWaitedFor) {
   EXPECT_STREQ(words.data(), "token 1");
 }
 
+TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsNotWaitedForWhereAnotherOneHasFailed) {
+  MapStore kv_store;
+  const BusyListener busy(kv_store, 0);
+  kv_store.set("contact/2", kv_store.get("contact/0"));
+  kv_store.set("not made", "rank 2: no descriptors");
+  const base::Deadline waited(seconds(10));
+  COHORT_EXPECT_THROW_WITH(PeerConnections(kv_store, 1, 3, base::Deadline(seconds(20))), PeerError,
+                           "rank 2: no descriptors");
+  EXPECT_FALSE(waited.expired());
+}
+
 TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsNotTakenForDead) {
   MapStore kv_store;
   const BusyListener busy(kv_store, 1);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cohort/comm/internal/deadline_store.h"
+#include "cohort/elastic/internal/store_client.h"
 #include "cohort/elastic/session.h"
 #include "tests/support/throws.h"
 
@@ -38,8 +39,8 @@ struct StoreOfGeneration {
   std::shared_ptr<EndOfTest> owner = std::make_shared<EndOfTest>();
 
   c10::intrusive_ptr<c10d::Store> at(std::uint64_t generation, milliseconds timeout = milliseconds(20'000)) {
-    return c10::make_intrusive<GenerationStore>(client, owner, base::concat("generation/", generation, "/"),
-                                                timeout);
+    return c10::make_intrusive<GenerationStore>([this] { return client; }, owner,
+                                                base::concat("generation/", generation, "/"), timeout);
   }
 };
 
@@ -143,6 +144,32 @@ TEST(GenerationStoreTest, AfterTheEndNothingIsAskedOfTheStore) {
   COHORT_EXPECT_THROW_WITH(store->get("key"), GenerationEnded, "it has ended");
   COHORT_EXPECT_THROW_WITH(store->set("key", Bytes{2}), GenerationEnded, "it has ended");
   EXPECT_EQ(of_test.client->get("generation/7/key"), "\x01");
+}
+
+TEST(GenerationStoreTest, TheRequestAfterALostLinkHasAnotherOne) {
+  const membership::NetStoreServer server{{}};
+  StoreClient client(std::chrono::seconds(20), std::chrono::seconds(2));
+  const auto connect = [&] { return client.at(server.address()); };
+  const auto store = c10::make_intrusive<GenerationStore>(connect, std::make_shared<EndOfTest>(), "prefix/",
+                                                          std::chrono::seconds(20));
+  const auto before = connect();
+  EXPECT_EQ(connect(), before);
+  store->set("key", Bytes{1});
+  before->close();
+  EXPECT_EQ(store->get("key"), Bytes{1});
+  const auto after = connect();
+  EXPECT_NE(after, before);
+  client.close();
+  EXPECT_TRUE(after->is_down());
+  COHORT_EXPECT_THROW_WITH(store->get("key"), CommError, "was closed");
+}
+
+// A group's own timeout may be short, and a name server or a host that is gone takes long.
+TEST(GenerationStoreTest, AClientConnectsByTheDeadlineOfTheCall) {
+  StoreClient client(std::chrono::seconds(20), std::chrono::seconds(2));
+  const base::Deadline waited(std::chrono::seconds(10));
+  COHORT_EXPECT_THROW_WITH(client.at("127.0.0.1:1", base::Deadline(milliseconds(2))), RendezvousError, "");
+  EXPECT_FALSE(waited.expired());
 }
 
 TEST(GenerationStoreTest, AStoreThatFailsSaysThatTheGenerationHasEnded) {

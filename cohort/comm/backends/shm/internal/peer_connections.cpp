@@ -89,6 +89,7 @@ std::shared_ptr<const base::Fd> process_of(pid_t pid) {
   base::Fd opened = base::open_process(pid);
   if (!opened.is_open()) return nullptr;
   auto fd = std::make_shared<const base::Fd>(std::move(opened));
+  std::erase_if(known, [](const auto& process) { return process.second.expired(); });
   known[pid] = fd;
   return fd;
 }
@@ -191,10 +192,15 @@ PeerConnections::PeerConnections(KeyValueStore& kv_store, int rank, int size, ba
     const Contact& contact = contacts[static_cast<std::size_t>(peer)];
     base::Fd socket;
     int error = 0;
+    auto next_look = base::Deadline(kPeerLook);
     base::poll_until(
         [&] {
           socket = connect_to(contact.address);
           error = socket.is_open() ? 0 : errno;
+          if (error == EAGAIN && next_look.expired()) {
+            check_not_given_up(kv_store);
+            next_look = base::Deadline(kPeerLook);
+          }
           return error != EAGAIN;  // as many as it has room for stand before it
         },
         deadline);
