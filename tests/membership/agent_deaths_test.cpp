@@ -26,7 +26,8 @@ TEST(AgentDeathsTest, TheDeathOfTheOneThatDecidesIsSeenAtOnce) {
   ASSERT_TRUE(a.protocol.is_deciding());
   const std::uint64_t number = b.record().generation.number;
   network.kill("n1:1");
-  EXPECT_TRUE(network.run_until(milliseconds(50), [&] { return b.record().generation.number == number + 1; }));
+  EXPECT_TRUE(
+      network.run_until(milliseconds(50), [&] { return b.record().generation.number == number + 1; }));
   EXPECT_EQ(b.record().generation.cause, "agent 1 at n1:1 died");
   EXPECT_GT(b.record().generation.detect_ms, 0U);
   EXPECT_LE(b.record().generation.detect_ms, 150U) << "it answers each report";

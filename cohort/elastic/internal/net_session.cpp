@@ -23,6 +23,7 @@
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/timeline.h"
 #include "cohort/elastic/internal/arithmetic.h"
+#include "cohort/elastic/internal/hellos.h"
 
 namespace cohort::elastic {
 namespace {
@@ -35,38 +36,6 @@ using membership::Recovery;
 using Clock = base::Deadline::Clock;
 
 constexpr std::uint32_t kHelloChannel = 1;
-constexpr std::uint64_t kIsWhole = 1, kIsOfRun = 2;  // in the value of a hello
-
-// Which processes have the state that they say. One that is new to the run may have that of another run, with
-// more steps: where there are others it has a say only if it has their bits. Where all are new, those count
-// that have the bits of the first one.
-Recovery recovery_of(const Generation& generation, const std::map<int, Wire>& hellos) {
-  const auto is_whole_of_run = [](const Wire& wire) { return wire.value == (kIsWhole | kIsOfRun); };
-  const bool has_run =
-      std::ranges::any_of(hellos, [&](const auto& hello) { return is_whole_of_run(hello.second); });
-  std::map<std::uint64_t, std::uint64_t> hashes;  // by steps
-  for (const auto& [from, wire] : hellos) {
-    const bool is_trusted = has_run ? is_whole_of_run(wire) : (wire.value & kIsWhole) != 0;
-    if (is_trusted && wire.hash != 0) hashes.try_emplace(wire.number, wire.hash);
-  }
-  Recovery recovery(generation);
-  for (const auto& [from, wire] : hellos) {
-    const auto hash = hashes.find(wire.number);
-    const bool is_same = hash != hashes.end() && wire.hash == hash->second;
-    const bool is_known = hash == hashes.end() || wire.hash == 0 || is_same;
-    const bool counts = (wire.value & kIsWhole) != 0 && (is_whole_of_run(wire) ? is_known : is_same);
-    recovery.on_hello(from, counts ? std::optional(wire.number) : std::nullopt);
-  }
-  return recovery;
-}
-
-// The first one that is in the run; where all are new, the first one.
-int process_to_compute_as(const std::map<int, Wire>& hellos) {
-  for (const auto& [from, wire] : hellos) {
-    if ((wire.value & kIsOfRun) != 0) return from;
-  }
-  return hellos.begin()->first;
-}
 
 // Of a row of its own: a step that is made again is longer than what it is in on the thread's row.
 void mark_part(const char* part, Clock::time_point begin) {

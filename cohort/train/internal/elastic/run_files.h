@@ -14,18 +14,19 @@
 
 namespace cohort::train {
 
-/// What a fit writes to its run's folder, in order: nothing before the start counts, then the files are opened,
-/// and what was not written yet comes before what follows it.
+/// What a fit writes to its run's folder, in order: nothing before the start counts, then the files are
+/// opened, and what was not written yet comes before what follows it.
 ///
-/// In an elastic run any process may become the one that writes. One that was stopped while it wrote keeps the
-/// others out. Threads: one caller at a time.
+/// In an elastic run any process may become the one that writes. One that was stopped while it wrote keeps
+/// the others out. Threads: one caller at a time.
 class RunFiles {
  public:
   /// All must outlive this.
   RunFiles(RunSaver& saver, FitReports& reports, const FitProgress& progress)
       : saver_(saver), reports_(reports), progress_(progress) {}
 
-  /// The run is elastic. `folder`: empty where it saves nothing. All must outlive this. Throws: as RunWriter().
+  /// The run is elastic. `folder`: empty where it saves nothing. All must outlive this. Throws: as
+  /// RunWriter().
   void begin_elastic(const std::filesystem::path& folder, ElasticFit& fit, ElasticCoordinator& ranks,
                      std::int64_t num_virtual_ranks);
   /// This process is in a generation of an elastic run. Throws: as RunWriter::enter().
@@ -35,8 +36,8 @@ class RunFiles {
 
   /// The start counts: from here on a kill resumes from what it has written. Throws: as write().
   void open();
-  /// Calls `write`, after what had to be written before it. Returns whether it did; `lost` is what is not done
-  /// where it did not. Throws: as RunWriter::write().
+  /// Calls `write`, after what had to be written before it. Returns whether it did; `lost` is what is not
+  /// done where it did not. Throws: as RunWriter::write().
   bool write(const char* lost, const std::function<void()>& write);
   /// The same at the end of the run, where nobody would write it later. Throws: as RunWriter::write_last().
   void write_last(const char* lost, const std::function<void()>& write);
