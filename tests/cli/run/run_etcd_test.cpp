@@ -132,12 +132,15 @@ TEST_F(ElasticRunInEtcdTest, AFullEtcdEndsARunThatNeedsAnotherGeneration) {
                           "the store of the record has taken no other generation for 2000 ms"});
 
   const std::string deleted = ask_etcd(etcd, "/kv/deleterange", R"({"key":"L3g="})");
-  const std::string name = R"("revision":")";
-  const std::size_t begin = deleted.find(name) + name.size();
-  const std::string revision = deleted.substr(begin, deleted.find('"', begin) - begin);
-  ask_etcd(etcd, "/kv/compaction", R"({"revision":")" + revision + R"(","physical":true})");
+  const auto value_of = [&](const std::string& name) {
+    const std::string before = '"' + name + "\":\"";
+    const std::size_t begin = deleted.find(before) + before.size();
+    return deleted.substr(begin, deleted.find('"', begin) - begin);
+  };
+  ask_etcd(etcd, "/kv/compaction", R"({"physical":true,"revision":")" + value_of("revision") + "\"}");
   ask_etcd(etcd, "/maintenance/defragment", "{}");
-  ask_etcd(etcd, "/maintenance/alarm", R"({"action":"DEACTIVATE","alarm":"NOSPACE"})");
+  ask_etcd(etcd, "/maintenance/alarm",
+           R"({"action":"DEACTIVATE","alarm":"NOSPACE","memberID":")" + value_of("member_id") + "\"}");
   // The record says that a run continues whose agents are gone: the same command ends it, and then begins.
   Job third = agent(flags);
   EXPECT_EQ(third.wait(), 1);

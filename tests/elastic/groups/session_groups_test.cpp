@@ -30,7 +30,8 @@ using comm::ConsistencyCheck;
 using test::count_calls;
 using test::empty_state;
 using test::GroupRun;
-using GroupRank = test::PlayedAgents::Rank;
+using test::PlayedAgents;
+using GroupRank = PlayedAgents::Rank;
 using std::chrono::milliseconds;
 
 // One of three processes does not come.
