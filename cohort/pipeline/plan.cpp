@@ -93,31 +93,37 @@ std::vector<Action> actions_of(const Plan& plan, const ScheduleType& schedule, i
   return writer.take();
 }
 
+// Each call of a pipeline makes a plan: a text is made only where it is thrown.
 void check(const PlanOptions& options, const ScheduleType& schedule) {
-  const auto expect = [](bool right, const std::string& what, const char* hint = "") {
-    if (!right) throw UsageError(kWherePlan, what, hint);
+  const auto expect = [](bool right, const char* hint, const auto&... text) {
+    if (!right) throw UsageError(kWherePlan, concat(text...), hint);
   };
-  expect(options.num_stages > 0, concat("got ", options.num_stages, " stages, expected at least 1"));
-  expect(options.num_micro_batches > 0,
-         concat("got ", options.num_micro_batches, " micro-batches, expected at least 1"));
-  expect(options.num_placements > 0,
-         concat("got ", options.num_placements, " placements, expected at least 1"));
+  expect(options.num_stages > 0, "", "got ", options.num_stages, " stages, expected at least 1");
+  expect(options.num_micro_batches > 0, "", "got ", options.num_micro_batches,
+         " micro-batches, expected at least 1");
+  expect(options.num_placements > 0, "", "got ", options.num_placements, " placements, expected at least 1");
   expect(options.num_stages % options.num_placements == 0,
-         concat("got ", options.num_stages, " stages on ", options.num_placements,
-                " placements, expected as many stages on each"),
-         "a number of stages that the number of placements divides");
+         "a number of stages that the number of placements divides", "got ", options.num_stages,
+         " stages on ", options.num_placements, " placements, expected as many stages on each");
   const int chunks = options.num_stages / options.num_placements;
-  const auto expect_stages = [&](bool right, const std::string& number, const char* hint) {
-    expect(right,
-           concat("schedule ", to_string(options.schedule), " got ", options.num_stages, " stages on ",
-                  options.num_placements, " placements, expected ", number, " on each"),
-           hint);
+  const auto expect_stages = [&](bool right, const char* hint, const auto&... number) {
+    if (right) return;
+    expect(false, hint, "schedule ", to_string(options.schedule), " got ", options.num_stages, " stages on ",
+           options.num_placements, " placements, expected ", number..., " on each");
   };
   const int most = schedule.max_stages, least = schedule.min_stages;
-  expect_stages(most == 0 || chunks <= most, most == 1 ? "one" : concat("at most ", most),
-                "interleaved_1f1b for several stages on each placement");
-  expect_stages(chunks >= least, least == 2 ? "two or more" : concat("at least ", least),
-                "1f1b for one stage on each placement");
+  const char* const one_hint = "interleaved_1f1b for several stages on each placement";
+  if (most == 1) {
+    expect_stages(chunks <= most, one_hint, "one");
+  } else {
+    expect_stages(most == 0 || chunks <= most, one_hint, "at most ", most);
+  }
+  const char* const many_hint = "1f1b for one stage on each placement";
+  if (least == 2) {
+    expect_stages(chunks >= least, many_hint, "two or more");
+  } else {
+    expect_stages(chunks >= least, many_hint, "at least ", least);
+  }
 }
 
 Plan part(const Plan& plan, bool forward) {
