@@ -106,23 +106,18 @@ void check(const PlanOptions& options, const ScheduleType& schedule) {
          "a number of stages that the number of placements divides", "got ", options.num_stages,
          " stages on ", options.num_placements, " placements, expected as many stages on each");
   const int chunks = options.num_stages / options.num_placements;
-  const auto expect_stages = [&](bool right, const char* hint, const auto&... number) {
-    if (right) return;
+  const auto reject_stages = [&](const std::string& number, const char* hint) {
     expect(false, hint, "schedule ", to_string(options.schedule), " got ", options.num_stages, " stages on ",
-           options.num_placements, " placements, expected ", number..., " on each");
+           options.num_placements, " placements, expected ", number, " on each");
   };
   const int most = schedule.max_stages, least = schedule.min_stages;
-  const char* const one_hint = "interleaved_1f1b for several stages on each placement";
-  if (most == 1) {
-    expect_stages(chunks <= most, one_hint, "one");
-  } else {
-    expect_stages(most == 0 || chunks <= most, one_hint, "at most ", most);
+  if (most != 0 && chunks > most) {
+    reject_stages(most == 1 ? "one" : concat("at most ", most),
+                  "interleaved_1f1b for several stages on each placement");
   }
-  const char* const many_hint = "1f1b for one stage on each placement";
-  if (least == 2) {
-    expect_stages(chunks >= least, many_hint, "two or more");
-  } else {
-    expect_stages(chunks >= least, many_hint, "at least ", least);
+  if (chunks < least) {
+    reject_stages(least == 2 ? "two or more" : concat("at least ", least),
+                  "1f1b for one stage on each placement");
   }
 }
 
