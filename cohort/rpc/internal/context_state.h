@@ -90,15 +90,9 @@ class ContextState {
   /// error of one that has failed.
   Backward current_backward() const;
 
-  using OnFailure = BackwardFailures::OnFailure;
   /// The backward with this number has failed, here or elsewhere. The first error counts. No further part of
-  /// the backward runs here, and what on_failure() got is called.
+  /// the backward runs here, and what BackwardFailures::on_failure() got is called.
   void fail(std::uint64_t backward, const std::exception_ptr& error) { failures_->fail(backward, error); }
-  /// Has `fn` called if the backward fails: by the thread that says so, or by this one at once where it has
-  /// failed.
-  BackwardFailures::Key on_failure(std::uint64_t backward, OnFailure fn) {
-    return failures_->on_failure(backward, std::move(fn));
-  }
   const std::shared_ptr<BackwardFailures>& failures() const { return failures_; }
 
   /// Adds what an answer says of the backward with this number.

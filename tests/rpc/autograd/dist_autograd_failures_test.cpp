@@ -125,7 +125,7 @@ struct NotesNumber : torch::autograd::Function<NotesNumber> {
 
 std::string error_of_first_backward(ContextState& context) {
   std::string text;
-  context.on_failure(1, [&](const std::exception_ptr& error) {
+  context.failures()->on_failure(1, [&](const std::exception_ptr& error) {
     text = base::concat(describe_exception(error).type, " ", describe_exception(error).text);
   });
   return text;
@@ -239,8 +239,8 @@ TEST_F(DistAutogradFailuresTest, NoPartOfABackwardThatHasFailedBegins) {
   ContextState context(ContextId{0, 1}, 1, {});
   const auto error_of = [](const char* text) { return std::make_exception_ptr(NumericError("test", text)); };
   int num_failures = 0;
-  context.on_failure(2, [&](const std::exception_ptr&) { ++num_failures; });
-  context.on_failure(3, [&](const std::exception_ptr&) { num_failures += 10; });
+  context.failures()->on_failure(2, [&](const std::exception_ptr&) { ++num_failures; });
+  context.failures()->on_failure(3, [&](const std::exception_ptr&) { num_failures += 10; });
   context.fail(2, error_of("the first error"));
   context.fail(2, error_of("the second error"));
   EXPECT_EQ(num_failures, 1);

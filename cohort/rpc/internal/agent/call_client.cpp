@@ -418,13 +418,12 @@ base::Future<Encoded> CallClient::send_gradients(const std::string& worker, std:
   out.number(backward.keep_graph);
   out.append(encode_gradients(gradients));
   const BegunCall call = begin(Target(worker), kBackwardPart, out.take());
-  const BackwardFailures::Key failure = context->on_failure(backward.number, giving_up(call.id));
+  BackwardFailures::on_failure_until(call.result, context->failures(), backward.number, giving_up(call.id));
   const auto of_arguments =
       std::make_shared<base::Promise<Encoded>>("the gradients of a call's arguments", helper_of(worker));
-  call.result.on_ready([answer = call.result, of_arguments, number = backward.number, failure,
+  call.result.on_ready([answer = call.result, of_arguments, number = backward.number,
                         context = std::weak_ptr(context)]() mutable {
     const auto known = context.lock();
-    if (known != nullptr) known->failures()->remove(failure);
     of_arguments->run([&] {
       try {
         const Encoded encoded = answer.get(base::Deadline::never());
