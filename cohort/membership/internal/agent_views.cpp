@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/membership/internal/lost_state.h"
+
 namespace cohort::membership {
 namespace {
 
@@ -16,8 +18,8 @@ using Place = std::pair<std::string_view, PlaceKind>;  // by incarnation
 std::set<Place> places_of(const RendezvousRecord& record) {
   std::set<Place> places;
   for (const MemberInfo& agent : record.waiting) {
-    const bool is_holder = std::ranges::find(record.holders, agent.id) != record.holders.end();
-    places.emplace(agent.incarnation, is_holder ? PlaceKind::kWaitingHolder : PlaceKind::kWaiting);
+    places.emplace(agent.incarnation,
+                   is_in(record.holders, agent.id) ? PlaceKind::kWaitingHolder : PlaceKind::kWaiting);
   }
   for (const MemberInfo& agent : record.spares) places.emplace(agent.incarnation, PlaceKind::kSpare);
   return places;
