@@ -12,7 +12,6 @@
 #include "cohort/elastic/internal/generation_scope.h"
 
 #include <algorithm>
-#include <functional>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
@@ -179,11 +178,7 @@ auto GenerationScope::run_until_end(const char* what, Body body) {
   result.on_ready([inbox = inbox_] { inbox->post([] {}); });
   std::vector<int> all;
   for (int process = 0; process < place_.num_processes; ++process) all.push_back(process);
-  const auto began = base::Deadline::Clock::now();
-  const std::unique_ptr<void, std::function<void(void*)>> guard(this, [&](void*) {
-    const auto exchange = place_.exchange.lock();
-    if (exchange != nullptr) exchange->add_wait(base::Deadline::Clock::now() - began);
-  });
+  const comm::OwnerWait waiting(this);
   // The body has a deadline of its own, and says more than that it is late.
   inbox_->wait([&] { return result.ready(); }, {.generation = place_.generation,
                                                 .is_in_step = true,
