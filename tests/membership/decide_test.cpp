@@ -392,14 +392,22 @@ TEST(DecideTest, WhileNoAgentThatHasTheStateIsHeardNothingIsDecided) {
   EXPECT_EQ(run.record.state, RunState::kFailed);
 }
 
-// It is heard all the time, and hears of nothing.
-TEST(DecideTest, AnAgentThatHasTheStateAndHearsOfNoGenerationIsNotWaitedForWithoutEnd) {
+void has_no_state(Report& report) {
+  report.recovered = 0;
+}
+// "b" has the state, and "a" joins it.
+Rendezvous run_that_one_joins() {
   Rendezvous run(1, 2);
   run.record.settings.is_embedded = false;
   run.form({"b"});
-  const auto has_no_state = [](Report& report) { report.recovered = 0; };
   run.hear("a", has_no_state);
   run.step();
+  return run;
+}
+
+// It is heard all the time, and hears of nothing.
+TEST(DecideTest, AnAgentThatHasTheStateAndHearsOfNoGenerationIsNotWaitedForWithoutEnd) {
+  Rendezvous run = run_that_one_joins();
   ASSERT_EQ(run.members(), (Names{"b", "a"}));
   for (const seconds time : {seconds(3), std::chrono::duration_cast<seconds>(run.settings.join_timeout)}) {
     EXPECT_EQ(run.record.state, RunState::kRunning);
@@ -414,12 +422,7 @@ TEST(DecideTest, AnAgentThatHasTheStateAndHearsOfNoGenerationIsNotWaitedForWitho
 
 // The host of an agent that was given notice may go before its ranks have left.
 TEST(DecideTest, AnAgentThatLeavesWithTheStateAndIsNotHeardAnyMoreIsNotWaitedForWithoutEnd) {
-  Rendezvous run(1, 2);
-  run.record.settings.is_embedded = false;
-  run.form({"b"});
-  const auto has_no_state = [](Report& report) { report.recovered = 0; };
-  run.hear("a", has_no_state);
-  run.step();
+  Rendezvous run = run_that_one_joins();
   ASSERT_EQ(run.members(), (Names{"b", "a"}));
   run.hear("a", has_no_state);
   run.hear("b", [](Report& report) {
@@ -453,11 +456,7 @@ TEST(DecideTest, WhereAllMembersLeaveTheRunEnds) {
 }
 
 TEST(DecideTest, WhoHasJustGotTheStateHasIt) {
-  Rendezvous run(1, 2);
-  run.record.settings.is_embedded = false;
-  run.form({"b"});
-  run.hear("a", [](Report& report) { report.recovered = 0; });
-  run.step();
+  Rendezvous run = run_that_one_joins();
   ASSERT_EQ(run.members(), (Names{"b", "a"}));
   run.hear(
       "a");  // its ranks have begun a step, and the one that had the state dies before the record says so

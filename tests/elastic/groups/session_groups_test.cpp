@@ -266,17 +266,16 @@ TEST(ElasticSessionGroupsTest, AGroupMayOutlastItsSessionAndThenAllOfItGoes) {
 
 // elastic::run makes the group again.
 TEST(ElasticSessionGroupsTest, TheExampleInTheHeaderRuns) {
-  PlayedAgents agents;
-  std::vector<GroupRank*> ranks{&agents.add(), &agents.add()};
+  GroupRun run(2);
   std::atomic<int> num_steps{0};
-  for (GroupRank* const rank : ranks) {
-    agents.start(*rank, [&, session = rank->session](Session&) {
+  for (GroupRank* const rank : run.ranks) {
+    run.agents.start(*rank, [&, session = rank->session](Session&) {
       RunOptions options;
       options.session = session;
       options.total_steps = 3;
       comm::Group group;
       options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };
-      run(options, empty_state(), [&](StepContext& context) {
+      elastic::run(options, empty_state(), [&](StepContext& context) {
         at::Tensor loss = at::full({1}, 1.0F);
         if (context.step() == 1 && context.info().generation == 1) {
           ++num_steps;
@@ -288,13 +287,11 @@ TEST(ElasticSessionGroupsTest, TheExampleInTheHeaderRuns) {
       });
     });
   }
-  agents.wait_until_ready();
-  agents.decide(ranks);
-  agents.wait_until([&] { return num_steps == 2; });
-  agents.decide(ranks);
-  agents.wait_until([&] { return ranks[0]->status.is_finished && ranks[1]->status.is_finished; });
-  agents.end_run();
-  for (GroupRank* const rank : ranks) agents.join(*rank);
+  run.agents.wait_until_ready();
+  run.agents.decide(run.ranks);
+  run.agents.wait_until([&] { return num_steps == 2; });
+  run.agents.decide(run.ranks);
+  run.end(run.ranks);
   std::vector<std::string> example;
   for (const std::string& line : test::example_of("elastic/session.h")) {
     if (line.find("group") != std::string::npos) example.push_back(line);
@@ -307,19 +304,17 @@ TEST(ElasticSessionGroupsTest, TheExampleInTheHeaderRuns) {
 
 // Process 1 drops the last step, and gets its state from process 0, which only waits for the end of the run.
 TEST(ElasticSessionGroupsTest, AProcessThatEntersAfterTheLastStepMakesNoGroup) {
-  PlayedAgents agents;
-  std::vector<GroupRank*> ranks;
-  for (int i = 0; i < 2; ++i) ranks.push_back(&agents.add({.timeout = milliseconds(20'000)}));
+  GroupRun run(2);
   std::atomic<std::uint64_t> committed{0};  // by process 0
-  for (GroupRank* const rank : ranks) {
-    agents.start(*rank, [&, session = rank->session](Session&) {
+  for (GroupRank* const rank : run.ranks) {
+    run.agents.start(*rank, [&, session = rank->session](Session&) {
       RunOptions options;
       options.session = session;
       options.total_steps = 2;
       comm::Group group;
       options.on_enter = [&](const elastic::GenerationInfo&) { group = elastic::make_group(session); };
       options.on_commit = [&](const elastic::GenerationInfo& info) { committed = info.steps; };
-      const auto last = run(options, empty_state(), [&](StepContext& context) {
+      const auto last = elastic::run(options, empty_state(), [&](StepContext& context) {
         EXPECT_EQ(count_calls(group), 2);
         if (context.step() == 1 && context.info().process == 1) {
           test::wait_until([&] { return committed == 2; });
@@ -330,13 +325,11 @@ TEST(ElasticSessionGroupsTest, AProcessThatEntersAfterTheLastStepMakesNoGroup) {
       EXPECT_EQ(last.value().steps, 2U);
     });
   }
-  agents.wait_until_ready();
-  agents.decide(ranks);
-  agents.wait_until([&] { return ranks[0]->status.is_finished; });
-  agents.decide(ranks);
-  agents.wait_until([&] { return ranks[0]->status.is_finished && ranks[1]->status.is_finished; });
-  agents.end_run();
-  for (GroupRank* const rank : ranks) agents.join(*rank);
+  run.agents.wait_until_ready();
+  run.agents.decide(run.ranks);
+  run.agents.wait_until([&] { return run.ranks[0]->status.is_finished; });
+  run.agents.decide(run.ranks);
+  run.end(run.ranks);
 }
 
 TEST(ElasticSessionGroupsTest, AGroupNeedsAGeneration) {
