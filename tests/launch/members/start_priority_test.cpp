@@ -2,22 +2,19 @@
 
 #include <gtest/gtest.h>
 #include <linux/capability.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <iterator>
+#include <iostream>
 #include <set>
 #include <string>
 #include <thread>
 
 #include "cohort/base/error.h"
-#include "tests/support/comes_true.h"
+#include "tests/support/processes.h"
 
 namespace cohort::launch {
 namespace {
@@ -26,49 +23,37 @@ int own_priority() {
   return ::getpriority(PRIO_PROCESS, 0);
 }
 
-// Of all threads of a process.
+// Of all threads of a process, which has two or more.
 std::set<int> priorities_of(pid_t process) {
   std::set<int> all;
+  int num_threads = 0;
   for (const auto& entry : std::filesystem::directory_iterator(base::concat("/proc/", process, "/task"))) {
     all.insert(::getpriority(PRIO_PROCESS, static_cast<id_t>(std::stoi(entry.path().filename().string()))));
+    ++num_threads;
   }
+  EXPECT_GE(num_threads, 2);
   return all;
 }
 
-// A process with a thread beside its first one, in a group of its own.
-class TwoThreads {
- public:
-  TwoThreads() : pid_(::fork()) {
-    if (pid_ != 0) return;
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    ::setpgid(0, 0);
-    std::thread([] { ::pause(); }).detach();
+// What the child process does: it has a process group of its own, and a thread beside its first one.
+TEST(StartPriorityChild, DISABLED_Process) {
+  ::setpgid(0, 0);
+  std::thread([] {
+    std::cout << "process " << ::getpid() << " has two threads" << std::endl;
     ::pause();
-    ::_exit(0);
-  }
-  ~TwoThreads() {
-    ::kill(pid_, SIGKILL);
-    test::wait_until([&] { return ::waitpid(pid_, nullptr, WNOHANG) == pid_; });
-  }
-  pid_t pid() const { return pid_; }
-  bool is_there() const {
-    const std::filesystem::path tasks = base::concat("/proc/", pid_, "/task");
-    return ::getpgid(pid_) == pid_ && std::distance(std::filesystem::directory_iterator(tasks),
-                                                    std::filesystem::directory_iterator()) == 2;
-  }
-
- private:
-  const pid_t pid_;
-};
+  }).join();
+}
 
 TEST(StartPriorityTest, AllThreadsOfAProcessHaveALowerPriorityWhileItStarts) {
-  const TwoThreads process;
-  test::wait_until([&] { return process.is_there(); });
+  test::RankProcesses processes("StartPriorityChild", 1);
+  processes.wait_for(0, " has two threads");
+  const std::string output = processes.output(0), before = "process ";
+  const pid_t process = std::stoi(output.substr(output.rfind(before) + before.size()));
   const int own = own_priority(), lower = may_restore_priority() ? std::min(own + 10, 19) : own;
-  lower_priority(process.pid());
-  EXPECT_EQ(priorities_of(process.pid()), std::set{lower});
-  restore_priority(process.pid());
-  EXPECT_EQ(priorities_of(process.pid()), std::set{own});
+  lower_priority(process);
+  EXPECT_EQ(priorities_of(process), std::set{lower});
+  restore_priority(process);
+  EXPECT_EQ(priorities_of(process), std::set{own});
 }
 
 // What a process without the capability lowers stays low.
